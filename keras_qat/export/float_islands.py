@@ -12,10 +12,11 @@ from tensorflow.lite.python.convert_phase import ConverterError
 
 from keras_qat.frontend.graph import Value
 from keras_qat.frontend.keras2.layer_names import named_by_attributes
+from keras_qat.frontend.masks import Masks
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.integer_graph.float_nodes import compute_in_float, weight_scales
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.masks import Masks, read_for_masks
+from keras_qat.integer_graph.masks import read_for_masks
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import unpack

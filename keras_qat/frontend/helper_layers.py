@@ -18,6 +18,21 @@ class SameShape(keras.layers.Layer):
 
 
 @register
+class CarryMask(SameShape):
+    """Passes its input on with the Keras mask that it is given: `CarryMask()(x, mask=mask)`.
+
+    For layers, losses and metrics that read the mask of a tensor that operations compute.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def call(self, inputs: Any, mask: Any = None) -> Any:
+        return tf.identity(inputs)
+
+
+@register
 class Contract(keras.layers.Layer):
     """Contracts two tensors along shared axes, like `tf.einsum` of two tensors.
 

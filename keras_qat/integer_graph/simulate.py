@@ -147,7 +147,7 @@ def run_examples(
         values = np.concatenate(parts) if has_examples else parts[0]
         return values if tensor.params is None else Codes(values, tensor.params)
 
-    in_float = [node.call.name.removeprefix(PREFIX) for node in graph.nodes if node.op is None]
+    in_float = [node.call.name.removeprefix(PREFIX) for node in graph.nodes if node.in_float]
     return Simulation(
         family.name,
         ByName({name: joined(parts, graph.outputs[name]) for name, parts in outputs.items()}),

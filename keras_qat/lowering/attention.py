@@ -10,14 +10,24 @@ from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.helper_layers import Contract, MaskScores, Regularize
 from keras_qat.frontend.keras2.backend import attention_parts, layers
 from keras_qat.frontend.keras2.layers_and_models import clone
+from keras_qat.frontend.keras2.trace_layer import CannotOpen
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
+from keras_qat.lowering.mask_tensors import MaskTensors
 
 
-def split_multi_head_attention(call: Call, context: LoweringContext) -> list[Call]:
+def split_multi_head_attention(
+    call: Call, context: LoweringContext, masks: MaskTensors | None = None
+) -> list[Call]:
     """Lowers MultiHeadAttention to projections, products, masks and a softmax.
 
-    It stays whole with a mask from Keras or a constant mask, or with attention over several axes.
+    It stays whole with a constant mask, with attention over several axes, or if its inputs carry
+    masks, but none are given.
+
+    Args:
+        call: the call.
+        context: keeps the layers that are made.
+        masks: the masks of the graph.
     """
     layer = call.layer
     names = ("query", "value", "key", "attention_mask", "return_attention_scores", "training")
@@ -26,9 +36,13 @@ def split_multi_head_attention(call: Call, context: LoweringContext) -> list[Cal
     details = attention_parts(layer)
     steps = (query.shape[1], value.shape[1])
     is_masked = any(x.masked for x in (query, value, key))
-    is_masked = is_masked or not (mask is None or isinstance(mask, Value))
-    if is_masked or details is None or (causal and None in steps):
+    is_unknown = not (mask is None or isinstance(mask, Value)) or (is_masked and masks is None)
+    if is_unknown or details is None or (causal and None in steps):
         return []
+    if is_masked and masks is not None:
+        if mask is not None and (mask.is_float or len(mask.shape) != 3):
+            return []
+        mask = masks.of_attention(call, [query, value, key], mask)
     parts = PartsBuilder(call, context)
 
     def project(name: str, source: Value, output: Any = None) -> Value:
@@ -60,6 +74,17 @@ def split_multi_head_attention(call: Call, context: LoweringContext) -> list[Cal
         regularized = parts.new("regularized", Regularize, layer.activity_regularizer)
         parts.add(regularized, project("output", mixed), output=result)
     return parts.calls
+
+
+def split_masked_attention(call: Call, context: LoweringContext, masks: MaskTensors) -> list[Call]:
+    """Lowers a MultiHeadAttention with masks from Keras, which no later lowering knows."""
+    if not any(value.masked for value in call.inputs):
+        return []
+    try:
+        parts = split_multi_head_attention(call, context, masks)
+    except CannotOpen:
+        return []
+    return [*masks.take_calls(), *(part.as_part_of(call) for part in parts)]
 
 
 def split_attention(call: Call, context: LoweringContext) -> list[Call]:

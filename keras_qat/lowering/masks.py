@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Value
-from keras_qat.frontend.helper_layers import ReverseSteps
+from keras_qat.frontend.helper_layers import CarryMask, ReverseSteps
 from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.frontend.masked_recurrent import reads_mask
 from keras_qat.frontend.tf_operations import operation_class
@@ -34,6 +34,8 @@ def mask_of(value: Value, parts: PartsBuilder) -> Value | None:
         compared = parts.new("mask", operation_class(), tf.not_equal)
         mask = Value(parts.path(compared), first.shape, "bool")
         return parts.add(compared, first, 0, output=mask)
+    if isinstance(layer, CarryMask):
+        return call.kwargs["mask"]
     if isinstance(layer, ReverseSteps) and first.producer is not None:
         backwards = first.producer  # The other direction of a Bidirectional, in its mask's order.
         return backwards.inputs[1] if reads_mask(backwards.layer) else None

@@ -25,13 +25,14 @@ from keras_qat.frontend.keras2.trace_layer import (
     CannotOpen,
     OnlyTrains,
     OpenedLayer,
-    open_layer,
 )
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import ACTIVATIONS, split_activation
+from keras_qat.lowering.attention import split_masked_attention
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.equivalents import equivalent
 from keras_qat.lowering.known_sizes import with_known_sizes
+from keras_qat.lowering.mask_tensors import MaskTensors, reads_mask
 from keras_qat.lowering.normalizing import normalizing
 from keras_qat.lowering.weighted_products import with_kernels
 from keras_qat.ops.registry import is_listed, is_registered, lists
@@ -84,23 +85,29 @@ def _open_each(
         return graph.calls == [call] and isinstance(call.layer, keras.Model)
 
     closed: dict[str, str] = {}
-    anchor = values_in(graph.inputs)[0]
+    anchor, masks = values_in(graph.inputs)[0], MaskTensors(context)
 
     def expand(call: Call) -> list[Call]:
+        masks.note(call)
         allowed = may_open(call)
         if allowed is False:
             return [call]
         parts, written_out = _unknown_activation(call, context), equivalent(call)
-        if not parts and (written_out or _is_closed(call.layer)):
+        if parts:
+            masks.hand_over(values_in(call.outputs))
+        elif type(call.layer) is layers.MultiHeadAttention:
+            parts = split_masked_attention(call, context, masks)
+        elif written_out or _is_closed(call.layer) or reads_mask(call):
             try:
                 if call.layer in whole:
                     raise CannotOpen(whole[call.layer])
                 prefix = "" if is_whole(call) else f"{call.name}/"
                 namer = _Namer(call, prefix, context.names.setdefault(call.layer, {}))
-                opened = open_layer(written_out or call)
+                opened, read = masks.opened(call, written_out)
                 parts = _calls_of(
-                    opened, call, context, anchor, namer, allowed is True, call.layer in apart
+                    opened, call, read, context, anchor, namer, allowed is True, call.layer in apart
                 )
+                parts = [*masks.take_calls(), *parts]
             except OnlyTrains as error:
                 keep = PartsBuilder(call, context)
                 layer = keep.new("", TrainingOnly, error.model, weights=error.model.weights)
@@ -112,12 +119,12 @@ def _open_each(
                         f"it in the functional style, keras.Model(inputs, outputs), or quantize "
                         f"the functional models inside it one by one."
                     ) from error
-                if not written_out and type(call.layer) not in _ATTENTION:
+                if not (written_out or type(call.layer) in _ATTENTION or reads_mask(call)):
                     closed[call.name] = context.refused[call.layer] = str(error)
         return [c for part in parts for c in expand(part)] or [call]
 
     calls = [part for call in graph.calls for part in expand(call)]
-    return dataclasses.replace(graph, calls=calls, closed=closed)
+    return masks.carried(dataclasses.replace(graph, calls=calls, closed=closed))
 
 
 def _is_closed(layer: Any) -> bool:
@@ -202,26 +209,33 @@ class _Namer:
 def _calls_of(
     opened: OpenedLayer,
     call: Call,
+    read: list[Value],
     context: LoweringContext,
     anchor: Value,
     namer: _Namer,
     forced: bool,
     apart: bool,
 ) -> list[Call]:
-    """Returns the calls inside an opened layer, on the call's inputs and outputs.
+    """Returns the calls inside an opened layer, on what it reads and on the call's outputs.
 
     What it computes from weights alone becomes one tensor of weights, unless they are kept `apart`.
     """
     parts, graph = PartsBuilder(call, context), with_known_sizes(opened.graph)
     inputs = values_in(graph.inputs)
-    read = inputs[: len(inputs) - len(opened.weights)]
-    current: dict[Value, Value] = dict(zip(read, dict.fromkeys(call.inputs), strict=True))
+    current: dict[Value, Value] = dict(zip(inputs, read, strict=False))
     of_weights = set(opened.weights) if apart else _computed_from_weights(graph, opened.weights)
     if not forced and (symbol := normalizing(graph, of_weights)):
         raise CannotOpen(f"it normalizes (tf.{symbol}), which takes more than 8 bits")
     outputs_of = dict(zip(values_in(graph.outputs), values_in(call.outputs), strict=False))
     if len(outputs_of) != len(values_in(call.outputs)):
         raise CannotOpen("it returns one tensor twice")
+    # Inside of the layer a tensor may carry another mask than outside.
+    inside = {value for inner in graph.calls for value in inner.inputs}
+    direct = {
+        value: output
+        for value, output in outputs_of.items()
+        if opened.carries_masks or value not in inside or not (value.masked or output.masked)
+    }
     count = context.opened[call.layer] = context.opened.get(call.layer, 0) + 1
     mark = f"#{count}" if count > 1 else ""
 
@@ -230,7 +244,7 @@ def _calls_of(
         if value not in current:
             name = namer.unique(_name_of_weight(value, opened), _expression_of(value, opened))
             layer, shape = _weight_tensor(value, opened, parts, name)
-            current[value] = outputs_of.get(value) or Value(name + mark, shape, value.dtype)
+            current[value] = direct.get(value) or Value(name + mark, shape, value.dtype)
             parts.calls.append(Call(layer, (anchor,), {}, current[value], name, source=call.source))
         return current[value]
 
@@ -244,7 +258,8 @@ def _calls_of(
         args, kwargs = map_values(tensor_of, (inner.args, inner.kwargs))
         for value in values_in(inner.outputs):
             label = name + mark + value.name.removeprefix(inner.name)
-            current[value] = outputs_of.get(value) or Value(label, value.shape, value.dtype)
+            inner_value = Value(label, value.shape, value.dtype, masked=value.masked)
+            current[value] = direct.get(value) or inner_value
         outputs = map_values(current.__getitem__, inner.outputs)
         layer, source = inner.layer, None
         if is_operation(layer):

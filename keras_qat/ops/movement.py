@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value
-from keras_qat.frontend.helper_layers import Regularize, TrainingOnly
+from keras_qat.frontend.helper_layers import CarryMask, Regularize, TrainingOnly
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
@@ -123,6 +123,8 @@ def _mask(flags: Iterable[bool]) -> int:
 
 def _accepts_identity(call: Call, attributes: Attributes) -> str | None:
     x, y = call.inputs[0], call.output
+    if getattr(call.layer, "mask_value", 0) != 0:
+        return "its mask_value is not 0"
     if x.dtype != y.dtype and not (x.is_float and y.is_float):
         return f"makes {call.output.dtype} of {call.inputs[0].dtype}"
     return None
@@ -130,7 +132,7 @@ def _accepts_identity(call: Call, attributes: Attributes) -> str | None:
 
 IDENTITY = move(
     "identity",
-    "nothing at run time: what regularizes or augments in training only",
+    "nothing at run time: what regularizes or augments in training only, or hands on a mask",
     lambda e: e.builder.copy(e.source, e.outputs[0]),
     compute=lambda a: a.q[0],
     accepts=_accepts_identity,
@@ -142,7 +144,8 @@ IDENTITY = move(
         *(layers.SpatialDropout3D, layers.GaussianNoise, layers.GaussianDropout),
         *(layers.AlphaDropout, layers.RandomFlip, layers.RandomRotation, layers.RandomZoom),
         *(layers.RandomTranslation, layers.RandomContrast, layers.RandomBrightness),
-        *(layers.RandomHeight, layers.RandomWidth, TrainingOnly),
+        *(layers.RandomHeight, layers.RandomWidth, TrainingOnly, CarryMask),
+        layers.Masking,
     ),
     symbols=("identity", "stop_gradient", "ensure_shape"),
 )

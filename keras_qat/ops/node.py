@@ -101,3 +101,9 @@ class Node:
     def output(self) -> Tensor:
         """The only or first output."""
         return self.outputs[0]
+
+    @property
+    def in_float(self) -> bool:
+        """Whether it computes real numbers without an operator; indices and masks are none."""
+        tensors = [x for x in (*self.inputs, *self.outputs) if isinstance(x, Tensor)]
+        return self.op is None and any(tensor.is_float for tensor in tensors)

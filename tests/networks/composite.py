@@ -95,11 +95,6 @@ ATTENTION = {
     "bahdanau": lambda x, z: layers.AdditiveAttention()([x, layers.Dense(4)(z)]),
 }
 
-MASKED_ATTENTION = {
-    "masked": lambda x, z: layers.MultiHeadAttention(2, 3)(x, layers.Masking(0.5)(x)),
-    "scaled_mask": lambda x, z: layers.Attention(use_scale=True)([x, layers.Masking(0.5)(x)]),
-}
-
 PRODUCTS = {
     "dot": lambda x, z: layers.Dot(axes=2)([x, z]),
     "matmul": lambda x, z: tf.matmul(x, z, transpose_b=True),
@@ -233,7 +228,6 @@ FAMILIES: dict[str, Family] = {
     ),
     "time_distributed": Family([(3, 6, 6, 3)], TIME_DISTRIBUTED),
     "attention": Family([(6, 4), (5, 4)], ATTENTION),
-    "masked_attention": Family([(6, 4), (5, 4)], MASKED_ATTENTION, int8=False),
     **each_alone([(6, 4), (5, 4)], PRODUCTS),
     "volumes": Family([(4, 5, 6, 3)], VOLUMES),
     "float_volumes": Family([(4, 4, 4, 3)], FLOAT_VOLUMES, int8=False),

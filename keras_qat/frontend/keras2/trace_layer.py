@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import inspect
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ import tensorflow as tf
 
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.frontend.keras2.backend import keras, swapped, takes_mask
+from keras_qat.frontend.keras2.backend import keras, set_mask, swapped, takes_mask
 from keras_qat.frontend.keras2.layer_names import of_different_names
 from keras_qat.frontend.keras2.layers_and_models import nodes_of, takes_training
+from keras_qat.frontend.masks import first_argument
 from keras_qat.frontend.tf_operations import is_operation
 
 SIZE = 8
@@ -46,18 +47,25 @@ class OpenedLayer:
     """A layer's `call` as calls of other layers and TensorFlow operations.
 
     Args:
-        graph: the calls. Its inputs are the tensors that the layer reads, then its weights.
+        graph: the calls. Its inputs are the tensors that the layer reads, their masks, then its
+            weights.
         weights: input of the graph -> the variable that it stands for.
         regularizers: id of a variable -> its regularizer.
+        carries_masks: whether the outputs carry the masks of the calls inside, not the layer's own.
     """
 
     graph: Graph
     weights: dict[Value, Any]
     regularizers: dict[int, Any]
+    carries_masks: bool
 
 
-def open_layer(call: Call) -> OpenedLayer:
+def open_layer(call: Call, masks: Mapping[Value, Value] | None = None) -> OpenedLayer:
     """Opens the layer of a call. The layer itself stays as it is.
+
+    Args:
+        call: the call.
+        masks: input of the call -> the mask that it carries.
 
     Raises:
         CannotOpen: if that is not possible.
@@ -69,7 +77,9 @@ def open_layer(call: Call) -> OpenedLayer:
     # tf.init_scope stops the tapes that look for weights of other layers.
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly, _without_nodes(layer), of_different_names(layer):
-        traces = [_Trace(call, phase) for phase in ((True, False) if trained else (None,))]
+        traces = [
+            _Trace(call, masks or {}, phase) for phase in ((True, False) if trained else (None,))
+        ]
         if trained:
             _follow_training(*traces)
         _check_numbers(call, traces[-1])
@@ -78,8 +88,6 @@ def open_layer(call: Call) -> OpenedLayer:
 
 def _check(call: Call) -> None:
     layer = call.layer
-    if any(value.masked for value in call.inputs):
-        raise CannotOpen("it reads a mask")
     if layer.activity_regularizer is not None:
         raise CannotOpen("it has an activity regularizer")
     if len(layer._callable_losses) > len(_regularizers(layer)):
@@ -138,12 +146,17 @@ def _inner_calls_unseen(tape: tf.GradientTape) -> Iterator[None]:
 class _Trace:
     """A symbolic run of a layer's `call`."""
 
-    def __init__(self, call: Call, training: bool | None) -> None:
+    def __init__(self, call: Call, masks: Mapping[Value, Value], training: bool | None) -> None:
         self.layer = layer = call.layer
         variables, attributes = _own_variables(layer)
         self.weights = list({id(variable): variable for variable in variables}.values())
         symbols = {id(w): graph_lib.symbolic(w.shape, w.dtype) for w in self.weights}
         self.inputs = {value: graph_lib.symbolic(value.shape, value.dtype) for value in call.inputs}
+        self.masks = {
+            value: graph_lib.symbolic(mask.shape, mask.dtype) for value, mask in masks.items()
+        }
+        for value, mask in self.masks.items():
+            set_mask(self.inputs[value], mask)
         args, kwargs = map_values(self.inputs.__getitem__, (call.args, dict(call.kwargs)))
         if training is not None:
             kwargs["training"] = training
@@ -151,6 +164,10 @@ class _Trace:
             kwargs.setdefault("training", None)
         if not takes_mask(layer):
             kwargs.pop("mask", None)
+        elif kwargs.get("mask") is None and len(args) < 2:
+            first = map_values(self.masks.get, first_argument(call))
+            if any(mask is not None for mask in tf.nest.flatten(first)):
+                kwargs["mask"] = first
         symbolic_attributes = {name: make(symbols) for name, make in attributes.items()}
         refusals = {name: _refuses(name) for name in ("add_loss", "add_metric", "add_update")}
         with tf.GradientTape(watch_accessed_variables=True) as tape:
@@ -161,7 +178,7 @@ class _Trace:
                 raise
             except Exception as error:  # Whatever a user's own code may raise.
                 raise CannotOpen(_describe_error(error)) from error
-        symbolic = [*self.inputs.values(), *symbols.values()]
+        symbolic = [*self.inputs.values(), *self.masks.values(), *symbols.values()]
         outputs = tf.nest.flatten(self.outputs)
         if not outputs or not all(map(keras.backend.is_keras_tensor, outputs)):
             raise CannotOpen("its outputs do not depend on its inputs")
@@ -186,12 +203,14 @@ class _Trace:
         except ValueError as error:
             raise CannotOpen(_first_line(error)) from error
         values = values_in(graph.inputs)
-        own = values[len(self.inputs) :]
+        own = values[len(self.inputs) + len(self.masks) :]
         # The layer's own output structure: Keras turns a list of one output into a tensor.
         flat = iter(values_in(graph.outputs))
         graph.outputs = tf.nest.map_structure(lambda _: next(flat), self.outputs)
         weights = dict(zip(own, self.weights, strict=True))
-        return OpenedLayer(graph, weights, _regularizers(self.layer))
+        all_masked = all(value.masked for value in values_in(graph.outputs))
+        carries_masks = all_masked or not self.layer.supports_masking
+        return OpenedLayer(graph, weights, _regularizers(self.layer), carries_masks)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Computes the traced operations on numbers."""
@@ -318,20 +337,24 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _numbers(trace: _Trace) -> list[Any]:
-    """Draws random inputs for a trace."""
+    """Draws random inputs for a trace, and then their masks."""
     draw = np.random.default_rng(0)
     tensors = []
-    for value in trace.inputs:
-        sizes = [SIZE if size is None else size for size in value.shape]
-        sizes[:1] = [2 if value.shape[0] is None else value.shape[0]] if sizes else []
-        drawn = draw.normal(size=sizes) if value.is_float else draw.integers(0, 2, sizes)
-        tensors.append(tf.cast(drawn, value.dtype))
+    for symbol in (*trace.inputs.values(), *trace.masks.values()):
+        sizes = [SIZE if size is None else size for size in symbol.shape]
+        sizes[:1] = [2 if symbol.shape[0] is None else symbol.shape[0]] if sizes else []
+        is_float = symbol.dtype.is_floating
+        drawn = draw.normal(size=sizes) if is_float else draw.integers(0, 2, sizes)
+        tensors.append(tf.cast(drawn, symbol.dtype))
     return tensors
 
 
 def _check_numbers(call: Call, trace: _Trace) -> None:
     """Raises `CannotOpen` unless the operations compute what the layer computes."""
-    numbers = dict(zip(trace.inputs, _numbers(trace), strict=True))
+    drawn = _numbers(trace)
+    numbers = dict(zip(trace.inputs, drawn, strict=False))
+    for value, mask in zip(trace.masks, drawn[len(numbers) :], strict=True):
+        set_mask(numbers[value], mask)
     args, kwargs = map_values(numbers.__getitem__, (call.args, dict(call.kwargs)))
     if takes_training(call.layer) and kwargs.get("training") is None:
         kwargs["training"] = False
@@ -339,7 +362,7 @@ def _check_numbers(call: Call, trace: _Trace) -> None:
         expected = [tf.nest.flatten(call.layer(*args, **kwargs)) for _ in range(2)]
     except Exception:  # Sizes that do not fit: nothing to compare with.
         return
-    computed = trace(list(numbers.values()))
+    computed = trace(drawn)
     for first, second, traced in zip(*expected, computed, strict=True):
         magnitudes = np.abs(np.asarray(tf.cast(first, tf.float32)))
         largest = np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes))

@@ -1,0 +1,244 @@
+"""Makes Keras masks tensors of the graph, for layers that are opened and read a mask."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.frontend.helper_layers import CarryMask
+from keras_qat.frontend.keras2.backend import keras, layers, takes_mask
+from keras_qat.frontend.keras2.trace_layer import CannotOpen, OpenedLayer, open_layer
+from keras_qat.frontend.masks import Masks
+from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.known_sizes import with_known_sizes
+from keras_qat.ops.registry import is_listed
+
+
+class MaskTensors:
+    """The masks of a graph's values as values, and the calls that compute them.
+
+    Opening replaces the calls that Keras' masks come from. So each call is noted before.
+    """
+
+    def __init__(self, context: LoweringContext) -> None:
+        self.context = context
+        self.calls: list[Call] = []
+        """Calls that compute masks and are not part of the graph yet."""
+        self._made_by: dict[Value, Call] = {}
+        self._symbols: dict[Value, Any] = {}
+        self._masks = Masks(self._symbol, self._made_by.get, self._kept)
+        self._tensors: dict[int, Value] = {}
+        """Id of a symbolic mask -> its value in the graph."""
+        self._count = 0
+
+    def note(self, call: Call) -> None:
+        """Notes which call made values, before it is replaced."""
+        for value in values_in(call.outputs):
+            self._made_by.setdefault(value, call)
+
+    def hand_over(self, values: list[Value]) -> None:
+        """Lets the masks of values come from the calls that are noted next."""
+        for value in values:
+            self._made_by.pop(value, None)
+
+    def take_calls(self) -> list[Call]:
+        """Returns the new calls that compute masks, which become part of the graph."""
+        calls, self.calls = self.calls, []
+        return calls
+
+    def opened(self, call: Call, written_out: Call | None) -> tuple[OpenedLayer, list[Value]]:
+        """Opens a layer with the masks that it reads, and returns what it reads, too.
+
+        Args:
+            call: the call.
+            written_out: another call that computes the same and is opened in its place, or None.
+
+        Raises:
+            CannotOpen, OnlyTrains: if it cannot be opened.
+        """
+        inputs = list(dict.fromkeys(call.inputs))
+        masks = {} if written_out else self.of(inputs)
+        opened = open_layer(written_out or call, masks)
+        if opened.carries_masks:
+            self.hand_over(values_in(call.outputs))
+        else:
+            self.of(values_in(call.outputs))  # Raises if they cannot be traced.
+        return opened, [*inputs, *masks.values()]
+
+    def of(self, values: list[Value]) -> dict[Value, Value]:
+        """Returns value -> its mask, for those that carry one.
+
+        Raises:
+            CannotOpen: if a mask cannot be traced.
+        """
+        masks = {value: self._of(value) for value in values if value.masked}
+        return {value: mask for value, mask in masks.items() if mask is not None}
+
+    def _of(self, value: Value) -> Value | None:
+        try:
+            symbol = self._masks.of(value)
+        except CannotOpen:
+            raise
+        except Exception as error:  # Whatever a user's own code may raise.
+            raise CannotOpen("it reads a mask that cannot be traced") from error
+        if symbol is None:
+            return None
+        return self._tensors[id(symbol)]
+
+    def _symbol(self, value: Value) -> Any:
+        if value not in self._symbols:
+            symbol = self._symbols[value] = graph_lib.symbolic(value.shape, value.dtype)
+            self._tensors[id(symbol)] = value
+        return self._symbols[value]
+
+    def _kept(self, symbol: Any, call: Call) -> Any:
+        """Adds the calls that compute a mask, and returns the symbolic tensor of its value."""
+        if id(symbol) in self._tensors:
+            return symbol
+        if not keras.backend.is_keras_tensor(symbol):
+            raise CannotOpen("it reads a mask that is a constant")
+        return self._symbol(self._add(dict(self._symbols), symbol, call))
+
+    def of_attention(self, call: Call, inputs: list[Value], given: Value | None) -> Value | None:
+        """Returns one mask [batch, queries, keys], as Keras makes it from those of the inputs.
+
+        Args:
+            call: the call.
+            inputs: queries, values and keys.
+            given: the mask that it is given, of truth values or integers.
+        """
+        masks, (query, *others) = self.of(inputs), inputs
+        symbols: dict[Value, Any] = {}
+        parts = []
+        for value in dict.fromkeys(others):
+            if value in masks:
+                parts.append(_symbol_of(masks[value], symbols)[:, tf.newaxis, :])
+        if query in masks:
+            parts.append(_symbol_of(masks[query], symbols)[:, :, tf.newaxis])
+        if parts and given is not None:
+            parts.append(tf.cast(_symbol_of(given, symbols), tf.bool))
+        if not parts:
+            return given
+        return self._add(symbols, functools.reduce(tf.logical_and, parts), call)
+
+    def _add(self, symbols: dict[Value, Any], result: Any, maker: Call) -> Value:
+        """Adds the calls that compute a symbolic tensor from others, and returns its value.
+
+        Args:
+            symbols: value -> the symbolic tensor that stands for it.
+            result: the symbolic tensor.
+            maker: the call that the new ones are a part of.
+        """
+        try:
+            graph = graph_lib.read(keras.Model(list(symbols.values()), result))
+        except ValueError as error:
+            raise CannotOpen("it reads a mask that cannot be traced") from error
+        current = dict(zip(values_in(graph.inputs), symbols, strict=True))
+        for call in with_known_sizes(graph).calls:
+            self._count += 1
+            name = f"{maker.name}/mask_{self._count}"
+            for value in values_in(call.outputs):
+                label = name + value.name.removeprefix(call.name)
+                current[value] = Value(label, value.shape, value.dtype)
+            args, kwargs, outputs = map_values(
+                current.__getitem__, (call.args, call.kwargs, call.outputs)
+            )
+            layer = self.context.layer(call.layer, name, functools.partial(_itself, call.layer))
+            self.calls.append(Call(layer, args, kwargs, outputs, name).as_part_of(maker))
+        return current[values_in(graph.outputs)[0]]
+
+    def carried(self, graph: Graph) -> Graph:
+        """Attaches masks to what operations compute, where whole layers or the model need them.
+
+        The model's own outputs need them for losses and metrics.
+        """
+        lost = {
+            value
+            for call in graph.calls
+            for value in values_in(call.outputs)
+            if value.masked and self._made_by.get(value) is not call
+        }
+        if not lost:
+            return graph
+        needed = {value for value in values_in(graph.outputs) if value.masked}
+        for call in [*reversed(graph.loss_only), *reversed(graph.calls)]:
+            passes_on = needed.intersection(values_in(call.outputs)) - lost
+            if passes_on or _may_read_masks(call):
+                needed.update(value for value in call.inputs if value.masked)
+        masks = self.of([value for value in graph.values() if value in lost & needed])
+        carrying: dict[Value, Value] = {}
+        calls: list[Call] = []
+        for call in graph.calls:
+            if not is_operation(call.layer):
+                call.args, call.kwargs = map_values(
+                    lambda v: carrying.get(v, v), (call.args, call.kwargs)
+                )
+            calls.append(call)
+            for index, value in enumerate(values_in(call.outputs)):
+                if value in masks:
+                    parts = PartsBuilder(call, self.context)
+                    layer = parts.new(f"masked_{index}" if index else "masked", CarryMask)
+                    output = Value(f"{value.name}_masked", value.shape, value.dtype, masked=True)
+                    parts.add(layer, value, kwargs={"mask": masks[value]}, output=output)
+                    calls += [part.as_part_of(call) for part in parts.calls]
+                    carrying[value] = output
+        outputs = map_values(lambda value: carrying.get(value, value), graph.outputs)
+        for call in graph.loss_only:
+            call.args, call.kwargs = map_values(
+                lambda v: carrying.get(v, v), (call.args, call.kwargs)
+            )
+        calls = _in_order([*calls, *self.take_calls()])
+        return dataclasses.replace(graph, calls=calls, outputs=outputs)
+
+
+def _symbol_of(value: Value, symbols: dict[Value, Any]) -> Any:
+    """Returns the symbolic tensor of a value, made on first use."""
+    if value not in symbols:
+        symbols[value] = graph_lib.symbolic(value.shape, value.dtype)
+    return symbols[value]
+
+
+def _itself(layer: Any) -> Any:
+    return layer
+
+
+def _in_order(calls: list[Call]) -> list[Call]:
+    """Sorts calls so that each comes behind those that it reads, and else as they are."""
+    among, done = set(calls), dict[Call, None]()
+
+    def add(call: Call) -> None:
+        for value in call.inputs:
+            if value.producer in among and value.producer not in done:
+                add(value.producer)
+        done[call] = None
+
+    for call in calls:
+        if call not in done:
+            add(call)
+    return list(done)
+
+
+_MASKED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePooling1D, layers.Softmax
+"""Keras' layers that are opened if they read a mask."""
+
+
+def reads_mask(call: Call) -> bool:
+    """Returns whether a call of one of Keras' layers reads a mask, and is opened then."""
+    mask = call.args[1] if len(call.args) > 1 else call.kwargs.get("mask")
+    is_masked = any(value.masked for value in call.inputs) or bool(values_in(mask))
+    return is_masked and type(call.layer) in _MASKED
+
+
+def _may_read_masks(call: Call) -> bool:
+    """Returns whether the layer of a call that stays whole reads masks, or may do so inside."""
+    if is_operation(call.layer):
+        return False
+    if type(call.layer) is layers.MultiHeadAttention or not is_listed(call.layer):
+        return True
+    return takes_mask(call.layer)

@@ -1,0 +1,238 @@
+"""Keras masks as tensors: what reads one is opened or lowered like any other layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.end_to_end.exact import assert_exact_everywhere
+from tests.helpers import rng, scramble
+
+layers = keras.layers
+
+pytestmark = pytest.mark.legacy
+
+STEPS, TOKENS, SIZE = 6, 9, 8
+
+
+class Shift(layers.Layer):
+    """A projection, and an offset for the steps that are no padding."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.dense = layers.Dense(SIZE)
+
+    def build(self, input_shape):
+        self.offset = self.add_weight("offset", (SIZE,), initializer="ones")
+        super().build(input_shape)
+
+    def call(self, inputs, mask=None):
+        y = self.dense(inputs)
+        return y if mask is None else y + self.offset * tf.cast(mask, y.dtype)[..., tf.newaxis]
+
+
+class Positions(layers.Layer):
+    """Embeddings of tokens and of their positions, whose mask comes from a layer inside."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.tokens = layers.Embedding(TOKENS, SIZE, mask_zero=True)
+        self.positions = layers.Embedding(STEPS, SIZE)
+
+    def call(self, inputs):
+        return self.tokens(inputs) + self.positions(tf.range(STEPS))
+
+    def compute_mask(self, inputs, mask=None):
+        return self.tokens.compute_mask(inputs)
+
+
+class Encoder(layers.Layer):
+    """An encoder that passes its mask to the attention."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.attention = layers.MultiHeadAttention(2, 4)
+        self.project = keras.Sequential([layers.Dense(10, activation="relu"), layers.Dense(SIZE)])
+        self.norms = [layers.LayerNormalization(), layers.LayerNormalization()]
+
+    def call(self, inputs, mask=None):
+        visible = None if mask is None else tf.cast(mask[:, tf.newaxis, :], "int32")
+        attended = self.attention(inputs, inputs, attention_mask=visible)
+        x = self.norms[0](inputs + attended)
+        return self.norms[1](x + self.project(x))
+
+
+class Decoder(layers.Layer):
+    """A decoder that sees no later steps, and no padding of the encoder's."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.own = layers.MultiHeadAttention(2, 4)
+        self.other = layers.MultiHeadAttention(2, 4)
+        self.norms = [layers.LayerNormalization(), layers.LayerNormalization()]
+
+    def call(self, inputs, encoded, mask=None):
+        x = self.norms[0](inputs + self.own(inputs, inputs, inputs, use_causal_mask=True))
+        return self.norms[1](x + self.other(query=x, value=encoded, key=encoded))
+
+
+class Constant(layers.Layer):
+    """Gives a mask that cannot be traced: TensorFlow's operations on numbers."""
+
+    def call(self, inputs):
+        return 2.0 * inputs
+
+    def compute_mask(self, inputs, mask=None):
+        return tf.constant(np.arange(STEPS)[np.newaxis] < 4)
+
+
+def embedded():
+    tokens = keras.Input((STEPS,), dtype="int32")
+    return tokens, layers.Embedding(TOKENS, SIZE, mask_zero=True)(tokens)
+
+
+def average():
+    tokens, x = embedded()
+    return tokens, layers.GlobalAveragePooling1D()(Shift()(x))
+
+
+def attention():
+    tokens, x = embedded()
+    return tokens, layers.MultiHeadAttention(2, 4)(x, x)
+
+
+def weights_of_scores():
+    tokens, x = embedded()
+    return tokens, layers.Attention(use_scale=True)([Shift()(x), x])
+
+
+def additive():
+    tokens, x = embedded()
+    return tokens, layers.AdditiveAttention()([x, x])
+
+
+def masked_softmax():
+    tokens, x = embedded()
+    weights = layers.Softmax(axis=1)(layers.Dense(1)(x), mask=tf.not_equal(tokens, 0)[..., None])
+    return tokens, tf.reduce_sum(weights * x, 1)
+
+
+def real_numbers():
+    x = keras.Input((STEPS, 5))
+    return x, layers.GlobalAveragePooling1D()(Shift()(layers.Masking()(x)))
+
+
+def residual():
+    tokens, x = embedded()
+    y = layers.Add()([x, layers.ReLU()(Shift()(x))])
+    return tokens, layers.GlobalAveragePooling1D()(y)
+
+
+def translation():
+    tokens, others = (keras.Input((STEPS,), dtype="int32") for _ in range(2))
+    encoded = Encoder()(Positions()(tokens))
+    return [tokens, others], Decoder()(Positions()(others), encoded)
+
+
+MODELS = {
+    build.__name__: build
+    for build in (
+        *(average, attention, weights_of_scores, additive, masked_softmax, real_numbers),
+        *(residual, translation),
+    )
+}
+
+
+def model_of(build):
+    inputs, x = build()
+    model = scramble(keras.Model(inputs, layers.Dense(3)(x)))
+    for weight in model.trainable_weights:
+        weight.assign(0.5 * weight)
+    return model
+
+
+def padded(model, count=32):
+    """Random inputs of a model: sequences of 1 step up to all, with zeros behind."""
+    numbers, data = rng(3), []
+    for tensor in model.inputs:
+        sizes = (count, *tensor.shape[1:])
+        is_float = tensor.dtype.is_floating
+        x = numbers.normal(size=sizes) if is_float else numbers.integers(1, TOKENS, sizes)
+        x[np.arange(STEPS) >= numbers.integers(1, STEPS + 1, (count, 1))] = 0
+        data.append(x.astype(tensor.dtype.as_numpy_dtype))
+    return data if len(data) > 1 else data[0]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", MODELS)
+def test_masks_are_exact(name, tmp_path):
+    """In float as the model, in integers as the file, before and after saving."""
+    model = model_of(MODELS[name])
+    data = padded(model)
+    recipe = keras_qat.recipes.int8()
+    if name == "translation":
+        recipe = recipe.override("LayerNormalization", quantize=True)
+    qat = keras_qat.quantize_model(model, recipe)
+    targets = rng().normal(size=model(data).shape)
+    keras_qat.set_quantization(qat, False)
+    for trained in (model, qat):
+        trained.compile(keras.optimizers.SGD(1e-2), "mse")
+        trained.fit(data, targets, batch_size=16, shuffle=False, verbose=0)
+    expected = model(data).numpy()
+    np.testing.assert_allclose(qat(data), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+    keras_qat.set_quantization(qat, True)
+    qat.fit(data, targets, batch_size=16, verbose=0)
+    for kernels in ("reference", "xnnpack"):
+        assert_exact_everywhere(qat, data, kernels, per_layer=True)
+    contents = keras_qat.export_tflite(qat)
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(loaded) == contents
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("units", [4, pytest.param(layers.LSTMCell(4), id="a cell")])
+def test_a_recurrent_layer_reads_the_mask_behind_an_opened_one(units):
+    """In integers, or in a loop."""
+    tokens, x = embedded()
+    make = layers.LSTM if units == 4 else layers.RNN
+    model = scramble(keras.Model(tokens, make(units)(Shift()(x))))
+    data = padded(model)
+    qat = keras_qat.quantize_model(model)
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_allclose(qat(data), model(data), rtol=1e-4, atol=1e-6)
+    keras_qat.set_quantization(qat, True)
+    keras_qat.calibrate(qat, data)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
+    assert report.identical == 1
+    assert list(report.float_operations) == ([] if units == 4 else ["rnn"])
+
+
+def test_losses_and_metrics_read_the_mask_of_an_output():
+    """A model whose output is computed by operations ignores padding in its loss, as before."""
+    tokens, x = embedded()
+    model = keras.Model(tokens, Shift()(x))
+    data = padded(model, 8)
+    qat = keras_qat.quantize_model(model)
+    keras_qat.set_quantization(qat, False)
+    targets = np.where(data[..., np.newaxis] == 0, 1e3, np.zeros((8, STEPS, SIZE)))
+    losses = []
+    for one in (model, qat):
+        one.compile("sgd", "mse")
+        losses.append(one.evaluate(data, targets, verbose=0))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[0] < 1e3
+
+
+def test_a_mask_that_cannot_be_traced_leaves_its_reader_in_float():
+    x = keras.Input((STEPS, SIZE))
+    model = keras.Model(x, Shift(name="reader")(Constant(name="maker")(x)))
+    reasons = keras_qat.plan(model).float_layers
+    assert reasons["reader"].endswith("it cannot be opened: it reads a mask that is a constant")
