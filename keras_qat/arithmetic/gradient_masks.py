@@ -136,13 +136,16 @@ def _inside(upstream: Any, x: Any, high: Any, low: Any = TINY) -> Any:
 
 def _inside_plainly(upstream: Any, x: Any, high: Any, low: Any) -> Any:
     """Computes `_inside` by operations that XLA and GPUs have."""
+    low, high = (tf.cast(end, tf.float32) for end in (low, high))
     clipped = tf.raw_ops.ClipByValue(t=x, clip_value_min=low, clip_value_max=high)
     return tf.where(tf.equal(clipped, x), upstream, 0.0)
 
 
 def _inside_relu(upstream: Any, x: Any, sixth: Any) -> Any:
     """Returns `upstream` where `x` is above zero and below six times `sixth`, else zero."""
-    features = x if isinstance(sixth, float) and sixth == 1.0 else quotient(x, sixth)
+    if isinstance(sixth, float) and sixth == 1.0:
+        return tf.raw_ops.Relu6Grad(gradients=upstream, features=x)
+    features = quotient(x, tf.cast(sixth, tf.float32))
     return tf.raw_ops.Relu6Grad(gradients=upstream, features=features)
 
 
