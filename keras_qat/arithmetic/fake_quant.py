@@ -80,15 +80,21 @@ def fake_quantize(
     """Rounds `x` to the levels of the range `minimum` to `maximum`.
 
     The range is nudged so that zero is a level. The gradient passes inside the nudged range and
-    is zero outside it. TensorFlow's own op, as `tf.contrib.quantize` used it. On GPUs and under XLA
-    that joins multiplications and additions, so that numbers between two levels get other codes:
-    there it is the same in single operations.
+    is zero outside it. TensorFlow's own op, as `tf.contrib.quantize` used it. On GPUs that would
+    wait for the range, and XLA joins its multiplications and additions, so that numbers between two
+    levels get other codes: there it is the same in single operations.
 
     Args:
         x: the tensor.
         minimum, maximum: scalars.
         bits, narrow_range: as in `QuantSpec`.
     """
+    if must_not_fuse():  # What is rounded by plain operations has no gradient by itself.
+        return fake_quantize_if(True, x, minimum, maximum, bits, narrow_range)
+    return _values(x, minimum, maximum, bits, narrow_range)
+
+
+def _values(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool) -> Any:
     if must_not_fuse():
         return plain_operations.fake_quantize(x, minimum, maximum, bits, narrow_range)[0]
     op = tf.quantization.fake_quant_with_min_max_vars
@@ -132,7 +138,7 @@ def fake_quantize_if(
         return x
     gates = gates or Gates()
     is_plain = applies is True and source is None and ceiling is None
-    if is_plain and masks_steps(x, minimum, maximum, bits):
+    if is_plain and masks_steps(x, bits):
         return _fake_quantize_by_steps(x, minimum, maximum, bits, narrow_range)
     moves_ends = isinstance(applies, Switch) and not must_not_fuse()
     on = applies.on if moves_ends else True
@@ -142,7 +148,7 @@ def fake_quantize_if(
         minimum, mask = 0.0, mask_of_relu(maximum, ceiling, gates, on)
 
     def quantizing(x: Any) -> Any:
-        y = fake_quantize(tf.cast(x, tf.float32), minimum, maximum, bits, narrow_range)
+        y = _values(tf.cast(x, tf.float32), minimum, maximum, bits, narrow_range)
         return tf.cast(y, x.dtype)
 
     def passing(x: Any) -> Any:

@@ -92,13 +92,12 @@ def mask_of_relu(maximum: Any, ceiling: float, gates: Gates, on: Any = True) -> 
     return lambda upstream, x: inside(upstream, x, *gate())
 
 
-def masks_steps(x: Any, minimum: Any, maximum: Any, bits: int) -> bool:
+def masks_steps(x: Any, bits: int) -> bool:
     """Whether a quantizer had better keep numbers of steps for `mask_of_steps` than `x`.
 
     GPUs save two operations. XLA joins operations, and sees exactly which numbers are in the range.
     """
-    saves = as_written.has_gpu() and not in_xla() and not are_numbers(minimum, maximum)
-    return saves and bits <= 8 and x.dtype == tf.float32
+    return as_written.has_gpu() and not in_xla() and bits <= 8 and x.dtype == tf.float32
 
 
 def mask_of_steps(levels: int) -> Mask:
