@@ -47,7 +47,8 @@ def _tfmot(model: Any) -> Any:
 
 def _frozen(model: Any) -> Any:
     qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, batch(model)[0])
+    qat.compile("sgd", "sparse_categorical_crossentropy")
+    qat.fit(*batch(model), batch_size=BATCH, verbose=0)  # The ranges of training, not of inference.
     keras_qat.freeze_ranges(qat)
     return qat
 

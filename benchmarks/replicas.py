@@ -24,6 +24,8 @@ from typing import Any
 from benchmarks import markdown
 
 MEASURED = (1, 2, 4, 8)
+SIZE = 32
+"""Pixels of the images, on which what is exchanged does not depend."""
 RECKONED = (2, 8, 64, 256)
 KINDS = ("gradients", "BatchNormalization", "ranges")
 COLUMNS = (
@@ -66,14 +68,18 @@ def main() -> None:
 
 def exchanged(name: str, form: str, count: int) -> dict[str, int]:
     """Returns the bytes that a step asks each replica to reduce, by kind."""
-    from benchmarks.models import BATCH, VARIANTS, batch, build
+    import tensorflow as tf
 
+    from benchmarks import models
+
+    models.SIZE = SIZE
     strategy = _strategy(count)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})  # Takes longest.
     with strategy.scope():
-        model = VARIANTS[form](build(name))
+        model = models.VARIANTS[form](models.build(name))
         model.compile("sgd", "sparse_categorical_crossentropy")
     with noted() as reductions:
-        model.fit(*batch(model), batch_size=BATCH, verbose=0)
+        model.fit(*models.batch(model), batch_size=models.BATCH, verbose=0)
     gradients = sum(map(_bytes, model.trainable_weights)) if count > 1 else 0
     sizes = {"gradients": gradients, "BatchNormalization": 0, "ranges": 0, "reductions": 0}
     for tensors in reductions:  # Ranges are single numbers, moving statistics vectors.

@@ -3,6 +3,7 @@
     python -m benchmarks.step_time                       all models: about 15 minutes on 2 cores
     python -m benchmarks.step_time MobileNetV2           this one
     python -m benchmarks.step_time demo --jit-compile    compiled by XLA
+    python -m benchmarks.step_time --cpu                 CPU time, where others use the machine too
 
 All forms of a model are trained in one process, one step of each in turn, so that what else the
 machine does meets all of them. A ratio is the median over the turns of step time divided by the
@@ -51,13 +52,15 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="models; all five by default")
     parser.add_argument("--turns", type=int, default=20, help="steps of each form, 20 by default")
     parser.add_argument("--jit-compile", action="store_true", help="compile with XLA")
+    parser.add_argument("--cpu", action="store_true", help="CPU time of all threads together")
     parser.add_argument("--no-memory", action="store_true", help="leave out peak memory")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     parser.add_argument("--times-of", metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--memory-of", nargs=2, metavar=("NAME", "FORM"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.times_of:
-        result = measure(arguments.times_of, arguments.turns, arguments.jit_compile)
+        clock = time.process_time if arguments.cpu else time.perf_counter
+        result = measure(arguments.times_of, arguments.turns, arguments.jit_compile, clock)
         print(json.dumps(result))
         return
     if arguments.memory_of:
@@ -65,6 +68,7 @@ def main() -> None:
         print(json.dumps(memory_of(name, form)))
         return
     options = ["--turns", str(arguments.turns), *["--jit-compile"] * arguments.jit_compile]
+    options += ["--cpu"] * arguments.cpu
     print(markdown.head(*zip(*COLUMNS, strict=True)), flush=True)
     rows = []
     for name in arguments.names or MODELS:
@@ -79,7 +83,9 @@ def main() -> None:
         arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def measure(name: str, turns: int, jit_compile: bool) -> dict[str, dict[str, Any]]:
+def measure(
+    name: str, turns: int, jit_compile: bool, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, dict[str, Any]]:
     """The figures of each form of a model: seconds, and ratios to the float form."""
     from benchmarks.models import VARIANTS, batch, build, has_tfmot
 
@@ -103,7 +109,7 @@ def measure(name: str, turns: int, jit_compile: bool) -> dict[str, dict[str, Any
         result[form] = {"quantize_s": seconds, "first_step_s": first}
         inferences[form]()
     for kind, calls in (("step", steps), ("inference", inferences)):
-        times = in_turns(calls, turns)
+        times = in_turns(calls, turns, clock)
         for form, row in result.items():
             pairs = zip(times[form], times["float"], strict=True)
             row[f"{kind}_s"] = statistics.median(times[form])
@@ -126,22 +132,26 @@ def functions(
     return lambda: train(batches), lambda: predict(batches)
 
 
-def in_turns(calls: dict[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
+def in_turns(
+    calls: dict[str, Callable[[], Any]], turns: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Seconds that each call took, one of each in every turn."""
     times: dict[str, list[float]] = {form: [] for form in calls}
     for turn in range(WARM_UP + turns):
         for form, call in calls.items():
-            seconds, _ = timed(call)
+            seconds, _ = timed(call, clock)
             if turn >= WARM_UP:
                 times[form].append(seconds)
     return times
 
 
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+def timed(
+    call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, Any]:
     """Seconds that a call took, and what it returned."""
-    start = time.perf_counter()
+    start = clock()
     result = call()
-    return time.perf_counter() - start, result
+    return clock() - start, result
 
 
 def memory_of(name: str, form: str) -> int:
