@@ -116,7 +116,7 @@ def _other_operators(graph: ResolvedGraph, file: Any) -> Iterator[str]:
     for tensor, index in indices.items():
         yield from _other_tensor(tensor, main.tensors[index])
     for node in graph.nodes:
-        if node.op is not None:
+        if node.op is not None and not node.op.is_constant:
             outputs = {indices[tensor] for tensor in node.outputs if tensor in indices}
             operators, reached = _operators_of(outputs, known, producers)
             inputs = {tensor for tensor in node.inputs if isinstance(tensor, Tensor)}

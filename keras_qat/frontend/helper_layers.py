@@ -125,6 +125,33 @@ class MaskScores(keras.layers.Layer):
 
 
 @register
+class OnGrid(keras.layers.Layer):
+    """Returns a number to compare a tensor with, to be rounded to the tensor's range.
+
+    Args:
+        number: the number.
+
+    Shapes: the input is the tensor; the output has as many axes, of size 1.
+    """
+
+    def __init__(self, number: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.number = number
+
+    def call(self, inputs: Any) -> Any:
+        return tf.fill([1] * len(inputs.shape), tf.cast(self.number, inputs.dtype))
+
+    def value(self) -> Any:
+        return tf.constant(self.number)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.TensorShape([1] * len(input_shape))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "number": self.number}
+
+
+@register
 class Regularize(SameShape):
     """Passes values on and adds an activity regularizer's value to the loss.
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.finite_functions import Logarithm, Power, Quotient, Reciprocal, SquareRoot
 from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.frontend.helper_layers import Roll
+from keras_qat.frontend.helper_layers import OnGrid, Roll
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.activations import split_swish
@@ -238,6 +238,27 @@ def _split_constant(call: Call, context: LoweringContext, number: float) -> list
     return replace_by(call, context, layers.Rescaling, 0.0, number)
 
 
+def _split_equality(call: Call, context: LoweringContext) -> list[Call]:
+    """Rounds a number that real numbers are compared with for equality to their grid.
+
+    Else none would ever equal it, as with -1.0 where the nearest step is -1.003. 0 is a step.
+    """
+    x, y = operands(call, "x", "y")
+    x, y = (x, y) if isinstance(x, Value) else (y, x)
+    wanted = number(y)
+    if not wanted or not isinstance(x, Value) or not x.is_float:
+        return []
+    parts = PartsBuilder(call, context)
+    rounded = parts.new("number", OnGrid, wanted, dtype=x.dtype)
+    on_grid = Value(parts.path(rounded), (1,) * len(x.shape), x.dtype)
+    parts.add(rounded, x, output=on_grid)
+    compare = tf.not_equal if str(call.layer.symbol) in NOT_EQUAL else tf.equal
+    return parts.end(parts.new("", type(call.layer), compare), x, on_grid)
+
+
+NOT_EQUAL = ("math.not_equal", "__operators__.ne")
+
+
 def _split_copies(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers copies of a tensor for each example, such as a class token, to zeros and a sum.
 
@@ -335,6 +356,8 @@ OPERATIONS: dict[str, Lowering] = {
     **{symbol: partial(_of_floats, lowering) for symbol, lowering in ARITHMETIC.items()},
     "__operators__.add": _swap_constant,
     "__operators__.getitem": _split_getitem,
+    **dict.fromkeys(("math.equal", "__operators__.eq"), _split_equality),
+    **dict.fromkeys(NOT_EQUAL, _split_equality),
     "cast": _split_cast,
     "roll": _split_roll,
     "reshape": _split_reshape,

@@ -176,6 +176,7 @@ class Op:
         elementwise: whether it treats all axes alike, wherever the channels are.
         alias: whether the output is the input itself at run time, so that nothing is computed.
         only_rounds: whether it passes real numbers on, so that rounding is all that it does.
+        is_constant: whether files hold its output, whose range alone depends on its input.
         reads_only_weights: whether it computes from weights alone: the values of its inputs are
             not read, and its range is the current minimum and maximum of the result.
         has_mark: whether its output holds a number of its own, far outside of the others.
@@ -232,6 +233,7 @@ class Op:
     alias: bool = False
     prepare: Prepare | None = None
     only_rounds: bool = False
+    is_constant: bool = False
     reads_only_weights: bool = False
     has_mark: bool = False
     is_table: bool = False

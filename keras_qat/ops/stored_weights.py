@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
-from keras_qat.frontend.helper_layers import WeightTensor
+from keras_qat.frontend.helper_layers import OnGrid, WeightTensor
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
-from keras_qat.ops.op import Arguments, Op, held_in
+from keras_qat.ops.op import Arguments, Op, SharedRange, held_in
 
 INDICES = ("int32", "int64")
 """Types of indices that GATHER takes; others are converted."""
@@ -62,8 +62,8 @@ EMBEDDING = Op(
 )
 
 
-def _quantized(layer: WeightTensor, params: QuantParams) -> Any:
-    """Returns a weight's values less the zero point, rounded half away, possibly out of range."""
+def _quantized(layer: OnGrid | WeightTensor, params: QuantParams) -> Any:
+    """Returns a constant's values less the zero point, rounded half away, possibly out of range."""
     return round_half_away(tf.cast(layer.value(), tf.float64) / params.scale)
 
 
@@ -81,4 +81,24 @@ WEIGHT_TENSOR = Op(
     layers=(WeightTensor,),
     accepts=of_reals,
     reads_only_weights=True,
+)
+
+
+def _clipped(a: Arguments) -> Any:
+    """Returns the number on the tensor's grid, as a file holds it."""
+    output = a.output.as_tensors()
+    low, high = (end - output.zero_point for end in (output.lowest, output.highest))
+    q = tf.clip_by_value(_quantized(a.call.layer, output), low, high)
+    return tf.cast(tf.fill([1] * len(a.q[0].shape), q), held_in(a.output))
+
+
+ON_GRID = Op(
+    "on_grid",
+    _clipped,
+    _emit_weight,
+    doc="a number that a tensor is compared with, in the tensor's range",
+    output=SharedRange(rounds=True),
+    layers=(OnGrid,),
+    accepts=of_reals,
+    is_constant=True,
 )

@@ -122,3 +122,19 @@ def test_training_stays_finite_where_quantization_makes_zeros(function):
     assert all(np.isfinite(weight).all() for weight in qat.get_weights())
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
     assert report.identical == 1
+
+
+@pytest.mark.parametrize("compare", [tf.equal, tf.not_equal])
+def test_numbers_that_mark_what_is_missing_are_found(compare):
+    """-1.0 is between two steps of the range, and so is the number that it is compared with."""
+    data = np.random.default_rng(0).uniform(0.1, 2.0, (16, 6)).astype(np.float32)
+    data[:, 3:] = -1.0
+    x = keras.Input((6,))
+    marks = keras.layers.Lambda(lambda t: tf.cast(compare(t, -1.0), tf.float32))(x)
+    model = keras.Model(x, marks)
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, data)
+    expected = model.predict(data, verbose=0)
+    for passed in (qat.predict(data, verbose=0), qat(data, training=True).numpy()):
+        np.testing.assert_allclose(passed, expected, atol=0.01)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_qat.frontend.helper_layers import WeightTensor
+from keras_qat.frontend.helper_layers import OnGrid, WeightTensor
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.masked_recurrent import MASKED, MaskedLSTM
 from tests.ops.examples.example import Example, chosen, sizes
@@ -125,6 +125,11 @@ def _weight(numbers):
     return Example(build, ((3,),))
 
 
+def _on_grid(numbers):
+    shape = sizes(numbers, 1, 6, numbers.integers(1, 4))
+    return Example(OnGrid(float(numbers.normal() * 2.0)), (shape,))
+
+
 def _lstm(numbers):
     options = {
         name: bool(numbers.random() < 0.5)
@@ -194,6 +199,7 @@ EXAMPLES = {
     "simple_rnn": _unrolled(_layers.SimpleRNN),
     "simple_rnn_relu": _unrolled(_layers.SimpleRNN, activation=("relu",)),
     "weight": _weight,
+    "on_grid": _on_grid,
     "conv": _conv,
     "depthwise_conv": _depthwise_conv,
     "transpose_conv": _transpose_conv,
