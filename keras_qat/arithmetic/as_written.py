@@ -38,7 +38,7 @@ def quotient(x: Any, y: Any) -> Any:
 
 
 def unknown_half(x: Any) -> Any:
-    """Returns 0.5, as a tensor that graph optimization does not know; a graph has one.
+    """Returns 0.5, as a tensor that graph optimization does not know; each device has one.
 
     It moves constants: `(x - y) - 0.5` becomes `x - (y + 0.5)`, which rounds differently.
 
@@ -48,11 +48,10 @@ def unknown_half(x: Any) -> Any:
     if tf.executing_eagerly():
         return 0.5
     graph = tf.compat.v1.get_default_graph()
-    half = getattr(graph, "_unknown_half", None)
-    if half is None:
-        half = tf.raw_ops.ClipByValue(t=x, clip_value_min=0.5, clip_value_max=0.5)
-        graph._unknown_half = half
-    return half
+    halves = graph._unknown_halves = getattr(graph, "_unknown_halves", {})
+    if x.device not in halves:
+        halves[x.device] = tf.raw_ops.ClipByValue(t=x, clip_value_min=0.5, clip_value_max=0.5)
+    return halves[x.device]
 
 
 def in_xla() -> bool:
