@@ -21,6 +21,7 @@ import argparse
 import collections
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("--kinds", type=int, default=0, help="kinds of operations to list")
     parser.add_argument("--gpu-graph", action="store_true", help="trace as where there is a GPU")
     arguments = parser.parse_args()
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # A GPU has none of its operations.
     from benchmarks.models import VARIANTS, batch, build, has_tfmot
     from keras_qat.arithmetic import as_written
 
