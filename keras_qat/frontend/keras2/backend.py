@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import tensorflow as tf
+from tensorflow.python.framework import func_graph
 
 
 def _find_keras_2() -> Any:
@@ -334,11 +335,13 @@ def make_training_variables(model: Any, batches: Any, training: bool) -> None:
         model.optimizer.build(model.trainable_variables)
 
     def measure(targets: Any, outputs: Any, weights: Any) -> None:
-        model.compiled_loss(targets, outputs, weights)
-        model.compiled_metrics.update_state(targets, outputs, weights)
+        with AUTOGRAPH_AS_USUAL:
+            model.compiled_loss(targets, outputs, weights)
+            model.compiled_metrics.update_state(targets, outputs, weights)
 
     outputs = tf.nest.map_structure(lambda tensor: tensor.type_spec, model.output)
-    tf.function(measure).get_concrete_function(targets, outputs, weights)
+    # A `tf.function` would be traced twice, as there are variables to make.
+    func_graph.func_graph_from_py_func("measure", measure, (targets, outputs, weights), {})
 
 
 def traced(function: Callable[..., Any], **options: Any) -> Any:
