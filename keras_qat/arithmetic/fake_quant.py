@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic import plain_operations
 from keras_qat.arithmetic.as_written import must_not_fuse, product, quotient
-from keras_qat.arithmetic.control_flow import Switch, cond, straight_through
+from keras_qat.arithmetic.control_flow import Switch, cond, selecting, straight_through
 from keras_qat.arithmetic.gradient_masks import (
     Gates,
     mask_of_range,
@@ -136,7 +136,7 @@ def fake_quantize_if(
     """
     if applies is False and ceiling is None:
         return x
-    gates = gates or Gates()
+    gates, applies = gates or Gates(), selecting(applies)
     is_plain = applies is True and source is None and ceiling is None
     if is_plain and masks_steps(x, bits):
         return _fake_quantize_by_steps(x, minimum, maximum, bits, narrow_range)

@@ -100,9 +100,11 @@ class PhasedModel:
                     f"train it, or call keras_qat.calibrate(model, data), to see what int8 gives."
                 )
             if not functions and name != "predict":
-                backend.make_training_variables(self, iterator, training=name == "train")
+                with backend.without_collection():
+                    backend.make_training_variables(self, iterator, training=name == "train")
             if name != "train" and self._settled_at != look.steps:
-                self.settle(phase)
+                with backend.without_collection():  # It may trace.
+                    self.settle(phase)
                 object.__setattr__(self, "_settled_at", look.steps)
             key = phase, 0 if name == "train" else self.inference_version
             with assuming(look.with_switches(phase), layers):
