@@ -38,6 +38,7 @@ from keras_qat.lowering.merges import (
 )
 from keras_qat.lowering.open_layers import open_layers
 from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, with_mask
+from keras_qat.lowering.softmax import recognize_softmax
 from keras_qat.lowering.tf_operations import OPERATIONS
 from keras_qat.lowering.time_distributed import split_pooling_3d, split_time_distributed
 from keras_qat.ops.registry import op_of
@@ -70,7 +71,9 @@ def lower(
     if may_open is not None:
         graph = open_layers(graph, context, may_open)
     if activations:
-        graph = with_channels_last(recognize_masks(recognize_hard_swish(graph)), context)
+        graph = with_channels_last(
+            recognize_masks(recognize_softmax(recognize_hard_swish(graph))), context
+        )
     calls = [part for call in graph.calls for part in expand(call)]
     graph = dataclasses.replace(graph, calls=calls, weights=context.weights)
     return _drop_identities(

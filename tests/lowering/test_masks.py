@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.weighted_sums import RECENT
 from tests.end_to_end.exact import assert_exact_everywhere
 from tests.helpers import rng, scramble
 
@@ -82,6 +83,27 @@ class Decoder(layers.Layer):
         return self.norms[1](x + self.other(query=x, value=encoded, key=encoded))
 
 
+class Scores(layers.Layer):
+    """Attention without weights, which keeps what it computed, as a softmax written by hand."""
+
+    def call(self, inputs, mask=None, **kwargs):
+        scores = tf.matmul(inputs, inputs, transpose_b=True)
+        if mask is not None:
+            scores -= 1e4 * (1.0 - tf.cast(mask[:, tf.newaxis], scores.dtype))
+        powers = tf.exp(scores - tf.reduce_max(scores, axis=-1, keepdims=True))
+        self.weights_of_steps = powers / tf.reduce_sum(powers, axis=-1, keepdims=True)
+        return tf.matmul(self.weights_of_steps, inputs)
+
+
+class Attend(layers.Layer):
+    """Makes another layer in its call, and reads what that computed and does not return."""
+
+    def call(self, inputs, mask=None):
+        attention = Scores()
+        attended = attention(inputs, mask=mask)
+        return attended + tf.reduce_max(attention.weights_of_steps, axis=-1, keepdims=True)
+
+
 class Constant(layers.Layer):
     """Gives a mask that cannot be traced: TensorFlow's operations on numbers."""
 
@@ -128,6 +150,11 @@ def real_numbers():
     return x, layers.GlobalAveragePooling1D()(Shift()(layers.Masking()(x)))
 
 
+def by_hand():
+    tokens, x = embedded()
+    return tokens, Attend()(x)
+
+
 def residual():
     tokens, x = embedded()
     y = layers.Add()([x, layers.ReLU()(Shift()(x))])
@@ -144,7 +171,7 @@ MODELS = {
     build.__name__: build
     for build in (
         *(average, attention, weights_of_scores, additive, masked_softmax, real_numbers),
-        *(residual, translation),
+        *(by_hand, residual, translation),
     )
 }
 
@@ -187,6 +214,8 @@ def test_masks_are_exact(name, tmp_path):
     expected = model(data).numpy()
     np.testing.assert_allclose(qat(data), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
+    if not RECENT:
+        return  # Older kernels round otherwise, or have no QUANTIZE to 16 bits.
     keras_qat.set_quantization(qat, True)
     qat.fit(data, targets, batch_size=16, verbose=0)
     for kernels in ("reference", "xnnpack"):
@@ -213,6 +242,16 @@ def test_a_recurrent_layer_reads_the_mask_behind_an_opened_one(units):
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
     assert report.identical == 1
     assert list(report.float_operations) == ([] if units == 4 else ["rnn"])
+
+
+def test_a_softmax_by_hand_hides_what_its_mask_says():
+    """The large number that hides scores sets no range."""
+    tokens, x = by_hand()
+    model = scramble(keras.Model(tokens, x))
+    qat, data = keras_qat.quantize_model(model, strict=True), padded(model)
+    keras_qat.calibrate(qat, data)
+    noise = qat.predict(data, verbose=0) - model.predict(data, verbose=0)
+    assert np.std(noise) < 0.02 * np.std(model.predict(data, verbose=0))
 
 
 def test_losses_and_metrics_read_the_mask_of_an_output():

@@ -21,10 +21,10 @@ import tensorflow as tf
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import keras, set_mask, swapped, takes_mask
+from keras_qat.frontend.keras2.inner_calls import calls_inside
 from keras_qat.frontend.keras2.layer_names import of_different_names
 from keras_qat.frontend.keras2.layers_and_models import nodes_of, takes_training
 from keras_qat.frontend.masks import first_argument
-from keras_qat.frontend.tf_operations import is_operation
 
 SIZE = 8
 """Size of open axes in the random inputs."""
@@ -120,29 +120,6 @@ def _without_nodes(layer: Any) -> Iterator[None]:
             del inner._inbound_nodes[inbound:], inner._outbound_nodes[outbound:]
 
 
-@contextlib.contextmanager
-def _inner_calls_unseen(tape: tf.GradientTape) -> Iterator[None]:
-    """Runs a block in which a tape does not watch variables that layers read in their own call."""
-    call, is_inside = keras.layers.Layer.__call__, False
-
-    def unseen(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal is_inside
-        if is_inside or is_operation(layer):
-            return call(layer, *args, **kwargs)
-        is_inside = True
-        try:
-            with tape.stop_recording():
-                return call(layer, *args, **kwargs)
-        finally:
-            is_inside = False
-
-    keras.layers.Layer.__call__ = unseen
-    try:
-        yield
-    finally:
-        keras.layers.Layer.__call__ = call
-
-
 class _Trace:
     """A symbolic run of a layer's `call`."""
 
@@ -172,7 +149,7 @@ class _Trace:
         refusals = {name: _refuses(name) for name in ("add_loss", "add_metric", "add_update")}
         with tf.GradientTape(watch_accessed_variables=True) as tape:
             try:
-                with swapped(layer, **symbolic_attributes, **refusals), _inner_calls_unseen(tape):
+                with swapped(layer, **symbolic_attributes, **refusals), calls_inside(tape, layer):
                     self.outputs = layer.call(*args, **kwargs)
             except CannotOpen:
                 raise

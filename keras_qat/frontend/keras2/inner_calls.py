@@ -1,0 +1,75 @@
+"""How layers inside of a layer are called while that layer is traced."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.frontend.keras2.backend import keras, mask_of, set_mask, takes_mask
+from keras_qat.frontend.tf_operations import is_operation
+
+
+@contextlib.contextmanager
+def calls_inside(tape: tf.GradientTape, outer: Any) -> Iterator[None]:
+    """Runs a block in which a tape does not watch variables that layers read in their own call.
+
+    A user's own layer that the call of `outer` makes anew and that has no weights is traced as if
+    its code stood in that call: what it keeps in its attributes may be read there.
+    """
+    call, is_inside = keras.layers.Layer.__call__, False
+    known = {id(layer) for layer in outer._flatten_layers()}
+
+    def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_inside
+        if is_inside or is_operation(layer):
+            return call(layer, *args, **kwargs)
+        if id(layer) not in known and _is_plain_code(layer):
+            return _inline(layer, *args, **kwargs)
+        is_inside = True
+        try:
+            with tape.stop_recording():
+                return call(layer, *args, **kwargs)
+        finally:
+            is_inside = False
+
+    keras.layers.Layer.__call__ = called
+    try:
+        yield
+    finally:
+        keras.layers.Layer.__call__ = call
+
+
+def _is_plain_code(layer: Any) -> bool:
+    """Returns whether a layer is a user's own, and nothing but its `call`."""
+    kind = type(layer)
+    is_keras = kind.__module__.split(".")[0] in ("keras", "tf_keras", "keras_qat")
+    has_build = kind.build is not keras.layers.Layer.build
+    has_parts = bool(layer.weights) or len(list(layer._flatten_layers())) > 1
+    has_phases = "training" in inspect.signature(kind.call).parameters
+    return not (is_keras or has_build or has_parts or has_phases)
+
+
+def _inline(layer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer's own code, with the masks of its inputs and of its outputs."""
+    if args:
+        inputs, rest = args[0], args[1:]
+    else:  # By the name of the first argument.
+        name = next(iter(kwargs))
+        inputs, rest = kwargs.pop(name), ()
+    mask = kwargs.get("mask")
+    if mask is None and not rest:
+        mask = tf.nest.map_structure(mask_of, inputs)
+        if all(item is None for item in tf.nest.flatten(mask)):
+            mask = None
+    if takes_mask(layer) and not rest:
+        kwargs["mask"] = mask
+    outputs = layer.call(inputs, *rest, **kwargs)
+    if layer.supports_masking:
+        masks = layer.compute_mask(inputs, mask)
+        for output, own in zip(tf.nest.flatten(outputs), tf.nest.flatten(masks), strict=False):
+            set_mask(output, own)
+    return outputs
