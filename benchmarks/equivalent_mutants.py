@@ -18,6 +18,21 @@ EQUIVALENT = {
     "keras_qat/integer_graph/passes/pack_int4.py _divided: np.round -> np.floor": (
         "multiples of the divisor are divided without a remainder"
     ),
+    "keras_qat/integer_graph/fold_recurrent.py _of_unrolled.held: 1 -> 2 (8)": (
+        "only a SimpleRNN of two units has two columns, whose outputs have one scale"
+    ),
+    "keras_qat/integer_graph/resolve_calls.py _Resolver.resolved: True -> False": (
+        "`strict=` of two lists of one length"
+    ),
+    "keras_qat/ops/normalization.py : 2048 -> 2049": (
+        "variances 2047 and 2048 have the same entry, 724, and positions move with the table"
+    ),
+    "keras_qat/ops/normalization.py _compute: 1 -> 2 (5)": (
+        "groups become examples, until values get the shape that gamma is multiplied in"
+    ),
+    "keras_qat/ops/selection.py _emit_select: True -> False": (
+        "`strict=` of two lists of one length"
+    ),
     "keras_qat/ops/conv.py _emit_affine: 1 -> 2 (4)": (
         "numpy infers any size below zero, -2 like -1"
     ),

@@ -184,6 +184,7 @@ def test_a_product_of_one_tensor_and_itself_is_a_square():
         (lambda x: tf.nn.gelu(x, True), "gelu", {"approximate": True}),
         (_layers.Softmax(2), "softmax", {"axis": -2}),
         (lambda x: tf.nn.softmax(x), "softmax", {"axis": -1}),
+        (_layers.Activation("softmax"), "softmax", {"axis": -1}),
         (_layers.UnitNormalization(), "unit_norm", {"axes": (-1,), "epsilon": 0.0}),
         (lambda x: 2.0 - x, "subtract", {"sign": -1}),
         (lambda x: 2.0 * x, "multiply", {}),

@@ -106,7 +106,7 @@ def test_a_relu_is_merged(op, bits, family, maximum):
         assert_exact(op, bits, family, seed, maximum)
 
 
-@pytest.mark.sample(28)
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize(
     ("op", "bits"),

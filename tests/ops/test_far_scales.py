@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -113,9 +114,14 @@ def test_wide_steps_in_tflite_micro(name, scale):
     assert_same(node, random_inputs(node, numbers), "tflm")
 
 
+@functools.cache
+def relu_node() -> Node:
+    return node_of(op_named("relu"), 8, 1)[0]
+
+
 def assert_requantizes(ratio: float, zero_point: int, family: str) -> None:
     """Asserts that all codes in a scale so many times as wide are the interpreter's."""
-    source, _ = node_of(op_named("relu"), 8, 1)
+    source = relu_node()
     x = dataclasses.replace(source.inputs[0], shape=(None, 128 + 5))
     every = np.resize(np.arange(-128, 128), (BATCH, 128 + 5)).astype(np.int8)
     ends = QuantParams(np.float32(0.01), zero_point), QuantParams(np.float32(0.01 / ratio), 3)

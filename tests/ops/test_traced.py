@@ -149,6 +149,11 @@ def test_refusals(name):
     assert reason in traced(Custom(function, (5, 5), 5 if name == "minus" else None), (5,))
 
 
+def test_a_kernel_of_another_shape():
+    function = lambda x, k, b: tf.matmul(x, k, transpose_b=True)  # noqa: E731
+    assert "alone" in traced(Custom(function, (7, 5)), (5,))
+
+
 def test_more_weights():
     class Three(Custom):
         def build(self, input_shape):

@@ -110,7 +110,7 @@ def test_open_sizes(layer, shape, found, family):
 LARGE = {
     "conv": (lambda: layers.Conv2D(3, 3), (5, 5, 200)),
     "transpose_conv": (lambda: layers.Conv2DTranspose(9, 3, 2), (3, 3, 600)),
-    "transpose_conv_1d": (lambda: layers.Conv1DTranspose(2, 3, 2), (3, 1200)),
+    "transpose_conv_1d": (lambda: layers.Conv1DTranspose(2, 3, 2), (3, 1300)),
     "dense": (lambda: layers.Dense(5), (4000,)),
 }
 
@@ -139,6 +139,28 @@ def test_sums_and_biases_past_what_float32_holds(kind, of, family):
     inputs = random_inputs(node, numbers)
     assert_same(node, inputs, family)
     assert_same_in_graph(node, inputs, family)
+
+
+@pytest.mark.parametrize("family", KERNELS)
+@pytest.mark.parametrize("kind", LARGE)
+def test_large_sums_that_a_bias_takes_away(kind, family):
+    """What is left is as small as what float32 would lose; of transposed ones at some pixels."""
+    layer, shape = LARGE[kind]
+    node, numbers = node_of(layer(), shape)
+    q = numbers.integers(100, 128, node.weights.q.shape).astype(np.float64)
+    whole = q.transpose(*range(q.ndim - 2), -1, -2) if "transpose" in kind else q
+    middle = whole[(1,) * (q.ndim - 2)] if "transpose" in kind else whole
+    bias = -255 * middle.reshape(-1, middle.shape[-1]).sum(0)
+    node = with_weights(
+        node, q=q, bias=bias, scale=np.full_like(node.weights.scale, np.float32(0.01))
+    )
+    (x,) = node.inputs
+    x = dataclasses.replace(x, params=QuantParams(np.float32(0.02), -128, 8))
+    y = dataclasses.replace(node.output, params=QuantParams(np.float32(8 * 0.02 * 0.01), 127, 8))
+    node = dataclasses.replace(node, inputs=(x,), outputs=(y,))
+    inputs = random_inputs(node, numbers)
+    largest = numbers.choice([126, 127], inputs[x.name].shape, p=[0.004, 0.996])
+    assert_same(node, {x.name: largest.astype(np.int8)}, family)
 
 
 def assert_same_in_graph(node, inputs, family, **how):
