@@ -33,7 +33,7 @@ def index_calls(
     cuts: set[Call] = set()
     for call in reversed(calls):
         outputs, row = values_in(call.outputs), op(call)
-        is_cut = is_table(call) or (makes_integers(call) and op_of(call) is None)
+        is_cut = is_table(call) or cuts_in_float(call)
         readers = [reader for value in outputs for reader in consumers[value]]
         is_before = readers and cuts.issuperset(readers) and not set(outputs).intersection(kept)
         if is_cut or (is_before and not (row and row.is_weighted)):
@@ -41,10 +41,20 @@ def index_calls(
     return {call for call in cuts if op(call) is not None and not is_table(call)}
 
 
+def cuts_in_float(call: Call) -> bool:
+    """Returns whether a call makes integers of real numbers, and has no integer kernel."""
+    return makes_integers(call) and op_of(call) is None
+
+
 def makes_integers(call: Call) -> bool:
     """Returns whether a call makes integers, truth values aside, of real numbers."""
     types = [tf.as_dtype(value.dtype) for value in values_in(call.outputs)]
     return any(value.is_float for value in call.inputs) and all(t.is_integer for t in types)
+
+
+def compares(call: Call) -> bool:
+    """Returns whether a call makes truth values alone."""
+    return all(tf.as_dtype(value.dtype).is_bool for value in values_in(call.outputs))
 
 
 def is_table(call: Call) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 
 from keras_qat.config.specs import FixedSpec, QuantSpec, SharedSpec, Spec
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
+from keras_qat.frontend.helper_layers import WeightTensor
 from keras_qat.lowering.recurrent import why_whole
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
 from keras_qat.ops.registry import match, op_of, weights_only
@@ -13,7 +14,13 @@ from keras_qat.placement import fusion_groups
 from keras_qat.placement.file_outputs import joined_outputs
 from keras_qat.placement.float_notice import label
 from keras_qat.placement.fusion_groups import Group
-from keras_qat.placement.index_arithmetic import COMPUTES_INDICES, index_calls, is_table
+from keras_qat.placement.index_arithmetic import (
+    COMPUTES_INDICES,
+    compares,
+    cuts_in_float,
+    index_calls,
+    is_table,
+)
 from keras_qat.placement.layer_settings import Settings
 from keras_qat.placement.plan import Plan, Range
 
@@ -191,11 +198,18 @@ class Int8Placement:
         return own, f"{role}; {reason}"
 
     def is_index(self, value: Value) -> bool:
-        """Returns whether a tensor holds real numbers that become indices, and nothing else."""
-        readers = self.consumers[value]
+        """Returns whether real numbers become indices; all that may be done else is compare them.
+
+        Tokens are often real numbers, and a mask says which of them are 0.
+        """
+        readers = [call for call in self.consumers[value] if type(call.layer) is not WeightTensor]
+        if any(map(is_table, readers)):
+            return True
+        others = [
+            call for call in readers if call not in self.index_calls and not cuts_in_float(call)
+        ]
         of_input = value.producer is None and value not in self.outputs
-        is_read_so = readers and self.index_calls.issuperset(readers)
-        return any(map(is_table, readers)) or bool(of_input and is_read_so)
+        return of_input and len(others) < len(readers) and all(map(compares, others))
 
     def converted_to(self, value: Value) -> FixedRange | None:
         """Returns the fixed range that all readers convert a tensor to, if there is one."""
