@@ -101,6 +101,7 @@ ARGUMENTS: dict[str, Any] = {
     "tf.unstack": (None, 1),
     "tf.slice": ([0, 1, 1, 0], [-1, 3, 3, 4]),
     "tf.gather": ([2, 0],),
+    "tf.nn.embedding_lookup": ([2, 0],),
     "tf.tile": ([1, 2, 1, 1],),
     "tf.repeat": (2, 1),
     "tf.broadcast_to": ((8, 6, 6, 4),),
