@@ -90,6 +90,10 @@ def test_every_code(op, bits, family, scale):
                 assert_same(example, inputs, family, label)
 
 
+INTERPOLATED = {("sigmoid", 16): 1.25, ("tanh", 16): 2.5}
+"""Operator and bits -> steps that TFLite's kernel is off, as it interpolates in a table."""
+
+
 @pytest.mark.parametrize(
     ("op", "bits", "family"),
     [
@@ -113,7 +117,8 @@ def test_results_are_those_of_the_function(op, bits, family):
             values = params.dequantize(codes)
             steps = np.maximum(low - values, values - high) / params.scale
             is_finite = np.isfinite(real).all(0)
-            assert steps[is_finite].max(initial=0) < 1.01, (seed, scale, node.attributes)
+            most = INTERPOLATED.get((op.name, bits), 1.01)
+            assert steps[is_finite].max(initial=0) < most, (seed, scale, node.attributes)
 
 
 @pytest.mark.parametrize(
