@@ -93,12 +93,20 @@ def computed_together(layers: Iterable[Any]) -> Iterator[None]:
 
 
 def _steps(layers: list[Any]) -> dict[Any, Any]:
-    if (
-        not layers or as_written.has_gpu()
-    ):  # GPUs take whole numbers apart on the host, which would wait.
+    # GPUs take whole numbers apart on the host, which would wait.
+    if not layers or as_written.has_gpu() or _is_shared():
         return {}
     steps = stacked(lambda steps: (steps + 1,), *((layer.step.read_value(),) for layer in layers))
     return {layer: step for layer, (step,) in zip(layers, steps, strict=True)}
+
+
+def _is_shared() -> bool:
+    """Returns whether workers that do not wait for each other count steps in one variable.
+
+    A step that another worker counts between reading and writing would be lost.
+    """
+    strategy = tf.distribute.get_strategy()
+    return isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
 
 
 def average_weight(batches: Any, decay: Any, frozen: Any = None) -> tuple[Any, Any]:
