@@ -59,6 +59,7 @@ def packed(inputs: Inputs, arrays: list[Any]) -> Any:
 
 
 def is_array(data: Any) -> bool:
+    """Returns whether data is an array, or a tensor that can be read as one."""
     return hasattr(data, "__array__")
 
 

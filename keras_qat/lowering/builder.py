@@ -37,6 +37,10 @@ class LoweringContext:
             self.weights[layer] = list(weights)
         return self._layers[source, part]
 
+    def keep(self, source: Any, part: str, layer: Any) -> Any:
+        """Returns the named part of `source`: a layer that there is, the first that was given."""
+        return self.layer(source, part, lambda: layer)
+
     def split_weights(self) -> set[Any]:
         """Returns the layers of which a weight was split: several layers start from it."""
         starts: dict[tuple[Any, int], set[Any]] = {}

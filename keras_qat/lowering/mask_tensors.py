@@ -149,7 +149,7 @@ class MaskTensors:
             args, kwargs, outputs = map_values(
                 current.__getitem__, (call.args, call.kwargs, call.outputs)
             )
-            layer = self.context.layer(call.layer, name, functools.partial(_itself, call.layer))
+            layer = self.context.keep(call.layer, name, call.layer)
             self.calls.append(Call(layer, args, kwargs, outputs, name).as_part_of(maker))
         return current[values_in(graph.outputs)[0]]
 
@@ -173,12 +173,14 @@ class MaskTensors:
                 needed.update(value for value in call.inputs if value.masked)
         masks = self.of([value for value in graph.values() if value in lost & needed])
         carrying: dict[Value, Value] = {}
+
+        def with_masks(structure: Any) -> Any:
+            return map_values(lambda value: carrying.get(value, value), structure)
+
         calls: list[Call] = []
         for call in graph.calls:
             if not is_operation(call.layer):
-                call.args, call.kwargs = map_values(
-                    lambda v: carrying.get(v, v), (call.args, call.kwargs)
-                )
+                call.args, call.kwargs = with_masks((call.args, call.kwargs))
             calls.append(call)
             for index, value in enumerate(values_in(call.outputs)):
                 if value in masks:
@@ -188,13 +190,10 @@ class MaskTensors:
                     parts.add(layer, value, kwargs={"mask": masks[value]}, output=output)
                     calls += [part.as_part_of(call) for part in parts.calls]
                     carrying[value] = output
-        outputs = map_values(lambda value: carrying.get(value, value), graph.outputs)
         for call in graph.loss_only:
-            call.args, call.kwargs = map_values(
-                lambda v: carrying.get(v, v), (call.args, call.kwargs)
-            )
+            call.args, call.kwargs = with_masks((call.args, call.kwargs))
         calls = _in_order([*calls, *self.take_calls()])
-        return dataclasses.replace(graph, calls=calls, outputs=outputs)
+        return dataclasses.replace(graph, calls=calls, outputs=with_masks(graph.outputs))
 
 
 def _symbol_of(value: Value, symbols: dict[Value, Any]) -> Any:
@@ -202,10 +201,6 @@ def _symbol_of(value: Value, symbols: dict[Value, Any]) -> Any:
     if value not in symbols:
         symbols[value] = graph_lib.symbolic(value.shape, value.dtype)
     return symbols[value]
-
-
-def _itself(layer: Any) -> Any:
-    return layer
 
 
 def _in_order(calls: list[Call]) -> list[Call]:

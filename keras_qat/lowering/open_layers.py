@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,10 +158,6 @@ def _unknown_activation(call: Call, context: LoweringContext) -> list[Call]:
     return split_activation(call, context)
 
 
-def _itself(layer: Any) -> Any:
-    return layer
-
-
 class _Namer:
     """Gives unique names to the calls inside a layer.
 
@@ -265,7 +260,7 @@ def _calls_of(
         if is_operation(layer):
             source = call.source
             rename(layer, name.rsplit("/", 1)[-1])
-            layer = context.layer(call.layer, f"{symbol} {name}", partial(_itself, layer))
+            layer = context.keep(call.layer, f"{symbol} {name}", layer)
         parts.calls.append(Call(layer, args, kwargs, outputs, name, source=source))
     for value, output in outputs_of.items():
         if tensor_of(value) is not output:  # The layer returns its input.

@@ -134,7 +134,7 @@ def known_share(batches: Any, decay: Any, frozen: Any = None) -> tuple[Any, Any]
     """Computes the number of batches with the next one, and how much is known of their average.
 
     TensorFlow 1's average begins at zero and is divided by that: 1 - decay^n. The power is computed
-    in float64, see `average_weight`, where the result has the arguments' meaning.
+    in float64, for the reason given at `average_weight`, which has the same arguments.
     """
     count = batches + 1.0
     power = tf.pow(tf.cast(decay, tf.float64), tf.cast(count, tf.float64))
@@ -147,7 +147,7 @@ def _averages(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:
     for layer in layers:
         if layer.assumed is not None and layer.assumed.fixed is True:
             continue
-        for observer in (item for each in layer.quantizers for item in each.observers):
+        for observer in (item for quantizer in layer.quantizers for item in quantizer.observers):
             for counter in observer.counters:
                 counted[observer.weigh].append((counter, observer.decay))
     fixed = None if not layers or layers[0].assumed is None else layers[0].assumed.fixed
