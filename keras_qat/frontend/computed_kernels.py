@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.keras2 import configurations
 from keras_qat.frontend.keras2.backend import layers, register
 
 __all__ = ["COMPUTED", "is_computed"]
@@ -32,7 +32,7 @@ class _Computed(layers.Layer):
 
     def __init__(self, *args: Any, source: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.source = backend.deserialize(source) if isinstance(source, dict) else source
+        self.source = configurations.deserialize(source) if isinstance(source, dict) else source
 
     def build(self, input_shape: Any) -> None:
         if not self.source.built:
@@ -44,7 +44,7 @@ class _Computed(layers.Layer):
         return None if name == self.computed else super().add_weight(name, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "source": backend.serialize(self.source)}
+        return {**super().get_config(), "source": configurations.serialize(self.source)}
 
 
 @register

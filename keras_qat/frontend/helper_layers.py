@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras, model_from, register, resolve_training
+from keras_qat.frontend.keras2.backend import keras, register, resolve_training
+from keras_qat.frontend.keras2.configurations import model_from
 
 
 class SameShape(keras.layers.Layer):

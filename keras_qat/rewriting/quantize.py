@@ -11,7 +11,7 @@ from keras_qat.config.other_libraries import ARGUMENTS
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
-from keras_qat.frontend.keras2.backend import deserialization_scope
+from keras_qat.frontend.keras2.configurations import deserialization_scope
 from keras_qat.frontend.keras2.own_training import attributes_computed_with, trains_itself
 from keras_qat.frontend.keras2.precision import float32_policy
 from keras_qat.frontend.keras2.read_float import read_float

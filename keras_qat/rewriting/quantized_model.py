@@ -16,17 +16,19 @@ from keras_qat.config.targets.target import Target, remembered
 from keras_qat.frontend.graph import config_of, symbols
 from keras_qat.frontend.keras2.backend import (
     AUTOGRAPH_AS_USUAL,
-    CustomObjects,
     KeepsTrainable,
+    is_in_converter,
+    keras,
+    register,
+    resolve_training,
+)
+from keras_qat.frontend.keras2.configurations import (
+    CustomObjects,
     applications_scope,
     check_modules,
     custom_objects_in,
     in_safe_mode,
-    is_in_converter,
-    keras,
     missing_config,
-    register,
-    resolve_training,
 )
 from keras_qat.frontend.keras2.layers_and_models import layers_in, name_outputs, nested_inputs
 from keras_qat.frontend.keras2.own_training import (

@@ -11,7 +11,8 @@ import tensorflow as tf
 from keras_qat.config import specs
 from keras_qat.frontend.graph import Call, Graph, Value, rebuild, symbols, values_in
 from keras_qat.frontend.graph_copy import InsertedCall, Replacement, copy_graph
-from keras_qat.frontend.keras2.backend import keras, missing_config
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.configurations import missing_config
 from keras_qat.frontend.keras2.layers_and_models import clone, name_outputs
 from keras_qat.frontend.keras2.precision import is_half, policy_of
 from keras_qat.ops.registry import gates_of, on_request

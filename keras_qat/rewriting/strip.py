@@ -11,7 +11,8 @@ from keras_qat.config.arguments import switch
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.helper_layers import Regularize
-from keras_qat.frontend.keras2.backend import custom_objects_in, deserialization_scope, keras
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.configurations import custom_objects_in, deserialization_scope
 from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
 from keras_qat.frontend.keras2.readability import check_readable
 from keras_qat.lowering import lower

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.keras2 import backend, configurations
 from keras_qat.frontend.keras2.backend import keras
 
 
@@ -45,8 +45,12 @@ def clone(layer: Any, **changes: Any) -> Any:
             config = layer.get_config()
     else:
         config = layer.get_config()
-    with backend.deserialization_scope(backend.custom_objects_in(layer._flatten_layers())):
-        return type(layer).from_config({**config, **backend.missing_config(layer), **changes})
+    with configurations.deserialization_scope(
+        configurations.custom_objects_in(layer._flatten_layers())
+    ):
+        return type(layer).from_config(
+            {**config, **configurations.missing_config(layer), **changes}
+        )
 
 
 def rename(layer: Any, name: str) -> None:

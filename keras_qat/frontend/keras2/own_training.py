@@ -17,7 +17,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Graph
-from keras_qat.frontend.keras2.backend import check_modules, in_safe_mode, keras
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.configurations import check_modules, in_safe_mode
 from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.frontend.keras2.readability import defines
 

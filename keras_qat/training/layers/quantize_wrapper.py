@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.config import specs
-from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.keras2 import backend, configurations
 from keras_qat.ops.registry import gates_of, relu_maximum
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.layers.quantize import ActivationQuantizer
@@ -149,13 +149,13 @@ class QuantizeWrapper(ScheduledLayer):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "layer": backend.serialize(self.layer),
+            "layer": configurations.serialize(self.layer),
             "weights": {name: list(axes) for name, axes in self.weight_axes.items()},
             "weight_spec": specs.to_config(self.weight_spec),
-            "batch_norm": self.batch_norm and backend.serialize(self.batch_norm),
+            "batch_norm": self.batch_norm and configurations.serialize(self.batch_norm),
             "batch_norm_frozen": self.batch_norm_frozen,
             "fold": self.fold,
-            "activation": self.activation and backend.serialize(self.activation),
+            "activation": self.activation and configurations.serialize(self.activation),
             "output_spec": specs.to_config(self.output_spec),
             "tensor": self.tensor,
             **self._inner_config(),
@@ -187,8 +187,8 @@ def _layer(layer: Any) -> Any:
         ValueError: if the argument is nothing of these.
     """
     if isinstance(layer, dict):
-        with backend.applications_scope():
-            layer = backend.deserialize(layer)
+        with configurations.applications_scope():
+            layer = configurations.deserialize(layer)
     if layer is not None and not isinstance(layer, backend.keras.layers.Layer):
         raise ValueError(f"A QuantizeWrapper holds layers, not {layer!r}.")
     return layer

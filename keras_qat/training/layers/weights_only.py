@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.config import specs
-from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.keras2 import backend, configurations
 from keras_qat.frontend.keras2.layers_and_models import takes_training
 from keras_qat.training.layers.scheduled_layer import ScheduledLayer
 from keras_qat.training.layers.weight_quantizer import WeightQuantizer, weight_at, weights_replaced
@@ -33,7 +33,7 @@ class QuantizeWeights(ScheduledLayer):
         self, layer: Any, weights: dict[str, Any], weight_spec: Any, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.layer = backend.deserialize(layer) if isinstance(layer, dict) else layer
+        self.layer = configurations.deserialize(layer) if isinstance(layer, dict) else layer
         self.supports_masking = self.layer.supports_masking
         self.weight_axes = {path: tuple(axes) for path, axes in weights.items()}
         self.weight_spec = specs.from_config(weight_spec)
