@@ -65,21 +65,6 @@ def float_layers(model: Any, target: str) -> dict[str, dict[str, str]]:
     return {"default": default, "target": of_target, "request": requested}
 
 
-def codes(qat: Any, contents: bytes, x: Any) -> float:
-    """Returns the share of the file's codes that the model gives.
-
-    In the target's rounding, or in XNNPACK's if TFLite Micro, which computes the file for targets
-    of microcontrollers, lacks an operator that the NPU has.
-    """
-    try:
-        return keras_qat.verify(qat, contents, x, per_layer=False).identical
-    except ValueError as error:
-        if "TFLite Micro" not in str(error):
-            raise
-    qat.kernels = "xnnpack"
-    return keras_qat.verify(qat, contents, x, per_layer=False, kernels="xnnpack").identical
-
-
 def measure(build: Any, target: str) -> dict[str, str]:
     """Takes a network through everything, and returns the cells of its row."""
     keras.utils.set_random_seed(1)
@@ -101,7 +86,8 @@ def measure(build: Any, target: str) -> dict[str, str]:
     saved = keras_qat.export_tflite(reloaded) == contents
     operations = zoo_worker.operations(contents)
     floats, total = sum(operations["float_operations"].values()), operations["operations"]
-    shares = codes(qat, contents, data), zoo_worker.simulated(qat, contents, x, "xnnpack")
+    exact = keras_qat.verify(qat, contents, data).identical
+    shares = exact, zoo_worker.simulated(qat, contents, x, "xnnpack")
     return {
         **{asked: str(len(layers) or "") for asked, layers in left.items()},
         **{name: "yes" if good else "NO" for name, good in (("trains", trains), ("saved", saved))},

@@ -29,6 +29,10 @@ SMALLEST = 1 << 20
 """Smallest size of the arena in bytes."""
 
 
+class Refusal(ValueError):
+    """TFLite Micro lacks an operator of a file, or refuses what it is given."""
+
+
 class MicroInterpreter(FileInterpreter):
     """A TFLite file in TFLite Micro: takes real numbers or integers, returns the raw outputs.
 
@@ -37,7 +41,8 @@ class MicroInterpreter(FileInterpreter):
 
     Raises:
         ImportError: without the package `tflite-micro`.
-        ValueError: if TFLite Micro lacks an operator or refuses the file.
+        Refusal: if TFLite Micro lacks an operator or refuses the file.
+        ValueError: if the file has open sizes.
     """
 
     kernels = "tflm"
@@ -73,7 +78,7 @@ class MicroInterpreter(FileInterpreter):
                 return runtime.Interpreter.from_bytes(self.contents, arena_size=arena)
             except RuntimeError as error:
                 failed = error
-        raise ValueError(f"TFLite Micro refuses this file: {_joined(lines) or failed}") from failed
+        raise Refusal(f"TFLite Micro refuses this file: {_joined(lines) or failed}") from failed
 
     def arena_size(self) -> int:
         """Returns the bytes of the arena that the interpreter uses, as it records them.

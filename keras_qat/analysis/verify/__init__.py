@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from typing import Any
@@ -19,7 +20,10 @@ from keras_qat.analysis.verify.match_tensors import float_operations
 from keras_qat.analysis.verify.preconditions import doubts, randomness
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
 from keras_qat.analysis.verify.verdict import Verdict, is_same, judge
+from keras_qat.arithmetic.kernel_families import REFERENCE
 from keras_qat.config.arguments import answers_unknown
+from keras_qat.config.targets.tflm import TFLM
+from keras_qat.export.target_problems import problems
 from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.frontend.messages import warn_caller
@@ -30,7 +34,7 @@ from keras_qat.io.data import arrays_of, check_counts, padded
 from keras_qat.io.inputs import packed
 from keras_qat.tflite.interpreter import Kernels, Runtime, to_pixels
 from keras_qat.tflite.metadata import rescaled_inputs
-from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
+from keras_qat.tflite.micro_interpreter import MicroInterpreter, Refusal, open_file
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import contents_of
 from keras_qat.training.layers.recurrent.states import Stream
@@ -73,6 +77,8 @@ def verify(
             "xnnpack_arm64" on 64-bit ARM only), "optimized" (TFLite's own), "reference" (its
             portable ones), or "tflm": the file, exported with `batch_size=1`, runs in TFLite Micro,
             as on microcontrollers. By default those of the model's target, without one "xnnpack".
+            If TFLite Micro stands for the target, as for Ethos-U, and lacks an operator that the
+            target computes in another way, "reference" runs the file, and the report says so.
         runtime: the package whose interpreter runs the file, "ai-edge-litert", "tensorflow" or
             "tflite-runtime", by default the first that is installed: some operators are computed
             otherwise in some versions (docs/runtimes.md). `report.runtime` says what ran.
@@ -107,8 +113,16 @@ def verify(
     inference = getattr(model, "exact_inference", lambda: None)()
     graph = inference.resolved() if inference else resolve(model)
     contents = contents_of(tflite)
-    computing = kernels or graph.origin.file_family.name
-    file = open_file(contents, computing, runtime)
+    computing, refused = kernels or graph.origin.file_family.name, ""
+    try:
+        file = open_file(contents, computing, runtime)
+    except Refusal as error:
+        target = graph.origin.target
+        if kernels or target is None or not target.elsewhere:
+            raise
+        missing = [f"{p.operator}: {p.reason}" for p in problems(contents, TFLM)]
+        computing, refused = REFERENCE.name, ", ".join(dict.fromkeys(missing)) or str(error)
+        file = open_file(contents, computing, runtime)
     arrays = arrays_of(graph.origin.inputs, x)
     examples = len(arrays[0])
     full_batches = math.lcm(file.batch_size or 1, graph.origin.fixed_batch or 1)
@@ -127,6 +141,9 @@ def verify(
     packs = graph.origin.packs_int4
     packed_weights = file_graph.packs_int4 and not packs and not graph.origin.simulates
     graph = as_asked(graph, packs or packed_weights, graph.origin.family)
+    if refused:
+        origin = dataclasses.replace(graph.origin, family=REFERENCE)
+        graph = dataclasses.replace(graph, origin=origin)
     notes = (*graph.origin.warnings, *doubts(graph, file, file_graph, contents, inputs_of_file))
     for note in notes:
         warn_caller(note)
@@ -138,7 +155,7 @@ def verify(
         # The one use of the model itself: its own predictions are what the file has to return.
         expected = (
             simulated(graph, packed_inputs, batch_size, verbose)
-            if packed_weights
+            if packed_weights or refused
             else predictions(model, packed_inputs, batch_size, verbose)
         )
     calls = graph.origin.calls
@@ -156,7 +173,7 @@ def verify(
         return compare_layers(graph, file_graph, some, fed, computing, size, verbose, runtime)
 
     rounds_alike = not graph.origin.simulates and computing == graph.origin.family.name
-    if not is_same(outputs, rounds_alike) and not packed_weights:
+    if not is_same(outputs, rounds_alike) and not (packed_weights or refused):
         with Stream(graph.origin.states):
             repeated = predictions(model, packed_inputs, batch_size, verbose)
         notes = (*randomness(graph.name, expected, repeated), *notes)
@@ -183,4 +200,5 @@ def verify(
         arena,
         file.runtime,
         packed_weights,
+        refused,
     )

@@ -25,6 +25,12 @@ PACKED = (
     "and predict and evaluate give what it gives."
 )
 
+REFUSED = (
+    "TFLite Micro, which stands for the target, can't run this file ({}). {} ran it with its "
+    "{kernels} kernels, and it is compared with keras_qat.simulate(model, x, kernels='{kernels}'), "
+    "not with model.predict, which rounds as TFLite Micro."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
@@ -185,6 +191,9 @@ class Report:
         runtime: whose interpreter ran the file, with its version.
         packs_int4: whether the file was compared with the model's integers for weights packed in 4
             bits, and not with `model.predict`.
+        refused: the operators for which TFLite Micro, which stands for the target, can't run the
+            file. `kernels` and `runtime` then are what ran it instead, and it was compared with
+            `simulate(kernels=...)` of these, not with `model.predict`.
     """
 
     examples: int
@@ -198,6 +207,7 @@ class Report:
     arena_size: int | None = None
     runtime: str = ""
     packs_int4: bool = False
+    refused: str = ""
 
     @property
     def identical(self) -> float:
@@ -344,8 +354,11 @@ class Report:
             ],
         }
         about_layers = [f"{text}: {listed(names)}." for text, names in sentences.items() if names]
-        of_packed = [PACKED] if self.packs_int4 else []
-        return [*self.notes, *of_packed, *about_layers]
+        if self.refused:
+            of_kernels = [REFUSED.format(self.refused, self.runtime, kernels=self.kernels)]
+        else:
+            of_kernels = [PACKED] if self.packs_int4 else []
+        return [*self.notes, *of_kernels, *about_layers]
 
     def table(self, width: int = 80) -> str:
         """Writes the report as text. More columns show longer names.
