@@ -27,7 +27,7 @@ import time
 import types
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,10 +152,10 @@ def first_line(node: ast.AST) -> str:
     return ast.unparse(ast.fix_missing_locations(node)).split("\n")[0]
 
 
-def drawn(count: int, seed: int = 0) -> list[Mutant]:
+def drawn(count: int, seed: int = 0, rooms: Sequence[str] = ROOMS) -> list[Mutant]:
     """Returns so many mutants of all files; more of them begin with the same ones."""
     paths = []
-    for room in ROOMS:
+    for room in rooms:
         whole = ROOT / "keras_qat" / room
         paths += sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]
     mutants = [mutant for path in paths for mutant in mutants_of(path)]
@@ -292,6 +292,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--count", type=int, default=100, help="mutants to draw (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
+    parser.add_argument("--rooms", nargs="*", default=ROOMS, help="folders and files to change")
     parser.add_argument("--seconds", type=int, default=90, help="of a core for each (default: 90)")
     parser.add_argument("--words", default="", help="more for pytest, such as \"-m '' --seeds 20\"")
     parser.add_argument("--again", nargs="*", default=(), help="outcomes to try once more")
@@ -299,7 +300,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in IMPORTED:
         __import__(name)
-    draw = drawn(arguments.count, arguments.seed)
+    draw = drawn(arguments.count, arguments.seed, arguments.rooms)
     mutants = [mutant for mutant in draw if mutant.key not in EQUIVALENT]
     covering, words = Covering(), shlex.split(arguments.words)
     note = arguments.results.with_suffix(".running")
