@@ -1,0 +1,68 @@
+"""Families whose kernels compute in real numbers, against the real functions themselves."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_qat.arithmetic.kernel_families import FAMILIES, OPENVINO, kernel_family
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.integer_graph.execute import prepare, run
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.ops.node import Node, Tensor
+from tests.ops.harness import node_of, random_inputs
+from tests.ops.test_contracts import MATCHING
+
+CASES = [
+    pytest.param(op, name, id=f"{op.name}-{name}")
+    for op in MATCHING
+    for name, family in FAMILIES.items()
+    if family.in_float and op.name in OPENVINO.operators and not op.is_table
+]
+
+
+def real_results(node: Node, numbers: list[Any]) -> list[Any]:
+    """What the node's layer computes of real numbers, with the quantized weights."""
+    layer, weights, given = node.call.layer, node.weights, iter(numbers)
+    args, kwargs = graph_lib.map_values(lambda _: next(given), (node.call.args, node.call.kwargs))
+    if weights is not None:
+        unit = node.inputs[0].params.scale * weights.scale
+        bias = [] if weights.bias is None else [weights.bias * unit.reshape(-1)]
+        layer.set_weights([weights.q * weights.scale, *bias])
+    return tf.nest.flatten(layer(*args, **kwargs))
+
+
+def is_of_tensors(node: Node) -> bool:
+    return all(isinstance(operand, Tensor) for operand in node.inputs)
+
+
+@pytest.mark.parametrize(("op", "family"), CASES)
+def test_results_are_the_real_ones_rounded(op, family):
+    """Next to halves the order of operations in float32 decides."""
+    drawn = (node_of(op, 8, seed) for seed in range(100))
+    examples = (example for example in drawn if is_of_tensors(example[0]))
+    # Of weights some have no bias.
+    for node, numbers in itertools.islice(examples, 3 if op.weights else 1):
+        tensors = dict(zip(node.call.inputs, node.inputs, strict=True))
+        inputs = {tensor.name: tensor for tensor in node.inputs}
+        graph = ResolvedGraph("", inputs, {}, (node,), tensors, {})
+        codes = random_inputs(node, numbers)
+        centred = [
+            tf.cast(codes[x.name], tf.float32) - x.params.zero_point for x in inputs.values()
+        ]
+        kernels = kernel_family(family)
+        results = run(graph, centred, kernels, real_results, prepare(graph, kernels))
+        numbers = [np.float32(x.params.dequantize(codes[x.name])) for x in node.inputs]
+        for real, tensor in zip(real_results(node, numbers), node.outputs, strict=True):
+            result, params = np.asarray(results[tensor]), tensor.params
+            if params is None:
+                np.testing.assert_array_equal(result, real)
+                continue
+            ends = params.lowest - params.zero_point, params.highest - params.zero_point
+            steps = np.clip(np.asarray(real) / np.float64(params.scale), *ends)
+            np.testing.assert_array_equal(result, np.round(result))
+            assert np.abs(result - steps).max() < 0.501
