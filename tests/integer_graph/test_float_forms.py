@@ -27,6 +27,13 @@ FORMS = [
         (layers.CategoryEncoding, {"num_tokens": 5, "output_mode": mode}, (4,))
         for mode in ("count", "multi_hot")
     ),
+    *(
+        (layers.CategoryEncoding, {"num_tokens": 5, "output_mode": "one_hot"}, shape)
+        for shape in [(1,), ()]
+    ),
+    (layers.Activation, {"activation": "softsign"}, (4,)),
+    (layers.Activation, {"activation": "tanh"}, (4,)),
+    (layers.Resizing, {"interpolation": "nearest", "height": 3, "width": 5}, (6, 5, 2)),
     (layers.Resizing, {"height": 3, "width": 5}, (6, 5, 2)),
     (layers.RandomCrop, {"height": 3, "width": 4}, (6, 5, 2)),
 ]
@@ -41,3 +48,46 @@ def test_a_form_computes_what_its_layer_does(kind, options, shape):
     form = form_of(layer)
     assert form is not None
     np.testing.assert_allclose(form(layer, x), model(x, training=False), rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_are_counted_by_weights():
+    layer = layers.CategoryEncoding(4, output_mode="count")
+    x, weights = tf.constant([[0, 3, 3], [1, 0, 1]]), tf.constant([[0.5, 2, 3], [1, 4, 0.25]])
+    form = form_of(layer)
+    assert form is not None
+    np.testing.assert_array_equal(form(layer, x, weights), layer(x, count_weights=weights))
+
+
+def test_groups_of_images_whose_sizes_are_open():
+    layer = layers.GroupNormalization(2)
+    inputs = keras.Input((None, None, 4))
+    model = scramble(keras.Model(inputs, layer(inputs)))
+    form = form_of(layer)
+    traced = tf.function(lambda x: form(layer, x), [tf.TensorSpec([None, None, None, 4])])
+    x = np.float32(rng().normal(size=(2, 3, 5, 4)))
+    np.testing.assert_allclose(traced(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Own(layers.LayerNormalization):
+    """With a call of its own."""
+
+    def call(self, inputs):
+        return 2.0 * super().call(inputs)
+
+
+class Named(layers.LayerNormalization):
+    """Computes as the layer of Keras."""
+
+
+def test_layers_of_users_have_the_form_of_what_they_inherit():
+    assert form_of(Own()) is None
+    assert form_of(Named()) is form_of(layers.LayerNormalization()) is not None
+    assert form_of(layers.Dense(2)) is None
+
+
+@pytest.mark.parametrize("layer", [layers.Hashing(3), layers.Resizing(3, 3, "bicubic")])
+def test_what_tflite_lacks_is_refused(layer):
+    form = form_of(layer)
+    assert form is not None
+    with pytest.raises(ValueError, match=layer.name):
+        form(layer, tf.ones([1, 4, 4, 2]))
