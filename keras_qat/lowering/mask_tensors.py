@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -52,19 +53,22 @@ class MaskTensors:
         calls, self.calls = self.calls, []
         return calls
 
-    def opened(self, call: Call, written_out: Call | None) -> tuple[OpenedLayer, list[Value]]:
+    def opened(
+        self, call: Call, written_out: Call | None, lenders: Sequence[Any] = ()
+    ) -> tuple[OpenedLayer, list[Value]]:
         """Opens a layer with the masks that it reads, and returns what it reads, too.
 
         Args:
             call: the call.
             written_out: another call that computes the same and is opened in its place, or None.
+            lenders: other layers whose weights it reads.
 
         Raises:
             CannotOpen, OnlyTrains: if it cannot be opened.
         """
         inputs = list(dict.fromkeys(call.inputs))
         masks = {} if written_out else self.of(inputs)
-        opened = open_layer(written_out or call, masks)
+        opened = open_layer(written_out or call, masks, lenders)
         if opened.carries_masks:
             self.hand_over(values_in(call.outputs))
         else:

@@ -24,6 +24,7 @@ from keras_qat.frontend.keras2.trace_layer import (
     CannotOpen,
     OnlyTrains,
     OpenedLayer,
+    ReadsWeights,
 )
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import ACTIVATIONS, split_activation
@@ -31,6 +32,7 @@ from keras_qat.lowering.attention import split_masked_attention
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.equivalents import equivalent
 from keras_qat.lowering.known_sizes import with_known_sizes
+from keras_qat.lowering.lent_weights import LentWeights
 from keras_qat.lowering.mask_tensors import MaskTensors, reads_mask
 from keras_qat.lowering.normalizing import normalizing
 from keras_qat.lowering.weighted_products import with_kernels
@@ -55,12 +57,15 @@ def open_layers(
             as usual.
     """
     whole: dict[Any, str] = {}
-    apart = set[Any]()
+    apart, lent = set[Any](), LentWeights(graph)
     while True:
-        opened = _open_each(graph, context, may_open, whole, apart)
+        context.lenders, changes = lent.shared, lent.changes
+        opened = _open_each(graph, context, may_open, whole, apart | lent.apart(), lent)
         mixed = {layer: context.refused[layer] for layer in context.opened.keys() & context.refused}
         split = context.split_weights() - apart
-        if not mixed and not split:
+        if not mixed and not split and lent.changes == changes:
+            lent.refuse(opened)
+        if not mixed and not split and lent.changes == changes:
             return with_kernels(opened, context)
         whole.update(mixed)
         apart |= split
@@ -76,8 +81,10 @@ def _open_each(
     may_open: Callable[[Call], bool | None],
     whole: Mapping[Any, str],
     apart: Collection[Any],
+    lent: LentWeights,
 ) -> Graph:
     """Opens the layers but those that stay `whole`, keeping weights `apart` from what they give."""
+    lenders = set(lent.shared.values())
 
     def is_whole(call: Call) -> bool:
         """Returns whether a call is a whole subclassed model: its parts keep their names."""
@@ -96,13 +103,13 @@ def _open_each(
             masks.hand_over(values_in(call.outputs))
         elif type(call.layer) is layers.MultiHeadAttention:
             parts = split_masked_attention(call, context, masks)
-        elif written_out or _is_closed(call.layer) or reads_mask(call):
+        elif written_out or _is_closed(call.layer) or reads_mask(call) or call.layer in lenders:
             try:
                 if call.layer in whole:
                     raise CannotOpen(whole[call.layer])
                 prefix = "" if is_whole(call) else f"{call.name}/"
                 namer = _Namer(call, prefix, context.names.setdefault(call.layer, {}))
-                opened, read = masks.opened(call, written_out)
+                opened, read = masks.opened(call, written_out, lent.of.get(call.layer, ()))
                 parts = _calls_of(
                     opened, call, read, context, anchor, namer, allowed is True, call.layer in apart
                 )
@@ -112,6 +119,8 @@ def _open_each(
                 layer = keep.new("", TrainingOnly, error.model, weights=error.model.weights)
                 return keep.end(layer, call.inputs[0])
             except CannotOpen as error:
+                if isinstance(error, ReadsWeights) and lent.note(call.layer, error.variables):
+                    return [call]  # It is opened with the layers that lend them, the next time.
                 if is_whole(call):
                     raise ValueError(
                         f"The subclassed model '{call.name}' cannot be opened: {error}. Express "
@@ -238,8 +247,12 @@ def _calls_of(
         """Returns the value in an inner one's place; weights become tensors at first use."""
         if value not in current:
             name = namer.unique(_name_of_weight(value, opened), _expression_of(value, opened))
-            layer, shape = _weight_tensor(value, opened, parts, name)
-            current[value] = direct.get(value) or Value(name + mark, shape, value.dtype)
+            variable, label = id(opened.weights.get(value)), name + mark
+            if variable in context.lenders:
+                name, label = context.shared_name(variable, name)
+            owner = context.lenders.get(variable, call.layer)
+            layer, shape = _weight_tensor(value, opened, parts, name, owner)
+            current[value] = direct.get(value) or Value(label, shape, value.dtype)
             parts.calls.append(Call(layer, (anchor,), {}, current[value], name, source=call.source))
         return current[value]
 
@@ -340,13 +353,13 @@ def _weights_behind(value: Value, opened: OpenedLayer) -> list[Value]:
 
 
 def _weight_tensor(
-    value: Value, opened: OpenedLayer, parts: PartsBuilder, name: str
+    value: Value, opened: OpenedLayer, parts: PartsBuilder, name: str, owner: Any
 ) -> tuple[Any, Any]:
     """Returns the layer, made once, for a value that depends on weights alone, and its shape."""
     # As Keras lists them: those that train first.
     sources = sorted(_weights_behind(value, opened), key=lambda w: not opened.weights[w].trainable)
     variables = [opened.weights[source] for source in sources]
-    owner, expression = parts.call.layer, None
+    expression = None
     if value not in opened.weights:
         graph = dataclasses.replace(
             opened.graph,

@@ -65,9 +65,19 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
     customs = custom_objects_in(layers_in(model)), model.customs
     with deserialization_scope(*customs, safe=model.safe_mode):
         # A copy, as some layers of Keras remove entries from the configuration.
-        plain = keras.Model.from_config(deepcopy(model.float_config))
+        try:
+            plain = keras.Model.from_config(deepcopy(model.float_config))
+        except AttributeError as error:  # In a user's code.
+            raise _cannot_copy("a layer reads what another has not built yet") from error
     _take_weights(plain, model)
     return _fold(plain) if folded else plain
+
+
+def _cannot_copy(reason: str) -> ValueError:
+    return ValueError(
+        f"Keras cannot copy the float model: {reason}. Make it with your own code, and give it the "
+        f"weights of this one."
+    )
 
 
 def _take_weights(plain: Any, model: QuantizedModel) -> None:
@@ -97,6 +107,8 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
             weights = graph.weights.get(part.layer, part.layer.weights) if source else []
             if source is None or part.layer in done or own.isdisjoint(map(id, weights)):
                 continue  # Nothing that trains, or a constant of an operation.
+            if len(weights) != len(source.weights):
+                raise _cannot_copy(f"other layers read weights of '{part.name}'")
             done.add(part.layer)
             part.source.trainable = trained.trainable and source.trainable
             for new, old in zip(weights, source.weights, strict=True):

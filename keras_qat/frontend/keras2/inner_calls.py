@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras, mask_of, set_mask, takes_mask
+from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.frontend.tf_operations import is_operation
 
 
 @contextlib.contextmanager
-def calls_inside(tape: tf.GradientTape, outer: Any) -> Iterator[None]:
+def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ()) -> Iterator[None]:
     """Runs a block in which a tape does not watch variables that layers read in their own call.
 
-    A user's own layer that the call of `outer` makes anew and that has no weights is traced as if
-    its code stood in that call: what it keeps in its attributes may be read there.
+    Layers that lend their weights to `outer`, and those around them, are traced as if their code
+    stood in its call. So is a user's own layer that the call of `outer` makes anew and that has no
+    weights: what it keeps in its attributes may be read there.
     """
     call, is_inside = keras.layers.Layer.__call__, False
     known = {id(layer) for layer in outer._flatten_layers()}
@@ -27,7 +29,8 @@ def calls_inside(tape: tf.GradientTape, outer: Any) -> Iterator[None]:
         nonlocal is_inside
         if is_inside or is_operation(layer):
             return call(layer, *args, **kwargs)
-        if id(layer) not in known and _is_plain_code(layer):
+        lends = any(inner is lender for inner in layers_in(layer) for lender in lenders)
+        if lends or (id(layer) not in known and _is_plain_code(layer)):
             return _inline(layer, *args, **kwargs)
         is_inside = True
         try:

@@ -24,6 +24,11 @@ def layers_in(model: Any) -> list[Any]:
     return list(getattr(model, "_flatten_layers", lambda: ())())
 
 
+def layers_directly_in(layer: Any) -> list[Any]:
+    """Returns the layers that are attributes of a layer, without those inside of these."""
+    return list(layer._flatten_layers(recursive=False, include_self=False))
+
+
 def weights_in_order(layer: Any) -> list[Any]:
     """Returns a layer's own weights, then its inner layers', whatever is trainable."""
     own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers_in(layer)]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import traceback
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,12 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import keras, set_mask, swapped, takes_mask
 from keras_qat.frontend.keras2.inner_calls import calls_inside
 from keras_qat.frontend.keras2.layer_names import of_different_names
+from keras_qat.frontend.keras2.layer_weights import (
+    let_assign,
+    regularizers_of,
+    weight_attributes,
+    with_symbols,
+)
 from keras_qat.frontend.keras2.layers_and_models import nodes_of, takes_training
 from keras_qat.frontend.masks import first_argument
 
@@ -32,6 +37,14 @@ SIZE = 8
 
 class CannotOpen(Exception):
     """Tells in a few words why a layer cannot be opened."""
+
+
+class ReadsWeights(CannotOpen):
+    """Raised for a layer that reads weights of other layers in its own code."""
+
+    def __init__(self, variables: list[Any]) -> None:
+        super().__init__(f"it reads {variables[0].name}, a weight of another layer")
+        self.variables = variables
 
 
 class OnlyTrains(Exception):
@@ -60,15 +73,19 @@ class OpenedLayer:
     carries_masks: bool
 
 
-def open_layer(call: Call, masks: Mapping[Value, Value] | None = None) -> OpenedLayer:
+def open_layer(
+    call: Call, masks: Mapping[Value, Value] | None = None, lenders: Sequence[Any] = ()
+) -> OpenedLayer:
     """Opens the layer of a call. The layer itself stays as it is.
 
     Args:
         call: the call.
         masks: input of the call -> the mask that it carries.
+        lenders: other layers whose weights it reads. Calls of them inside are opened, too.
 
     Raises:
         CannotOpen: if that is not possible.
+        ReadsWeights: if it reads weights of layers that are no `lenders`.
         OnlyTrains: if it does something in training only.
     """
     layer = call.layer
@@ -78,7 +95,8 @@ def open_layer(call: Call, masks: Mapping[Value, Value] | None = None) -> Opened
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly, _without_nodes(layer), of_different_names(layer):
         traces = [
-            _Trace(call, masks or {}, phase) for phase in ((True, False) if trained else (None,))
+            _Trace(call, masks or {}, phase, lenders)
+            for phase in ((True, False) if trained else (None,))
         ]
         if trained:
             _follow_training(*traces)
@@ -90,22 +108,10 @@ def _check(call: Call) -> None:
     layer = call.layer
     if layer.activity_regularizer is not None:
         raise CannotOpen("it has an activity regularizer")
-    if len(layer._callable_losses) > len(_regularizers(layer)):
+    if len(layer._callable_losses) > len(regularizers_of(layer)):
         raise CannotOpen("it adds to the loss")
     if layer.compute_dtype != layer.variable_dtype:
         raise CannotOpen("it computes in mixed precision")
-
-
-def _regularizers(layer: Any) -> dict[int, Any]:
-    """Returns the regularizers of a layer's own weights, by the variables' ids."""
-    regularizers = {}
-    for callback in layer._callable_losses:
-        loss = callback.args[0] if isinstance(callback, partial) and callback.args else callback
-        if isinstance(loss, partial) and loss.func.__name__ == "_loss_for_variable":
-            regularizers[id(loss.args[0])] = inspect.getclosurevars(loss.func).nonlocals[
-                "regularizer"
-            ]
-    return regularizers
 
 
 @contextlib.contextmanager
@@ -123,11 +129,21 @@ def _without_nodes(layer: Any) -> Iterator[None]:
 class _Trace:
     """A symbolic run of a layer's `call`."""
 
-    def __init__(self, call: Call, masks: Mapping[Value, Value], training: bool | None) -> None:
+    def __init__(
+        self,
+        call: Call,
+        masks: Mapping[Value, Value],
+        training: bool | None,
+        lenders: Sequence[Any] = (),
+    ) -> None:
         self.layer = layer = call.layer
-        variables, attributes = _own_variables(layer)
-        self.weights = list({id(variable): variable for variable in variables}.values())
+        self.lenders = lenders
+        attributes = {owner: weight_attributes(owner) for owner in (layer, *lenders)}
+        variables = tf.nest.flatten([list(own.values()) for own in attributes.values()])
+        self.weights = list({id(w): w for w in variables if isinstance(w, tf.Variable)}.values())
         symbols = {id(w): graph_lib.symbolic(w.shape, w.dtype) for w in self.weights}
+        self.assigned: dict[int, Any] = {}
+        """Id of a variable -> what the layer assigns to it."""
         self.inputs = {value: graph_lib.symbolic(value.shape, value.dtype) for value in call.inputs}
         self.masks = {
             value: graph_lib.symbolic(mask.shape, mask.dtype) for value, mask in masks.items()
@@ -145,11 +161,15 @@ class _Trace:
             first = map_values(self.masks.get, first_argument(call))
             if any(mask is not None for mask in tf.nest.flatten(first)):
                 kwargs["mask"] = first
-        symbolic_attributes = {name: make(symbols) for name, make in attributes.items()}
         refusals = {name: _refuses(name) for name in ("add_loss", "add_metric", "add_update")}
         with tf.GradientTape(watch_accessed_variables=True) as tape:
             try:
-                with swapped(layer, **symbolic_attributes, **refusals), calls_inside(tape, layer):
+                with contextlib.ExitStack() as block:
+                    for owner, own in attributes.items():
+                        block.enter_context(swapped(owner, **with_symbols(own, symbols)))
+                        let_assign(owner, own, symbols, self.assigned)
+                    block.enter_context(swapped(layer, **refusals))
+                    block.enter_context(calls_inside(tape, layer, lenders))
                     self.outputs = layer.call(*args, **kwargs)
             except CannotOpen:
                 raise
@@ -165,8 +185,13 @@ class _Trace:
             raise CannotOpen(_first_line(error)) from error
         arguments = tf.nest.flatten([(node.call_args, node.call_kwargs) for node in self.nodes])
         read = [leaf for leaf in arguments if isinstance(leaf, tf.Variable)]
-        for variable in [*tape.watched_variables(), *read]:
-            raise CannotOpen(f"it reads {variable.name}, a weight of another layer")
+        if read := [*tape.watched_variables(), *read]:
+            raise ReadsWeights(read)
+        try:
+            if self.assigned:
+                keras.Model(list(symbols.values()), list(self.assigned.values()))
+        except ValueError as error:
+            raise CannotOpen("it assigns what depends on its input to a weight") from error
 
     @property
     def nodes(self) -> list[Any]:
@@ -187,7 +212,8 @@ class _Trace:
         weights = dict(zip(own, self.weights, strict=True))
         all_masked = all(value.masked for value in values_in(graph.outputs))
         carries_masks = all_masked or not self.layer.supports_masking
-        return OpenedLayer(graph, weights, _regularizers(self.layer), carries_masks)
+        regularizers = [regularizers_of(layer) for layer in (*self.lenders, self.layer)]
+        return OpenedLayer(graph, weights, dict(ChainMap(*regularizers)), carries_masks)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Computes the traced operations on numbers."""
@@ -195,38 +221,8 @@ class _Trace:
         return tf.nest.flatten(self.model([*inputs, *weights], training=False))
 
 
-def _own_variables(layer: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Returns a layer's variables, and how to make its attributes with symbols in their place."""
-    variables: list[Any] = []
-
-    def variables_in(value: Any) -> list[Any]:
-        if isinstance(value, tf.Variable):
-            return [value]
-        items = value.values() if isinstance(value, dict) else value
-        is_nest = isinstance(value, (list, tuple, dict))
-        return [variable for item in items for variable in variables_in(item)] if is_nest else []
-
-    def with_symbols(value: Any, symbols: dict[int, Any]) -> Any:
-        if isinstance(value, dict):
-            return {key: with_symbols(item, symbols) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [with_symbols(item, symbols) for item in value]
-        return symbols.get(id(value), value)
-
-    attributes = {}
-    for name, value in vars(layer).items():
-        if name.startswith(_OF_KERAS) or not variables_in(value):
-            continue
-        variables += variables_in(value)
-        attributes[name] = lambda symbols, value=value: with_symbols(value, symbols)
-    return variables, attributes
-
-
 PHASE = "keras_qat: the phase"
 """Replaces a `training` argument that follows the model's phase."""
-
-_OF_KERAS = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
-"""Prefixes of attributes in which Keras tracks other attributes."""
 
 
 def _refuses(name: str) -> Any:
@@ -335,10 +331,20 @@ def _check_numbers(call: Call, trace: _Trace) -> None:
     args, kwargs = map_values(numbers.__getitem__, (call.args, dict(call.kwargs)))
     if takes_training(call.layer) and kwargs.get("training") is None:
         kwargs["training"] = False
+    assigned = [weight for weight in trace.weights if id(weight) in trace.assigned]
+    before, after = _values_of(assigned), []
     try:
-        expected = [tf.nest.flatten(call.layer(*args, **kwargs)) for _ in range(2)]
+        expected = []
+        for _ in range(2):
+            expected.append(tf.nest.flatten(call.layer(*args, **kwargs)))
+            after.append(_values_of(assigned))
     except Exception:  # Sizes that do not fit: nothing to compare with.
         return
+    finally:
+        for weight, held in zip(assigned, before, strict=True):
+            weight.assign(held)
+    if not all(map(np.allclose, *after)):
+        raise CannotOpen("it assigns another value to a weight each time")
     computed = trace(drawn)
     for first, second, traced in zip(*expected, computed, strict=True):
         magnitudes = np.abs(np.asarray(tf.cast(first, tf.float32)))
@@ -348,6 +354,11 @@ def _check_numbers(call: Call, trace: _Trace) -> None:
                 first, values, rtol=1e-4, atol=1e-5 * largest + 1e-12, equal_nan=True
             ):
                 raise CannotOpen("it does not compute the same each time")
+
+
+def _values_of(weights: list[Any]) -> list[np.ndarray]:
+    """Returns copies of what variables hold."""
+    return [tf.convert_to_tensor(weight).numpy() for weight in weights]
 
 
 def _describe_error(error: Exception) -> str:

@@ -1,0 +1,74 @@
+"""A layer's own weights: the attributes that hold them, and what its `call` assigns to them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+_OF_KERAS = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
+"""Prefixes of attributes in which Keras tracks other attributes."""
+
+
+def weight_attributes(layer: Any) -> dict[str, Any]:
+    """Returns a layer's own attributes that are variables, or structures with variables."""
+
+    def has_variables(value: Any) -> bool:
+        items = value.values() if isinstance(value, dict) else value
+        is_nest = isinstance(value, (list, tuple, dict))
+        return isinstance(value, tf.Variable) or (is_nest and any(map(has_variables, items)))
+
+    return {
+        name: value
+        for name, value in vars(layer).items()
+        if not name.startswith(_OF_KERAS) and has_variables(value)
+    }
+
+
+def with_symbols(value: Any, symbols: dict[int, Any]) -> Any:
+    """Returns a structure with symbols in the place of its variables."""
+    if isinstance(value, dict):
+        return {key: with_symbols(item, symbols) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [with_symbols(item, symbols) for item in value]
+    return symbols.get(id(value), value)
+
+
+def let_assign(
+    layer: Any, attributes: dict[str, Any], symbols: dict[int, Any], assigned: dict[int, Any]
+) -> None:
+    """Lets `layer.kernel.assign(x)` put x in the place of a symbol, while the layer has symbols.
+
+    Args:
+        layer: the layer.
+        attributes: its `weight_attributes`.
+        symbols: id of a variable -> the symbol in its place.
+        assigned: is filled: id of a variable -> what was assigned to it last.
+    """
+
+    def assigns(name: str, variable: Any) -> Callable[..., Any]:
+        def assign(value: Any, *args: Any, **kwargs: Any) -> Any:
+            assigned[id(variable)] = vars(layer)[name] = value
+            value.assign = assign
+            return value
+
+        return assign
+
+    for name, variable in attributes.items():
+        if isinstance(variable, tf.Variable):
+            symbols[id(variable)].assign = assigns(name, variable)
+
+
+def regularizers_of(layer: Any) -> dict[int, Any]:
+    """Returns the regularizers of a layer's own weights, by the variables' ids."""
+    regularizers = {}
+    for callback in layer._callable_losses:
+        loss = callback.args[0] if isinstance(callback, partial) and callback.args else callback
+        if isinstance(loss, partial) and loss.func.__name__ == "_loss_for_variable":
+            regularizers[id(loss.args[0])] = inspect.getclosurevars(loss.func).nonlocals[
+                "regularizer"
+            ]
+    return regularizers
