@@ -29,20 +29,55 @@ BEFORE = -1
 
 
 class Contexts:
-    """Tells coverage which test runs, and takes its CPU time."""
+    """Tells coverage which test runs, takes its CPU time, and notes what it has from others.
+
+    What a fixture or a function with a cache made in one test is read by later ones.
+    """
 
     def __init__(self, coverage: Any) -> None:
         self.coverage = coverage
         self.seconds: dict[str, float] = {}
+        self.sources: dict[str, set[str]] = {}
+        """Test -> the tests in which was made what it reads."""
+        self.makers: dict[Any, str] = {}
+        self.current = ""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Any:
+        self.current = item.nodeid
         self.coverage.switch_context(item.nodeid)
         start = time.process_time()
         outcome = yield
         self.seconds[item.nodeid] = round(time.process_time() - start, 3)
         self.coverage.switch_context("")
+        for name in self.makers.keys() & set(item.fixturenames):
+            self.read(name)
+        self.current = ""
         return outcome
+
+    def pytest_fixture_setup(self, fixturedef: Any) -> None:
+        if fixturedef.scope != "function":
+            self.makers[fixturedef.argname] = self.current
+
+    def read(self, key: Any) -> None:
+        """Notes in which test was made what the current one reads: in itself, if in no other."""
+        maker = self.makers.setdefault(key, self.current)
+        if maker != self.current:
+            sources = {maker, *self.sources.get(maker, ())}
+            self.sources.setdefault(self.current, set()).update(sources)
+
+    def cache(self, function: Any) -> Any:
+        """Is `functools.cache`, and notes what tests read from functions of the tests."""
+        cached = functools.lru_cache(None)(function)
+        if not function.__module__.startswith("tests."):
+            return cached
+
+        @functools.wraps(function)
+        def noted(*args: Any, **options: Any) -> Any:
+            self.read((function, args, tuple(options.items())))
+            return cached(*args, **options)
+
+        return noted
 
 
 def record(test_file: Path, destination: Path) -> None:
@@ -52,15 +87,22 @@ def record(test_file: Path, destination: Path) -> None:
     os.environ["COVERAGE_CORE"] = "ctrace"  # The other one has no contexts.
     measured = coverage.Coverage(data_file=None, source=["keras_qat"], config_file=False)
     contexts = Contexts(measured)
+    functools.cache = contexts.cache
     measured.start()
     pytest.main(["-q", "-p", "no:cacheprovider", str(test_file)], plugins=[contexts])
     measured.stop()
     data = measured.get_data()
     numbers = {test: number for number, test in enumerate(contexts.seconds)}
     numbers[""] = BEFORE
+    readers: dict[str, list[str]] = {}
+    for test, sources in contexts.sources.items():
+        for source in sources - {""}:
+            readers.setdefault(source, []).append(test)
     lines = {
         os.path.relpath(path, ROOT): {
-            line: sorted(numbers[test] for test in tests)
+            line: sorted(
+                {numbers[name] for test in tests for name in (test, *readers.get(test, ()))}
+            )
             for line, tests in data.contexts_by_lineno(path).items()
         }
         for path in data.measured_files()
