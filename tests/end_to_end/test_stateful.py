@@ -112,6 +112,24 @@ def test_states_go_on_until_they_are_reset(kernels, of):
         np.testing.assert_array_equal(variant.predict(x, batch_size=2, verbose=0), before)
 
 
+def test_files_keep_the_states_of_unrolled_layers():
+    """In variables of their own: 16 bits, that the file writes behind the last step."""
+
+    def of(x: Any, **how: Any) -> Any:
+        return layers.SimpleRNN(2, go_backwards=True, **how)(x)
+
+    qat, x = keras_qat.quantize_model(build(2, 2, True, of)), sounds(2)[:, :2]
+    qat(x, training=True)
+    qat.reset_states()
+    model = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
+    runs = []
+    for _ in range(2):
+        predicted, run = (item.predict(x, batch_size=2, verbose=0) for item in (qat, model))
+        np.testing.assert_allclose(predicted, run, atol=1e-6)
+        runs.append(run)
+    assert np.any(runs[0] != runs[1])
+
+
 def test_verify_and_simulate_leave_the_states_of_the_model():
     qat, x = trained(), sounds()
     qat.predict(x[:2], batch_size=2, verbose=0)

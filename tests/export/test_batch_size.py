@@ -141,3 +141,15 @@ def test_tflite_micro_says_why_it_refuses_a_file():
         keras_qat.verify(qat, keras_qat.export_tflite(qat), x, kernels="tflm")
     with pytest.raises(ValueError, match="Didn't find op for builtin opcode 'GELU'"):
         keras_qat.verify(qat, keras_qat.export_tflite(qat, batch_size=1), x, kernels="tflm")
+
+
+@pytest.mark.parametrize(("own", "given", "asks"), [(None, None, 1), (None, 2, 1), (2, None, 0)])
+def test_transposed_convolutions_ask_for_a_size_that_the_model_leaves_open(own, given, asks):
+    """XNNPACK would compute others, and round otherwise than the model."""
+    inputs = keras.Input((3, 3, 2), own)
+    qat = keras_qat.quantize_model(
+        keras.Model(inputs, layers.Conv2DTranspose(3, 3, strides=2)(inputs))
+    )
+    qat(rng().normal(size=(2, 3, 3, 2)).astype(np.float32), training=True)
+    file = FileInterpreter(keras_qat.export_tflite(qat, batch_size=given))
+    assert [name for name, *_ in file.operations()].count("SHAPE") == asks

@@ -16,6 +16,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.ops.node import Node
 from keras_qat.ops.op import OwnRange, SharedRange
+from keras_qat.ops.registry import op_named
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS
 from tests.ops.examples.example import BATCH
@@ -121,15 +122,27 @@ def test_results_are_those_of_the_function(op, bits, family):
             assert steps[is_finite].max(initial=0) < most, (seed, scale, node.attributes)
 
 
+@pytest.mark.parametrize("family", KERNELS)
+@pytest.mark.parametrize("half", [0.5, 77.5, 110.5])
+def test_sigmoids_next_to_halves(half, family):
+    """So many steps above 1/2, where in other operations the last bits of float32 decide."""
+    node, _ = node_of(op_named("sigmoid"), 8, 0)
+    for q in (1, 6):
+        scale = np.float32(np.log((128 + half) / (128 - half)) / q)
+        for near in (scale, *np.nextafter(scale, np.float32([0, 1]))):
+            example, (inputs, _) = with_scales(node, 8, near, 0.5, 1.0)
+            assert_same(example, inputs, family, f"scale {near}")
+
+
 @pytest.mark.parametrize(
     ("scale", "ratio", "has_kernel"),
     [
         *((0.3, 127.5, True), (0.3, 128.5, False), (0.3, 1 / 511, True), (0.3, 1 / 513, False)),
-        *((1.79e-7, 1.0, True), (1.78e-7, 1.0, False)),
+        *((1.78815e-7, 1.0, True), (1.78811e-7, 1.0, False)),
     ],
 )
 def test_scales_at_the_ends_of_what_hard_swish_takes(scale, ratio, has_kernel):
-    """Inputs up to 128 times as coarse as outputs and 512 times as fine; steps of 1.788e-7."""
+    """Inputs up to 128 times as coarse as outputs and 512 times as fine; steps of 1.78814e-7."""
     (op,) = {case.values[0] for case in UNARY if case.values[0].name == "hard_swish"}
     for family in KERNELS:
         node, (inputs, _) = with_scales(node_of(op, 8, 0)[0], 8, scale, 0.5, 1.0)

@@ -199,3 +199,21 @@ def test_the_last_values_of_sums_of_16_bits(shapes):
             for item in example.inputs
         }
         assert_same(example, q, "xnnpack", f"seed {seed}")
+
+
+@pytest.mark.parametrize("family", KERNELS)
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_integers_of_all_sizes(dtype, bits, family):
+    """What lies beyond the range is cut off before it overflows, also at the ends of 32 bits."""
+    nodes = (node_of(op_named("from_integers"), bits, seed)[0] for seed in range(99))
+    node = next(node for node in nodes if node.inputs[0].dtype == dtype)
+    ends = 2 ** np.arange(31)[:, None] + [-1, 0, 1]
+    limits = np.iinfo("int32" if dtype == "int64" else dtype)
+    every = np.unique(np.clip([ends, -ends], limits.min, limits.max)).astype(dtype)
+    x = dataclasses.replace(node.inputs[0], shape=(None, every.size))
+    for scale in (0.01, 0.7, 3.0, 2.0**15, 2.0**23, 2.0**25):
+        params = QuantParams(np.float32(scale), 0 if bits == 16 else -7, bits)
+        output = dataclasses.replace(node.output, shape=x.shape, params=params)
+        example = dataclasses.replace(node, inputs=(x,), outputs=(output,))
+        assert_same(example, {x.name: every[None].repeat(BATCH, 0)}, family, f"scale {scale}")
