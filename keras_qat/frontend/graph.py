@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.frontend.helper_layers import CarryMask
 from keras_qat.frontend.keras2 import backend
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layers_and_models import (
@@ -173,15 +174,20 @@ def read(model: Any) -> Graph:
     """
     check_readable(model)
     tensors: dict[int, Value] = {}
+    masks: dict[Value, Any] = {}
+    """Value that carries a mask -> a tensor or a value of that mask's shape and type."""
 
-    def new_value(tensor: Any, name: str) -> Value:
-        masked = backend.mask_of(tensor) is not None
+    def new_value(tensor: Any, name: str, mask: Any = None) -> Value:
+        mask = backend.mask_of(tensor) if mask is None else mask
         if tensor.shape.rank is None:
             raise ValueError(
                 f"The number of axes of the output of layer '{name}' of '{model.name}' is not "
                 f"known. Set its shape in the layer: x = tf.ensure_shape(x, (None, ...))."
             )
-        return Value(name, tuple(tensor.shape), tensor.dtype.name, masked=masked)
+        value = Value(name, tuple(tensor.shape), tensor.dtype.name, masked=mask is not None)
+        if value.masked:
+            masks[value] = mask
+        return value
 
     def value_of(leaf: Any) -> Any:
         return tensors.get(id(leaf), leaf) if hasattr(leaf, "_keras_history") else leaf
@@ -196,6 +202,18 @@ def read(model: Any) -> Graph:
     calls: list[Call] = []
     counts: Counter[Any] = Counter()
 
+    def with_mask(value: Value, mask: Value | None, path: str) -> Value:
+        """Returns a value that carries the mask with which a nested model is called."""
+        if mask is None:
+            return value
+        counts[path] += 1
+        layer = CarryMask(name=f"masked_{counts[path]}", dtype=value.dtype)
+        name = f"{path}/{layer.name}"
+        masked = Value(name, value.shape, value.dtype, masked=True)
+        calls.append(Call(layer, (value,), {"mask": mask}, masked, name))
+        masks[masked] = mask
+        return masked
+
     def trace(model: Any, inputs: Iterable[Value], path: str, training: Any) -> Any:
         keep(model.inputs, inputs)
         for node in nodes_of(model):
@@ -208,6 +226,9 @@ def read(model: Any) -> Graph:
             if is_graph_model(layer):
                 inner = kwargs.get("training")
                 flat = layer._flatten_to_reference_inputs(args[0] if args else kwargs["inputs"])
+                if kwargs.get("mask") is not None:
+                    given = zip(flat, tf.nest.flatten(kwargs["mask"]), strict=True)
+                    flat = [with_mask(value, mask, name) for value, mask in given]
                 outputs = trace(layer, flat, f"{name}/", training if inner is None else inner)
                 keep(tf.nest.flatten(node.outputs), values_in(outputs))
                 continue
@@ -215,8 +236,12 @@ def read(model: Any) -> Graph:
                 kwargs["training"] = training
             counts[layer] += 1
             labels = iter(_output_names(name, counts[layer], node.outputs))
+            handed = iter(_masks_handed_on(layer, args, kwargs, masks) if path else ())
             outputs = tf.nest.map_structure(
-                lambda tensor, labels=labels: new_value(tensor, next(labels)), node.outputs
+                lambda tensor, labels=labels, handed=handed: new_value(
+                    tensor, next(labels), next(handed, None)
+                ),
+                node.outputs,
             )
             keep(tf.nest.flatten(node.outputs), values_in(outputs))
             calls.append(Call(layer, args, kwargs, outputs, name))
@@ -230,6 +255,21 @@ def read(model: Any) -> Graph:
             f"{', '.join(dict.fromkeys(empty))}. Take these layers out."
         )
     return Graph(model.name, inputs, outputs, list(model.output_names), needed, loss_only=loss_only)
+
+
+def _masks_handed_on(layer: Any, args: Any, kwargs: Any, masks: Mapping[Value, Any]) -> list[Any]:
+    """Returns the masks of a call's outputs that come from those of its inputs.
+
+    Of a nested model Keras' own symbolic tensors do not tell: its masks come from outside.
+    """
+    first = args[0] if args else next(iter(kwargs.values()))
+    like = lambda tensor: None if tensor is None else symbolic(tensor.shape, tensor.dtype)  # noqa: E731
+    given = kwargs.get("mask")
+    read = map_values(lambda value: like(masks.get(value)), first)
+    read = read if given is None else map_values(like, given)
+    if not layer.supports_masking or all(mask is None for mask in tf.nest.flatten(read)):
+        return []
+    return tf.nest.flatten(layer.compute_mask(map_values(like, first), read))
 
 
 def _output_names(name: str, call_number: int, outputs: Any) -> list[str]:

@@ -131,6 +131,12 @@ class MaskTensors:
             return given
         return self._add(symbols, functools.reduce(tf.logical_and, parts), call)
 
+    def of_all_steps(self, sequence: Value, call: Call) -> Value:
+        """Returns a mask that is True for all steps of a sequence, which a call reads."""
+        symbols: dict[Value, Any] = {}
+        first = _symbol_of(sequence, symbols)[..., 0]
+        return self._add(symbols, tf.equal(first, first), call)
+
     def _add(self, symbols: dict[Value, Any], result: Any, maker: Call) -> Value:
         """Adds the calls that compute a symbolic tensor from others, and returns its value.
 
@@ -200,6 +206,10 @@ class MaskTensors:
         return dataclasses.replace(graph, calls=calls, outputs=with_masks(graph.outputs))
 
 
+RECURRENT = layers.RNN, layers.Bidirectional
+"""Layers whose mask may be an argument, of which they hand nothing on to layers inside."""
+
+
 def _symbol_of(value: Value, symbols: dict[Value, Any]) -> Any:
     """Returns the symbolic tensor of a value, made on first use."""
     if value not in symbols:
@@ -223,20 +233,21 @@ def _in_order(calls: list[Call]) -> list[Call]:
     return list(done)
 
 
-_MASKED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePooling1D, layers.Softmax
+_OPENED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePooling1D, layers.Softmax
 """Keras' layers that are opened if they read a mask."""
 
 
 def reads_mask(call: Call) -> bool:
-    """Returns whether a call of one of Keras' layers reads a mask, and is opened then."""
+    """Returns whether a call of one of Keras' layers reads a mask, as a tensor if it can."""
     mask = call.args[1] if len(call.args) > 1 else call.kwargs.get("mask")
     is_masked = any(value.masked for value in call.inputs) or bool(values_in(mask))
-    return is_masked and type(call.layer) in _MASKED
+    return is_masked and (type(call.layer) in _OPENED or isinstance(call.layer, RECURRENT))
 
 
 def _may_read_masks(call: Call) -> bool:
     """Returns whether the layer of a call that stays whole reads masks, or may do so inside."""
-    if is_operation(call.layer):
+    is_given = isinstance(call.layer, RECURRENT) and call.kwargs.get("mask") is not None
+    if is_operation(call.layer) or is_given:
         return False
     if type(call.layer) is layers.MultiHeadAttention or not is_listed(call.layer):
         return True

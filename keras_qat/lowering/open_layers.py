@@ -33,8 +33,10 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.equivalents import equivalent
 from keras_qat.lowering.known_sizes import with_known_sizes
 from keras_qat.lowering.lent_weights import LentWeights
-from keras_qat.lowering.mask_tensors import MaskTensors, reads_mask
+from keras_qat.lowering.mask_tensors import RECURRENT, MaskTensors, reads_mask
+from keras_qat.lowering.masking import finds_number, reads_floats, split_masking
 from keras_qat.lowering.normalizing import normalizing
+from keras_qat.lowering.recurrent import given_mask
 from keras_qat.lowering.weighted_products import with_kernels
 from keras_qat.ops.registry import is_listed, is_registered, lists
 
@@ -92,6 +94,13 @@ def _open_each(
 
     closed: dict[str, str] = {}
     anchor, masks = values_in(graph.inputs)[0], MaskTensors(context)
+    masked = {call.layer for call in graph.calls if reads_mask(call)}
+    readers, outputs = graph.consumers(), set(values_in(graph.outputs))
+
+    def reads_masks(call: Call) -> bool:
+        """Returns whether one of the calls of a layer reads a mask: all become the same."""
+        masked.update([call.layer] if reads_mask(call) else ())
+        return call.layer in masked
 
     def expand(call: Call) -> list[Call]:
         masks.note(call)
@@ -103,7 +112,13 @@ def _open_each(
             masks.hand_over(values_in(call.outputs))
         elif type(call.layer) is layers.MultiHeadAttention:
             parts = split_masked_attention(call, context, masks)
-        elif written_out or _is_closed(call.layer) or reads_mask(call) or call.layer in lenders:
+        elif isinstance(call.layer, RECURRENT) and reads_masks(call):
+            with contextlib.suppress(CannotOpen):
+                parts = given_mask(call, masks)
+        elif finds_number(call) and (allowed or not reads_floats(call, readers, outputs)):
+            with contextlib.suppress(CannotOpen):
+                parts = split_masking(call, context, masks)
+        elif written_out or _is_closed(call.layer) or reads_masks(call) or call.layer in lenders:
             try:
                 if call.layer in whole:
                     raise CannotOpen(whole[call.layer])
@@ -127,7 +142,7 @@ def _open_each(
                         f"it in the functional style, keras.Model(inputs, outputs), or quantize "
                         f"the functional models inside it one by one."
                     ) from error
-                if not (written_out or type(call.layer) in _ATTENTION or reads_mask(call)):
+                if not (written_out or type(call.layer) in _ATTENTION or call.layer in masked):
                     closed[call.name] = context.refused[call.layer] = str(error)
         return [c for part in parts for c in expand(part)] or [call]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.frontend.graph import Call, Value, values_in
+from keras_qat.frontend.graph import Call, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import LastStep, ReverseSteps
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.masked_recurrent import MASKED
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
-from keras_qat.lowering.masks import mask_of
+from keras_qat.lowering.mask_tensors import MaskTensors
 from keras_qat.ops.registry import match
 
 DIRECTIONS = ("forward", "backward")
@@ -45,9 +45,8 @@ def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
         shape = shape[0] if states else shape
         output = None if merge else outputs[index]
         result = output if output and not turns else parts.between(part, shape)
-        parts.add(
-            part, *_arguments(call, direction), output=[result, states[index]] if states else result
-        )
+        given = [result, states[index]] if states else result
+        parts.add(part, *_arguments(call, direction), kwargs=_mask_of(call), output=given)
         if turns:
             result = parts.add(
                 parts.new("reversed", ReverseSteps), result, shape=shape, output=output
@@ -58,29 +57,62 @@ def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
     return parts.calls
 
 
+def _mask_of(call: Call) -> dict[str, Any]:
+    """Returns the mask that a call is given, as an argument by name."""
+    mask = call.kwargs.get("mask")
+    return {} if mask is None else {"mask": mask}
+
+
 def _arguments(call: Call, direction: str) -> Any:
     """Returns the arguments for one direction: the sequence and its half of the states."""
-    x, *states = call.inputs
+    x, *states = (value for value in call.inputs if value is not call.kwargs.get("mask"))
     half, index = len(states) // 2, DIRECTIONS.index(direction)
     return ([x, *states[index * half :][:half]],) if states else (x,)
 
 
 def with_mask(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers a layer with a mask to one that reads the mask as a tensor.
+    """Lowers a layer that is given a mask to one that reads it beside the sequence.
 
-    It stays whole where the mask is not known, or the layer has no integer operator.
+    It stays whole where the layer has no integer operator.
     """
-    layer, parts = call.layer, PartsBuilder(call, context)
-    given, (sequence, *others) = call.kwargs.get("mask"), values_in(call.args)
-    is_masked = sequence.masked or given is not None
-    if not is_masked or others or call.kwargs.keys() - {"mask"} or type(layer) not in MASKED:
+    layer, mask, (sequence, *others) = call.layer, call.kwargs.get("mask"), values_in(call.args)
+    if not isinstance(mask, Value) or mask.dtype != "bool" or type(layer) not in MASKED:
         return []
-    mask = given if isinstance(given, Value) else mask_of(sequence, parts)
-    if mask is None or mask.dtype != "bool" or layer.stateful or layer.return_state:
+    if others or call.kwargs.keys() - {"mask"} or layer.stateful or layer.return_state:
         return []
-    new = context.layer(layer, "masked", lambda: _reading_mask(layer), context.weights_of(layer))
-    calls = parts.end(new, [sequence, mask])
+    new = context.layer(layer, "reading", lambda: _reading_mask(layer), context.weights_of(layer))
+    calls = PartsBuilder(call, context).end(new, [sequence, mask])
     return calls if match(calls[-1]).op is not None else []
+
+
+def given_mask(call: Call, masks: MaskTensors) -> list[Call]:
+    """Gives a recurrent layer the mask of its sequence as an argument, and returns all calls.
+
+    A sequence without one gets a mask of all steps: other calls of the layer have masks, and all
+    become the same operator. A layer stays as it is if it has no integer operator that reads one.
+
+    Raises:
+        CannotOpen: if the mask cannot be traced.
+    """
+    sequence = values_in(call.args)[0]
+    if call.kwargs.get("mask") is not None or len(sequence.shape) != 3:
+        return []
+
+    def masked(mask: Value, outputs: Any) -> Call:
+        return Call(call.layer, call.args, {**call.kwargs, "mask": mask}, outputs, call.name)
+
+    if sequence.masked:
+        outputs = map_values(lambda y: Value(y.name, y.shape, y.dtype), call.outputs)
+        trial = masked(Value("mask", sequence.shape[:2], "bool"), outputs)
+        is_pair = isinstance(call.layer, layers.Bidirectional)
+        if why_whole(trial) if is_pair else not with_mask(trial, LoweringContext()):
+            return []
+        mask = masks.of([sequence]).get(sequence)
+    else:
+        mask = masks.of_all_steps(sequence, call)
+    if mask is None:
+        return []
+    return [*masks.take_calls(), masked(mask, call.outputs).as_part_of(call)]
 
 
 def _reading_mask(layer: Any) -> Any:
@@ -132,10 +164,9 @@ def why_whole(call: Call) -> str:
     for direction in DIRECTIONS:
         inner = _inner(call.layer, direction)
         output = Value(call.name, tuple(call.output.shape), call.output.dtype)
-        args = _arguments(call, direction) if call.kwargs.get("mask") is None else call.args
-        part = Call(inner, args, call.kwargs, output, call.name)
+        part = Call(inner, _arguments(call, direction), _mask_of(call), output, call.name)
         op, _, reason = match(part)
-        if op is None and not (part.kwargs == {} and with_mask(part, LoweringContext())):
+        if op is None and not with_mask(part, LoweringContext()):
             return reason or f"no int8 rule for {type(inner).__name__}"
     return ""
 

@@ -7,10 +7,17 @@ from collections.abc import Callable, Collection, Mapping
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, values_in
+from keras_qat.lowering.masking import finds_number
 from keras_qat.ops.op import Op
 from keras_qat.ops.registry import op_of, row_listing
 
 COMPUTES_INDICES = "computes indices, which rounding would move"
+
+FINDS_NUMBER = (
+    "finds its mask_value before rounding, unless recipe.override('Masking', open=True) asks for "
+    "integers"
+)
+"""Why a Masking, and the calls that compute its mask, are in float."""
 
 
 def index_calls(
@@ -20,6 +27,8 @@ def index_calls(
     op: Callable[[Call], Op | None],
 ) -> set[Call]:
     """Returns the calls whose results become integers by a cut in float, and nothing else.
+
+    So do those of a Masking that finds another number than 0.
 
     An index is no signal: of `tf.cast(tf.floor(16.0 * x), tf.int32)` one step of 8 bits beside a
     border names another entry, so that its error has no bound.
@@ -31,14 +40,19 @@ def index_calls(
         op: the operator that computes a call in integers; None for a call in float.
     """
     cuts: set[Call] = set()
+    finders = {call.layer for call in calls if finds_number(call)}
     for call in reversed(calls):
         outputs, row = values_in(call.outputs), op(call)
-        is_cut = is_table(call) or cuts_in_float(call)
+        is_cut = is_table(call) or cuts_in_float(call) or call.source in finders
         readers = [reader for value in outputs for reader in consumers[value]]
         is_before = readers and cuts.issuperset(readers) and not set(outputs).intersection(kept)
         if is_cut or (is_before and not (row and row.is_weighted)):
             cuts.add(call)
-    return {call for call in cuts if op(call) is not None and not is_table(call)}
+    return {
+        call
+        for call in cuts
+        if call.source in finders or (op(call) is not None and not is_table(call))
+    }
 
 
 def cuts_in_float(call: Call) -> bool:

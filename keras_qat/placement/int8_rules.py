@@ -7,6 +7,7 @@ import dataclasses
 from keras_qat.config.specs import FixedSpec, QuantSpec, SharedSpec, Spec
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.helper_layers import WeightTensor
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.lowering.recurrent import why_whole
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
 from keras_qat.ops.registry import match, op_of, weights_only
@@ -16,6 +17,7 @@ from keras_qat.placement.float_notice import label
 from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.index_arithmetic import (
     COMPUTES_INDICES,
+    FINDS_NUMBER,
     compares,
     cuts_in_float,
     index_calls,
@@ -129,7 +131,7 @@ class Int8Placement:
         if reason is not None:
             return reason
         if call in self.index_calls:
-            return COMPUTES_INDICES
+            return FINDS_NUMBER if type(call.source) is layers.Masking else COMPUTES_INDICES
         op, _, refusal = match(call)
         if op is not None:
             families = [f"kernels={family!r}" for family in op.only_families(self.bits)]
@@ -263,8 +265,12 @@ class Int8Placement:
                 continue
             assert value.producer is not None
             sources = [range_of[x] for x in value.producer.inputs if x in range_of]
+            op = op_of(value.producer)
+            is_constant = op is not None and op.is_constant
+            if is_constant:  # The range has to hold it.
+                sources.append(Range(self.settings.activations(value), [value]))
             joined = _join(list(dict.fromkeys(sources)))
-            joined.rounded += [value] if spec.rounds else []
+            joined.rounded += [value] if spec.rounds and not is_constant else []
             range_of.update({other: joined for other, r in range_of.items() if r in sources})
             range_of[value] = joined
         ranges = list(dict.fromkeys(range_of.values()))

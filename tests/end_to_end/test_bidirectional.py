@@ -72,7 +72,6 @@ def test_models_train_are_saved_and_stripped(tmp_path):
 
 
 STAYS = {
-    "it has a mask": lambda x: layers.Bidirectional(lstm())(layers.Masking()(x)),
     "its states are read": lambda x: layers.Bidirectional(lstm(return_state=True))(x)[0],
     "its activations are not tanh and sigmoid": lambda x: layers.Bidirectional(
         lstm(activation="relu")

@@ -118,7 +118,6 @@ def test_models_are_saved_and_exported_to_saved_models(tmp_path):
 
 STAYS = {
     "its activations are not tanh and sigmoid": lambda x: layers.LSTM(3, activation="relu")(x),
-    "it has a mask": lambda x: layers.LSTM(3)(layers.Masking()(x)),
     "its states are read or given": lambda x: layers.LSTM(3, return_state=True)(x)[1],
 }
 

@@ -161,7 +161,6 @@ def test_ranges_inside_are_planned_named_and_shared_by_all_steps():
 PREFIXES = ("input_", "state_", "")
 
 STAYS = {
-    "it has a mask": lambda x: layers.GRU(3)(layers.Masking()(x)),
     "its states are read or given": lambda x: layers.LSTM(3, return_state=True)(x)[1],
     "are not tanh and sigmoid or hard_sigmoid": lambda x: layers.GRU(3, activation="relu")(x),
     "are not tanh and relu": lambda x: layers.SimpleRNN(3, activation="selu")(x),

@@ -272,6 +272,8 @@ def test_losses_and_metrics_read_the_mask_of_an_output():
 
 def test_a_mask_that_cannot_be_traced_leaves_its_reader_in_float():
     x = keras.Input((STEPS, SIZE))
-    model = keras.Model(x, Shift(name="reader")(Constant(name="maker")(x)))
+    y = Constant(name="maker")(x)
+    model = keras.Model(x, [Shift(name="reader")(y), layers.LSTM(4, name="steps")(y)])
     reasons = keras_qat.plan(model).float_layers
     assert reasons["reader"].endswith("it cannot be opened: it reads a mask that is a constant")
+    assert "it has a mask" in reasons["steps"]

@@ -1,0 +1,107 @@
+"""Masking of another number than 0, which is between two quantized values or far outside of all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.end_to_end.exact import assert_exact_everywhere
+from tests.helpers import rng
+
+layers = keras.layers
+
+pytestmark = pytest.mark.legacy
+
+STEPS, MISSING = 6, -1.0
+
+
+def model_of(features, build=lambda x: layers.GRU(4)(layers.Masking(MISSING)(x))):
+    keras.utils.set_random_seed(1)
+    x = keras.Input((STEPS, features))
+    return keras.Model(x, layers.Dense(3)(build(x)))
+
+
+def data_of(features, missing=MISSING, far=False):
+    """Sequences with steps missing inside and behind; other numbers are near, or above 0."""
+    numbers = rng(5)
+    x = numbers.normal(size=(48, STEPS, features)).astype(np.float32)
+    x = np.abs(x) if far else x
+    gone = np.arange(STEPS) >= numbers.integers(1, STEPS + 1, (48, 1))
+    x[gone | (numbers.random((48, STEPS)) < 0.2)] = missing
+    return x
+
+
+def noise(model, qat, data, **options):
+    """Mean square of what quantizing changes, by that of the outputs."""
+    expected = model(data).numpy()
+    return np.mean(np.square(qat(data, **options).numpy() - expected)) / np.var(expected)
+
+
+@pytest.mark.parametrize("missing", [MISSING, pytest.param(-99.0, marks=pytest.mark.slow)])
+def test_steps_are_found_in_front_of_the_quantizer(missing):
+    """One feature comes near the number; one far outside does not widen the range."""
+    model = model_of(1, lambda x: layers.GRU(4)(layers.Masking(missing, name="marks")(x)))
+    data = data_of(1, missing)
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, data)
+    assert noise(model, qat, data) < 0.005
+    assert noise(model, qat, data, training=True) < 0.005
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
+    assert report.identical == 1
+    assert list(report.float_operations) == ["marks"]
+    floats = keras_qat.plan(model).float_layers
+    assert "override('Masking', open=True)" in floats["marks"]
+    assert not any("gru" in name for name in floats)
+
+
+def test_integers_are_compared_with_the_number_on_their_grid():
+    """With an override, and for a target without float."""
+    model, data = model_of(3), data_of(3)
+    recipe = keras_qat.recipes.int8().override("Masking", open=True)
+    assert not keras_qat.plan(model, target="ethos_u55").float_layers
+    qat = keras_qat.quantize_model(model, recipe, strict=True)
+    keras_qat.calibrate(qat, data)
+    assert noise(model, qat, data) < 0.005
+    assert noise(model, qat, data, training=True) < 0.005
+    for kernels in ("xnnpack", "reference"):
+        assert_exact_everywhere(qat, data, kernels)
+
+
+OTHERS = {
+    "read by others": lambda x: layers.Concatenate()(
+        [layers.GlobalMaxPooling1D()(x), layers.GRU(4)(layers.Masking(MISSING)(x))]
+    ),
+    "behind weights": lambda x: layers.LSTM(4)(
+        layers.Masking(MISSING)(layers.Dense(3, activation="relu")(x))
+    ),
+    "scaled": lambda x: layers.GRU(4)(layers.Masking(2 * MISSING)(2.0 * x)),
+}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", OTHERS)
+def test_masks_are_right_wherever_the_layer_is(name):
+    """A range that does not hold the number is widened, so that its end is not mistaken for it."""
+    model, data = model_of(3, OTHERS[name]), data_of(3)
+    qat = keras_qat.quantize_model(model)
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_allclose(qat(data), model(data), atol=1e-5)
+    keras_qat.set_quantization(qat, True)
+    keras_qat.calibrate(qat, data)
+    assert noise(model, qat, data) < 0.005
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
+
+
+def test_a_number_outside_of_the_range_is_not_found():
+    """Calibrated with what is complete, and in a range that begins with 0."""
+    x = keras.Input((4,))
+    marks = layers.Lambda(lambda t: tf.cast(tf.equal(t, MISSING), tf.float32))(layers.ReLU()(x))
+    qat = keras_qat.quantize_model(keras.Model(x, marks), strict=True)
+    data = np.abs(rng().normal(size=(32, 4))).astype(np.float32)
+    data[:8] = 0
+    keras_qat.calibrate(qat, data)
+    assert not qat(data).numpy().any()
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1

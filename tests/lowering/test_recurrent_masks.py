@@ -1,0 +1,195 @@
+"""Recurrent layers read the masks of any layer in front of them, and of models around them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.helpers import rng, scramble
+from tests.lowering.test_masks import SIZE, STEPS, TOKENS, Positions, Shift, embedded
+
+layers = keras.layers
+
+pytestmark = pytest.mark.legacy
+
+KINDS = (layers.GRU, layers.LSTM, layers.SimpleRNN)
+
+
+def both(layer, **options):
+    return layers.Bidirectional(layer, **options)
+
+
+def real_tokens(kind):
+    tokens = keras.Input((STEPS,))
+    return tokens, kind(4)(layers.Embedding(TOKENS, SIZE, mask_zero=True)(tokens))
+
+
+def masking(kind):
+    x = keras.Input((STEPS, 3))
+    return x, kind(4)(layers.Masking()(x))
+
+
+def time_distributed(kind):
+    tokens, x = embedded()
+    x = layers.TimeDistributed(layers.Dense(5, activation="relu"))(x)
+    return tokens, both(kind(3))(x)
+
+
+def concatenated(kind):
+    """Two sequences whose masks differ, side by side: steps count that both have."""
+    first, x = embedded()
+    second, y = embedded()
+    return [first, second], kind(4, return_sequences=True)(layers.Concatenate()([x, y]))
+
+
+def behind_own_layer(kind):
+    tokens = keras.Input((STEPS,), dtype="int32")
+    return tokens, both(kind(3, return_sequences=True), merge_mode="sum")(Positions()(tokens))
+
+
+def given(kind):
+    tokens, x = embedded()
+    mask = tf.not_equal(tokens, 3)
+    return tokens, both(kind(3))(layers.Dense(4)(x), mask=mask)
+
+
+def shared(kind):
+    """One layer, with a mask and without one."""
+    tokens, x = embedded()
+    inner, plain = both(kind(3)), layers.Embedding(TOKENS, SIZE)(tokens)
+    return tokens, layers.Concatenate()([inner(plain), inner(x)])
+
+
+def stacked(kind):
+    tokens, x = embedded()
+    x = both(kind(3, return_sequences=True))(x)
+    x = kind(4, return_sequences=True, go_backwards=True)(layers.Dropout(0.1)(x))
+    return tokens, kind(3)(x)
+
+
+def behind_float(kind):
+    """A layer that stays whole hands the mask on."""
+    tokens, x = embedded()
+    first = kind(4, activation="selu", return_sequences=True, name="float")
+    return tokens, kind(4)(first(Shift()(x)))
+
+
+MODELS = {
+    build.__name__: build
+    for build in (
+        *(real_tokens, masking, time_distributed, concatenated, behind_own_layer),
+        *(given, shared, stacked, behind_float),
+    )
+}
+
+
+def padded(model, count=24):
+    """Random inputs with padding behind and between the steps."""
+    numbers, data = rng(3), []
+    for tensor in model.inputs:
+        sizes = (count, *tensor.shape[1:])
+        real = len(sizes) == 3
+        x = numbers.normal(size=sizes) if real else numbers.integers(1, TOKENS, sizes)
+        x[np.arange(STEPS) >= numbers.integers(1, STEPS + 1, (count, 1))] = 0
+        x[numbers.random((count, STEPS)) < 0.2] = 0
+        x[:, 0] = np.where(x[:, 0] == 0, 1, x[:, 0])
+        data.append(x.astype(tensor.dtype.as_numpy_dtype))
+    return data if len(data) > 1 else data[0]
+
+
+def assert_masks_are_those_of_keras(model, stays=()):
+    """In float, within the noise of 8 bits, and in the file. Layers that are said stay in float."""
+    data = padded(model)
+    expected = model(data).numpy()
+    qat = keras_qat.quantize_model(model)
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_allclose(qat(data).numpy(), expected, rtol=1e-4, atol=1e-5)
+    keras_qat.set_quantization(qat, True)
+    keras_qat.calibrate(qat, data)
+    noise = np.mean(np.square(qat(data).numpy() - expected))
+    assert noise < 0.01 * np.var(expected)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
+    assert report.identical == 1
+    assert tuple(report.float_operations) == stays
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_masks_reach_recurrent_layers(name, kind):
+    keras.utils.set_random_seed(1)
+    inputs, x = MODELS[name](kind)
+    model = scramble(keras.Model(inputs, layers.Dense(2)(x)))
+    for weight in model.trainable_weights:
+        weight.assign(0.5 * weight)
+    assert_masks_are_those_of_keras(model, ("float",) if name == "behind_float" else ())
+
+
+def reader(size=SIZE, name=None):
+    """Layers that read the mask of a model around them, in three ways."""
+    x = keras.Input((STEPS, size))
+    y = Shift()(x)
+    parts = [layers.GRU(4)(y), layers.GlobalAveragePooling1D()(x), layers.Flatten()(y)]
+    return keras.Model(x, layers.Concatenate()(parts), name=name)
+
+
+def nested():
+    tokens, x = embedded()
+    return tokens, reader()(x)
+
+
+def nested_sequential():
+    tokens, x = embedded()
+    inner = keras.Sequential([layers.Dense(5), both(layers.LSTM(3)), layers.Dense(4)])
+    return tokens, inner(x)
+
+
+def two_levels():
+    """The mask goes out of one model and into another."""
+    tokens = keras.Input((STEPS,), dtype="int32")
+    embed = keras.Sequential([layers.Embedding(TOKENS, SIZE, mask_zero=True), layers.Dropout(0.1)])
+    x = keras.Input((STEPS, SIZE))
+    project = keras.Sequential([layers.Dense(6, activation="relu")])
+    middle = keras.Model(x, reader(6)(project(x)))
+    return tokens, middle(embed(tokens))
+
+
+def shared_model():
+    """One model, with a mask and without one."""
+    tokens, x = embedded()
+    inner, plain = reader(), layers.Embedding(TOKENS, SIZE)(tokens)
+    return tokens, layers.Concatenate()([inner(x), inner(plain)])
+
+
+def nested_given():
+    """Masks that a model is given hide the one that there is."""
+    tokens, x = embedded()
+    inner = reader()
+    parts = [inner(x, mask=tf.not_equal(tokens, number)) for number in (3, 4)]
+    return tokens, layers.Subtract()(parts)
+
+
+def nested_output():
+    """A layer behind a model reads the mask that went through it."""
+    tokens, x = embedded()
+    inner = keras.Sequential([layers.Dense(5, activation="relu"), layers.Dropout(0.1)])
+    return tokens, layers.GRU(4)(inner(x))
+
+
+NESTED = {
+    build.__name__: build
+    for build in (nested, nested_sequential, two_levels, shared_model, nested_given, nested_output)
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", NESTED)
+def test_masks_reach_what_is_inside_of_a_model(name):
+    inputs, x = NESTED[name]()
+    model = scramble(keras.Model(inputs, layers.Dense(2)(x)))
+    for weight in model.trainable_weights:
+        weight.assign(0.5 * weight)
+    assert_masks_are_those_of_keras(model)
