@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.known_sizes import sizes_of
 from keras_qat.frontend.tf_operations import array, operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
-from keras_qat.lowering.known_sizes import sizes_of
 
 _FLAGS = ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
 

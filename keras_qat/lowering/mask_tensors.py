@@ -14,10 +14,10 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import CarryMask
 from keras_qat.frontend.keras2.backend import keras, layers, takes_mask
 from keras_qat.frontend.keras2.trace_layer import CannotOpen, OpenedLayer, open_layer
+from keras_qat.frontend.known_sizes import with_known_sizes
 from keras_qat.frontend.masks import Masks
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
-from keras_qat.lowering.known_sizes import with_known_sizes
 from keras_qat.ops.registry import is_listed
 
 

@@ -26,12 +26,12 @@ from keras_qat.frontend.keras2.trace_layer import (
     OpenedLayer,
     ReadsWeights,
 )
+from keras_qat.frontend.known_sizes import with_known_sizes
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import ACTIVATIONS, split_activation
 from keras_qat.lowering.attention import split_masked_attention
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.equivalents import equivalent
-from keras_qat.lowering.known_sizes import with_known_sizes
 from keras_qat.lowering.lent_weights import LentWeights
 from keras_qat.lowering.mask_tensors import RECURRENT, MaskTensors, reads_mask
 from keras_qat.lowering.masking import finds_number, reads_floats, split_masking

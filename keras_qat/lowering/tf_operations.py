@@ -13,6 +13,7 @@ from keras_qat.frontend.finite_functions import Logarithm, Power, Quotient, Reci
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import OnGrid, Roll
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.known_sizes import BATCH, size_of
 from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.activations import split_swish
 from keras_qat.lowering.attention import split_einsum
@@ -24,7 +25,6 @@ from keras_qat.lowering.constant_products import (
     split_product,
 )
 from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_resize
-from keras_qat.lowering.known_sizes import BATCH, size_of
 from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor
 from keras_qat.lowering.statistics import STATISTICS
 from keras_qat.ops.movement import integers

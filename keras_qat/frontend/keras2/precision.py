@@ -98,6 +98,12 @@ def check_precision(graph: Graph) -> None:
         if not isinstance(call.layer, keras.layers.Normalization):
             weights = [weight.dtype for weight in call.layer.weights if weight.dtype.is_floating]
             wrong |= {weight.name for weight in weights} - {"float32"}
+        if wrong == {"float64"} and call.inputs and not any(x.is_float for x in call.inputs):
+            raise ValueError(
+                f"'{call.name}' of '{graph.name}' divides integers, such as a size, and TensorFlow "
+                f"computes that in float64. Use //, or inputs of known sizes, such as "
+                f"keras.Input((28, 28, 1))."
+            )
         if wrong:
             raise ValueError(
                 f"'{call.name}' of '{graph.name}' computes, or holds its weights, in "

@@ -11,6 +11,7 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.keras2.precision import check_precision, float32_policy, in_float32
 from keras_qat.frontend.keras2.readability import as_functional, check_readable
+from keras_qat.frontend.known_sizes import with_known_sizes
 
 
 def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, Graph]:
@@ -31,7 +32,7 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, 
     check_readable(model)
     model = _with_known_input(model if half else in_float32(model))
     with float32_policy():
-        graph = read(model)
+        graph = with_known_sizes(read(model))
     check_precision(graph)
     _check_weights(graph)
     return model, graph

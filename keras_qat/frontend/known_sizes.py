@@ -53,35 +53,53 @@ def sizes_of(value: Any) -> list[int] | None:
 
 
 def with_known_sizes(graph: Graph) -> Graph:
-    """Replaces real numbers that are computed from known sizes by constants."""
+    """Replaces what is computed from known sizes by constants, where real numbers take part.
+
+    Integers that are computed without real numbers stay, such as the sizes that a reshape takes.
+    """
     known: dict[Value, Any] = {}
+    replaced: set[Value] = set()
     calls, outputs = [], set(values_in(graph.outputs))
     for call in graph.calls:
         values = values_in(call.outputs)
         size = size_of(values[0]) if len(values) == 1 else None
         if isinstance(size, int):
             known[values[0]] = np.array(size, values[0].dtype)
-        elif len(values) == 1 and is_operation(call.layer) and _are_in(known, call.inputs):
+        elif len(values) == 1 and _is_computable(call, known):
             known[values[0]] = _computed(call, known)
-        reals = [x for x in call.inputs if x in known and x.is_float]
-        if not reals or values[0] in known or outputs.intersection(reals):
+            is_real = values[0].is_float or not replaced.isdisjoint(call.inputs)
+            if is_real and values[0] not in outputs:
+                replaced.add(values[0])
+                continue
+        if replaced.isdisjoint(call.inputs):
             calls.append(call)
             continue
 
-        def number(value: Value) -> Any:
-            return known[value].item() if value in known and value.is_float else value
+        def constant(value: Value) -> Any:
+            return _constant(known[value]) if value in replaced else value
 
-        args, kwargs = map_values(number, (call.args, call.kwargs))
+        args, kwargs = map_values(constant, (call.args, call.kwargs))
         new = Call(call.layer, args, kwargs, call.outputs, call.name)
         calls.append(new.as_part_of(call))
-    return dataclasses.replace(graph, calls=calls) if known else graph
+    return dataclasses.replace(graph, calls=calls) if replaced else graph
 
 
-def _are_in(known: dict[Value, Any], inputs: list[Value]) -> bool:
-    return bool(inputs) and all(value in known for value in inputs)
+def _constant(number: Any) -> Any:
+    """Returns a number of Python, or a tensor, as the arguments of operations hold them."""
+    if not number.shape:
+        return number.item()
+    with tf.init_scope():
+        return tf.constant(number)
+
+
+def _is_computable(call: Call, known: dict[Value, Any]) -> bool:
+    """Returns whether an operation reads known sizes alone, and draws no random numbers."""
+    if not is_operation(call.layer) or "random" in call.layer.symbol:
+        return False
+    return bool(call.inputs) and all(value in known for value in call.inputs)
 
 
 def _computed(call: Call, known: dict[Value, Any]) -> Any:
     with tf.init_scope():
         args, kwargs = map_values(lambda value: tf.constant(known[value]), (call.args, call.kwargs))
-        return np.asarray(call.layer.function(*args, **kwargs))
+        return np.asarray(call.layer(*args, **kwargs))

@@ -1,0 +1,57 @@
+"""Numbers that a model computes from its tensors' sizes are constants of the file."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.end_to_end.exact import assert_exact_everywhere, assert_trains_and_is_kept
+from tests.helpers import images, observe
+
+pytestmark = pytest.mark.legacy
+
+layers = keras.layers
+SHAPE = (8, 6)
+
+
+def halved(x):
+    """Divides a size by an integer, which gives float64."""
+    return tf.reshape(x, [-1, tf.cast(tf.shape(x)[1] / 2, tf.int32), 2 * x.shape[2]])
+
+
+def with_positions(x):
+    count = tf.shape(x)[1]
+    positions = tf.cast(tf.range(count), tf.float32) / tf.cast(count, tf.float32)
+    return x + positions[tf.newaxis, :, tf.newaxis]
+
+
+def model_of(function, shape=SHAPE):
+    x = keras.Input(shape)
+    y = function(layers.Dense(6, activation="relu")(x))
+    return keras.Model(x, layers.Dense(3)(y))
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["operations", "Lambda"])
+@pytest.mark.parametrize("function", [halved, with_positions])
+def test_what_sizes_give_is_constant(function, opened, tmp_path):
+    model, x = model_of(layers.Lambda(function) if opened else function), images(32, SHAPE)
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    expected = model.predict(x, verbose=0)
+    error = qat.predict(x, verbose=0) - expected
+    assert np.square(error).mean() < 1e-3 * np.square(expected).mean()
+    assert_exact_everywhere(qat, x, "xnnpack")
+    if not opened:  # Python's own lambdas need `safe_mode`.
+        assert_trains_and_is_kept(keras_qat.quantize_model(model), x, tmp_path)
+
+
+def test_random_numbers_of_a_known_shape_stay_random():
+    model = model_of(lambda x: x + tf.random.uniform([tf.shape(x)[1], 1]))
+    qat = observe(keras_qat.quantize_model(model), images(32, SHAPE))
+    assert np.any(qat(images(1, SHAPE)) != qat(images(1, SHAPE)))
+
+
+def test_sizes_that_are_unknown_and_divided_say_what_to_do():
+    with pytest.raises(ValueError, match=r"divides integers.*Use //, or inputs of known sizes"):
+        keras_qat.plan(model_of(halved, (None, 6)))
