@@ -145,7 +145,7 @@ def exact_outputs(graph: ResolvedGraph) -> set[str]:
     """Returns the outputs that no layer in float goes before."""
     floats: set[Any] = set()
     for node in graph.nodes:
-        if node.op is None or floats.intersection(x for x in node.inputs if isinstance(x, Tensor)):
+        if node.in_float or floats.intersection(x for x in node.inputs if isinstance(x, Tensor)):
             floats.update(node.outputs)
     return {name for name, tensor in graph.outputs.items() if tensor not in floats}
 

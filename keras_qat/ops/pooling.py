@@ -6,11 +6,12 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import product, quotient
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
-from keras_qat.arithmetic.quant_params import single
+from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import operands
@@ -18,7 +19,7 @@ from keras_qat.ops import openvino
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import add_on_images, pair
 from keras_qat.ops.movement import axes_of, move, rank_of, symbol_of, window
-from keras_qat.ops.op import Arguments, Attributes, Emit, OwnRange, SharedRange
+from keras_qat.ops.op import Arguments, Attributes, Emit, Op, OwnRange, SharedRange
 from keras_qat.ops.weighted_sums import EXACT
 from keras_qat.tflite.schema import TYPES
 
@@ -146,6 +147,42 @@ REDUCE_MIN = dataclasses.replace(
     layers=(),
     symbols=("math.reduce_min",),
 )
+
+
+_TRUTH = QuantParams(np.float32(0.5), 0, 8)
+"""Parameters of truth values as numbers of 8 bits. NOT_EQUAL takes scales below 1."""
+
+
+def _of_truth_values(name: str, code: str, words: str) -> Op:
+    """Makes the row of a reduction of truth values: the largest or smallest of them as numbers.
+
+    TFLite Micro has no operator for truth values.
+    """
+
+    def emit(e: Emission) -> None:
+        shape, reduced = e.shape(e.source), e.shape(e.outputs[0])
+        numbers = e.temporary("numbers", shape, _TRUTH)
+        e.cast(e.source, numbers)
+        result = e.temporary("result", reduced, _TRUTH)
+        axes = e.constant("axes", e.attributes["axes"])
+        e.add(code, [numbers, axes], [result], keepDims=e.attributes["keepdims"])
+        e.add("NOT_EQUAL", [result, e.constant("zero", np.int8(0), _TRUTH)])
+
+    return dataclasses.replace(
+        REDUCE_MAX,
+        name=name,
+        emit=emit,
+        doc=f"whether {words} along axes are true",
+        output=OwnRange(),
+        layers=(),
+        symbols=(f"math.{name}",),
+        integers=("bool",),
+        max_axes=4,
+    )
+
+
+REDUCE_ANY = _of_truth_values("reduce_any", "REDUCE_MAX", "some truth values")
+REDUCE_ALL = _of_truth_values("reduce_all", "REDUCE_MIN", "all truth values")
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:

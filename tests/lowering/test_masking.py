@@ -66,8 +66,19 @@ def test_integers_are_compared_with_the_number_on_their_grid():
     keras_qat.calibrate(qat, data)
     assert noise(model, qat, data) < 0.005
     assert noise(model, qat, data, training=True) < 0.005
-    for kernels in ("xnnpack", "reference"):
+    for kernels in ("xnnpack", "tflm"):
         assert_exact_everywhere(qat, data, kernels)
+
+
+class Own(layers.Layer):
+    """A layer that masks steps inside."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.masking, self.steps = layers.Masking(MISSING), layers.GRU(4)
+
+    def call(self, inputs):
+        return self.steps(self.masking(inputs))
 
 
 OTHERS = {
@@ -77,6 +88,7 @@ OTHERS = {
     "behind weights": lambda x: layers.LSTM(4)(
         layers.Masking(MISSING)(layers.Dense(3, activation="relu")(x))
     ),
+    "inside": lambda x: Own()(x),
     "scaled": lambda x: layers.GRU(4)(layers.Masking(2 * MISSING)(2.0 * x)),
 }
 

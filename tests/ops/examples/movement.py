@@ -33,9 +33,9 @@ def _pooling(kind):
     return example
 
 
-def _reduction(function, kind=""):
+def _reduction(function, kind="", dtypes=()):
     def example(numbers):
-        rank = int(numbers.integers(1, 5))
+        rank = int(numbers.integers(1, 4 if dtypes else 5))
         shape = sizes(numbers, 2, 7, rank)
         count = int(numbers.integers(1, rank + 2))
         axes = [int(item) for item in numbers.permutation(rank + 1)[:count]]
@@ -43,10 +43,10 @@ def _reduction(function, kind=""):
         size = int(numbers.integers(1, 4))
         lengths = (3, 4, 5)[:size]
         examples = [
-            Example(lambda x: function(x, axes, keepdims=keep), (shape,)),
-            Example(lambda x: function(x, axes[0], keep), (shape,)),
-            Example(lambda x: function(x), (shape,)),
-            Example(lambda x: function(x, [1, 2], keep), ((6, 7, 5),)),
+            Example(lambda x: function(x, axes, keepdims=keep), (shape,), dtypes),
+            Example(lambda x: function(x, axes[0], keep), (shape,), dtypes),
+            Example(lambda x: function(x), (shape,), dtypes),
+            Example(lambda x: function(x, [1, 2], keep), ((6, 7, 5),), dtypes),
         ]
         if kind:
             make = getattr(_layers, f"Global{kind}Pooling{size}D")
@@ -242,6 +242,8 @@ EXAMPLES = {
     "average_pooling": _pooling("Average"),
     "reduce_max": _reduction(tf.reduce_max, "Max"),
     "reduce_min": _reduction(tf.reduce_min),
+    "reduce_any": _reduction(tf.reduce_any, dtypes=("bool",)),
+    "reduce_all": _reduction(tf.reduce_all, dtypes=("bool",)),
     "mean": _reduction(tf.reduce_mean, "Average"),
     "mean_of_one": one_of(
         lambda x: _layers.GlobalAveragePooling2D()(x),
