@@ -9,6 +9,8 @@ EQUIVALENT = {
     "keras_qat/integer_graph/fold_weights.py weights_of_calls: True -> False (2)": (
         "`strict=` of two lists of one length"
     ),
+    "keras_qat/integer_graph/fold_weights.py weights_of_calls: terms(tuple(q.shape), axes) > FEW "
+    "-> terms(tuple(q.shape), axes) >= FEW": "what is not computed here is computed where it is used",
     "keras_qat/integer_graph/float_inference.py float_outputs: max -> min": (
         "how many examples are computed at once"
     ),
@@ -24,6 +26,10 @@ EQUIVALENT = {
     "keras_qat/integer_graph/resolve_calls.py _Resolver.resolved: True -> False": (
         "`strict=` of two lists of one length"
     ),
+    "keras_qat/ops/activations.py _bounded.compute.brought_nearer: 1 -> 2": (
+        "in steps of 4 curves have ended far before both numbers"
+    ),
+    "keras_qat/ops/matmul.py _equation: 2 -> 3 (3)": "other letters for the same axes",
     "keras_qat/ops/normalization.py : 2048 -> 2049": (
         "variances 2047 and 2048 have the same entry, 724, and positions move with the table"
     ),
@@ -42,14 +48,17 @@ EQUIVALENT = {
     "keras_qat/ops/movement.py take_parts: 1 -> 2": (
         "kernels take one entry of a dropped axis, whatever its end is"
     ),
-    "keras_qat/ops/normalization.py _inverses: 2 -> 3": UNUSED,
     "keras_qat/ops/op.py held_in: 8 -> 9": "tensors have 2 to 8 bits, 16 or 32",
     "keras_qat/ops/relu.py _leaky_relu: q >= 0 -> q > 0": "0 has the same multiple for both slopes",
     "keras_qat/ops/selection.py _common: 0 -> 1": "both tensors have the same bits",
+    "keras_qat/ops/slicing.py _slice_attributes: 0 -> 1": "no tensor is empty",
     "keras_qat/ops/softmax.py _prepare: 256 -> 257": UNUSED,
     "keras_qat/ops/weights.py reach_of: 0 -> 1 (3)": SLOWER,
     "keras_qat/ops/tiling.py _emit_reverse: len(shape) > SLICED_ANYWHERE -> len(shape) >= "
     "SLICED_ANYWHERE": "axes may be merged where they need not be",
+    "keras_qat/ops/weighted_sums.py weight_constants: 1 -> 2 (2)": (
+        "numpy infers any size below zero, -2 like -1"
+    ),
     "keras_qat/ops/weighted_sums.py _sums_of_8_bits.products: if not (has_gpu() and is_wide and "
     "(len(a.numbers.channels) == 1)): -> if not not (has_gpu() and is_wide and "
     "(len(a.numbers.channels) == 1)):": SLOWER,
