@@ -176,6 +176,38 @@ def test_slopes_that_xnnpack_leaves_to_tflite():
         assert_same(example, {ends[0].name: q}, "xnnpack", f"slope {slope}")
 
 
+@pytest.mark.parametrize(
+    ("ratio", "slope"),
+    [
+        (0.0035, 2.0),
+        (0.0045, 2.0),
+        (120.4985, 0.1),
+        (150.4985, 0.1),
+        (0.5, 0.007),
+        (1.0, -127.4985),
+    ],
+)
+def test_leaky_relus_at_the_ends_of_what_xnnpack_takes(ratio, slope):
+    """Between 2^-8 and 2^7 it multiplies by 256ths, on both sides of zero."""
+    node, _ = node_of(op_named("leaky_relu"), 8, 1)
+    every = np.arange(-128, 128).astype(np.int8)[None].repeat(BATCH, 0)
+    for zero_point in (-128, 0, 127):
+        ends = [
+            dataclasses.replace(item, shape=(None, 256), params=QuantParams(scale, zero, 8))
+            for item, scale, zero in [
+                (node.inputs[0], np.float32(0.1), zero_point),
+                (node.output, np.float32(0.1 / ratio), -zero_point // 2),
+            ]
+        ]
+        example = dataclasses.replace(
+            node,
+            attributes={**node.attributes, "slope": slope},
+            inputs=(ends[0],),
+            outputs=(ends[1],),
+        )
+        assert_same(example, {ends[0].name: every}, "xnnpack", f"zero point {zero_point}")
+
+
 @pytest.mark.parametrize("shapes", [((7, 5), (7, 5)), ((7, 5), (1, 5))])
 def test_the_last_values_of_sums_of_16_bits(shapes):
     """Of tensors of one shape TFLite rounds the first ones, in sixteens, once; others twice."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
 import keras_qat
+from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.registry import ROWS, match
 
 
 class Pick(keras.layers.Layer):
@@ -60,3 +63,50 @@ def test_attributes_that_are_read_later_are_checked_then():
 def test_there_has_to_be_such_an_operator():
     with pytest.raises(ValueError, match="There is no operator"):
         keras_qat.register_op(Pick, "argsort")
+
+
+PLAIN = {
+    "conv": (keras.layers.Conv2D(2, 3), (6, 6, 2)),
+    "depthwise_conv": (keras.layers.DepthwiseConv2D(3), (6, 6, 2)),
+    "transpose_conv": (keras.layers.Conv2DTranspose(2, 3), (6, 6, 2)),
+    "dense": (keras.layers.Dense(2), (6,)),
+    "add": (lambda x: x + x[:, :1], (6,)),
+    "subtract": (lambda x: x - x[:, :1], (6,)),
+    "unit_norm": (lambda x: tf.math.l2_normalize(x, -1, 0.0), (6,)),
+    "reciprocal": (tf.math.reciprocal, (6,)),
+    "one_hot": (lambda x: tf.one_hot(tf.argmax(x, -1), 3), (6,)),
+    "matmul": (lambda x: tf.matmul(x, x), (4, 4)),
+    "max_pooling": (keras.layers.MaxPooling2D(2), (6, 6, 2)),
+    "average_pooling": (keras.layers.AveragePooling2D(2), (6, 6, 2)),
+    "resize_nearest": (keras.layers.Resizing(3, 4, "nearest"), (6, 6, 2)),
+    "resize_bilinear": (keras.layers.Resizing(3, 4), (6, 6, 2)),
+    "concatenate": (lambda x: tf.concat([x, x[:, :1]], -1), (6,)),
+    "stack": (lambda x: tf.stack([x, x], -1), (6,)),
+    "depth_to_space": (lambda x: tf.nn.depth_to_space(x, 2), (6, 6, 4)),
+    "space_to_depth": (lambda x: tf.nn.space_to_depth(x, 2), (6, 6, 4)),
+    "pad": (lambda x: tf.pad(x, [[0, 0], [1, 1]]), (6,)),
+    "slice": (lambda x: x[:, 1:], (6,)),
+    "gather": (lambda x: tf.gather(x, tf.argmax(x, -1), axis=1), (6,)),
+    "broadcast": (lambda x: tf.broadcast_to(x, [3, 6]), (6,)),
+}
+"""Calls without options, of the rows that have defaults."""
+
+
+FROM_SHAPES = {"affine", "contract"}
+"""Rows whose calls have options that count the axes of their inputs."""
+
+
+@pytest.mark.parametrize(
+    "name", [op.name for op in ROWS if op.defaults and op.name not in FROM_SHAPES]
+)
+def test_defaults_are_the_options_of_a_plain_call(name):
+    build, shape = PLAIN[name]
+    x = keras.Input(shape)
+    *_, call = graph_lib.read(keras.Model(x, build(x))).calls
+    op, attributes, reason = match(call)
+    assert op is not None, reason
+    assert op.name == name
+    for option, value in op.defaults.items():
+        of_plain = attributes[option]
+        is_alike = of_plain == value or of_plain == (value, value)  # Of both axes of images.
+        assert value is None or is_alike, option
