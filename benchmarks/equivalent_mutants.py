@@ -10,7 +10,7 @@ EQUIVALENT = {
         "`strict=` of two lists of one length"
     ),
     "keras_qat/integer_graph/fold_weights.py weights_of_calls: terms(tuple(q.shape), axes) > FEW "
-    "-> terms(tuple(q.shape), axes) >= FEW": "what is not computed here is computed where it is used",
+    "-> terms(tuple(q.shape), axes) >= FEW": "what is not computed here is where it is used",
     "keras_qat/integer_graph/float_inference.py float_outputs: max -> min": (
         "how many examples are computed at once"
     ),

@@ -191,13 +191,12 @@ def test_leaky_relus_at_the_ends_of_what_xnnpack_takes(ratio, slope):
     """Between 2^-8 and 2^7 it multiplies by 256ths, on both sides of zero."""
     node, _ = node_of(op_named("leaky_relu"), 8, 1)
     every = np.arange(-128, 128).astype(np.int8)[None].repeat(BATCH, 0)
-    for zero_point in (-128, 0, 127):
+    for zeros in ((0, -128), (0, 127), (-128, -10), (127, 10)):
         ends = [
             dataclasses.replace(item, shape=(None, 256), params=QuantParams(scale, zero, 8))
-            for item, scale, zero in [
-                (node.inputs[0], np.float32(0.1), zero_point),
-                (node.output, np.float32(0.1 / ratio), -zero_point // 2),
-            ]
+            for item, scale, zero in zip(
+                (node.inputs[0], node.output), np.float32([0.1, 0.1 / ratio]), zeros, strict=True
+            )
         ]
         example = dataclasses.replace(
             node,
@@ -205,7 +204,7 @@ def test_leaky_relus_at_the_ends_of_what_xnnpack_takes(ratio, slope):
             inputs=(ends[0],),
             outputs=(ends[1],),
         )
-        assert_same(example, {ends[0].name: every}, "xnnpack", f"zero point {zero_point}")
+        assert_same(example, {ends[0].name: every}, "xnnpack", f"zero points {zeros}")
 
 
 @pytest.mark.parametrize("shapes", [((7, 5), (7, 5)), ((7, 5), (1, 5))])
