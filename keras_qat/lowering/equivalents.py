@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value, map_values
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import array, is_operation, number
+from keras_qat.lowering.unrolling import unrolled
 
 
 class Equivalent(keras.layers.Layer):
@@ -40,10 +41,16 @@ class Equivalent(keras.layers.Layer):
 
 
 def equivalent(call: Call) -> Call | None:
-    """Returns the call of an operation as one that can be opened; None if none is known."""
-    if not is_operation(call.layer) or not all(value.is_float for value in call.inputs):
+    """Returns the call of an operation, or of a recurrent layer, as one that can be opened.
+
+    None if none is known.
+    """
+    if not all(value.is_float for value in call.inputs):
         return None
-    function = EQUIVALENTS.get(str(call.layer.symbol).removeprefix("compat.v1."))
+    if is_operation(call.layer):
+        function = EQUIVALENTS.get(str(call.layer.symbol).removeprefix("compat.v1."))
+    else:
+        function = unrolled(call)
     if function is None:
         return None
     layer = Equivalent(call, function)

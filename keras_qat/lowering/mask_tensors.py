@@ -36,6 +36,7 @@ class MaskTensors:
         self._masks = Masks(self._symbol, self._made_by.get, self._kept)
         self._tensors: dict[int, Value] = {}
         """Id of a symbolic mask -> its value in the graph."""
+        self._opened: dict[tuple[Any, str], OpenedLayer] = {}
         self._count = 0
 
     def note(self, call: Call) -> None:
@@ -68,12 +69,28 @@ class MaskTensors:
         """
         inputs = list(dict.fromkeys(call.inputs))
         masks = {} if written_out else self.of(inputs)
-        opened = open_layer(written_out or call, masks, lenders)
+        if written_out or masks or lenders:
+            opened = open_layer(written_out or call, masks, lenders)
+        else:
+            opened = self._opened_alone(call)
         if opened.carries_masks:
             self.hand_over(values_in(call.outputs))
         else:
             self.of(values_in(call.outputs))  # Raises if they cannot be traced.
         return opened, [*inputs, *masks.values()]
+
+    def _opened_alone(self, call: Call) -> OpenedLayer:
+        """Opens a layer that reads no masks, once for all calls on tensors of the same shapes."""
+        args = map_values(
+            lambda x: (call.inputs.index(x), x.shape, x.dtype), (call.args, call.kwargs)
+        )
+        leaves = tf.nest.flatten((call.args, call.kwargs))
+        if not all(leaf is None or isinstance(leaf, (Value, bool)) for leaf in leaves):
+            return open_layer(call)
+        key = call.layer, str(args)
+        if key not in self._opened:
+            self._opened[key] = open_layer(call)
+        return self._opened[key]
 
     def of(self, values: list[Value]) -> dict[Value, Value]:
         """Returns value -> its mask, for those that carry one.

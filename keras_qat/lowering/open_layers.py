@@ -37,6 +37,7 @@ from keras_qat.lowering.mask_tensors import RECURRENT, MaskTensors, reads_mask
 from keras_qat.lowering.masking import finds_number, reads_floats, split_masking
 from keras_qat.lowering.normalizing import normalizing
 from keras_qat.lowering.recurrent import given_mask
+from keras_qat.lowering.unrolling import CELLS, in_few_operations, refused_cells
 from keras_qat.lowering.weighted_products import with_kernels
 from keras_qat.ops.registry import is_listed, is_registered, lists
 
@@ -64,6 +65,7 @@ def open_layers(
         context.lenders, changes = lent.shared, lent.changes
         opened = _open_each(graph, context, may_open, whole, apart | lent.apart(), lent)
         mixed = {layer: context.refused[layer] for layer in context.opened.keys() & context.refused}
+        mixed |= refused_cells(context.opened, context.refused)
         split = context.split_weights() - apart
         if not mixed and not split and lent.changes == changes:
             lent.refuse(opened)
@@ -124,7 +126,8 @@ def _open_each(
                     raise CannotOpen(whole[call.layer])
                 prefix = "" if is_whole(call) else f"{call.name}/"
                 namer = _Namer(call, prefix, context.names.setdefault(call.layer, {}))
-                opened, read = masks.opened(call, written_out, lent.of.get(call.layer, ()))
+                with in_few_operations(call.layer):
+                    opened, read = masks.opened(call, written_out, lent.of.get(call.layer, ()))
                 parts = _calls_of(
                     opened, call, read, context, anchor, namer, allowed is True, call.layer in apart
                 )
@@ -142,7 +145,8 @@ def _open_each(
                         f"it in the functional style, keras.Model(inputs, outputs), or quantize "
                         f"the functional models inside it one by one."
                     ) from error
-                if not (written_out or type(call.layer) in _ATTENTION or call.layer in masked):
+                is_of_keras = type(call.layer) is not layers.RNN and written_out
+                if not (is_of_keras or type(call.layer) in _ATTENTION or call.layer in masked):
                     closed[call.name] = context.refused[call.layer] = str(error)
         return [c for part in parts for c in expand(part)] or [call]
 
@@ -158,7 +162,7 @@ def _is_closed(layer: Any) -> bool:
         return False
     if type(layer) is layers.Activation:
         return not isinstance(layer.activation, layers.Layer) and not _is_known(layer.activation)
-    if type(layer) is layers.Lambda:
+    if type(layer) is layers.Lambda or type(layer) in CELLS:
         return True
     return type(layer).__module__.split(".")[0] not in ("keras", "tf_keras", "keras_qat")
 
@@ -245,9 +249,8 @@ def _calls_of(
     of_weights = set(opened.weights) if apart else _computed_from_weights(graph, opened.weights)
     if not forced and (symbol := normalizing(graph, of_weights)):
         raise CannotOpen(f"it normalizes (tf.{symbol}), which takes more than 8 bits")
-    outputs_of = dict(zip(values_in(graph.outputs), values_in(call.outputs), strict=False))
-    if len(outputs_of) != len(values_in(call.outputs)):
-        raise CannotOpen("it returns one tensor twice")
+    pairs = list(zip(values_in(graph.outputs), values_in(call.outputs), strict=False))
+    outputs_of = dict(reversed(pairs))  # Of a tensor that is returned twice, the first.
     # Inside of the layer a tensor may carry another mask than outside.
     inside = {value for inner in graph.calls for value in inner.inputs}
     direct = {
@@ -290,11 +293,12 @@ def _calls_of(
             rename(layer, name.rsplit("/", 1)[-1])
             layer = context.keep(call.layer, f"{symbol} {name}", layer)
         parts.calls.append(Call(layer, args, kwargs, outputs, name, source=source))
-    for value, output in outputs_of.items():
-        if tensor_of(value) is not output:  # The layer returns its input.
-            identity = parts.new(f"output_{output.name}", layers.Activation, "linear")
+    for index, (value, output) in enumerate(pairs):
+        if tensor_of(value) is not output:  # The layer returns its input, or a tensor twice.
+            identity = parts.new(f"output_{index}", layers.Activation, "linear")
+            name = f"{call.name}/output_{index}" if index else call.name
             parts.calls.append(
-                Call(identity, (current[value],), {}, output, call.name, source=call.source)
+                Call(identity, (current[value],), {}, output, name, source=call.source)
             )
     for part in parts.calls:
         part.within = (*call.within, call.layer)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from keras_qat.frontend.graph import Call, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import LastStep, ReverseSteps
 from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.keras2.layers_and_models import clone
+from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
 from keras_qat.frontend.masked_recurrent import MASKED
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.mask_tensors import MaskTensors
@@ -147,9 +149,47 @@ def split_state(call: Call, context: LoweringContext) -> list[Call]:
     return parts.calls
 
 
+MOST_STEPS = 32
+"""The most steps that are calls of the cell: each becomes some twenty layers."""
+
+
+def why_not_unrolled(call: Call) -> str:
+    """Returns why the steps of a recurrent layer cannot be written out; "" if they can."""
+    layer, sequence = call.layer, call.inputs[0]
+    if layer.stateful:
+        return "its states are kept"
+    if call.kwargs.get("training") is not None:
+        return "it is told whether it trains"
+    if any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None:
+        return "it has a mask"
+    if layer.time_major or len(sequence.shape) != 3:
+        return "its sequences are in another form"
+    if call.kwargs.get("initial_state") is not None or getattr(layer, "_num_constants", None):
+        return "it is given constants"
+    if any(map(_drops, layers_in(layer.cell))) and not _drops_inputs(layer):
+        return "its cell has dropout"
+    sizes = tf.nest.flatten(layer.cell.state_size)
+    if not isinstance(layer.cell, layers.Layer) or not all(isinstance(n, int) for n in sizes):
+        return "its states are no vectors"
+    steps = sequence.shape[1]
+    is_few = steps is not None and steps <= MOST_STEPS
+    return "" if is_few else f"it has more than {MOST_STEPS} steps, or any number"
+
+
+def _drops(cell: Any) -> bool:
+    """Returns whether one of Keras' cells has dropout."""
+    rates = (getattr(cell, name, 0) for name in ("dropout", "recurrent_dropout"))
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
+def _drops_inputs(layer: Any) -> bool:
+    """Returns whether a layer drops the same inputs in all steps, and no states."""
+    has_one_mask = getattr(layer, "implementation", 2) == 2
+    return type(layer) is not layers.RNN and has_one_mask and not layer.recurrent_dropout
+
+
 REASONS: dict[type, str] = {
     layers.ConvLSTM3D: "TFLite has no int8 kernel for convolutions along three axes",
-    layers.RNN: "it runs custom cells; only LSTM, GRU and SimpleRNN have integer kernels",
 }
 """Layer class -> why it computes in float."""
 
@@ -159,6 +199,8 @@ def why_whole(call: Call) -> str:
 
     For a Bidirectional, the reason is that of the first inner layer without integer operators.
     """
+    if type(call.layer) is layers.RNN:
+        return why_not_unrolled(call)
     if not isinstance(call.layer, layers.Bidirectional):
         return REASONS.get(type(call.layer), "")
     for direction in DIRECTIONS:

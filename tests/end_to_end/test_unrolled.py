@@ -160,11 +160,14 @@ def test_ranges_inside_are_planned_named_and_shared_by_all_steps():
 
 PREFIXES = ("input_", "state_", "")
 
+longer = layers.ZeroPadding1D((0, 32))
+"""More steps than are calls of a cell."""
+
 STAYS = {
-    "its states are read or given": lambda x: layers.LSTM(3, return_state=True)(x)[1],
-    "are not tanh and sigmoid or hard_sigmoid": lambda x: layers.GRU(3, activation="relu")(x),
-    "are not tanh and relu": lambda x: layers.SimpleRNN(3, activation="selu")(x),
-    "it runs custom cells": lambda x: layers.RNN(layers.GRUCell(3))(x),
+    "its states are read or given": lambda x: layers.LSTM(3, return_state=True)(longer(x))[1],
+    "are not tanh and sigmoid or hard_sigmoid": lambda x: layers.GRU(3, "relu")(longer(x)),
+    "are not tanh and relu": lambda x: layers.SimpleRNN(3, activation="selu")(longer(x)),
+    "it has more than 32 steps": lambda x: layers.RNN(layers.GRUCell(3))(longer(x)),
     f"more than {MOST_STEPS} steps": lambda x: layers.GRU(3)(
         layers.ZeroPadding1D((0, MOST_STEPS))(x)
     ),

@@ -1,0 +1,124 @@
+"""Unrolls recurrent layers for which there is no row: custom cells, states of an LSTM.
+
+The steps become calls of the cell, which is opened like a custom layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import layers, swapped
+from keras_qat.frontend.keras2.layers_and_models import layers_in
+from keras_qat.lowering.builder import LoweringContext
+from keras_qat.lowering.recurrent import split_recurrent, why_not_unrolled, why_whole
+from keras_qat.ops.registry import match
+
+CELLS = layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell, layers.StackedRNNCells
+"""Keras' cells, which are opened."""
+
+RECURRENT = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
+
+
+def unrolled(call: Call) -> Callable[..., Any] | None:
+    """Returns a function that computes a recurrent layer step by step; None if a row does it.
+
+    It takes the arguments of the layer.
+    """
+    layer = call.layer
+    if type(layer) is layers.Bidirectional:
+        inner = Call(layer.forward_layer, call.args, call.kwargs, [], call.name)
+        is_free = bool(why_whole(call)) and not why_not_unrolled(inner)
+        return (lambda inputs, **_: _both_ways(layer, tf.nest.flatten(inputs))) if is_free else None
+    if type(layer) not in RECURRENT or why_not_unrolled(call):
+        return None
+    if match(call).op is not None or split_recurrent(call, LoweringContext()):
+        return None
+    return lambda inputs, **_: _steps(layer, tf.nest.flatten(inputs))
+
+
+def refused_cells(opened: Iterable[Any], refused: Mapping[Any, str]) -> dict[Any, str]:
+    """Returns the recurrent layers among those opened whose cell stayed whole, and why."""
+    return {
+        layer: refused[cell]
+        for layer in opened
+        if type(layer) in RECURRENT
+        for cell in layers_in(layer.cell)
+        if cell in refused
+    }
+
+
+def in_few_operations(cell: Any) -> contextlib.AbstractContextManager[None]:
+    """Returns a block in which one of Keras' cells multiplies by the weights of all gates at once.
+
+    An LSTM then adds its bias to the product of the inputs, which one operator computes. Dropout is
+    in front of the steps.
+    """
+    if type(cell) not in CELLS or type(cell) is layers.StackedRNNCells:
+        return contextlib.nullcontext()
+    if type(cell) is layers.LSTMCell and cell.use_bias:
+        return swapped(cell, call=functools.partial(_lstm, cell))
+    return swapped(cell, implementation=2, dropout=0.0)
+
+
+def _lstm(cell: Any, inputs: Any, states: Any, training: Any = None) -> Any:
+    hidden, carry = states
+    products = tf.nn.bias_add(tf.matmul(inputs, cell.kernel), cell.bias)
+    gates = tf.split(products + tf.matmul(hidden, cell.recurrent_kernel), 4, -1)
+    takes, keeps, gives = (cell.recurrent_activation(gates[index]) for index in (0, 1, 3))
+    carry = keeps * carry + takes * cell.activation(gates[2])
+    hidden = gives * cell.activation(carry)
+    return hidden, [hidden, carry]
+
+
+def _steps(layer: Any, tensors: list[Any]) -> Any:
+    """Calls the cell of a layer for each step of a sequence, from zeros or from given states."""
+    (sequence, *states), cell = tensors, layer.cell
+    sizes = cell.state_size if tf.nest.is_nested(cell.state_size) else [cell.state_size]
+    if getattr(layer, "dropout", 0):  # One mask for all steps.
+        sequence = layers.SpatialDropout1D(layer.dropout, name="dropout")(sequence)
+    steps = tf.unstack(sequence, axis=1)
+    if not states:
+        one = steps[0][:, :1]
+        states = [one * np.zeros((1, size), np.float32) for size in tf.nest.flatten(sizes)]
+    states, outputs = tf.nest.pack_sequence_as(sizes, states), []
+    for x in reversed(steps) if layer.go_backwards else steps:
+        output, states = cell(x, states)
+        states = states if tf.nest.is_nested(states) else [states]
+        outputs.append(output)
+    result = tf.stack(outputs, 1) if layer.return_sequences else outputs[-1]
+    return [result, *tf.nest.flatten(states)] if layer.return_state else result
+
+
+def _both_ways(layer: Any, tensors: list[Any]) -> Any:
+    """Calls both layers of a Bidirectional, each with its half of the states, and merges."""
+    x, *states = tensors
+    half, merge = len(states) // 2, layer.merge_mode
+    results = [
+        tf.nest.flatten(inner([x, *own] if own else x))
+        for inner, own in (
+            (layer.forward_layer, states[:half]),
+            (layer.backward_layer, states[half:]),
+        )
+    ]
+    (forward, *after), (backward, *after_backward) = results
+    if layer.return_sequences:
+        backward = tf.reverse(backward, [1])
+    merged = [MERGED[merge](forward, backward)] if merge else [forward, backward]
+    outputs = [*merged, *after, *after_backward]
+    return outputs if len(outputs) > 1 else outputs[0]
+
+
+MERGED: dict[str, Callable[[Any, Any], Any]] = {
+    "concat": lambda x, y: tf.concat([x, y], -1),
+    "sum": lambda x, y: x + y,
+    "mul": lambda x, y: x * y,
+    "ave": lambda x, y: (x + y) * 0.5,
+}
+"""`merge_mode` -> what it merges by."""
