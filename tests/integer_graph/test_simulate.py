@@ -135,12 +135,12 @@ def test_float_layers_are_named():
     assert keras_qat.simulate(qat, x).float_layers == ("norm",)
 
 
-def test_recurrent_layers_are_in_float():
+def test_cells_of_many_steps_are_in_float():
     def build(x):
         return layers.Dense(3)(layers.RNN(layers.GRUCell(4), name="gru")(layers.Dense(6)(x)))
 
-    x = images(32, (5, 8))
-    qat = observe(keras_qat.quantize_model(functional((5, 8), build=build)), x)
+    x = images(32, (40, 8))  # More steps than are calls of a cell.
+    qat = observe(keras_qat.quantize_model(functional((40, 8), build=build)), x)
     (output,) = keras_qat.simulate(qat, x).outputs.values()
     (codes,) = FileInterpreter(keras_qat.export_tflite(qat)).run({qat.input_names[0]: x}).values()
     assert keras_qat.simulate(qat, x).float_layers == ("gru",)
