@@ -55,11 +55,11 @@ def sizes_of(value: Any) -> list[int] | None:
 def with_known_sizes(graph: Graph) -> Graph:
     """Replaces what is computed from known sizes by constants, where real numbers take part.
 
-    Integers that are computed without real numbers stay, such as the sizes that a reshape takes.
+    Integers that are computed without real numbers stay, such as the sizes that a reshape takes,
+    and so does what layers read, whose weights would be constants else.
     """
     known: dict[Value, Any] = {}
-    replaced: set[Value] = set()
-    calls, outputs = [], set(values_in(graph.outputs))
+    reals: set[Value] = set()
     for call in graph.calls:
         values = values_in(call.outputs)
         size = size_of(values[0]) if len(values) == 1 else None
@@ -67,21 +67,27 @@ def with_known_sizes(graph: Graph) -> Graph:
             known[values[0]] = np.array(size, values[0].dtype)
         elif len(values) == 1 and _is_computable(call, known):
             known[values[0]] = _computed(call, known)
-            is_real = values[0].is_float or not replaced.isdisjoint(call.inputs)
-            if is_real and values[0] not in outputs:
-                replaced.add(values[0])
-                continue
-        if replaced.isdisjoint(call.inputs):
-            calls.append(call)
+            if values[0].is_float or not reals.isdisjoint(call.inputs):
+                reals.add(values[0])
+    if not reals:
+        return graph
+
+    def constant(value: Value) -> Any:
+        return _constant(known[value]) if value in reals else value
+
+    calls = []
+    read = {*values_in(graph.outputs), *(v for call in graph.loss_only for v in call.inputs)}
+    for call in reversed(graph.calls):
+        values = values_in(call.outputs)
+        if known.keys() >= set(values) and read.isdisjoint(values):
             continue
-
-        def constant(value: Value) -> Any:
-            return _constant(known[value]) if value in replaced else value
-
-        args, kwargs = map_values(constant, (call.args, call.kwargs))
-        new = Call(call.layer, args, kwargs, call.outputs, call.name)
-        calls.append(new.as_part_of(call))
-    return dataclasses.replace(graph, calls=calls) if replaced else graph
+        if is_operation(call.layer) and not reals >= set(call.inputs):
+            args, kwargs = map_values(constant, (call.args, call.kwargs))
+            new = Call(call.layer, args, kwargs, call.outputs, call.name)
+            call = new.as_part_of(call)
+        calls.append(call)
+        read.update(call.inputs)
+    return dataclasses.replace(graph, calls=calls[::-1])
 
 
 def _constant(number: Any) -> Any:

@@ -124,12 +124,13 @@ def _open_each(
             try:
                 if call.layer in whole:
                     raise CannotOpen(whole[call.layer])
+                forced = allowed is True or is_whole(call)
                 prefix = "" if is_whole(call) else f"{call.name}/"
                 namer = _Namer(call, prefix, context.names.setdefault(call.layer, {}))
                 with in_few_operations(call.layer):
                     opened, read = masks.opened(call, written_out, lent.of.get(call.layer, ()))
                 parts = _calls_of(
-                    opened, call, read, context, anchor, namer, allowed is True, call.layer in apart
+                    opened, call, read, context, anchor, namer, forced, call.layer in apart
                 )
                 parts = [*masks.take_calls(), *parts]
             except OnlyTrains as error:

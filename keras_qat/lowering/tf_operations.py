@@ -177,14 +177,18 @@ def _split_roll(call: Call, context: LoweringContext) -> list[Call]:
 def _split_reshape(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers tf.reshape to sizes read with `tf.shape` to a reshape to known numbers."""
     x, shape = operands(call, "tensor", "shape")
-    if not isinstance(shape, (list, tuple)) or not any(isinstance(size, Value) for size in shape):
+    if not values_in(shape):
         return []
-    batch, *sizes = [size_of(size) if isinstance(size, Value) else size for size in shape]
-    rest = math.prod(size for size in sizes if isinstance(size, int))
-    if batch != BATCH or None in x.shape[1:] or not all(isinstance(size, int) for size in sizes):
-        return []
-    sizes = [math.prod(x.shape[1:]) // -rest if size == -1 else size for size in sizes]
-    call.output.shape = (x.shape[0], *sizes)
+    sizes = list(call.output.shape[1:])
+    if None in sizes:
+        if not isinstance(shape, (list, tuple)) or None in x.shape[1:]:
+            return []
+        batch, *sizes = [size_of(size) if isinstance(size, Value) else size for size in shape]
+        if batch != BATCH or not all(isinstance(size, int) for size in sizes):
+            return []
+        rest = math.prod(size for size in sizes if isinstance(size, int))
+        sizes = [math.prod(x.shape[1:]) // -rest if size == -1 else size for size in sizes]
+        call.output.shape = (x.shape[0], *sizes)
     return PartsBuilder(call, context).end(call.layer, x, [-1, *sizes])
 
 

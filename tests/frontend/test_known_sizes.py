@@ -26,6 +26,12 @@ def with_positions(x):
     return x + positions[tf.newaxis, :, tf.newaxis]
 
 
+def flattened(x):
+    """Reads all sizes but the last two, as code does that takes any number of axes."""
+    y = tf.stack([x, x], axis=-1)
+    return tf.reshape(y, tf.concat([tf.shape(y)[:-2], [12]], axis=0))
+
+
 def model_of(function, shape=SHAPE):
     x = keras.Input(shape)
     y = function(layers.Dense(6, activation="relu")(x))
@@ -33,7 +39,7 @@ def model_of(function, shape=SHAPE):
 
 
 @pytest.mark.parametrize("opened", [False, True], ids=["operations", "Lambda"])
-@pytest.mark.parametrize("function", [halved, with_positions])
+@pytest.mark.parametrize("function", [halved, with_positions, flattened])
 def test_what_sizes_give_is_constant(function, opened, tmp_path):
     model, x = model_of(layers.Lambda(function) if opened else function), images(32, SHAPE)
     qat = keras_qat.quantize_model(model, strict=True)
@@ -55,3 +61,24 @@ def test_random_numbers_of_a_known_shape_stay_random():
 def test_sizes_that_are_unknown_and_divided_say_what_to_do():
     with pytest.raises(ValueError, match=r"divides integers.*Use //, or inputs of known sizes"):
         keras_qat.plan(model_of(halved, (None, 6)))
+
+
+class Positions(layers.Layer):
+    """Looks up a vector for each position, which is a constant without its table."""
+
+    def build(self, input_shape):
+        self.table = layers.Embedding(input_shape[1], input_shape[2])
+        super().build(input_shape)
+
+    def call(self, x):
+        steps = tf.range(tf.shape(x)[1])
+        return x + self.table(steps) + self.table(tf.cast(steps, tf.float32))[tf.newaxis]
+
+
+def test_tables_of_constant_positions_train():
+    qat = keras_qat.quantize_model(model_of(Positions()))
+    (table,) = [weight for weight in qat.trainable_weights if "table" in weight.name]
+    before = table.numpy()
+    qat.compile("sgd", "mse")
+    qat.fit(images(8, SHAPE), np.ones((8, 8, 3)), verbose=0)
+    assert np.any(table.numpy() != before)

@@ -377,3 +377,27 @@ def test_operations_on_weights_of_layers_say_what_to_do():
     model = keras.Model(ids, tf.matmul(table(ids), table.embeddings, transpose_b=True))
     with pytest.raises(ValueError, match=r"of another layer.*Make one layer"):
         keras_qat.quantize_model(model)
+
+
+class ReversibleNorm(keras.Model):
+    """Normalizes each series itself, as forecasting networks do, and undoes that at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixer = layers.Dense(8, activation="relu")
+
+    def call(self, x):
+        mean = tf.reduce_mean(x, axis=1, keepdims=True)
+        deviation = tf.sqrt(tf.math.reduce_variance(x, axis=1, keepdims=True) + 1e-5)
+        y = tf.transpose(self.mixer(tf.transpose((x - mean) / deviation, [0, 2, 1])), [0, 2, 1])
+        return y * deviation + mean
+
+
+def test_subclassed_models_may_normalize():
+    model, x = ReversibleNorm(), images(32, (8, 4)) + images(32, (1, 4), 1)
+    expected = model.predict(x, verbose=0)
+    qat = quantized(model)
+    keras_qat.calibrate(qat, x)
+    error = qat.predict(x, verbose=0) - expected
+    assert np.square(error).mean() < 1e-3 * np.var(expected)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
