@@ -48,6 +48,7 @@ EQUIVALENT = {
     "keras_qat/ops/movement.py take_parts: 1 -> 2": (
         "kernels take one entry of a dropped axis, whatever its end is"
     ),
+    "keras_qat/ops/op.py Op: 99 -> 100": "no tensor has 99 axes",
     "keras_qat/ops/op.py held_in: 8 -> 9": "tensors have 2 to 8 bits, 16 or 32",
     "keras_qat/ops/relu.py _leaky_relu: q >= 0 -> q > 0": "0 has the same multiple for both slopes",
     "keras_qat/ops/selection.py _common: 0 -> 1": "both tensors have the same bits",

@@ -9,6 +9,7 @@ import keras_qat
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.registry import ROWS, match
+from tests.comparison import Product
 
 
 class Pick(keras.layers.Layer):
@@ -110,3 +111,20 @@ def test_defaults_are_the_options_of_a_plain_call(name):
         of_plain = attributes[option]
         is_alike = of_plain == value or of_plain == (value, value)  # Of both axes of images.
         assert value is None or is_alike, option
+
+
+@pytest.mark.parametrize("weights", [{"kernel": (-1,)}, {"kernel": (-1,), "name_scope": ()}])
+def test_a_layer_with_one_weight_is_the_operator_that_its_call_computes(weights):
+    x = keras.Input((6,))
+    model = keras.Model(x, Product(name="product")(x))
+    recipe = keras_qat.recipes.int8().override("Product", open=False)
+    with keras_qat.register_rule(Product, weights=weights):
+        (call,) = graph_lib.read(model).calls
+        op, _, reason = match(call)
+        if len(weights) > 1:
+            assert op is None
+            assert "several weights" in reason
+            return
+        assert op is not None
+        assert op.name == "dense"
+        assert not keras_qat.plan(model, recipe).float_layers
