@@ -21,6 +21,7 @@ def network():
     return keras.Model(inputs, layers.Softmax()(layers.Dense(3)(layers.Flatten()(x))))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_simulations_compute_what_files_do(kernels):
     x = images(16, (8, 8, 3))

@@ -232,6 +232,7 @@ def test_the_last_values_of_sums_of_16_bits(shapes):
         assert_same(example, q, "xnnpack", f"seed {seed}")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
