@@ -14,8 +14,6 @@ from tests.helpers import rng, values
 
 layers = keras.layers
 
-pytestmark = pytest.mark.legacy
-
 TOKENS = rng().integers(0, 20, (16, 6)).astype(np.int32)
 IMAGES = rng().normal(size=(16, 8, 8, 1)).astype(np.float32)
 
