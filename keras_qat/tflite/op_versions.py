@@ -94,7 +94,7 @@ def version_of(code: int, operator: Any, tensors: list[Any]) -> int:
     type_index = {_Type.INT8: 1, _Type.INT16: 2}.get(deciding.type, 0)
     version, rank = by_type[type_index], len(data.shape)
     needed = 1
-    if name == "CONV_2D":
+    if name == "CONV_2D":  # Version 8 is for `quantizedBiasType`, which no file needs: it is int64.
         grouped = inputs[1].shape[3] != data.shape[3]
         needed = 6 if grouped else 7 if inputs[1].type == _Type.INT4 else 1
     elif name == "DEPTHWISE_CONV_2D":

@@ -68,15 +68,28 @@ def test_options_that_raise_a_version(name, maximum):
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "runtime"),
-    [("leaky_relu", 2, [2, 3, 0]), ("subtract", 5, [2, 4, 0]), ("mirror_pad", 3, [2, 12, 0])],
+    ("name", "seed", "version", "runtime"),
+    [
+        *(("leaky_relu", 0, 2, [2, 3, 0]), ("subtract", 0, 5, [2, 4, 0])),
+        *(("mirror_pad", 0, 3, [2, 12, 0]), ("depthwise_conv", 0, 5, [2, 3, 0])),
+        pytest.param("conv", 2, 4, [2, 3, 0], id="conv"),
+        pytest.param("conv", 0, 6, [2, 9, 0], id="conv of groups"),
+    ],
 )
-def test_operators_of_16_bits(name, version, runtime):
-    """TensorFlow lowers the version of what it takes for a difference by its other scales."""
+def test_operators_of_16_bits(name, seed, version, runtime):
+    """TensorFlow lowers the version of what it takes for a difference by its other scales.
+
+    It gives convolutions version 8, which is for biases of another type than int64.
+    """
     (op,) = (op for op in MATCHING if op.name == name)
-    contents = file_of(node_of(op, 16, 0)[0])
+    contents = file_of(node_of(op, 16, seed)[0])
     assert list(versions(contents).values()) == [version]
     assert oldest_runtime(contents) == runtime
+    (graph,) = unpack(contents).subgraphs
+    (operator,) = graph.operators
+    if "conv" in name:
+        assert graph.tensors[operator.inputs[2]].type == TYPES["int64"]
+    assert not getattr(operator.builtinOptions, "quantizedBiasType", 0)
 
 
 @pytest.mark.parametrize("axes", [4, 5])
