@@ -22,6 +22,7 @@ from keras_qat.frontend.keras2.layers_and_models import (
     nested_outputs,
     nodes_of,
     takes_training,
+    training_by_name,
 )
 from keras_qat.frontend.keras2.loadable_config import loadable
 from keras_qat.frontend.keras2.readability import check_readable, is_graph_model
@@ -219,6 +220,7 @@ def read(model: Any) -> Graph:
         for node in nodes_of(model):
             args, kwargs = tf.nest.map_structure(value_of, (node.call_args, dict(node.call_kwargs)))
             layer, name = node.layer, path + node.layer.name
+            args, kwargs = training_by_name(layer, args, kwargs)
             if isinstance(layer, keras.layers.InputLayer):
                 # It passes its input on. Keras cannot load a file with such a call.
                 keep([node.outputs], values_in((args, kwargs)))

@@ -401,3 +401,62 @@ def test_subclassed_models_may_normalize():
     error = qat.predict(x, verbose=0) - expected
     assert np.square(error).mean() < 1e-3 * np.var(expected)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+
+
+class PassesTrainingOn(layers.Layer):
+    """Hands `training` on by position, as some packages' layers do."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.mixer = layers.Dense(4)
+        self.dropout = layers.Dropout(0.5)
+
+    def __call__(self, inputs, training=None, **kwargs):
+        return super().__call__(inputs, training, **kwargs)
+
+    def call(self, inputs, training=None, **kwargs):
+        return self.mixer(self.dropout(inputs, training))
+
+
+def a_third(shape, dtype=None):
+    return tf.fill(shape, tf.constant(1 / 3, dtype or tf.float32))
+
+
+class Averages(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.mixer = layers.Dense(3, kernel_initializer=a_third)
+
+    def call(self, x):
+        return self.mixer(x)
+
+
+def test_training_may_be_given_by_position():
+    model, data = model_of(PassesTrainingOn()), images(32)
+    qat = quantized(model)
+    keras_qat.calibrate(qat, data)
+    error = qat.predict(data, verbose=0) - model.predict(data, verbose=0)
+    assert np.square(error).mean() < 1e-3
+    assert np.any(qat(data, training=True) != qat(data, training=True))
+
+
+def test_functions_that_initialize_need_no_registration():
+    model, data = Averages(), images(4)
+    expected = model.predict(data, verbose=0)
+    qat = keras_qat.quantize_model(model)  # Keras warns of functions whenever it copies a layer.
+    keras_qat.calibrate(qat, data)
+    np.testing.assert_allclose(qat.predict(data, verbose=0), expected, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "compared", [lambda x, y: x == 0.0, lambda x, y: np.float32(0.0) != x, lambda x, y: x == y]
+)
+def test_equality_is_saved_with_both_sides(compared, tmp_path):
+    """Keras writes `==` without its right side, and cannot load that."""
+    x = keras.Input(SHAPE)
+    y, z = layers.Conv2D(4, 1, activation="relu")(x), layers.ReLU()(x)
+    qat = keras_qat.quantize_model(keras.Model(x, y * tf.cast(compared(y, z), tf.float32)))
+    keras_qat.calibrate(qat, images(8))
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)

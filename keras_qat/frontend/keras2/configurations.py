@@ -79,7 +79,7 @@ class CustomObjects(NamedTuple):
 
 
 def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
-    """Collects custom classes of layers and their parts, and functions used as activations."""
+    """Collects custom classes of layers and their parts, and functions in the place of these."""
     layers = list(layers)
     own = ("keras", "tf_keras", "keras_qat")
     kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
@@ -90,7 +90,12 @@ def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
         for item in [*layers, *parts]
         if type(item).__module__.split(".")[0] not in own
     }
-    functions = [getattr(layer, "activation", None) for layer in layers]
+    functions = [
+        value
+        for layer in layers
+        for name, value in vars(layer).items()
+        if name.endswith(("activation", "initializer", "regularizer", "constraint"))
+    ]
     custom |= {
         function.__name__: function
         for function in functions

@@ -95,3 +95,12 @@ def nodes_of(model: Any) -> list[Any]:
 def takes_training(layer: Any) -> bool:
     """Returns whether a layer computes differently in training."""
     return bool(layer._call_spec.expects_training_arg)
+
+
+def training_by_name(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns a call's arguments with `training`, and those behind it, by name."""
+    names = layer._call_spec.arg_names
+    if "training" not in names[: len(args)]:
+        return args, kwargs
+    first = names.index("training")
+    return args[:first], {**dict(zip(names[first:], args[first:], strict=False)), **kwargs}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from keras_qat.frontend.helper_layers import Contract
 from keras_qat.frontend.keras2.backend import keras
 
@@ -11,8 +13,9 @@ from keras_qat.frontend.keras2.backend import keras
 def loadable(model: Any, config: dict[str, Any]) -> dict[str, Any]:
     """Replaces what Keras writes so that it cannot be read, in place.
 
-    A constant on the left of `+` becomes an argument of `tf.math.add`. A `tf.einsum` of two
-    tensors, which Keras writes without them, becomes a `Contract`.
+    A constant on the left of `+` becomes an argument of `tf.math.add`. `==` and `!=`, which Keras
+    writes without their right side, become `tf.math.equal` and `tf.math.not_equal`. A `tf.einsum`
+    of two tensors, which Keras writes without them, becomes a `Contract`.
 
     Args:
         model: a functional model.
@@ -27,7 +30,11 @@ def loadable(model: Any, config: dict[str, Any]) -> dict[str, Any]:
         if "layers" in entry["config"] and hasattr(layer, "_network_nodes"):
             loadable(layer, entry["config"])
         function, nodes = entry["config"].get("function"), entry.get("inbound_nodes")
-        if entry["class_name"] != "TFOpLambda" or not nodes or nodes[0][0] != _CONSTANT:
+        if entry["class_name"] != "TFOpLambda" or not nodes:
+            continue
+        if function in _EQUALITY:
+            _compare(model, layer, entry)
+        if nodes[0][0] != _CONSTANT:
             continue
         if function == "__operators__.add":
             entry["config"]["function"] = "math.add"
@@ -40,9 +47,25 @@ _CONSTANT = "_CONSTANT_VALUE"
 """Keras' word for a first argument that is no tensor."""
 
 
+_EQUALITY = {"__operators__.eq": "math.equal", "__operators__.ne": "math.not_equal"}
+
+
+def _compare(model: Any, layer: Any, entry: dict[str, Any]) -> None:
+    """Turns the entry of `==` or `!=` into that of a function with both sides."""
+    (node,) = _nodes_of(model, layer)
+    is_tensor = [hasattr(side, "_keras_history") for side in node.call_args]
+    left, right = (
+        list(_position(model, side)) if known else np.asarray(side).tolist()
+        for side, known in zip(node.call_args, is_tensor, strict=True)
+    )
+    first = left if is_tensor[0] else [_CONSTANT, -1, left]
+    entry["config"]["function"] = _EQUALITY[entry["config"]["function"]]
+    entry["inbound_nodes"] = [[*first, {"y": right, "name": None}]]
+
+
 def _contract(model: Any, layer: Any, entry: dict[str, Any]) -> None:
     """Turns the entry of a tf.einsum of two tensors into that of a Contract."""
-    (node,) = [node for node in layer._inbound_nodes if _key(layer, node) in model._network_nodes]
+    (node,) = _nodes_of(model, layer)
     equation, *tensors = node.call_args
     if len(tensors) != 2 or not all(map(keras.backend.is_keras_tensor, tensors)):
         return
@@ -51,6 +74,11 @@ def _contract(model: Any, layer: Any, entry: dict[str, Any]) -> None:
         {key: serialized[key] for key in ("module", "class_name", "registered_name", "config")}
     )
     entry["inbound_nodes"] = [[[*_position(model, tensor), {}] for tensor in tensors]]
+
+
+def _nodes_of(model: Any, layer: Any) -> list[Any]:
+    """Returns the calls of a layer that are part of a model."""
+    return [node for node in layer._inbound_nodes if _key(layer, node) in model._network_nodes]
 
 
 def _key(layer: Any, node: Any) -> str:

@@ -346,6 +346,8 @@ def _check_numbers(call: Call, trace: _Trace) -> None:
     if not all(map(np.allclose, *after)):
         raise CannotOpen("it assigns another value to a weight each time")
     computed = trace(drawn)
+    if len(computed) != len(expected[0]):
+        raise CannotOpen("it does not return the same each time")
     for first, second, traced in zip(*expected, computed, strict=True):
         magnitudes = np.abs(np.asarray(tf.cast(first, tf.float32)))
         largest = np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes))
