@@ -49,6 +49,11 @@ class Value:
         return tf.as_dtype(self.dtype).is_floating
 
     @property
+    def is_complex(self) -> bool:
+        """True for a tensor of complex numbers, which no operator of a file takes."""
+        return tf.as_dtype(self.dtype).is_complex
+
+    @property
     def inference_dtype(self) -> str:
         """The type at inference: float32 for any floating-point type."""
         return "float32" if self.is_float else self.dtype

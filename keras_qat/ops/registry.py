@@ -101,6 +101,8 @@ def _first(rows: list[Op], call: Call) -> Match:
 
 def _refused(op: Op, call: Call) -> str | None:
     """Returns why an operator has no kernel for such inputs."""
+    if any(x.is_complex for x in call.inputs):
+        return "reads complex numbers"
     for x in call.inputs[:1]:
         same = values_in(call.outputs)[0].dtype == x.dtype
         if op.integers is not None and not x.is_float and not (same and x.dtype in op.integers):

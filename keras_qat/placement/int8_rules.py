@@ -151,7 +151,8 @@ class Int8Placement:
         if value in self.symmetric:
             own = dataclasses.replace(own, symmetric=True)
         op = self.op(call) if call else None
-        if call and op is None and (value.is_float or any(v.is_float for v in call.inputs)):
+        numbers = [value, *call.inputs] if call and op is None else []
+        if call and any(number.is_float or number.is_complex for number in numbers):
             self.leave_in_float(call)
         if not value.is_float:
             return None, f"holds {value.dtype}"

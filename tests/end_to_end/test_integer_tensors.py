@@ -64,6 +64,19 @@ def test_complex_numbers():
     assert_agreement(model_of(build))
 
 
+def test_complex_numbers_that_are_moved_say_what_to_do():
+    """TFLite has no transpose of them; ours was taken, and raised a KeyError."""
+
+    def build(x: Any) -> Any:
+        spectrum = tf.signal.stft(tf.reshape(x, [-1, 144]), 32, 16)
+        return layers.Dense(3)(tf.abs(tf.transpose(spectrum, [0, 2, 1])))
+
+    model = model_of(build)
+    qat = observe(keras_qat.quantize_model(model), inputs_of(model))
+    with pytest.raises(ValueError, match=r"TFLite has no operation for tf\.Transpose"):
+        keras_qat.export_tflite(qat)
+
+
 INDICES = {
     "looked up": lambda index: layers.Embedding(16, 3)(tf.cast(index, tf.int32)),
     "one hot": lambda index: tf.one_hot(tf.cast(index, tf.int32), 16),
