@@ -6,6 +6,9 @@ UNUSED = "the one more that is made is never read"
 SLOWER = "it chooses the slower one of two computations with the same results"
 
 EQUIVALENT = {
+    "keras_qat/arithmetic/lstm_gates.py _exponential_of_quarter: 715827883 -> 715827884": (
+        "both are 10923 with 15 bits behind the point"
+    ),
     "keras_qat/integer_graph/fold_weights.py weights_of_calls: True -> False (2)": (
         "`strict=` of two lists of one length"
     ),
@@ -64,6 +67,9 @@ EQUIVALENT = {
     "(len(a.numbers.channels) == 1)): -> if not not (has_gpu() and is_wide and "
     "(len(a.numbers.channels) == 1)):": SLOWER,
     "keras_qat/tflite/builder.py Builder.finish: 64 -> 65": (
+        "the buffer in which a file is packed grows where it does not suffice"
+    ),
+    "keras_qat/tflite/builder.py Builder.finish: 16 -> 17 (2)": (
         "the buffer in which a file is packed grows where it does not suffice"
     ),
     "keras_qat/tflite/op_versions.py version_of: 1 -> 2 (8)": (

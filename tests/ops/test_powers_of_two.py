@@ -45,6 +45,7 @@ def test_where_what_counts_as_a_power_ends(exponent, side, family):
         assert_exact_with("tanh", scale, family)
 
 
-@pytest.mark.parametrize(("name", "scale"), [("sigmoid", 1 / 24), ("tanh", 1 / 48)])
-def test_on_each_point_of_the_table(name, scale, family):
-    assert_exact_with(name, scale, family)
+@pytest.mark.parametrize("steps", [1, 128])
+@pytest.mark.parametrize(("name", "distance"), [("sigmoid", 1 / 24), ("tanh", 1 / 48)])
+def test_on_and_between_all_points_of_the_table(name, distance, steps, family):
+    assert_exact_with(name, distance / steps, family)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.lite.python.convert import mlir_sparsify
 
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.ops.registry import op_named
 from keras_qat.tflite.schema import OPERATORS, TYPES, code_of, unpack
 from tests.ops.harness import file_of, make_node, node_of
 from tests.ops.test_contracts import MATCHING
@@ -115,3 +118,15 @@ def test_tensors_of_many_axes_and_of_few(function, axes):
 def test_movements_of_many_axes(most, function, axes):
     (call,) = calls_of(function, (2, 3, 2, 2, 2)[: min(axes, most) - 1])
     assert_tensorflows(file_of(make_node(call, 8, np.random.default_rng(0))))
+
+
+@pytest.mark.parametrize(("ratio", "version"), [(0.5, 2), (1.0, 3), (2.0, 3)])
+def test_products_that_are_not_made_smaller(ratio, version):
+    node, _ = node_of(op_named("multiply"), 8, 0)
+    ones = QuantParams(np.float32(1), 0)
+    inputs = tuple(dataclasses.replace(x, params=ones) for x in node.inputs)
+    params = dataclasses.replace(ones, scale=np.float32(1 / ratio))
+    outputs = (dataclasses.replace(node.output, params=params),)
+    contents = file_of(dataclasses.replace(node, inputs=inputs, outputs=outputs))
+    assert_tensorflows(contents)
+    assert versions(contents) == {"MUL": version}
