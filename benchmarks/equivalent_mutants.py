@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 UNUSED = "the one more that is made is never read"
+BEYOND = "the table has entries of values that a tensor can't have"
 SLOWER = "it chooses the slower one of two computations with the same results"
 
 EQUIVALENT = {
@@ -33,6 +34,9 @@ EQUIVALENT = {
         "in steps of 4 curves have ended far before both numbers"
     ),
     "keras_qat/ops/matmul.py _equation: 2 -> 3 (3)": "other letters for the same axes",
+    "keras_qat/ops/composed.py Computing._run: 32 -> 33": "32 bits are cut off at their own ends",
+    "keras_qat/ops/division.py _parts: 2.0 -> 3.0 (2)": BEYOND,
+    "keras_qat/ops/division.py _parts: 8 -> 9": BEYOND,
     "keras_qat/ops/normalization.py : 2048 -> 2049": (
         "variances 2047 and 2048 have the same entry, 724, and positions move with the table"
     ),
@@ -66,6 +70,9 @@ EQUIVALENT = {
     "keras_qat/ops/weighted_sums.py _sums_of_8_bits.products: if not (has_gpu() and is_wide and "
     "(len(a.numbers.channels) == 1)): -> if not not (has_gpu() and is_wide and "
     "(len(a.numbers.channels) == 1)):": SLOWER,
+    "keras_qat/tflite/builder.py Builder.copy: sizes.count(-1) > 1 -> sizes.count(-1) >= 1": (
+        "a SLICE of everything copies as well"
+    ),
     "keras_qat/tflite/builder.py Builder.finish: 64 -> 65": (
         "the buffer in which a file is packed grows where it does not suffice"
     ),

@@ -112,6 +112,15 @@ def test_products_are_counted_as_ones_are_added_up(name):
     assert keras_qat.summary(calibrated(model)).multiply_accumulates == total
 
 
+@pytest.mark.parametrize("sequences", [False, True])
+def test_each_step_of_an_image_multiplies_at_each_position(sequences):
+    """3 steps, 6 x 4 positions of 2 x 3 inputs and of 2 x 3 states, and 4 gates."""
+    inputs = keras.Input((3, 7, 6, 2))
+    x = layers.ConvLSTM2D(5, (2, 3), return_sequences=sequences)(inputs)
+    rows = keras_qat.summary(calibrated(keras.Model(inputs, x)))
+    assert rows.multiply_accumulates == 3 * (6 * 4) * (2 * 3) * (2 + 5) * (4 * 5)
+
+
 def test_a_shared_layer_is_held_once_and_works_twice():
     inputs, shared = keras.Input((4,)), layers.Dense(4, name="shared")
     rows = keras_qat.summary(calibrated(keras.Model(inputs, shared(shared(inputs)))))

@@ -228,3 +228,15 @@ def test_threads_that_export_at_once():
     for thread in threads:
         thread.join()
     assert files == {number: alone[number % 2] for number in range(4)}
+
+
+def test_one_tensor_of_open_sizes_as_two_outputs():
+    x = keras.Input((None, 4, 2))
+    y = tf.nn.relu(x)
+    qat = observe(keras_qat.quantize_model(keras.Model(x, [y, y])), images(6, (5, 4, 2)))
+    contents = keras_qat.export_tflite(qat)
+    for shape in ((7, 4, 2), (1, 4, 2)):
+        data = images(4, shape)
+        first, second = keras_qat.TFLiteModel(contents).predict(data)
+        np.testing.assert_array_equal(first, qat.predict(data, verbose=0)[0])
+        np.testing.assert_array_equal(second, first)

@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import SharedRange
+from keras_qat.ops.registry import op_named
 from tests.ops.examples.example import BATCH
 from tests.ops.harness import (
     assert_same,
@@ -114,3 +115,22 @@ def test_every_mean_of_two(op, bits, family, scales):
         node = dataclasses.replace(node, inputs=inputs, outputs=outputs)
         pairs = np.resize(np.stack(PAIRS, -1), (BATCH, *inputs[0].shape[1:]))
         assert_same(node, {inputs[0].name: pairs}, family, f"{scales}, zeros {zeros}")
+
+
+@pytest.mark.parametrize(
+    ("scales", "zeros", "steps"),
+    [
+        ((0.02, 0.05, 0.02), (5, -7, 3), 0.54),
+        ((3.0, 0.001, 100.0), (0, 127, 0), 0.56),
+        ((0.02, 0.05, 0.0002), (-128, -128, -128), 1.34),  # Most quotients are beyond the range.
+    ],
+)
+def test_quotients_are_near_the_real_ones(scales, zeros, steps):
+    node = with_params(of_two(op_named("divide")), scales, zeros)
+    pairs = [np.resize(codes, (BATCH, 2**16 // BATCH + 1)) for codes in PAIRS]
+    inputs = {item.name: q for item, q in zip(node.inputs, pairs, strict=True)}
+    (quotients,) = in_integers(node, inputs, "xnnpack")
+    x, y = (scales[i] * (np.float64(pairs[i]) - zeros[i]) for i in range(2))
+    y[y == 0] = scales[1]  # By zero: as by one step.
+    real = np.clip(x / y / scales[2] + zeros[2], -128, 127)
+    assert np.abs(np.float64(quotients) - real).max() <= steps

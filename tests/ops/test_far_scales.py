@@ -240,11 +240,12 @@ def test_integers_of_all_sizes(dtype, bits, family):
     """What lies beyond the range is cut off before it overflows, also at the ends of 32 bits."""
     nodes = (node_of(op_named("from_integers"), bits, seed)[0] for seed in range(99))
     node = next(node for node in nodes if node.inputs[0].dtype == dtype)
-    ends = 2 ** np.arange(31)[:, None] + [-1, 0, 1]
+    ends = 2 ** np.arange(32)[:, None] + [-1, 0, 1]
     limits = np.iinfo("int32" if dtype == "int64" else dtype)
     every = np.unique(np.clip([ends, -ends], limits.min, limits.max)).astype(dtype)
     x = dataclasses.replace(node.inputs[0], shape=(None, every.size))
-    for scale in (0.01, 0.7, 3.0, 2.0**15, 2.0**23, 2.0**25):
+    # With the last, 2^31 - 128 is rounded down and 2^31 - 1 is rounded up.
+    for scale in (0.01, 0.7, 3.0, 2.0**15, 2.0**23, 2.0**25, 104755296.0):
         params = QuantParams(np.float32(scale), 0 if bits == 16 else -7, bits)
         output = dataclasses.replace(node.output, shape=x.shape, params=params)
         example = dataclasses.replace(node, inputs=(x,), outputs=(output,))
