@@ -64,3 +64,23 @@ def test_inference_in_either_family(qat):
         assert copy.kernels == kernels
     with pytest.raises(ValueError, match="kernels='gpu': use one of 'xnnpack'"):
         qat.kernels = "gpu"
+
+
+def test_a_layer_on_what_has_no_range_computes_in_float(qat):
+    x, layer = keras.Input((8, 8, 1)), qat.get_layer("quant_stem")
+    model, data = keras.Model(x, layer(x)), images(8, (8, 8, 1))
+    assert [*keras_qat.summary(model).in_float.values()] == ["its input has no quantizer"]
+    file = keras_qat.TFLiteModel(keras_qat.export_tflite(model))
+    np.testing.assert_allclose(file.predict(data), model.predict(data, verbose=0), atol=1e-5)
+
+
+def test_biases_are_rounded_to_the_nearest_step(qat):
+    (node,) = (node for node in keras_qat.resolve(qat).nodes if node.name == "quant_stem")
+    step = node.inputs[0].params.scale * node.weights.scale.reshape(-1)
+    weights = {
+        weight.name.split("/")[-1].split(":")[0]: weight.numpy().astype(np.float64)
+        for weight in qat.get_layer("quant_stem").weights
+    }
+    deviation = np.sqrt(weights["moving_variance"] + 1e-3)
+    bias = weights["beta"] - weights["moving_mean"] * weights["gamma"] / deviation
+    assert np.abs(node.weights.bias - bias / step).max() <= 0.51
