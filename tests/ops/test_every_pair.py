@@ -16,6 +16,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import op_named
+from tests.comparison import RUNNABLE
 from tests.ops.examples.example import BATCH
 from tests.ops.harness import (
     assert_same,
@@ -98,6 +99,15 @@ def test_every_pair(op, bits, family, scales):
     traced = tf.function(lambda: in_integers_as_tensors(example, inputs, family), autograph=False)
     for here, there in zip(traced(), in_integers(example, inputs, family), strict=True):
         np.testing.assert_array_equal(here, there)
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
+@pytest.mark.parametrize("family", RUNNABLE)
+def test_results_halfway_between_two_values(name, family):
+    node = with_params(of_two(op_named(name)), SCALES["halves"], ZEROS[-1])
+    pairs = [np.resize(codes, (BATCH, 2**16 // BATCH + 1)) for codes in PAIRS]
+    inputs = {item.name: q for item, q in zip(node.inputs, pairs, strict=True)}
+    assert_same(node, inputs, family)
 
 
 @pytest.mark.slow
