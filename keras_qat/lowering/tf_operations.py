@@ -245,12 +245,12 @@ def _split_constant(call: Call, context: LoweringContext, number: float) -> list
 def _split_equality(call: Call, context: LoweringContext) -> list[Call]:
     """Rounds a number that real numbers are compared with for equality to their grid.
 
-    Else none would ever equal it, as with -1.0 where the nearest step is -1.003. 0 is a step.
+    Else none would ever equal it, as with -1.0 where the nearest step is -1.003.
     """
     x, y = operands(call, "x", "y")
     x, y = (x, y) if isinstance(x, Value) else (y, x)
     wanted = number(y)
-    if not wanted or not isinstance(x, Value) or not x.is_float:
+    if wanted is None or not isinstance(x, Value) or not x.is_float:
         return []
     parts = PartsBuilder(call, context)
     rounded = parts.new("number", OnGrid, wanted, dtype=x.dtype)

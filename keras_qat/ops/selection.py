@@ -55,8 +55,11 @@ def _comparison(name: str, code: str, words: str) -> Op:
         return getattr(tf.math, name)(x, y)
 
     def emit(e: Emission) -> None:
-        common, targets = _common(e.all_params), []
-        sources = _both(Writing(e), list(zip(e.inputs, e.all_params, strict=True)), common)
+        params, targets = e.all_params, []
+        sources: list[Any] = list(e.inputs)
+        if params[0] != params[1]:  # Else they are on one grid.
+            inputs = list(zip(e.inputs, params, strict=True))
+            sources = _both(Writing(e), inputs, _common(params))
         for index, source in enumerate(sources):  # Kernels compare int8 after rounding it anew.
             targets.append(e.temporary(f"whole_{index}", e.shape(source), "int32"))
             e.cast(source, targets[-1])

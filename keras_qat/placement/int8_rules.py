@@ -268,8 +268,10 @@ class Int8Placement:
             sources = [range_of[x] for x in value.producer.inputs if x in range_of]
             op = op_of(value.producer)
             is_constant = op is not None and op.is_constant
-            if is_constant:  # The range has to hold it.
-                sources.append(Range(self.settings.activations(value), [value]))
+            if is_constant and value.producer.layer.number:  # Every range holds 0, but not others.
+                bound = min(0.0, value.producer.layer.number)
+                own = dataclasses.replace(self.settings.activations(value), lower_bound=bound)
+                sources.append(Range(own, [value]))
             joined = _join(list(dict.fromkeys(sources)))
             joined.rounded += [value] if spec.rounds and not is_constant else []
             range_of.update({other: joined for other, r in range_of.items() if r in sources})

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.weighted_sums import RECENT
 from tests.helpers import rng, scramble
 from tests.lowering.test_masks import SIZE, STEPS, TOKENS, Positions, Shift, embedded
 
@@ -112,7 +113,7 @@ def assert_masks_are_those_of_keras(model, stays=()):
     noise = np.mean(np.square(qat(data).numpy() - expected))
     assert noise < 0.01 * np.var(expected)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
-    assert report.identical == 1
+    assert report.identical == 1 or (stays and not RECENT)  # Older loops round otherwise.
     assert tuple(report.float_operations) == stays
 
 

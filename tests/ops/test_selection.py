@@ -138,3 +138,15 @@ def test_numbers_that_mark_what_is_missing_are_found(compare):
     for passed in (qat.predict(data, verbose=0), qat(data, training=True).numpy()):
         np.testing.assert_allclose(passed, expected, atol=0.01)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
+
+
+def test_zeros_are_found_among_small_numbers():
+    """The 0 that they are compared with had a range of 1, in which all of them were 0."""
+    drawn = np.random.default_rng(1)
+    data = 1e-3 * np.where(drawn.random((64, 12)) < 0.3, 0.0, drawn.normal(size=(64, 12)))
+    x = keras.Input((12,))
+    model = keras.Model(x, tf.cast(x == 0.0, tf.float32))
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, data.astype(np.float32))
+    found = qat.predict(data.astype(np.float32), verbose=0)
+    assert np.mean(found == (data == 0)) > 0.98
