@@ -83,8 +83,11 @@ def model_of(name, shape=SHAPE):
     return keras.Model(x, MODELS[name](x))
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", MODELS)
+QUICKEST = "custom cell"
+CASES = [QUICKEST, *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != QUICKEST)]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_steps_are_integers(name, tmp_path):
     model = model_of(name)
     qat = keras_qat.quantize_model(model, strict=True)
