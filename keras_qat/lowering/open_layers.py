@@ -18,7 +18,6 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
 from keras_qat.frontend.keras2.backend import keras, layers
-from keras_qat.frontend.keras2.layer_names import names_inside
 from keras_qat.frontend.keras2.layers_and_models import rename
 from keras_qat.frontend.keras2.trace_layer import (
     CannotOpen,
@@ -32,6 +31,7 @@ from keras_qat.lowering.activations import ACTIVATIONS, split_activation
 from keras_qat.lowering.attention import split_masked_attention
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.equivalents import equivalent
+from keras_qat.lowering.inner_names import InnerNames
 from keras_qat.lowering.lent_weights import LentWeights
 from keras_qat.lowering.mask_tensors import RECURRENT, MaskTensors, reads_mask
 from keras_qat.lowering.masking import finds_number, reads_floats, split_masking
@@ -126,7 +126,7 @@ def _open_each(
                     raise CannotOpen(whole[call.layer])
                 forced = allowed is True or is_whole(call)
                 prefix = "" if is_whole(call) else f"{call.name}/"
-                namer = _Namer(call, prefix, context.names.setdefault(call.layer, {}))
+                namer = InnerNames(call, prefix, context.names.setdefault(call.layer, {}))
                 with in_few_operations(call.layer):
                     opened, read = masks.opened(call, written_out, lent.of.get(call.layer, ()))
                 parts = _calls_of(
@@ -187,56 +187,13 @@ def _unknown_activation(call: Call, context: LoweringContext) -> list[Call]:
     return split_activation(call, context)
 
 
-class _Namer:
-    """Gives unique names to the calls inside a layer.
-
-    Args:
-        call: the call of the layer.
-        prefix: what names begin with.
-        named: name -> what it names, in all calls of the layer.
-    """
-
-    def __init__(self, call: Call, prefix: str, named: dict[str, Any]) -> None:
-        self.call, self.prefix, self.taken, self.named = call, prefix, set[str](), named
-        self.inside = names_inside(call.layer)
-        self.of_layer: dict[Any, str] = {}
-        self.gave_output = False
-
-    def name(self, inner: Call, gives_output: bool) -> str:
-        layer = inner.layer
-        if is_operation(layer):
-            symbol = str(layer.symbol)
-            is_first = gives_output and not self.gave_output
-            if is_first and self.named.setdefault("", symbol) == symbol:
-                self.gave_output = True
-                return self.call.name
-            return self.unique(symbol.rsplit(".", 1)[-1], symbol)
-        if layer not in self.of_layer:
-            base = self.inside.get(id(layer), inner.name)
-            self.of_layer[layer] = self.unique(base, id(layer))
-        return self.of_layer[layer]
-
-    def unique(self, base: str, named: Any) -> str:
-        """Returns a name that is new in this call, and names the same in the layer's other calls.
-
-        Args:
-            base: how it should begin.
-            named: the symbol of an operation, or what tells a layer or a weight from others.
-        """
-        name, count = base, 1
-        while name in self.taken or self.named.setdefault(name, named) != named:
-            name, count = f"{base}_{count}", count + 1
-        self.taken.add(name)
-        return self.prefix + name
-
-
 def _calls_of(
     opened: OpenedLayer,
     call: Call,
     read: list[Value],
     context: LoweringContext,
     anchor: Value,
-    namer: _Namer,
+    namer: InnerNames,
     forced: bool,
     apart: bool,
 ) -> list[Call]:
