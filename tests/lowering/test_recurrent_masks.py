@@ -186,6 +186,7 @@ NESTED = {
 }
 
 
+@pytest.mark.skipif(not RECENT, reason="older interpreters have no sums of 32 bits")
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NESTED)
 def test_masks_reach_what_is_inside_of_a_model(name):
