@@ -18,7 +18,8 @@ from keras_qat.placement import place
 from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.plan import Plan
 from keras_qat.rewriting.rewrite import rewrite
-from keras_qat.training.schedule import check_quantized, is_quantized
+from keras_qat.training.ranges.observers import LastValue
+from keras_qat.training.schedule import check_quantized, is_quantized, quantizers_in
 
 
 def plan(
@@ -68,6 +69,10 @@ def plan(
     with float32_policy():
         qat = rewrite(planned, model)
         check_quantized(qat)
+        for observer in (x for quantizer in quantizers_in(qat) for x in quantizer.observers):
+            # As if data had been seen: kernels do not take every scale.
+            if isinstance(observer, LastValue):
+                observer.set(0.0, 1.0, batches=1.0)
         contents = planned_file(resolve(qat), device)
     return dataclasses.replace(
         planned,
