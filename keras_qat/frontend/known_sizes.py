@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.frontend.tf_operations import draws_random_numbers, is_operation
 
 BATCH = "batch"
 """Stands for the size of the first axis, which may vary."""
@@ -100,7 +100,7 @@ def _constant(number: Any) -> Any:
 
 def _is_computable(call: Call, known: dict[Value, Any]) -> bool:
     """Returns whether an operation reads known sizes alone, and draws no random numbers."""
-    if not is_operation(call.layer) or "random" in call.layer.symbol:
+    if not is_operation(call.layer) or draws_random_numbers(call.layer.symbol):
         return False
     return bool(call.inputs) and all(value in known for value in call.inputs)
 

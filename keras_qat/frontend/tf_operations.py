@@ -30,6 +30,11 @@ def is_operation(layer: Any) -> bool:
     return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
 
 
+def draws_random_numbers(symbol: str) -> bool:
+    """Returns whether an operation of this name computes something else each time."""
+    return "random" in symbol or "dropout" in symbol
+
+
 @functools.cache
 def operation_class() -> type:
     """Returns the class of the layers that Keras makes of TensorFlow's operations."""

@@ -57,12 +57,16 @@ class LentWeights:
         owners = set(self.shared.values())
         return owners | {layer for layer, lenders in self.of.items() if owners & set(lenders)}
 
-    def refuse(self, graph: Graph) -> None:
-        """Notes the layers that stayed whole in a graph, and so can't lend weights."""
+    def refuse(self, graph: Graph) -> bool:
+        """Notes the layers that stayed whole in a graph, and so can't lend weights.
+
+        Returns:
+            Whether there are any.
+        """
         whole = {id(weight) for call in graph.calls for weight in call.layer.weights}
         refused = {owner for variable, owner in self.shared.items() if variable in whole}
         if refused:
             self._refused |= refused
             self.of.clear()
             self.shared.clear()
-            self.changes += 1
+        return bool(refused)

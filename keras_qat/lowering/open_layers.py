@@ -67,9 +67,7 @@ def open_layers(
         mixed = {layer: context.refused[layer] for layer in context.opened.keys() & context.refused}
         mixed |= refused_cells(context.opened, context.refused)
         split = context.split_weights() - apart
-        if not mixed and not split and lent.changes == changes:
-            lent.refuse(opened)
-        if not mixed and not split and lent.changes == changes:
+        if not mixed and not split and lent.changes == changes and not lent.refuse(opened):
             return with_kernels(opened, context)
         whole.update(mixed)
         apart |= split

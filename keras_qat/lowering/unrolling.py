@@ -23,7 +23,8 @@ from keras_qat.ops.registry import match
 CELLS = layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell, layers.StackedRNNCells
 """Keras' cells, which are opened."""
 
-RECURRENT = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
+UNROLLED = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
+"""Layers whose steps may become calls of their cell. A class of one's own is none of them."""
 
 
 def unrolled(call: Call) -> Callable[..., Any] | None:
@@ -36,7 +37,7 @@ def unrolled(call: Call) -> Callable[..., Any] | None:
         inner = Call(layer.forward_layer, call.args, call.kwargs, [], call.name)
         is_free = bool(why_whole(call)) and not why_not_unrolled(inner)
         return (lambda inputs, **_: _both_ways(layer, tf.nest.flatten(inputs))) if is_free else None
-    if type(layer) not in RECURRENT or why_not_unrolled(call):
+    if type(layer) not in UNROLLED or why_not_unrolled(call):
         return None
     if match(call).op is not None or split_recurrent(call, LoweringContext()):
         return None
@@ -48,7 +49,7 @@ def refused_cells(opened: Iterable[Any], refused: Mapping[Any, str]) -> dict[Any
     return {
         layer: refused[cell]
         for layer in opened
-        if type(layer) in RECURRENT
+        if type(layer) in UNROLLED
         for cell in layers_in(layer.cell)
         if cell in refused
     }

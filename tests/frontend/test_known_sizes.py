@@ -52,8 +52,15 @@ def test_what_sizes_give_is_constant(function, opened, tmp_path):
         assert_trains_and_is_kept(keras_qat.quantize_model(model), x, tmp_path)
 
 
-def test_random_numbers_of_a_known_shape_stay_random():
-    model = model_of(lambda x: x + tf.random.uniform([tf.shape(x)[1], 1]))
+def dropped(x):
+    return x + tf.nn.dropout(tf.cast(tf.range(tf.shape(x)[1]), tf.float32), 0.5)[:, tf.newaxis]
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x + tf.random.uniform([tf.shape(x)[1], 1]), dropped]
+)
+def test_random_numbers_of_a_known_shape_stay_random(function):
+    model = model_of(function)
     qat = observe(keras_qat.quantize_model(model), images(32, SHAPE))
     assert np.any(qat(images(1, SHAPE)) != qat(images(1, SHAPE)))
 
@@ -82,3 +89,9 @@ def test_tables_of_constant_positions_train():
     qat.compile("sgd", "mse")
     qat.fit(images(8, SHAPE), np.ones((8, 8, 3)), verbose=0)
     assert np.any(table.numpy() != before)
+
+
+def test_weights_in_float64_are_not_taken_for_a_quotient():
+    x = keras.Input((4,), dtype="int32")
+    with pytest.raises(ValueError, match=r"computes, or holds its weights, in float64"):
+        keras_qat.plan(keras.Model(x, layers.Embedding(5, 3, dtype="float64")(x)))

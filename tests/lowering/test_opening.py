@@ -461,3 +461,18 @@ def test_equality_is_saved_with_both_sides(compared, tmp_path):
     qat.save(tmp_path / "qat.keras")
     loaded = keras.models.load_model(tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
+
+
+def weighted(factor):
+    def penalty(weight):
+        return factor * tf.reduce_sum(tf.square(weight))
+
+    return penalty
+
+
+def test_functions_of_one_name_that_regularize_are_not_exchanged():
+    """Keras writes their names only. One was taken for the other."""
+    x = keras.Input((4,))
+    dense = layers.Dense(3, kernel_regularizer=weighted(1.0), bias_regularizer=weighted(100.0))
+    with pytest.raises((TypeError, ValueError)):
+        _ = keras_qat.quantize_model(keras.Model(x, dense(x))).losses

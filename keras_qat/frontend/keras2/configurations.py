@@ -79,7 +79,11 @@ class CustomObjects(NamedTuple):
 
 
 def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
-    """Collects custom classes of layers and their parts, and functions in the place of these."""
+    """Collects custom classes of layers and their parts, and functions in their place.
+
+    Not functions that regularize or constrain: two of one layer may have the same name, and one
+    would be taken for the other. Values of initializers are replaced by those of the model.
+    """
     layers = list(layers)
     own = ("keras", "tf_keras", "keras_qat")
     kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
@@ -94,7 +98,7 @@ def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
         value
         for layer in layers
         for name, value in vars(layer).items()
-        if name.endswith(("activation", "initializer", "regularizer", "constraint"))
+        if name.endswith(("activation", "initializer"))
     ]
     custom |= {
         function.__name__: function

@@ -48,6 +48,7 @@ _CONSTANT = "_CONSTANT_VALUE"
 
 
 _EQUALITY = {"__operators__.eq": "math.equal", "__operators__.ne": "math.not_equal"}
+"""Python's operators whose right side Keras leaves out -> TensorFlow's functions of both sides."""
 
 
 def _compare(model: Any, layer: Any, entry: dict[str, Any]) -> None:

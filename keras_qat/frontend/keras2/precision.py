@@ -17,6 +17,7 @@ from keras_qat.frontend.graph import Graph, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
 from keras_qat.frontend.messages import counted, warn_caller
+from keras_qat.frontend.tf_operations import is_operation
 
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 """Type of a layer's outputs -> the policy that computes in it with weights in float32."""
@@ -98,7 +99,8 @@ def check_precision(graph: Graph) -> None:
         if not isinstance(call.layer, keras.layers.Normalization):
             weights = [weight.dtype for weight in call.layer.weights if weight.dtype.is_floating]
             wrong |= {weight.name for weight in weights} - {"float32"}
-        if wrong == {"float64"} and call.inputs and not any(x.is_float for x in call.inputs):
+        reads_integers = call.inputs and not any(value.is_float for value in call.inputs)
+        if wrong == {"float64"} and is_operation(call.layer) and reads_integers:
             raise ValueError(
                 f"'{call.name}' of '{graph.name}' divides integers, such as a size, and TensorFlow "
                 f"computes that in float64. Use //, or inputs of known sizes, such as "

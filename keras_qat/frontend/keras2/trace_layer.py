@@ -30,6 +30,7 @@ from keras_qat.frontend.keras2.layer_weights import (
 )
 from keras_qat.frontend.keras2.layers_and_models import nodes_of, takes_training
 from keras_qat.frontend.masks import first_argument
+from keras_qat.frontend.tf_operations import draws_random_numbers
 
 SIZE = 8
 """Size of open axes in the random inputs."""
@@ -275,7 +276,7 @@ def _passes_on(trace: _Trace) -> bool:
 def _varies_alike(trained: _Trace) -> bool:
     """Returns whether a trace is random in training exactly if its layer is."""
     symbols = [str(getattr(node.layer, "symbol", "")) for node in trained.nodes]
-    if any("random" in symbol or "dropout" in symbol for symbol in symbols):
+    if any(map(draws_random_numbers, symbols)):
         return True  # Runs may still be equal, if it drops one example of a thousand.
     (x,) = _numbers(trained)
     runs: Any = (lambda: trained.layer(x, training=True)), (lambda: trained.model(x, training=True))
