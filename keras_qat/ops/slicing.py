@@ -188,9 +188,10 @@ def _gather_attributes(call: Call) -> Attributes:
     is_scaled = arguments.get("max_norm") is not None
     if axes is None or batch is None or is_scaled or not isinstance(x, Value):
         return {"axis": None}
-    rank = len(x.shape)
-    options = {"axis": axes[0] % rank, "batch": batch[0] % rank}
-    if isinstance(indices, Value):
+    indexed = isinstance(indices, Value)
+    ranks = len(x.shape), len(indices.shape) if indexed else np.ndim(indices)
+    options = {"axis": axes[0] % ranks[0], "batch": batch[0] + ranks[1] * (batch[0] < 0)}
+    if indexed:
         return {**options, "indices": (), "shape": (), "constant": False}
     known = integers(indices)
     return {**options, "indices": known, "shape": np.shape(indices), "constant": True}

@@ -1,0 +1,87 @@
+"""Calls without a kernel, next to those that `test_options` has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.registry import match
+from tests.ops.test_options import IMAGE, INDICES, ROW, STEPS, TRUTH, last_call, masked, on_list
+
+layers = keras.layers
+
+REFUSED = [
+    (layers.Softmax((1, 2)), [STEPS], "several axes"),
+    (lambda x: tf.nn.softmax(x, 0), [STEPS], "along the batch"),
+    (lambda x: tf.nn.softmax(x, -2), [ROW], "along the batch"),
+    (lambda x: layers.Softmax()(masked(x)), [(6, 6)], "a mask"),
+    (lambda x, mask: layers.Softmax()(x, mask), [ROW, ROW], "a mask"),
+    (lambda x: tf.math.l2_normalize(x, 1), [STEPS], "not along the last axis"),
+    (lambda x: tf.math.l2_normalize(x, [1, 2]), [STEPS], "not along the last axis"),
+    (lambda x: tf.math.l2_normalize(x), [ROW], "not along the last axis"),
+    (lambda x: tf.math.l2_normalize(x, -1), [()], "not along the last axis"),
+    (lambda x: tf.math.l2_normalize(x, -1, 1.1e-5), [STEPS], "epsilon above 1e-05"),
+    (lambda x: tf.math.l2_normalize(x, -1), [(1,) * 4], "more than 4 axes"),
+    (lambda x: tf.pow(2.0, x), [ROW], "with an exponent that is no number"),
+    (lambda x, y: x**y, [ROW, ROW], "with an exponent that is no number"),
+    (layers.ReLU(threshold=0.5), [ROW], "threshold"),
+    (layers.ReLU(6, negative_slope=0.5), [ROW], "both negative_slope and max_value"),
+    (layers.ReLU(negative_slope=0.5, threshold=0.5), [ROW], "threshold"),
+    (lambda x, y: x + y, [(1,) * 6, (2,) * 6], "broadcast with more than 6 axes"),
+    (tf.multiply, [(1,) * 6, (2,) * 6], "broadcast with more than 6 axes"),
+    (tf.maximum, [(1,) * 5, (2,) * 5], "broadcast with more than 5 axes"),
+    (tf.divide, [(1,) * 5, (2,) * 5], "more than 5 axes"),
+    (tf.divide, [(1,) * 5, (1,) * 5], "more than 5 axes"),
+    (tf.less, [(1,) * 4, (2,) * 4], "broadcast with more than 4 axes"),
+    (on_list(layers.Add()), [ROW, ROW, ROW], "not two inputs"),
+    (tf.add, [INDICES, INDICES], "int32"),
+    (tf.greater, [INDICES, INDICES], "int32"),
+    (tf.where, [TRUTH], "not of a tensor of truth values and two others"),
+    (tf.where, [((1,) * 4, "bool"), (1,) * 4, (2,) * 4], "broadcast with more than 4 axes"),
+    (lambda c, x: tf.where(c, x, x), [TRUTH, INDICES], "int32"),
+    (lambda x: tf.cast(x, tf.int32), [ROW], "makes integers of quantized values"),
+    (lambda x: tf.cast(x, tf.int64), [INDICES], "int64"),
+    (lambda x, n: tf.one_hot(x, n[0, 0]), [INDICES, INDICES], "not known before run time"),
+    (layers.Flatten("channels_first"), [IMAGE], "data_format='channels_first'"),
+    (lambda x: tf.transpose(x, [0, 6, 5, 4, 3, 2, 1]), [(1,) * 6], "more than 6 axes"),
+    (lambda x: tf.nn.depth_to_space(x, 2, "NCHW"), [(8, 2, 2)], "data_format='NCHW'"),
+    (layers.MaxPooling2D(2, data_format="channels_first"), [IMAGE], "channels_first"),
+    (lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME", "NCHW"), [IMAGE], "channels_first"),
+    (lambda x: tf.nn.max_pool(x, 2, 2, "SAME"), [(2, 2, 2, 3)], "not of sequences or images"),
+    (lambda x: tf.reduce_any(x, [1]), [((1,) * 4, "bool")], "more than 4 axes"),
+    (layers.Conv2D(2, 3, data_format="channels_first"), [IMAGE], "its channels come first"),
+    (layers.Conv1D(2, 1, data_format="channels_first"), [STEPS], "its channels come first"),
+    (layers.Conv2DTranspose(2, 3, dilation_rate=2), [IMAGE], "it has a dilation"),
+    (
+        layers.Conv1DTranspose(2, 3, data_format="channels_first"),
+        [STEPS],
+        "its channels come first",
+    ),
+    (layers.BatchNormalization(axis=1), [STEPS], "not one factor per channel"),
+    (layers.BatchNormalization(axis=[1, 2]), [STEPS], "not one factor per channel"),
+    (layers.Rescaling(2.0), [()], "not one factor per channel"),
+    (lambda x: tf.matmul(x, np.ones((6, 2), np.float32)), [STEPS], "not of two tensors"),
+    (tf.matmul, [(1,) * 5, (1,) * 5], "more than 5 axes"),
+    (layers.UpSampling2D(2, interpolation="bilinear"), [(None, 4, 6)], "not known before run time"),
+    (layers.UpSampling2D(2, interpolation="bilinear"), [(4, None, 6)], "not known before run time"),
+    (layers.UpSampling2D(2, "channels_first"), [IMAGE], "data_format='channels_first'"),
+    (layers.Resizing(2, 2, "area"), [IMAGE], "interpolation='area'"),
+    (lambda x: tf.slice(x, [0, 1], tf.shape(x)), [ROW], "not known before run time"),
+    (lambda x: x[:, :, :, :, :, 1:], [(2,) * 5], "more than 5 axes"),
+    (lambda x: tf.reverse(x, []), [ROW], "along no axis"),
+    (lambda x: tf.pad(x, [[0, 0]] * 5 + [[0, 1]]), [(2,) * 5], "more than 5 axes"),
+    (lambda x: tf.pad(x, [[0, 0], [0, 1]], constant_values=1e-9), [ROW], "numbers other than 0"),
+    (lambda x: tf.repeat(x, 2), [ROW], "not known before run time"),
+    (lambda x: tf.concat([x, [[1.0] * 6]], 0), [ROW], "with constants"),
+    (layers.Masking(-1.0), [STEPS], "its mask_value is not 0"),
+]
+"""What is called, shapes of inputs, and why there is no kernel."""
+
+
+@pytest.mark.parametrize(("build", "shapes", "reason"), REFUSED)
+def test_calls_next_to_what_has_a_kernel(build, shapes, reason):
+    op, _, why = match(last_call(build, shapes))
+    assert op is None
+    assert reason in why
