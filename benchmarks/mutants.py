@@ -116,7 +116,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             scope = f"{scope}.{node.name}".lstrip(".")
         for field, value in ast.iter_fields(node):
-            if field in ("annotation", "returns", "decorator_list") or isinstance(node, UNCHANGED):
+            if field in ("annotation", "returns", "decorator_list") or is_unchanged(node):
                 continue
             for child in value if isinstance(value, list) else [value]:
                 if not isinstance(child, ast.AST):
@@ -129,6 +129,11 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
                 yield from visit(child, scope)
 
     yield from visit(tree, "")
+
+
+def is_unchanged(node: Any) -> bool:
+    """Returns whether what is inside stays as it is; `strict=` of a `zip` is an assertion, too."""
+    return isinstance(node, UNCHANGED) or (isinstance(node, ast.keyword) and node.arg == "strict")
 
 
 def lines_of(node: Any) -> range:

@@ -15,13 +15,13 @@ from keras_qat.tflite.schema import OPERATORS, code_of
 _Type = schema.TensorType
 
 _BY_TYPE = (
-    ("ADD SOFTMAX MEAN MIRROR_PAD REDUCE_MAX REDUCE_MIN RELU6 RSQRT RELU TANH LOGISTIC", (1, 2, 3)),
-    ("CONCATENATION MAX_POOL_2D AVERAGE_POOL_2D PACK PAD PADV2 BATCH_MATMUL ABS", (1, 2, 3)),
+    ("ADD SOFTMAX MEAN MIRROR_PAD REDUCE_MAX REDUCE_MIN RELU6 RELU TANH LOGISTIC", (1, 2, 3)),
+    ("CONCATENATION MAX_POOL_2D AVERAGE_POOL_2D PACK PAD PADV2 BATCH_MATMUL", (1, 2, 3)),
     ("DEQUANTIZE TOPK_V2", (1, 2, 3)),
     ("MUL SPLIT SLICE MAXIMUM MINIMUM UNPACK GATHER RESIZE_BILINEAR", (1, 2, 4)),
     ("RESIZE_NEAREST_NEIGHBOR SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND", (1, 2, 4)),
     ("QUANTIZE LEAKY_RELU", (1, 1, 2)),
-    ("L2_NORMALIZATION STRIDED_SLICE ARG_MAX ARG_MIN EXP LOG SUM SQUARED_DIFFERENCE", (1, 2, 2)),
+    ("L2_NORMALIZATION STRIDED_SLICE ARG_MAX ARG_MIN EXP LOG", (1, 2, 2)),
     ("SUB TRANSPOSE", (1, 2, 5)),
     ("TRANSPOSE_CONV REVERSE_V2 TILE SVDF", (1, 3, 3)),
     ("CONV_2D", (1, 3, 4)),
@@ -30,7 +30,7 @@ _BY_TYPE = (
     ("BROADCAST_TO", (2, 3, 3)),
     ("CAST", (1, 3, 1)),
     # DEPTH_TO_SPACE has version 1 in int8 too: TFLite's reference kernels know no other.
-    ("GELU SPACE_TO_DEPTH SPLIT_V", (1, 2, 1)),
+    ("GELU SPACE_TO_DEPTH SPLIT_V NOT_EQUAL", (1, 2, 1)),
 )
 BY_TYPE = {name: versions for names, versions in _BY_TYPE for name in names.split()}
 """Operator -> its version for activations in float, int8 and int16; others have one version."""
@@ -55,7 +55,7 @@ RUNTIMES: dict[str, dict[int, str]] = {
     "GELU": {1: "2.9.0"},
     "ELU": {1: "1.14.0"},
     "TILE": {2: "2.2.0", 3: "2.8.0"},
-    "STRIDED_SLICE": {4: "2.2.0", 6: "2.6.0"},
+    "STRIDED_SLICE": {3: "2.1.0", 4: "2.2.0", 6: "2.6.0"},
     "SLICE": {4: "2.4.0", 5: "2.5.0"},
     "QUANTIZE": {2: "2.2.0"},
     "BROADCAST_TO": {2: "2.5.0", 3: "2.5.0"},
@@ -68,7 +68,6 @@ RUNTIMES: dict[str, dict[int, str]] = {
     "TOPK_V2": {3: "2.13.0"},
     **{key: {3: "2.4.0"} for key in ("ADD", "MEAN")},
     **{key: {3: "2.4.0", 4: "2.6.0"} for key in ("PAD", "PADV2")},
-    **{key: {2: "2.5.0"} for key in ("RSQRT", "SQUARED_DIFFERENCE")},
     **{key: {3: "2.5.0"} for key in ("REDUCE_MAX", "REDUCE_MIN", "RELU6", "REVERSE_V2")},
     **{
         key: {3: "2.3.0", 4: "2.3.0"}
@@ -89,7 +88,8 @@ def version_of(code: int, operator: Any, tensors: list[Any]) -> int:
     inputs = [tensors[index] for index in operator.inputs if index >= 0]
     outputs = [tensors[index] for index in operator.outputs]
     data = inputs[{"SPLIT": 1, "TRANSPOSE_CONV": 2}.get(name, 0)]
-    deciding = outputs[0] if name == "QUANTIZE" else data
+    makes_int8 = name == "CAST" and outputs[0].type == _Type.INT8
+    deciding = outputs[0] if name == "QUANTIZE" or makes_int8 else data
     by_type = BY_TYPE.get(name, (1, 1, 1))
     type_index = {_Type.INT8: 1, _Type.INT16: 2}.get(deciding.type, 0)
     version, rank = by_type[type_index], len(data.shape)
@@ -119,7 +119,8 @@ def version_of(code: int, operator: Any, tensors: list[Any]) -> int:
         needed = 5 if rank > 4 else 1
     elif name == "STRIDED_SLICE":
         masks = options.ellipsisMask or options.newAxisMask
-        needed = 6 if masks else 4 if rank > 4 else 1
+        least = 3 if data.type == _Type.BOOL else 1
+        needed = 6 if masks else 4 if rank > 4 else least
     elif name in ("SUB", "MAXIMUM", "MINIMUM") and type_index < 2:
         ranks = [len(tensor.shape) for tensor in inputs]
         differ = len({tuple(tensor.shape) for tensor in inputs}) > 1
