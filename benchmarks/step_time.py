@@ -84,7 +84,11 @@ def main() -> None:
 
 
 def measure(
-    name: str, turns: int, jit_compile: bool, clock: Callable[[], float] = time.perf_counter
+    name: str,
+    turns: int,
+    jit_compile: bool,
+    clock: Callable[[], float] = time.perf_counter,
+    steps_a_turn: int = 1,
 ) -> dict[str, dict[str, Any]]:
     """The figures of each form of a model: seconds, and ratios to the float form."""
     from benchmarks.models import VARIANTS, batch, build, has_tfmot
@@ -109,7 +113,7 @@ def measure(
         result[form] = {"quantize_s": seconds, "first_step_s": first}
         inferences[form]()
     for kind, calls in (("step", steps), ("inference", inferences)):
-        times = in_turns(calls, turns, clock)
+        times = in_turns(calls, turns, clock, steps_a_turn)
         for form, row in result.items():
             pairs = zip(times[form], times["float"], strict=True)
             row[f"{kind}_s"] = statistics.median(times[form])
@@ -127,21 +131,35 @@ def functions(
 
     loss = keras.losses.SparseCategoricalCrossentropy()
     model.compile(keras.optimizers.SGD(1e-3), loss, jit_compile=jit_compile)
-    batches = iter(tf.data.Dataset.from_tensors(data).repeat())
+    dataset = tf.data.Dataset.from_tensors(data).repeat()
+    if tf.config.list_physical_devices("GPU"):
+        dataset = dataset.apply(tf.data.experimental.prefetch_to_device("/GPU:0"))
+    batches = iter(dataset)
     train, predict = model.make_train_function(), model.make_predict_function()
     return lambda: train(batches), lambda: predict(batches)
 
 
 def in_turns(
-    calls: dict[str, Callable[[], Any]], turns: int, clock: Callable[[], float] = time.perf_counter
+    calls: dict[str, Callable[[], Any]],
+    turns: int,
+    clock: Callable[[], float] = time.perf_counter,
+    steps_a_turn: int = 1,
 ) -> dict[str, list[float]]:
-    """Seconds that each call took, one of each in every turn."""
+    """Seconds that each call took, as many of each in every turn as asked for."""
+    import tensorflow as tf
+
+    def steps(call: Callable[[], Any], number: int) -> None:
+        for _ in range(number):
+            call()
+        tf.test.experimental.sync_devices()  # A call returns when all is launched on a GPU.
+
+    for call in calls.values():
+        steps(call, WARM_UP)
     times: dict[str, list[float]] = {form: [] for form in calls}
-    for turn in range(WARM_UP + turns):
+    for _ in range(turns):
         for form, call in calls.items():
-            seconds, _ = timed(call, clock)
-            if turn >= WARM_UP:
-                times[form].append(seconds)
+            seconds, _ = timed(partial(steps, call, steps_a_turn), clock)
+            times[form].append(seconds / steps_a_turn)
     return times
 
 
