@@ -12,7 +12,8 @@ operations   what the executor runs; without constants, reads of variables and c
 launches     operations on the GPU that compute something there, at least one kernel each
 MB           what these read and write
 host reads   tensors that the CPU waits for: arguments that GPU kernels take from host memory,
-             inputs of operations on the CPU, and `numpy()` around the step
+             inputs of operations on the CPU, and what `fit` reads around a step; in float too
+             Keras asks how many steps to run at once
 """
 
 from __future__ import annotations
@@ -108,22 +109,36 @@ def counts_of(model: Any, data: tuple[Any, Any]) -> Counts:
     from benchmarks.step_time import functions
 
     step, _ = functions(model, data, jit_compile=False)
-    graph = optimized_graph(step)
-    counts = count(graph)
-    counts.host_reads["numpy() around the step"] = numpy_calls(step)
+    counts = count(optimized_graph(step))
+    counts.host_reads["numpy() around the step"] = round(in_a_step_of_fit(numpy_calls, model, data))
     return counts
 
 
-def numpy_calls(step: Callable[[], Any]) -> int:
-    """How often a step asks for the numbers of a tensor outside of its graph."""
+def in_a_step_of_fit(
+    count_in: Callable[[Callable[[], Any]], float], model: Any, data: tuple[Any, Any]
+) -> float:
+    """What a step of `fit` counts: that of many steps less that of few, with a compiled model."""
+    import tensorflow as tf
+
+    few, many = 2, 10
+    batches = tf.data.Dataset.from_tensors(data).repeat()
+    fit = functools.partial(model.fit, batches, verbose=0)
+    fit(steps_per_epoch=few)  # It traces.
+    counted = [count_in(functools.partial(fit, steps_per_epoch=steps)) for steps in (few, many)]
+    return (counted[1] - counted[0]) / (many - few)
+
+
+def numpy_calls(call: Callable[[], Any]) -> int:
+    """How often a call asks for the numbers of a tensor outside of graphs."""
     from unittest import mock
 
     from tensorflow.python.framework import ops
 
     tensor_class: Any = ops._EagerTensorBase
-    with mock.patch.object(tensor_class, "numpy", autospec=True, side_effect=tensor_class.numpy):
-        step()
-        return tensor_class.numpy.call_count
+    # Which `numpy()`, `int()` and `bool()` call.
+    with mock.patch.object(tensor_class, "_numpy", autospec=True, side_effect=tensor_class._numpy):
+        call()
+        return tensor_class._numpy.call_count
 
 
 def optimized_graph(step: Callable[[], Any]) -> Any:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.keras2.backend import keras, traced
 from keras_qat.frontend.keras2.readability import is_graph_model
+from keras_qat.frontend.keras2.undisturbed import StepCallback
 from keras_qat.training.distillation import Distiller
 from keras_qat.training.oscillation import Oscillations
 from keras_qat.training.quantizer_statistics import statistics
@@ -139,7 +140,7 @@ class FreezeRanges(_Threshold):
     threshold = "freeze_ranges_from"
 
 
-class FreezeOscillations(keras.callbacks.Callback):
+class FreezeOscillations(StepCallback):
     """Freezes low-bit weights that oscillate between two levels.
 
     A weight near the middle between two levels jumps back and forth, and the statistics of

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras, traced
+from keras_qat.frontend.keras2.backend import traced
+from keras_qat.frontend.keras2.undisturbed import StepCallback
 from keras_qat.training.float_weights import weights_of
 
 __all__ = ["Cluster"]
@@ -16,7 +17,7 @@ ROUNDS = 20
 """Rounds of k-means, after which next to no weight changes its cluster."""
 
 
-class Cluster(keras.callbacks.Callback):
+class Cluster(StepCallback):
     """Gives the weights of each layer of a float model a few shared values, which `fit` trains.
 
     At the first step weights are assigned to clusters by k-means. From then on each cluster is

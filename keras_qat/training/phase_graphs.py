@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
 from keras_qat.frontend.keras2.shared_update import SharedUpdate
+from keras_qat.frontend.keras2.undisturbed import is_undisturbed
 from keras_qat.frontend.messages import counted, show_once, warn_caller
 from keras_qat.training.calibration.data_checks import doubt_of_arrays
 from keras_qat.training.layers.scheduled_layer import NEVER, Phase, assuming, thresholds_in
@@ -55,11 +56,26 @@ class PhasedModel:
         """Makes the function of `predict` and `predict_on_batch`, as Keras documents it."""
         return self._phased("predict", super().make_predict_function, force)  # type: ignore[misc]
 
+    def reset_metrics(self) -> None:
+        """Resets metrics, as Keras documents it, which is how `fit` begins an epoch."""
+        self._look_again()
+        super().reset_metrics()  # type: ignore[misc]
+
+    def _look_again(self) -> None:
+        if self._phase_finder is not None:
+            self._phase_finder.forget()
+
     _looked: bool = False
+    _phase_finder: PhaseFinder | None = None
+    _undisturbed: bool = False
+    """Whether this is `fit`, and only training changes weights between the steps of an epoch."""
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains as Keras documents it. A warning tells arrays that do not fit the model."""
-        for callback in kwargs.get("callbacks") or ():
+        given = kwargs.get("callbacks", args[4] if len(args) > 4 else None)
+        given = tf.nest.flatten(getattr(given, "callbacks", given))
+        callbacks = [callback for callback in given if callback is not None]
+        for callback in callbacks:
             if isinstance(callback, type):
                 name = callback.__name__
                 raise TypeError(f"callbacks=[{name}]: make one of the class, {name}(...).")
@@ -67,7 +83,13 @@ class PhasedModel:
             object.__setattr__(self, "_looked", True)
             if reason := doubt_of_arrays(self, x):
                 warn_caller(reason)
-        return super().fit(x, *args, **kwargs)  # type: ignore[misc]
+        before = self._undisturbed
+        object.__setattr__(self, "_undisturbed", is_undisturbed(self, x, callbacks))
+        try:
+            return super().fit(x, *args, **kwargs)  # type: ignore[misc]
+        finally:
+            object.__setattr__(self, "_undisturbed", before)
+            self._look_again()
 
     _settled_at: int | None = None
     """The number of training steps when inference last read the weights."""
@@ -85,6 +107,7 @@ class PhasedModel:
         attribute = f"{name}_function"
         if name == "train":
             check_started(self)
+            self._look_again()
         object.__setattr__(self, "_settled_at", None)  # `fit`, `evaluate` or `predict` begins.
         if getattr(self, attribute) is not None and not force:
             return getattr(self, attribute)
@@ -93,7 +116,10 @@ class PhasedModel:
         update = SharedUpdate()
 
         def function(iterator: Any) -> Any:
-            phase = look(name == "train", changed=self._settled_at is None)
+            if name == "train":
+                phase = look.of_next_step(iterator, self._undisturbed)
+            else:
+                phase = look(False, changed=self._settled_at is None)
             if phase is not None and not phase.calibrated:
                 show_once(
                     f"Quantizers of '{self.name}' have seen no data yet, and pass values through: "  # type: ignore[attr-defined]
@@ -152,6 +178,23 @@ def check_started(model: Any) -> None:
         )
 
 
+def executions_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
+    """Returns how many executions after this one are in its phase, at least.
+
+    Args:
+        counters: of each layer, its training steps so far and the thresholds.
+        most_steps: the most training steps that a layer counts in an execution.
+    """
+    changes = (
+        change - step
+        for step, *starts in counters
+        for start in starts
+        for change in (start - most_steps, start - 1, start - 1 + FIRST_STEPS)
+        if change > step
+    )
+    return (min(changes, default=NEVER) - 1) // most_steps
+
+
 def phase_finder(model: Any) -> PhaseFinder:
     """Returns the `PhaseFinder` of a model, which has only one, as its functions are traced."""
     if getattr(model, "_phase_finder", None) is None:  # Past Keras, which would track it.
@@ -162,16 +205,17 @@ def phase_finder(model: Any) -> PhaseFinder:
 class PhaseFinder:
     """Tells which phase all layers of a model will be in during the next execution.
 
-    It reads the layers' weights each time, so it does not matter how they were set.
+    It reads the layers' weights each time, so it does not matter how they were set. Only between
+    steps of `fit` it does not, as a GPU would have to finish a step before it can be read.
     """
 
     steps: int = -1
-    """The sum of all layers' training steps at the last call."""
+    """The sum of all layers' training steps when they were last read."""
 
     def __init__(self, model: Any) -> None:
         layers, quantizers = list(scheduled_layers(model)), quantizers_in(model)
         self._model = model
-        self._has_layers = bool(layers)
+        self._layers = layers
         self._most_calls = max((len(layer.inbound_nodes) for layer in layers), default=0)
 
         @backend.traced_in_time
@@ -206,6 +250,28 @@ class PhaseFinder:
         self._is_calibrated = False
         self._last = b""
         self.known: list[bytes] = []
+        self._phase: Phase | None = None
+        self._executions_alike = 0
+        self._asked_for: Any = None
+
+    def forget(self) -> None:
+        """Reads weights before the next step, whatever the last one knew."""
+        self._asked_for = None
+
+    def of_next_step(self, batches: Any, undisturbed: bool) -> Phase | None:
+        """Returns the phase of the next training execution.
+
+        Args:
+            batches: the iterator that it takes data from.
+            undisturbed: whether only training changes weights since the last execution with the
+                same iterator, but for those that call `forget` or `set_thresholds`.
+        """
+        asked_for = batches, sum(layer.changes for layer in self._layers)
+        if undisturbed and self._asked_for == asked_for and self._executions_alike > 0:
+            self._executions_alike -= 1
+            return self._phase
+        self._asked_for, self._phase = asked_for, self(True)
+        return self._phase
 
     def __call__(self, training: bool, changed: bool = True) -> Phase | None:
         """Returns the phase; None if layers differ, or if a phase ends within the execution.
@@ -214,13 +280,14 @@ class PhaseFinder:
             training: whether the execution trains.
             changed: whether anything but training may have changed ranges since the last call.
         """
-        if not self._has_layers:  # The recipe quantizes nothing.
+        if not self._layers:  # The recipe quantizes nothing.
             return Phase(training, True, True, True)
         step, *weights = self._counters().numpy().reshape(-1, 3).T
         steps, self.steps = self.steps, int(step.sum())
         counters = np.stack([step, *thresholds_in(*weights).values()], axis=1)
         states = set(map(tuple, counters.tolist()))  # One, unless layers differ.
         most_steps = self._most_calls * backend.steps_per_execution(self._model) * training
+        self._executions_alike = executions_alike(states, most_steps) if training else 0
         gates: dict[str, Any] = {}
         for index, name in enumerate(("quantizing", "frozen", "fixed"), 1):
             distances = [(state[0] - state[index], state[index]) for state in states]

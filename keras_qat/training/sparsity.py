@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.undisturbed import StepCallback
 from keras_qat.training.float_weights import output_layers, weights_of
 
 __all__ = ["Constant", "Polynomial", "Prune"]
@@ -79,7 +79,7 @@ def _check_share(share: float) -> None:
         raise ValueError(f"sparsity={share}: give a share of at least 0 and below 1.")
 
 
-class Prune(keras.callbacks.Callback):
+class Prune(StepCallback):
     """Sets the smallest weights of a float model to zero while `fit` trains the others.
 
     Biases, BatchNormalization and tables of embeddings are left alone. Quantize the model

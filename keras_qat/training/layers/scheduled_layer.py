@@ -129,6 +129,8 @@ class ScheduledLayer(backend.keras.layers.Layer):
     """The id of the process that made its weights."""
     weight_quantizers: Mapping[str, WeightQuantizer] = MappingProxyType({})
     """The quantizers of the weights inside, by the paths of the weights."""
+    changes: int = 0
+    """How often thresholds have been set."""
     assumed: Phase | None = None
     """The phase of all calls, if known. No thread local: replicas run in threads of their own."""
 
@@ -173,6 +175,7 @@ class ScheduledLayer(backend.keras.layers.Layer):
             if (step := thresholds.get("freeze_from")) is not None:
                 norm = min(step, _RANGES - 1) if step < NEVER else NEVER
             self.freeze_from.assign(ranges + norm)
+        self.changes += 1  # Last: who sees it reads what was set.
 
     @property
     def switches(self) -> list[Any]:

@@ -1,0 +1,274 @@
+"""`fit` reads counters only where something may have changed: it then does as if it read each step.
+
+A wrong phase would train wrongly and say nothing, so each test compares with reading each step.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from benchmarks.operations import numpy_calls
+from keras_qat.callbacks import FreezeBatchNorm, FreezeOscillations, FreezeRanges, QuantDelay
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.training import phase_graphs
+from keras_qat.training.phase_graphs import PhaseFinder
+from keras_qat.training.schedule import schedule, scheduled_layers
+from tests.helpers import images, rng
+from tests.networks.small import functional, layers, tiny_net
+
+X, Y = images(48, (6, 6, 2)), rng(5).normal(size=(48, 3)).astype(np.float32)
+THRESHOLDS = "quantize_from", "freeze_from", "freeze_ranges_from"
+
+
+def shared_net():
+    """Layers that are called once and three times."""
+    dense = layers.Dense(4)
+
+    def build(x):
+        x = layers.BatchNormalization()(layers.Conv2D(4, 3)(x))
+        x = layers.GlobalAveragePooling2D()(x)
+        return layers.Dense(3)(dense(layers.ReLU()(dense(dense(x)))))
+
+    return functional((6, 6, 2), build=build)
+
+
+@pytest.mark.parametrize("per_execution", [1, 3])
+@pytest.mark.parametrize("net", [tiny_net, shared_net])
+def test_phases_of_all_schedules(net, per_execution, monkeypatch):
+    """Counted as training counts, but without training."""
+    monkeypatch.setattr(phase_graphs, "FIRST_STEPS", 7)
+    qat = keras_qat.quantize_model(net())
+    keras_qat.calibrate(qat, X)
+    qat.compile("sgd", "mse", steps_per_execution=per_execution)
+    calls = np.array([len(layer.inbound_nodes) for layer in scheduled_layers(qat)])
+    look, every_step = PhaseFinder(qat), PhaseFinder(qat)
+    reads, read_counters = [], look._counters
+    for starts in itertools.product((0, 6, 2**62), repeat=3):
+        schedule(qat, **dict(zip(THRESHOLDS, starts, strict=True)))
+        counters, batches = read_counters().numpy().reshape(-1, 3), object()
+        every_step._counters = lambda counters=counters: tf.constant(counters)
+        look._counters = lambda counters=counters: (reads.append(1), tf.constant(counters))[1]
+        for _ in range(18 // per_execution):
+            one, other = look.of_next_step(batches, True), every_step(True)
+            assert one == other
+            assert states(look.with_switches(one)) == states(every_step.with_switches(other))
+            counters[:, 0] += per_execution * calls
+    assert len(reads) < 27 * 18 // per_execution * 0.9
+
+
+def states(phase):
+    """A phase with the values of its variables."""
+    return phase and [int(part) for part in phase]
+
+
+def trained(fit, reads_each_step, recipe="int8", first_steps=3, **options):
+    """The phases that a model went through in `fit(model)`, its weights, and how often was read."""
+    phases = []
+
+    def assuming(phase, layers):
+        phases.append(states(phase))
+        return original(phase, layers)
+
+    original = phase_graphs.assuming
+    keras.utils.set_random_seed(0)
+    qat = keras_qat.quantize_model(tiny_net(), recipe)
+    qat.compile(keras.optimizers.SGD(0.01), "mse", **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(phase_graphs, "assuming", assuming)
+        patch.setattr(phase_graphs, "FIRST_STEPS", first_steps)
+        if reads_each_step:
+            patch.setattr(phase_graphs, "is_undisturbed", lambda *_: False)
+        reads = numpy_calls(lambda: fit(qat))
+    return phases, qat.get_weights(), reads
+
+
+def same_as_reading_each_step(fit, **options):
+    """Whether `fit(model)` reads less often, after asserting that it trains the same."""
+    (phases, weights, reads), (others, wanted, most) = (
+        trained(fit, reads_each_step, **options) for reads_each_step in (False, True)
+    )
+    assert phases == others
+    assert any(phases[0] != phase for phase in phases)
+    for one, other in zip(weights, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+    return reads < most
+
+
+def arguments(epochs=2, **kwargs):
+    return {"batch_size": 4, "epochs": epochs, "verbose": 0, "shuffle": False, **kwargs}
+
+
+SCHEDULES = {
+    "none": [],
+    "delay": [QuantDelay(5)],
+    "norm": [FreezeBatchNorm(6)],
+    "ranges": [FreezeRanges(15)],
+    "all": [QuantDelay(3), FreezeBatchNorm(14), FreezeRanges(8)],
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("per_execution", [1, 4])
+@pytest.mark.parametrize("recipe", ["int8", "contrib"])
+@pytest.mark.parametrize("callbacks", SCHEDULES)
+def test_fit_trains_as_if_it_read_each_step(callbacks, recipe, per_execution, tmp_path):
+    """Over epochs, with validation, single batches, other weights and calls of `fit` between."""
+
+    def fit(qat):
+        options = arguments(callbacks=SCHEDULES[callbacks])
+        qat.fit(X, Y, validation_data=(X[:8], Y[:8]), **options)
+        qat.save_weights(str(tmp_path / "weights.h5"))
+        if per_execution == 1:  # Keras takes as many batches.
+            qat.train_on_batch(X[:4], Y[:4])
+        qat.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4), **arguments(batch_size=None))
+        qat.load_weights(str(tmp_path / "weights.h5"))
+        qat.fit(X[:12], Y[:12], **arguments(1))
+
+    assert same_as_reading_each_step(fit, recipe=recipe, steps_per_execution=per_execution)
+
+
+def delay_at(qat, step):
+    """Lets a model train in float until a step, past the library."""
+    for layer in scheduled_layers(qat):
+        layer.quantize_from.assign(step)
+
+
+class InCallback(keras.callbacks.Callback):
+    """Changes a model between two steps."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            delay_at(self.model, 8)
+
+
+class InEpoch(keras.callbacks.Callback):
+    """Changes a model before an epoch, behind a step of its own."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.train_on_batch(X[:4], Y[:4], reset_metrics=False)
+        delay_at(self.model, 7 if epoch else 2**62)
+
+
+def by_lambda(qat):
+    def change(batch, logs):
+        if batch == 3:
+            delay_at(qat, 8)
+
+    return keras.callbacks.LambdaCallback(on_batch_end=change)
+
+
+def by_thread_of_data(qat):
+    """Data of `tf.data` that freezes ranges by the library, three steps behind the first one."""
+
+    def change(number):
+        if number == 11:
+            keras_qat.freeze_ranges(qat)
+        return number
+
+    def element(x, y, number):
+        with tf.control_dependencies([tf.numpy_function(change, [number], tf.int64)]):
+            return tf.identity(x), y
+
+    numbers = np.arange(len(X))
+    return tf.data.Dataset.from_tensor_slices((X, Y, numbers)).map(element).batch(4)
+
+
+DISTURBED = {
+    "callback": lambda qat: qat.fit(X, Y, **arguments(callbacks=[InCallback()])),
+    "one callback": lambda qat: qat.fit(X, Y, **arguments(callbacks=InCallback())),
+    "container": lambda qat: qat.fit(
+        X, Y, **arguments(callbacks=keras.callbacks.CallbackList([InCallback()], model=qat))
+    ),
+    "by place": lambda qat: qat.fit(X, Y, 4, 2, 0, [InCallback()], shuffle=False),
+    "lambda": lambda qat: qat.fit(X, Y, **arguments(callbacks=[by_lambda(qat)])),
+    "epoch": lambda qat: qat.fit(X, Y, **arguments(callbacks=[InEpoch()])),
+    "data": lambda qat: qat.fit(by_thread_of_data(qat), **arguments(batch_size=None)),
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("kind", DISTURBED)
+def test_changes_between_steps_count_from_the_next_step(kind):
+    is_read_less = same_as_reading_each_step(DISTURBED[kind])
+    assert is_read_less == (kind in ("epoch", "data"))
+
+
+class Twice(keras.Model):
+    """A model that counts two steps in one."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) + self(x, training=True) - y) ** 2)
+        self.optimizer.minimize(loss, self.trainable_variables, tape=tape)
+        return {"loss": loss}
+
+
+class Batches(keras.utils.Sequence):
+    """Data that a user's code makes between steps."""
+
+
+def test_where_code_of_a_user_runs_between_steps(tmp_path):
+    def is_undisturbed(x=X, callbacks=(), model_class=keras.Model, patched=None, **options):
+        qat = keras_qat.quantize_model(model_class(float_model.inputs, float_model.outputs))
+        qat.compile("sgd", "mse", **options)
+        if patched:
+            setattr(qat, patched, lambda *args: None)
+        return phase_graphs.is_undisturbed(qat, x, callbacks)
+
+    float_model, path = tiny_net(), str(tmp_path)
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    for x in (X, tf.constant(X), {"a": X}, [X, X], batches):
+        assert is_undisturbed(x)
+    for x in (iter([X]), Batches(), [[1.0], [2.0]], None):
+        assert not is_undisturbed(x)
+    for callback in (
+        keras.callbacks.ModelCheckpoint(path, save_freq=2),
+        keras.callbacks.TensorBoard(path),
+        keras.callbacks.LambdaCallback(on_epoch_end=print),
+        QuantDelay(3),
+        FreezeOscillations(),
+    ):
+        assert is_undisturbed(callbacks=[callback])
+    assert not is_undisturbed(callbacks=[QuantDelay(3), InCallback()])
+    assert not is_undisturbed(model_class=Twice)
+    assert not is_undisturbed(patched="train_step")
+    assert not is_undisturbed(patched="reset_metrics")
+    assert not is_undisturbed(run_eagerly=True)
+    assert not is_undisturbed(steps_per_execution="auto")
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_steps_of_fit_wait_for_no_number_more_than_those_of_float(steps_per_execution):
+    """Behind the first step and before the end, in each phase; Keras reads a number itself."""
+
+    def reads_per_step(model):
+        data = tf.data.Dataset.from_tensors((X[:4], Y[:4])).repeat()
+        model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+        fit = [
+            lambda steps=steps: model.fit(
+                data,
+                steps_per_epoch=steps,
+                verbose=0,
+                callbacks=[FreezeOscillations()] * (model is not float_model),
+            )
+            for steps in (4, 4, 24)
+        ]
+        _, few, many = map(numpy_calls, fit)
+        return (many - few) / 20
+
+    float_model = tiny_net()
+    of_float = reads_per_step(float_model)
+    qat = keras_qat.quantize_model(float_model)
+    for thresholds in (
+        {"quantize_from": 2**62},
+        {"quantize_from": 0, "freeze_from": 0},
+        {"freeze_ranges_from": 0},
+    ):
+        schedule(qat, **thresholds)
+        assert reads_per_step(qat) == of_float
