@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import traced
+from keras_qat.frontend.keras2.joint_update import update_together
 
 METHOD = "_distributed_apply_gradients_fn"
 """The method of Keras' optimizers that updates variables, given a strategy and gradients."""
@@ -43,7 +44,8 @@ class SharedUpdate:
             key = id(optimizer), *map(id, variables), *kwargs
 
             def apply(*values: Any) -> Any:
-                return original(strategy, list(zip(values, variables, strict=True)), **kwargs)
+                pairs = list(zip(values, variables, strict=True))
+                return original(strategy, update_together(optimizer, pairs), **kwargs)
 
             function = self._traced.get(key, apply)
             self._traced.setdefault(key, traced(apply))
