@@ -33,12 +33,17 @@ FINER_STEPS = 2.0**7
 
 def shift(x: Any, bits: Any) -> Any:
     """Computes x * 2^bits."""
-    return tf.bitwise.left_shift(x, tf.cast(bits, tf.int64))
+    return tf.bitwise.left_shift(x, _in_64_bits(bits))
 
 
 def shift_back(x: Any, bits: Any) -> Any:
     """Computes x / 2^bits, rounded down."""
-    return tf.bitwise.right_shift(x, tf.cast(bits, tf.int64))
+    return tf.bitwise.right_shift(x, _in_64_bits(bits))
+
+
+def _in_64_bits(bits: Any) -> Any:
+    """Python's integers get the type by themselves, in an operation less."""
+    return bits if isinstance(bits, int) else tf.cast(bits, tf.int64)
 
 
 def exponent_of(number: Any) -> Any:
@@ -101,13 +106,12 @@ def fixed_point(number: Any) -> tuple[Any, Any]:
         number = multiplier / 2^31 * 2^exponent, up to rounding.
     """
     bits = tf.bitcast(tf.cast(number, tf.float64), tf.int64)
-    one = shift(tf.ones_like(bits), MANTISSA)
-    multiplier = shift_back((bits & (one - 1)) + one + 2**21, MANTISSA - 30)
-    exponent = exponent_of(tf.cast(number, tf.float64)) + 1
+    one = 2**MANTISSA
+    multiplier = shift_back((bits & (one - 1)) + (one + 2**21), MANTISSA - 30)
+    exponent = shift_back(bits, MANTISSA) - 1022
     carried = shift_back(multiplier, 31)
     multiplier, exponent = shift_back(multiplier, carried), exponent + carried
-    least = tf.constant(-31, tf.int64)
-    return tf.where(exponent < least, 0 * multiplier, multiplier), tf.maximum(exponent, least)
+    return tf.where(exponent < -31, 0 * multiplier, multiplier), tf.maximum(exponent, -31)
 
 
 def multiply(

@@ -73,6 +73,8 @@ class QuantParams:
 
     def as_tensors(self) -> QuantParams:
         """Returns the parameters with scale and zero point as float64 scalar tensors."""
+        if tf.is_tensor(self.scale) and tf.is_tensor(self.zero_point):
+            return self
         scale, zero_point = (
             tf.convert_to_tensor(number)
             if tf.is_tensor(number)

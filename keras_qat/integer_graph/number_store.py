@@ -124,11 +124,12 @@ def _map_tensors(change: Callable[[Any], Any], numbers: Any) -> Any:
 def _mapped(change: Callable[[Any], Any], numbers: Any) -> Any:
     """Returns a structure with other leaves."""
     if isinstance(numbers, (tuple, list)):
-        return tuple(_mapped(change, part) for part in numbers)
+        parts = [_mapped(change, part) for part in numbers]
+        return type(numbers)(*parts) if hasattr(numbers, "_fields") else tuple(parts)
     if isinstance(numbers, dict):
         return {name: _mapped(change, part) for name, part in numbers.items()}
     if dataclasses.is_dataclass(numbers) and not isinstance(numbers, type):
         names = [field.name for field in dataclasses.fields(numbers)]
-        parts = {name: _mapped(change, getattr(numbers, name)) for name in names}
-        return dataclasses.replace(numbers, **parts)
+        fields = {name: _mapped(change, getattr(numbers, name)) for name in names}
+        return dataclasses.replace(numbers, **fields)
     return change(numbers)

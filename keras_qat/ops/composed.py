@@ -145,11 +145,12 @@ class Preparing(Machine):
     def _run(self, step: _Step) -> Number:
         inputs, output = [x.as_tensors() for _, x in step.inputs], step.params.as_tensors()
         arguments = step.arguments(self.a, params=inputs, output=output, weights=step.weights)
-        dtype = held_in(step.params)
-        low, high = (end - output.zero_point for end in (output.lowest, output.highest))
-        low = low if step.maximum is None else tf.maximum(low, 0.0)
-        ends = tf.cast(low, dtype), tf.cast(high, dtype)
-        self.numbers.append((step.op.prepared(arguments).numbers, *ends))
+        dtype, ends = held_in(step.params), None
+        if step.params.bits < 32:  # They hold all results.
+            low, high = (end - output.zero_point for end in (output.lowest, output.highest))
+            low = low if step.maximum is None else tf.maximum(low, 0.0)
+            ends = tf.cast(low, dtype), tf.cast(high, dtype)
+        self.numbers.append((step.op.prepared(arguments).numbers, ends))
         shape = step.inputs[-1][0].shape if step.shape is None else step.shape
         if step.weights is not None:
             shape = [*shape[:-1], step.weights.q.shape[-1]]
@@ -198,12 +199,13 @@ class Computing(Machine):
         self.a, self.numbers = a, iter(numbers)
 
     def _run(self, step: _Step) -> Number:
-        prepared, low, high = next(self.numbers)
+        prepared, ends = next(self.numbers)
         result = step.op.compute(step.arguments(self.a, numbers=prepared))
         q = tf.cast(result, held_in(step.params))
-        if step.params.bits == 32:  # They hold all results.
-            return q, step.params
-        return tf.minimum(tf.maximum(q, low), high), step.params
+        if ends is not None:
+            low, high = ends
+            q = tf.minimum(tf.maximum(q, low), high)
+        return q, step.params
 
     def constant(self, name: str, q: Any, params: QuantParams) -> Number:
         return next(self.numbers), params

@@ -23,6 +23,7 @@ from keras_qat.frontend.keras2.backend import layers
 from keras_qat.ops.einsum import Axes, add_product, axes_of, places, without_ellipsis
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import ONE_PIXEL, add_on_images
+from keras_qat.ops.movement import transposed
 from keras_qat.ops.node import Node
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.weighted_sums import (
@@ -45,8 +46,15 @@ def _is_fully_connected(attributes: Attributes, wide: bool) -> bool:
 
 
 def product(x: Any, kernel: Any) -> Any:
-    """Multiplies by a matrix along the last axis."""
-    return tf.matmul(x, kernel) if x.shape.rank == 2 else tf.tensordot(x, kernel, 1)
+    """Multiplies by a matrix along the last axis.
+
+    `tf.tensordot` takes several times as many operations where a size is open.
+    """
+    if x.shape.rank == 2:
+        return tf.matmul(x, kernel)
+    depth, columns = kernel.shape
+    y = tf.matmul(tf.reshape(x, [-1, depth]), kernel)
+    return tf.reshape(y, [*_sizes(x)[:-1], columns])
 
 
 def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
@@ -71,6 +79,14 @@ def _emit_product(e: Emission, x: int, end: int, arrange: Any) -> None:
     else:
         weights = weight_constants(e, lambda q: arrange(q)[:, None, None], 0)
         add_on_images(e, "CONV_2D", [x, *weights], end, **ONE_PIXEL)
+
+
+def _sizes(x: Any) -> list[Any]:
+    """Returns the sizes of a tensor, for a reshape: -1 if one is not known, tensors if several."""
+    known = x.shape.as_list()
+    are_open = known.count(None) > 1
+    now = tf.unstack(tf.shape(x)) if are_open else [-1] * len(known)
+    return [now[axis] if size is None else size for axis, size in enumerate(known)]
 
 
 DENSE = Op(
@@ -134,30 +150,25 @@ def _einsum_per_channel(count: int) -> Any:
 
 
 def _prepare_einsum(a: Arguments) -> Sums:
+    """Prepares the product with the weights as a matrix."""
     axes = axes_of(a.attributes["equation"])
     weights = _with_whole_bias(a.weights, axes, a.attributes)
-    channels = tuple(index - len(axes.second) for index in places(axes.result, axes.second))
-    return _prepare(dataclasses.replace(a, weights=weights), channels)
+    columns = math.prod(_result_sizes(axes, weights.q))
+    make: Any = np if isinstance(weights.q, np.ndarray) else tf
+    q = make.transpose(weights.q, places(axes.summed + axes.result, axes.second))
+    weights = dataclasses.replace(weights, q=make.reshape(q, (-1, columns)))
+    return _prepare(dataclasses.replace(a, weights=weights), (-1,))
 
 
 def _einsum(a: Arguments) -> Any:
     axes = axes_of(a.attributes["equation"])
-
-    def linear(x: Any, kernel: Any) -> Any:
-        kernel = tf.transpose(kernel, places(axes.summed + axes.result, axes.second))
-        depth = math.prod(kernel.shape[: len(axes.summed)])
-        x = tf.transpose(x, places(axes.rows + axes.summed, axes.first))
-        x = tf.reshape(x, [*_sizes(x)[: len(axes.rows)], depth])
-        return product(x, tf.reshape(kernel, [depth, -1]))
-
-    y = weighted(a, linear)
-    y = tf.reshape(y, [*_sizes(y)[:-1], *_result_sizes(axes, a.numbers.kernel)])
-    return tf.transpose(y, places(axes.output, axes.rows + axes.result))
-
-
-def _sizes(x: Any) -> list[Any]:
-    """Returns the sizes of a tensor's axes: numbers where they are known, else tensors."""
-    return [tf.shape(x)[axis] if size is None else size for axis, size in enumerate(x.shape)]
+    x = transposed(a.q[0], places(axes.rows + axes.summed, axes.first))
+    flat = tf.reshape(x, [-1, a.numbers.kernel.shape[0]])
+    y = weighted(dataclasses.replace(a, q=[flat]), tf.matmul)
+    sizes = dict(zip(axes.output, a.call.output.shape, strict=True))
+    stay = _sizes(x)[: len(axes.rows)]
+    y = tf.reshape(y, [*stay, *(sizes[axis] for axis in axes.result)])
+    return transposed(y, places(axes.output, axes.rows + axes.result))
 
 
 def _result_sizes(axes: Axes, kernel: Any) -> tuple[int, ...]:

@@ -31,6 +31,11 @@ def moved(a: Arguments) -> Any:
     return tf.nest.map_structure(in_type, a.on(a.q))
 
 
+def transposed(x: Any, order: Sequence[int]) -> Any:
+    """Transposes a tensor, if that changes anything."""
+    return x if list(order) == sorted(order) else tf.transpose(x, order)
+
+
 def symbol_of(call: Call) -> str:
     """Returns TensorFlow's name of an operation, "" for a layer."""
     return str(getattr(call.layer, "symbol", ""))

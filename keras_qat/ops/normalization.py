@@ -13,13 +13,17 @@ Layers are these operators on request, and where a target has no float.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import quotient
+from keras_qat.arithmetic.control_flow import traced_once
+from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
@@ -38,6 +42,7 @@ from keras_qat.ops.composed import (
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
 from keras_qat.ops.matmul import ROW_PRODUCTS
+from keras_qat.ops.movement import transposed
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.requantize import REQUANTIZE
 from keras_qat.ops.weighted_sums import RECENT
@@ -233,16 +238,39 @@ def _prepare(a: Arguments) -> list[Any]:
     return numbers
 
 
+@functools.cache
+def _function_of(
+    view: _View, family: KernelFamily, bits: tuple[int, int], has: tuple[bool, bool]
+) -> Callable[[Any, list[Any]], Any]:
+    """Returns a function of quantized values and what was prepared for them.
+
+    Args:
+        view: how values are arranged.
+        family: whose rounding.
+        bits: of input and output.
+        has: whether there are gamma and beta.
+    """
+    of_x, output = (QuantParams(None, None, count) for count in bits)
+    no_call: Any = None
+    parts = _Parts(WIDE, WIDE, WIDE, (None, None), WHOLE, *(one or None for one in has))
+
+    @traced_once
+    def normalize(x: Any, numbers: list[Any]) -> Any:
+        m = Computing(Arguments(family, {}, [x], [of_x], output, no_call), numbers)
+        source = transposed(tf.reshape(x, [-1, *view.split[1:]]), view.order)
+        rows = tf.reshape(source, [-1, *view.rows[1:]]), of_x
+        q, _ = m.run(REQUANTIZE, [_normalized(m, rows, view, parts)], output)
+        return tf.reshape(transposed(q, view.order), tf.shape(x))
+
+    return normalize
+
+
 def _compute(a: Arguments) -> Any:
-    (x,), layer, m = a.q, a.call.layer, Computing(a, a.numbers)
-    shape = a.call.inputs[0].shape
+    shape, layer = a.call.inputs[0].shape, a.call.layer
     view = _view(shape if "groups" in a.attributes else (None, shape[-1]), a.attributes)
-    weights = (getattr(layer, name, None) for name in ("gamma", "beta"))
-    parts = _Parts(WIDE, WIDE, WIDE, (None, None), WHOLE, *weights)
-    source = tf.transpose(tf.reshape(x, [-1, *view.split[1:]]), view.order)
-    rows = tf.reshape(source, [-1, *view.rows[1:]]), a.params[0]
-    q, _ = m.run(REQUANTIZE, [_normalized(m, rows, view, parts)], a.output)
-    return tf.reshape(tf.transpose(q, view.order), tf.shape(x))
+    gamma, beta = (getattr(layer, name, None) is not None for name in ("gamma", "beta"))
+    bits = a.params[0].bits, a.output.bits
+    return _function_of(view, a.family, bits, (gamma, beta))(a.q[0], a.numbers)
 
 
 def _emit(e: Emission) -> None:

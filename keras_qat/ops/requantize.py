@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -40,8 +40,7 @@ def _quantize(a: Arguments) -> Any:
     return tf.cast(rounded(single(x / a.numbers)), held_in(a.output))
 
 
-@dataclasses.dataclass(frozen=True)
-class Multiplier:
+class Multiplier(NamedTuple):
     """A ratio of scales by which integers are multiplied, in one of two ways.
 
     Args:
@@ -95,7 +94,7 @@ def requantization(family: KernelFamily, params: QuantParams, output: QuantParam
         return precise
     factor = tf.cast(tf.round(256.0 * coarse), tf.float32)
     is_coarse = (coarse >= LEAST_RATIO) & (coarse <= 2.0**7)
-    return dataclasses.replace(precise, other=factor, is_other=is_coarse)
+    return precise._replace(other=factor, is_other=is_coarse)
 
 
 def requantized(q: Any, numbers: Multiplier) -> Any:

@@ -10,6 +10,7 @@ import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.cached_inference import DECIDES
 from keras_qat.layers import Quantize
+from keras_qat.ops.weighted_sums import RECENT
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers
 
@@ -53,8 +54,8 @@ CALLS = {
 }
 
 
-def of_the_file(qat):
-    return keras_qat.simulate(qat, X).outputs[qat.output_names[0]].values
+def of_the_file(qat, x=X):
+    return keras_qat.simulate(qat, x).outputs[qat.output_names[0]].values
 
 
 @pytest.mark.sample(2)
@@ -170,3 +171,21 @@ def test_what_follows_from_ranges_alone_is_not_traced(qat):
     kinds = {operation.type for operation in operations}
     assert not kinds & {"If", "StatelessIf", "PartitionedCall", "Bitcast"}
     assert len([operation for operation in operations if operation.type != "Placeholder"]) < 100
+
+
+@pytest.mark.skipif(not RECENT, reason="this TensorFlow lacks a kernel")
+def test_norms_of_one_size_are_traced_as_one_function():
+    """In line, 25 of them were 5,800 operations, and the first predict took seconds."""
+    inputs = y = keras.Input((5, 8))
+    for _ in range(3):
+        y = layers.Dense(8, activation="relu")(layers.LayerNormalization()(y))
+    recipe = keras_qat.recipes.int8().override("LayerNormalization", quantize=True)
+    x = images(32, (5, 8))
+    qat = observe(keras_qat.quantize_model(scramble(keras.Model(inputs, y)), recipe), x)
+    for _ in range(2):  # With other weights, too.
+        np.testing.assert_array_equal(qat.predict(x, verbose=0), of_the_file(qat, x))
+        for weight in qat.trainable_weights:
+            weight.assign(0.9 * weight + 0.01)
+    operations = qat._inference.settled._traced.graph.get_operations()
+    assert len({op.get_attr("f").name for op in operations if op.type == "PartitionedCall"}) == 1
+    assert len([op for op in operations if op.type != "Placeholder"]) < 100
