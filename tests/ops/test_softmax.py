@@ -1,0 +1,61 @@
+"""Softmax of all differences of two values, and of sums of few and many."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.ops.registry import op_named
+from tests.comparison import RUNNABLE
+from tests.ops.harness import BATCH, assert_same, in_integers, node_of
+
+
+def with_rows(bits, scale, rows):
+    """A softmax along the last axis with this scale, and rows of quantized values."""
+    node, _ = node_of(op_named("softmax"), bits, 0)
+    rows = np.resize(rows, (BATCH, *rows.shape)).astype(f"int{bits}")
+    ends = [
+        dataclasses.replace(end, shape=(None, *rows.shape[1:]))
+        for end in (*node.inputs, *node.outputs)
+    ]
+    params = QuantParams(np.float32(scale), 0 if bits == 16 else 5, bits)
+    ends[0] = dataclasses.replace(ends[0], params=params)
+    node = dataclasses.replace(node, attributes={"axis": -1}, inputs=(ends[0],), outputs=(ends[1],))
+    return node, {ends[0].name: rows}
+
+
+def all_differences(bits, width):
+    """One value, and `width - 1` times another one that is lower by each number of steps."""
+    below = np.arange(256) if bits == 8 else np.unique(np.r_[:700, :65536:211, 65535])
+    top = 2 ** (bits - 1) - 1
+    return np.stack([np.full_like(below, top), *[top - below] * (width - 1)], -1)
+
+
+@pytest.mark.parametrize("family", RUNNABLE)
+@pytest.mark.parametrize("bits", [8, 16])
+def test_all_differences(bits, family):
+    for scale in (1e-3, 0.0117, 0.04, 0.2, 3.0) if family != "tflm" else (0.0117,):
+        for width in (1, 2, 9) if family != "tflm" else (2,):
+            example = with_rows(bits, scale * 2.0 ** (8 - bits), all_differences(bits, width))
+            assert_same(*example, family, f"scale {scale}, {width} values")
+
+
+@pytest.mark.parametrize(
+    ("family", "bits"),
+    [
+        *((name, 8) for name in ("xnnpack", "reference", "xnnpack_arm64", "onnxruntime")),
+        ("tflm", 16),
+    ],
+)
+def test_shares_are_near_the_real_ones(family, bits):
+    """To little more than half a step of 8 bits, and to some of 16."""
+    scale = 0.04 * 2.0 ** (8 - bits)
+    node, inputs = with_rows(bits, scale, all_differences(bits, 3))
+    (q,), (codes,), params = inputs.values(), in_integers(node, inputs, family), node.output.params
+    real = np.exp(scale * q.astype(float))
+    real = real / real.sum(-1, keepdims=True) / params.scale + params.zero_point
+    steps = np.abs(np.clip(real, params.lowest, params.highest) - codes)
+    assert steps.max() < (0.55 if bits == 8 else 2.5)
