@@ -1,0 +1,210 @@
+"""Options of layers with weights and of norms, what rows refuse, and how much they multiply."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.registry import ROWS, match
+from tests.ops.harness import make_node
+from tests.ops.test_options import IMAGE, ROW, STEPS, last_call
+
+layers = keras.layers
+FILM = (5, 4, 4, 2)
+
+
+OPTIONS = [
+    ("layer_norm", layers.LayerNormalization(), STEPS, {"epsilon": 1e-3}),
+    ("layer_norm", layers.LayerNormalization([1], 0.25), ROW, {"epsilon": 0.25}),
+    ("layer_norm", layers.LayerNormalization(), (1, 2, 2, 6), {}),
+    ("group_norm", layers.GroupNormalization(3), IMAGE, {"groups": 3, "epsilon": 1e-3}),
+    ("embedding", layers.Embedding(5, 3), ROW, {}),
+    ("prelu", layers.PReLU(), ROW, {}),
+    ("einsum_dense", layers.EinsumDense("abc,cd->abd", (5, 3)), STEPS, {"bias_axes": ""}),
+    (
+        "einsum_dense",
+        layers.EinsumDense("...c,cd->...d", 3, bias_axes="d"),
+        ROW,
+        {"bias_axes": "d"},
+    ),
+    ("einsum_dense_heads", layers.EinsumDense("abc,cde->abde", (5, 3, 2)), STEPS, {}),
+    (
+        "einsum_dense_per_tensor",
+        layers.EinsumDense("abc,dc->abd", (5, 3)),
+        STEPS,
+        {"equation": "abc,dc->abd"},
+    ),
+    (
+        "einsum_dense_per_tensor",
+        layers.EinsumDense("abc,cde->abde", (5, 3, 2), bias_axes="e"),
+        STEPS,
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "build", "shape", "attributes"), OPTIONS)
+def test_options(name, build, shape, attributes):
+    op, known, reason = match(last_call(build, [shape]))
+    assert op is not None, reason
+    assert op.name == name
+    assert {option: known[option] for option in attributes} == attributes
+
+
+REFUSED = [
+    (layers.LayerNormalization(1), STEPS, "not along the last axis alone"),
+    (layers.LayerNormalization([1, 2]), STEPS, "not along the last axis alone"),
+    (layers.LayerNormalization(), (None, 2, None, 6), "several open sizes of five"),
+    (layers.LayerNormalization(), (1,) * 5, "more than 5 axes"),
+    (layers.GroupNormalization(3), (None, 4, 6), "of an open size"),
+    (layers.EinsumDense("abc,bcd->abd", (5, 3)), STEPS, "is no product with a matrix"),
+    (layers.EinsumDense("abc,cd->abd", (5, 3), bias_axes="bd"), STEPS, "its bias differs along"),
+]
+
+
+@pytest.mark.parametrize(("build", "shape", "reason"), REFUSED)
+def test_calls_next_to_what_has_a_kernel(build, shape, reason):
+    op, _, why = match(last_call(build, [shape]))
+    assert op is None
+    assert reason in why
+
+
+PLAIN = {"backwards": False, "sequences": False, "keeps": False}
+
+
+def of_sequence(kind, *options, shape=STEPS, count=1, outputs=1, masked=False, **more):
+    """A call of a recurrent layer, which is not built, on so many tensors of one shape."""
+    given = more.pop("initial_state", None)
+    values = [Value(f"x{i}", (None, *shape), "float32", masked=masked) for i in range(count)]
+    results = [Value(f"y{i}", (None, 3), "float32") for i in range(outputs)]
+    kwargs = {} if given is None else {"initial_state": given}
+    args = (values if count > 1 else values[0],)
+    return Call(kind(*options, **more), args, kwargs, results if outputs > 1 else results[0], "y")
+
+
+RECURRENT = [
+    ("lstm", (layers.LSTM, 3), {}, PLAIN),
+    ("lstm", (layers.LSTM, 3), {"return_sequences": True}, {**PLAIN, "sequences": True}),
+    ("lstm", (layers.LSTM, 3), {"go_backwards": True}, {**PLAIN, "backwards": True}),
+    ("lstm", (layers.LSTM, 3), {"stateful": True}, {**PLAIN, "keeps": True}),
+    ("gru", (layers.GRU, 3), {}, {**PLAIN, "hard": False, "reset_after": True}),
+    (
+        "gru",
+        (layers.GRU, 3, "tanh", "hard_sigmoid"),
+        {"reset_after": False},
+        {"hard": True, "reset_after": False, "masked": False, "zeroes": False},
+    ),
+    ("gru", (layers.GRU, 3), {"shape": (64, 6)}, {}),
+    ("gru", (layers.GRU, 3), {"count": 2}, {}),
+    ("gru", (layers.GRU, 3), {"stateful": True}, {**PLAIN, "keeps": True}),
+    ("simple_rnn", (layers.SimpleRNN, 3), {}, {**PLAIN, "relu": False}),
+    ("simple_rnn_relu", (layers.SimpleRNN, 3, tf.nn.relu), {}, {**PLAIN, "relu": True}),
+    (
+        "conv_lstm",
+        (layers.ConvLSTM2D, 3, 3, (1, 2), "same"),
+        {"shape": FILM, "recurrent_activation": "sigmoid"},
+        {"strides": (1, 2), "padding": "same", "hard": False, "dilation": (1, 1)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "layer", "options", "attributes"), RECURRENT)
+def test_options_of_recurrent_layers(name, layer, options, attributes):
+    op, known, reason = match(of_sequence(*layer, **options))
+    assert op is not None, reason
+    assert op.name == name
+    assert {option: known[option] for option in attributes} == attributes
+
+
+LSTM, GRU, CONV = (layers.LSTM, 3), (layers.GRU, 3), (layers.ConvLSTM2D, 3, 3)
+REFUSED_RECURRENT = [
+    (LSTM, {"activation": "relu"}, "its activations are not tanh and sigmoid"),
+    (LSTM, {"recurrent_activation": "tanh"}, "its activations are not tanh and sigmoid"),
+    (LSTM, {"return_state": True}, "its states are read or given"),
+    (LSTM, {"count": 3}, "its states are read or given"),
+    (LSTM, {"masked": True}, "it has a mask"),
+    (LSTM, {"initial_state": [1.0, 1.0]}, "it begins with a state that is a constant"),
+    (LSTM, {"time_major": True}, "its sequences are in another form"),
+    (LSTM, {"shape": (5, 2, 3)}, "its sequences are in another form"),
+    (GRU, {"shape": (65, 6)}, "more than 64 steps"),
+    (GRU, {"shape": (None, 6)}, "its number of steps is not known"),
+    (GRU, {"outputs": 2}, "its state is read"),
+    (GRU, {"count": 2, "stateful": True}, "its state is kept and given"),
+    (GRU, {"activation": "relu"}, "its activations are not tanh and sigmoid or hard_sigmoid"),
+    (GRU, {"recurrent_activation": "tanh"}, "its activations are not tanh and sigmoid or"),
+    (GRU, {"masked": True}, "it has a mask"),
+    ((layers.SimpleRNN, 3, "gelu"), {}, "its activations are not tanh and relu"),
+    (CONV, {"shape": FILM, "return_state": True}, "its states are kept, given or read"),
+    (CONV, {"shape": FILM, "stateful": True}, "its states are kept, given or read"),
+    (CONV, {"shape": FILM, "count": 3}, "its states are kept, given or read"),
+    (CONV, {"shape": (5, None, 4, 2)}, "its images are of any size"),
+    (CONV, {"shape": (5, 4, None, 2)}, "its images are of any size"),
+    (CONV, {"shape": FILM, "data_format": "channels_first"}, "its channels come first"),
+    (CONV, {"shape": FILM, "activation": "relu"}, "its activations are not tanh and"),
+    (CONV, {"shape": STEPS}, "its sequences are in another form"),
+]
+
+
+@pytest.mark.parametrize(("layer", "options", "reason"), REFUSED_RECURRENT)
+def test_recurrent_layers_without_a_kernel(layer, options, reason):
+    op, _, why = match(of_sequence(*layer, **options))
+    assert op is None
+    assert reason in why
+
+
+PRODUCTS = [
+    (layers.Conv2D(2, 3), IMAGE, 2 * 2 * 2 * (3 * 3 * 6)),
+    (layers.Conv2D(4, 3, groups=2, strides=2, padding="same"), IMAGE, 2 * 2 * 4 * (3 * 3 * 3)),
+    (layers.Conv1D(2, 3, padding="causal"), STEPS, 5 * 2 * (3 * 6)),
+    (layers.DepthwiseConv2D(3, depth_multiplier=2), IMAGE, 2 * 2 * 12 * (3 * 3)),
+    (layers.Conv2DTranspose(2, 3, 2), IMAGE, (4 * 4 * 6) * (3 * 3 * 2)),
+    (layers.Dense(3), STEPS, 5 * 3 * 6),
+    (layers.EinsumDense("abc,bcde->ade", (3, 2)), STEPS, 3 * 2 * (5 * 6)),
+    (lambda x: tf.matmul(x, x, transpose_b=True), STEPS, 5 * 5 * 6),
+    (lambda x: layers.LSTM(3)(x), STEPS, 5 * 4 * 3 * (6 + 3)),
+    (lambda x: layers.ConvLSTM2D(3, 2)(x), FILM, 5 * 3 * 3 * (2 * 2 * 4 * 3 * (2 + 3))),
+    (layers.MaxPooling2D(2), IMAGE, 0),
+]
+"""Layers, the shape of their input, and the products that are summed up for one example."""
+
+
+@pytest.mark.parametrize(("build", "shape", "count"), PRODUCTS)
+def test_products_are_counted(build, shape, count):
+    node = make_node(last_call(build, [shape]), 8, np.random.default_rng(0))
+    assert node.op.products(node) == count
+
+
+KINDS = {
+    "clips": {"relu"},
+    "takes_clip": {
+        *("conv", "depthwise_conv", "transpose_conv", "dense", "affine", "einsum_dense"),
+        *("einsum_dense_heads", "einsum_dense_per_tensor", "add", "subtract", "multiply"),
+        *("max_pooling", "average_pooling"),
+    },
+    "folds_batch_norm": {"conv", "depthwise_conv", "transpose_conv", "dense"},
+    "takes_int4": {
+        *("conv", "dense", "einsum_dense", "einsum_dense_heads", "einsum_dense_per_tensor"),
+    },
+    "onnx_kernel": {"add", "multiply", "maximum", "minimum", "softmax", "mean"},
+    "multiplies_tensors": {"matmul", "contract"},
+    "has_mark": {"mask_scores"},
+    "alias": {"linear", "identity"},
+    "is_table": {"embedding"},
+    "is_constant": {"on_grid"},
+    "reads_only_weights": {"weight"},
+    "on_request": {"layer_norm", "group_norm"},
+    "falls_back_to_input_range": {"mean"},
+    "takes_constants": {
+        *("add", "subtract", "multiply", "divide", "maximum", "minimum", "select"),
+        *("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"),
+    },
+}
+"""What is said of few rows, and of which: kernels that fuse a ReLU, that onnxruntime has, ..."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_which_rows_are_of_a_kind(kind):
+    assert {op.name for op in ROWS if getattr(op, kind)} == KINDS[kind]
