@@ -1,0 +1,149 @@
+"""Weights and biases as files hold them, against what training knows, and where scales end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.integer_graph.fold_weights import weights_of_calls
+from keras_qat.training.layers import QuantizeWrapper
+
+layers = keras.layers
+
+
+def wrapped(build, shape, kernel, bias=None, **options):
+    """The wrapper of a layer with these weights; of BatchNormalization behind it gamma varies."""
+    x = keras.Input(shape)
+    qat = keras_qat.quantize_model(keras.Model(x, build(x)), keras_qat.recipes.int8(**options))
+    (wrapper,) = (layer for layer in qat.layers if isinstance(layer, QuantizeWrapper))
+    own = wrapper.layer
+    own.set_weights([kernel] if bias is None else [kernel, bias])
+    return wrapper
+
+
+def dense(kernel, bias=None, **options):
+    build = layers.Dense(kernel.shape[1], use_bias=bias is not None)
+    return wrapped(build, kernel.shape[:1], kernel, bias, **options)
+
+
+def ends(before, after, bits=8):
+    return tuple(QuantParams(np.float32(scale), 0, bits) for scale in (before, after))
+
+
+def drawn(*shape):
+    """Numbers of which each column has another size."""
+    numbers = np.random.default_rng(0)
+    return np.float32(numbers.normal(size=shape) * 10.0 ** numbers.uniform(-3, 2, shape[-1]))
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("bits", [8, 5, 4, 2])
+def test_each_channel_has_its_own_steps(bits, in_graph):
+    """All codes are used; with few bits in multiples, which leave finer steps to the bias."""
+    kernel, bias = drawn(40, 6), drawn(1, 6)[0]
+    wrapper = dense(kernel, bias, weight_bits=bits)
+    before = 0.03125
+    make = tf.function(lambda: vars_of(wrapper, [ends(before, 1e3)])) if in_graph else None
+    if make is None:
+        (weights,) = weights_of_calls(wrapper, [ends(before, 1e3)], False)
+        q, scale, of_bias = weights.q, weights.scale, weights.bias
+    else:
+        q, scale, of_bias = (part.numpy() for part in make())
+    levels = 2 ** (bits - 1) - 1
+    times = 127 // levels
+    expected = np.abs(kernel).max(0) / (levels * times)
+    np.testing.assert_allclose(scale.reshape(-1), expected, rtol=1e-6)
+    assert scale.shape == (1, 6)
+    assert np.all(np.abs(q).max(0) == levels * times)
+    assert not np.any(q % times)
+    assert np.abs(q * scale - kernel).max() <= 0.501 * (times * scale).max()
+    assert np.all(np.abs(q * scale - kernel) <= 0.501 * times * scale)
+    np.testing.assert_array_equal(of_bias, np.rint(bias / (np.float64(before) * scale[0])))
+
+
+def vars_of(wrapper, calls):
+    (weights,) = weights_of_calls(wrapper, calls, True)
+    return weights.q, weights.scale, weights.bias
+
+
+def test_each_call_has_its_own_bias():
+    kernel, bias = drawn(5, 3), drawn(1, 3)[0]
+    calls = [ends(0.25, 10.0), ends(0.5, 1e4), ends(0.125, 1e4)]
+    found = weights_of_calls(dense(kernel, bias), calls, False)
+    for weights, (before, _) in zip(found, calls, strict=True):
+        np.testing.assert_array_equal(weights.q, found[0].q)
+        step = np.float64(before.scale) * weights.scale[0]
+        np.testing.assert_array_equal(weights.bias, np.rint(bias / step))
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 255.5), (16, 16000.0)])
+def test_multipliers_end_where_kernels_do(bits, most):
+    """Sums of such channels saturate anyway."""
+    kernel = np.float32([[127.0, 1.27]])
+    before, after = ends(1.0, 1 / 400, bits)
+    if bits == 16:
+        before, after = ends(1.0, 1 / 20000, bits)
+    (weights,) = weights_of_calls(dense(kernel), [(before, after)], False)
+    largest = np.float32(most * np.float64(after.scale) / np.float64(before.scale))
+    assert weights.scale[0, 0] == largest
+    np.testing.assert_allclose(weights.scale[0, 1], 0.01, rtol=1e-4)
+    np.testing.assert_array_equal(weights.q, [[127, 127]])
+
+
+def test_biases_fit_half_of_32_bits():
+    """The scale of a channel that is switched off is widened, and its weights with it."""
+    kernel = np.float32([[1e-3, 1e-3], [-5e-4, 2e-4]])
+    bias = np.float32([3e6, 0.5])
+    (weights,) = weights_of_calls(dense(kernel, bias), [ends(1.0, 1e4)], False)
+    np.testing.assert_allclose(weights.scale[0, 0], 3e6 / 2**30, rtol=1e-6)
+    np.testing.assert_allclose(weights.bias[0], 2**30, rtol=1e-6)
+    np.testing.assert_array_equal(weights.q[:, 0], [0, 0])
+    np.testing.assert_array_equal(weights.q[:, 1], [127, 25])
+    (alike,) = weights_of_calls(dense(kernel, bias * np.float32(1e-7)), [ends(1.0, 1e4)], False)
+    np.testing.assert_allclose(alike.scale[0], 1e-3 / 127, rtol=1e-6)
+
+
+def test_steps_have_a_least_size():
+    kernel = np.float32([[1e-12, 4.9e-7, 5.1e-7]])
+    (weights,) = weights_of_calls(dense(kernel), [ends(1.0, 1.0)], False)
+    np.testing.assert_allclose(weights.scale[0] * 127, [5e-7, 5e-7, 5.1e-7], rtol=1e-6)
+    np.testing.assert_array_equal(weights.q, [[0, 124, 127]])
+
+
+def test_channels_of_zeros_have_some_scale():
+    (weights,) = weights_of_calls(dense(np.zeros((3, 2), np.float32)), [ends(1.0, 9.0)], False)
+    np.testing.assert_allclose(weights.scale, 1 / 127, rtol=1e-6)
+    assert not weights.q.any()
+
+
+def test_multipliers_of_16_bits_are_exact():
+    """In 15 bits, as kernels of int16 have them; by little, scales change for that."""
+    kernel = drawn(20, 30)
+    (weights,) = weights_of_calls(dense(kernel), [ends(0.013, 0.7, 16)], False)
+    before, after = (np.float64(end.scale) for end in ends(0.013, 0.7, 16))
+    fraction, _ = np.frexp(weights.scale[0] * before / after)
+    np.testing.assert_allclose(fraction * 2**15, np.rint(fraction * 2**15), atol=0.01)
+    np.testing.assert_allclose(weights.scale[0], np.abs(kernel).max(0) / 127, rtol=6.3e-5)
+
+
+@pytest.mark.parametrize("kind", ["depthwise", "transposed"])
+def test_channels_on_other_axes(kind):
+    if kind == "depthwise":
+        build, axes, kernel = (
+            layers.DepthwiseConv2D(2, depth_multiplier=3),
+            (0, 1),
+            drawn(2, 2, 4, 3),
+        )
+    else:
+        build, axes, kernel = layers.Conv2DTranspose(4, 2), (0, 1, 3), drawn(2, 2, 4, 3)
+    channels = kernel.shape[-1] if kind == "transposed" else 4
+    bias = np.zeros(4 * 3 if kind == "depthwise" else 4, np.float32)
+    wrapper = wrapped(build, (5, 5, channels), kernel, bias)
+    (weights,) = weights_of_calls(wrapper, [ends(1.0, 1e4)], False)
+    expected = np.abs(kernel).max(axes, keepdims=True) / 127
+    np.testing.assert_allclose(weights.scale, expected, rtol=1e-6)
+    assert np.all(np.abs(weights.q * weights.scale - kernel) <= 0.501 * weights.scale)
