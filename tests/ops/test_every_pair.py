@@ -16,7 +16,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import op_named
-from tests.comparison import RUNNABLE
+from tests.comparison import KERNELS, RUNNABLE
 from tests.ops.examples.example import BATCH
 from tests.ops.harness import (
     assert_same,
@@ -101,13 +101,25 @@ def test_every_pair(op, bits, family, scales):
         np.testing.assert_array_equal(here, there)
 
 
-@pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
-@pytest.mark.parametrize("family", RUNNABLE)
-def test_results_halfway_between_two_values(name, family):
-    node = with_params(of_two(op_named(name)), SCALES["halves"], ZEROS[-1])
+HALVES = [
+    *((name, SCALES["halves"]) for name in ("add", "subtract", "multiply")),
+    # XNNPACK takes ratios from 2^-16 on, in which 255 * 128 is a half, and TFLite 255 * 129.
+    *(("multiply", (1.0, 1.0, 2.0 * product)) for product in (255 * 128, 255 * 129)),
+    # It takes sums with inputs that are from 2^-10 of the output's step to less than 2^8.
+    *(("add", (0.5, 2.0**-10 * near, 1.0)) for near in (1, 1 - 2.0**-20)),
+    *(("subtract", (2.0**-10 * near, 0.5, 1.0)) for near in (1, 1 - 2.0**-20)),
+]
+"""Rows, with scales in which results lie halfway between two values."""
+
+
+@pytest.mark.parametrize(("name", "scales"), HALVES)
+def test_results_halfway_between_two_values(name, scales):
+    zeros = (-128, -128, 0) if scales[-1] > 2 else ZEROS[-1]
+    node = with_params(of_two(op_named(name)), scales, zeros)
     pairs = [np.resize(codes, (BATCH, 2**16 // BATCH + 1)) for codes in PAIRS]
     inputs = {item.name: q for item, q in zip(node.inputs, pairs, strict=True)}
-    assert_same(node, inputs, family)
+    for family in RUNNABLE if scales == SCALES["halves"] else KERNELS:
+        assert_same(node, inputs, family)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 import keras_qat
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.normalization import LARGEST, LEAST_WEIGHTS, _bits_of_mean
 from keras_qat.ops.weighted_sums import RECENT
 from tests.comparison import KERNELS, assert_identical, export
 from tests.helpers import images, rng, scramble
@@ -105,6 +106,16 @@ def test_an_offset_that_is_far_larger_than_the_factor():
     layer.set_weights([np.full(24, 0.01), 100 * rng(0).normal(size=24)])
     exported = export(model, x, recipe=in_integers("LayerNormalization"), strict=True)
     assert signal_to_noise(exported.model(x), model(x)) > 40
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 16, 100, 512, 3000, 43_000, 44_000, 10**6])
+def test_means_have_as_many_bits_as_there_is_room_for(size):
+    """Up to 7, so that gamma keeps its steps: of 32 bits, what 16 times the mean's error leaves."""
+    bits = _bits_of_mean(size)
+    room = LARGEST / (32767 * min((1.5 * size) ** 0.5, 255))
+    assert 0 <= bits <= 7
+    assert room / 2**bits >= LEAST_WEIGHTS
+    assert bits == 7 or room / 2 ** (bits + 1) < LEAST_WEIGHTS
 
 
 def test_layers_share_one_small_table():

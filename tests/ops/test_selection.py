@@ -38,6 +38,7 @@ def test_a_quotient_by_zero_is_the_largest():
     np.testing.assert_allclose(predicted[:2], ends, rtol=1e-6)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "function",
     [

@@ -32,6 +32,5 @@ def assert_written_as_computed(contents: bytes, kernels: str = "reference") -> N
     "op", [op for op in MATCHING if op.has_kernel_for(8)], ids=lambda op: op.name
 )
 def test_shapes_are_those_that_the_interpreter_computes(op):
-    for seed in range(2):
-        kernels = "optimized" if (op.name, "reference") in LACKING else "reference"
-        assert_written_as_computed(file_of(node_of(op, 8, seed)[0], BATCH), kernels)
+    kernels = "optimized" if (op.name, "reference") in LACKING else "reference"
+    assert_written_as_computed(file_of(node_of(op, 8, 1)[0], BATCH), kernels)

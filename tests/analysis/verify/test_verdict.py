@@ -134,6 +134,7 @@ def test_some_examples_tell_that_a_model_is_good():
     assert labelled.float_examples is None  # Accuracy in float is that of all.
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", POOR)
 def test_more_examples_tell_that_a_model_is_poor(name):
     """Four times as many, where fewer leave a doubt."""
