@@ -124,10 +124,7 @@ def measure(
 def functions(
     model: Any, data: tuple[Any, Any], jit_compile: bool
 ) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """A training step of a model, and a run with `training=False`, without Python around them.
-
-    They end when a GPU has finished them.
-    """
+    """A training step of a model, and a run with `training=False`, without Python around them."""
     import tensorflow as tf
 
     from keras_qat.frontend.keras2.backend import keras
@@ -139,8 +136,8 @@ def functions(
         dataset = dataset.apply(tf.data.experimental.prefetch_to_device("/GPU:0"))
     batches = iter(dataset)
     train, predict = model.make_train_function(), model.make_predict_function()
-    sync = tf.test.experimental.sync_devices
-    return lambda: (train(batches), sync()), lambda: (predict(batches), sync())
+    object.__setattr__(model, "undisturbed", True)  # As in `fit`, which else reads counters.
+    return lambda: train(batches), lambda: predict(batches)
 
 
 def in_turns(

@@ -67,7 +67,7 @@ class PhasedModel:
 
     _looked: bool = False
     _phase_finder: PhaseFinder | None = None
-    _undisturbed: bool = False
+    undisturbed: bool = False
     """Whether this is `fit`, and only training changes weights between the steps of an epoch."""
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -83,12 +83,12 @@ class PhasedModel:
             object.__setattr__(self, "_looked", True)
             if reason := doubt_of_arrays(self, x):
                 warn_caller(reason)
-        before = self._undisturbed
-        object.__setattr__(self, "_undisturbed", is_undisturbed(self, x, callbacks))
+        before = self.undisturbed
+        object.__setattr__(self, "undisturbed", is_undisturbed(self, x, callbacks))
         try:
             return super().fit(x, *args, **kwargs)  # type: ignore[misc]
         finally:
-            object.__setattr__(self, "_undisturbed", before)
+            object.__setattr__(self, "undisturbed", before)
             self._look_again()
 
     _settled_at: int | None = None
@@ -117,7 +117,7 @@ class PhasedModel:
 
         def function(iterator: Any) -> Any:
             if name == "train":
-                phase = look.of_next_step(iterator, self._undisturbed)
+                phase = look.of_next_step(iterator, self.undisturbed)
             else:
                 phase = look(False, changed=self._settled_at is None)
             if phase is not None and not phase.calibrated:
