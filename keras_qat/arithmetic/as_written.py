@@ -37,21 +37,15 @@ def quotient(x: Any, y: Any) -> Any:
     return tf.raw_ops.DivNoNan(x=x, y=y)
 
 
-def unknown_half(x: Any) -> Any:
-    """Returns 0.5, as a tensor that graph optimization does not know; each device has one.
+def hidden(number: float) -> Any:
+    """Returns a float32 number as a tensor that graph optimization does not know.
 
-    It moves constants: `(x - y) - 0.5` becomes `x - (y + 0.5)`, which rounds differently.
-
-    Args:
-        x: a float32 scalar of the graph that is not a constant.
+    It would move it: `(x - y) - 0.5` becomes `x - (y + 0.5)`, and a division by it a product with
+    its inverse, which round differently.
     """
     if tf.executing_eagerly():
-        return 0.5
-    graph = tf.compat.v1.get_default_graph()
-    halves = graph._unknown_halves = getattr(graph, "_unknown_halves", {})
-    if x.device not in halves:
-        halves[x.device] = tf.raw_ops.ClipByValue(t=x, clip_value_min=0.5, clip_value_max=0.5)
-    return halves[x.device]
+        return tf.constant(number)
+    return tf.raw_ops.PlaceholderWithDefault(input=tf.constant(number), shape=[])
 
 
 def in_xla() -> bool:

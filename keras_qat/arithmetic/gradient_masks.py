@@ -16,11 +16,8 @@ import tensorflow as tf
 
 from keras_qat.arithmetic import as_written
 from keras_qat.arithmetic.as_written import in_xla, must_not_fuse, quotient
-from keras_qat.arithmetic.plain_operations import are_numbers, nudged_range
+from keras_qat.arithmetic.plain_operations import TINY, are_numbers, nudged_range
 from keras_qat.arithmetic.together import Together
-
-TINY = float(np.finfo(np.float32).tiny)
-"""The least positive number: where the gradient of a ReLU begins."""
 
 BEYOND = 1 + 2.0**-20
 """Ends of a range times this are outside. A nudged end may be a last bit inside of the data's."""
@@ -33,12 +30,12 @@ class Gates:
     """What the gradients of quantizers need of their ranges, computed for all of them at once.
 
     Attributes:
-        below, sixth_below, between: the functions of these names.
+        below, to_six, between: the functions of these names.
     """
 
     def __init__(self) -> None:
         self.below = Together(below)
-        self.sixth_below = Together(sixth_below)
+        self.to_six = Together(to_six)
         self.between = Together(between)
 
 
@@ -83,8 +80,8 @@ def mask_of_relu(maximum: Any, ceiling: float, gates: Gates, on: Any = True) -> 
             pass.
     """
     is_plain = must_not_fuse()
-    function = sixth_below if is_plain else below
-    together = gates.sixth_below if is_plain else gates.below
+    function = to_six if is_plain else below
+    together = gates.to_six if is_plain else gates.below
     ends = (maximum, ceiling) if is_plain else (maximum, _before(ceiling), on)
     is_number = isinstance(maximum, float)
     gate = partial(function, *ends) if is_number else together.later(*ends)
@@ -106,10 +103,8 @@ def mask_of_steps(levels: int) -> Mask:
     With 8 bits that is a 257th, with fewer less.
     """
     beyond = levels / (2.0**16 - 3.0)  # One of 65535 steps at each end.
-    gradient = partial(
-        tf.raw_ops.FakeQuantWithMinMaxArgsGradient, min=-beyond, max=levels + beyond, num_bits=16
-    )
-    return lambda upstream, x: gradient(gradients=upstream, inputs=x)
+    to_six = 6.0 / (levels + 2.0 * beyond)
+    return lambda upstream, x: _inside_relu(upstream, x + beyond, to_six)
 
 
 def masked(mask: Mask, upstream: Any, x: Any) -> Any:
@@ -140,11 +135,9 @@ def _inside_plainly(upstream: Any, x: Any, high: Any, low: Any) -> Any:
     return tf.where(tf.equal(clipped, x), upstream, 0.0)
 
 
-def _inside_relu(upstream: Any, x: Any, sixth: Any) -> Any:
-    """Returns `upstream` where `x` is above zero and below six times `sixth`, else zero."""
-    if isinstance(sixth, float) and sixth == 1.0:
-        return tf.raw_ops.Relu6Grad(gradients=upstream, features=x)
-    features = quotient(x, tf.cast(sixth, tf.float32))
+def _inside_relu(upstream: Any, x: Any, to_six: Any) -> Any:
+    """Returns `upstream` where `x` times `to_six` is above zero and below six, else zero."""
+    features = x if isinstance(to_six, float) and to_six == 1.0 else x * to_six
     return tf.raw_ops.Relu6Grad(gradients=upstream, features=features)
 
 
@@ -166,15 +159,15 @@ def below(high: Any, last: Any, on: Any = True) -> tuple[Any]:
     return (end if on is True else tf.where(on, end, last),)
 
 
-def sixth_below(high: Any, ceiling: Any) -> tuple[Any]:
-    """Returns a sixth of the end that numbers have to be below: that of a ReLU6 has a kernel.
+def to_six(high: Any, ceiling: Any) -> tuple[Any]:
+    """Returns what moves the end that numbers have to be below to 6: a ReLU6's has a kernel.
 
     Args:
         high: as in `below`.
         ceiling: the upper end of the ReLU.
     """
     (end,) = below(high, ceiling)
-    return (end / 6.0 if isinstance(end, float) else quotient(end, 6.0),)
+    return (6.0 / end if isinstance(end, float) else quotient(6.0, end),)
 
 
 def between(

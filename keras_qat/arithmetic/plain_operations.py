@@ -10,9 +10,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import quotient, unknown_half
+from keras_qat.arithmetic.as_written import hidden, in_xla, quotient
+
+TINY = float(np.finfo(np.float32).tiny)
+"""The least positive number."""
 
 
 def are_numbers(minimum: Any, maximum: Any) -> bool:
@@ -42,16 +46,31 @@ def fake_quantize(
         end if isinstance(end, float) else tf.cast(end, tf.float32) for end in (minimum, maximum)
     )
     if isinstance(minimum, float) and minimum == 0.0:
-        scale = quotient(maximum, levels)
-        steps = quotient(x, scale)
+        is_number = isinstance(maximum, float)
+        scale = float(np.float32(maximum / levels)) if is_number else quotient(maximum, levels)
+        steps = _steps(x, scale, 1.0)
         return _rounded(steps, levels) * scale, steps
     minus, below = _minus_scale_and_zero_point(minimum, maximum, levels, narrow_range)
-    steps = quotient(below * minus - x, minus)
-    clipped = tf.raw_ops.ClipByValue(t=steps, clip_value_min=0.0, clip_value_max=levels)
+    steps = _steps(below * minus - x, minus, -1.0)
+    clipped = tf.minimum(tf.maximum(steps, 0.0), levels)
     if are_numbers(minus, below):  # Equal to two differences, but for one number of steps.
         half_below = below - 0.5 if below != 1.0 else 0.5 - 2.0**-25
         return tf.math.ceil(half_below - clipped) * minus, steps
-    return tf.math.ceil(below - clipped - unknown_half(minus)) * minus, steps
+    return tf.math.ceil(below - clipped - hidden(0.5)) * minus, steps
+
+
+def _steps(x: Any, scale: Any, sign: float) -> Any:
+    """Computes x / scale, for a scale of that sign; of a range of zeros, zeros are zero steps.
+
+    On a GPU TensorFlow swaps the axes of images, and swaps them back before operations that it
+    takes for sensitive to their order: `quotient` is one of them, and a division is not.
+    """
+    if in_xla():
+        return quotient(x, scale)
+    if isinstance(scale, float):
+        return tf.raw_ops.RealDiv(x=x, y=hidden(scale or sign * TINY))
+    apart = tf.maximum if sign > 0 else tf.minimum
+    return tf.raw_ops.RealDiv(x=x, y=apart(scale, sign * TINY))
 
 
 def _minus_scale_and_zero_point(

@@ -126,7 +126,7 @@ def test_ranges_that_begin_at_zero_take_three_operations(monkeypatch):
         operations = [op for op in plain.graph.get_operations() if op.outputs]
         on_x = [op.type for op in operations if op.outputs[0].shape.rank]
         kinds = [kind for kind in on_x if kind not in ("Placeholder", "Identity", "IdentityN")]
-        assert kinds == ["DivNoNan", "FakeQuantWithMinMaxArgs", "Mul"]
+        assert kinds == ["RealDiv", "FakeQuantWithMinMaxArgs", "Mul"]
 
 
 def test_quotients():
