@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import traced
+from keras_qat.frontend.keras2.backend import keras, traced
 from keras_qat.frontend.keras2.joint_update import update_together
 
 METHOD = "_distributed_apply_gradients_fn"
@@ -34,6 +34,8 @@ class SharedUpdate:
         Nothing is shared within a strategy, whose replicas update variables together, and of legacy
         optimizers, which have another method.
         """
+        if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
+            optimizer = optimizer.inner_optimizer
         original = getattr(optimizer, METHOD, None)
         if original is None or tf.distribute.has_strategy():
             yield
