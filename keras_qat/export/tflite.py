@@ -187,6 +187,7 @@ def file_of(
     rewrite = None if target is None else avoiding(target)
     contents = builder.finish(inputs, outputs, rewrite, keras_qat=metadata)
     check_contents(contents, builder.model, with_own_padding(graph))
+    _check_converted(graph, contents)
     if target is not None:
         _warn_of_problems(contents, target)
     return contents
@@ -243,6 +244,14 @@ def _check_states(graph: ResolvedGraph) -> None:
                 f"Layer '{name}' keeps its states and is called {count} times, which share them in "
                 f"Keras; in a file each call has states of its own. Use a layer for each."
             )
+
+
+def _check_converted(graph: ResolvedGraph, contents: bytes) -> None:
+    """Raises a `ValueError` if TFLite's converter wrote what LiteRT has no kernel for."""
+    if graph.origin.family.static_shapes or all(node.op for node in graph.nodes):
+        return
+    if refused := file_problems(contents, get("xnnpack")):
+        raise ValueError(f"LiteRT would not load the file: {'; '.join(map(str, refused))}.")
 
 
 def _warn_of_problems(contents: bytes, target: Target) -> None:

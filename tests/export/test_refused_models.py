@@ -7,27 +7,28 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from tests.comparison import export
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers, tiny_net
 
 EXPORTS = [keras_qat.export_tflite, keras_qat.export_saved_model]
 
 
-@pytest.mark.parametrize("export", EXPORTS)
-def test_export_of_a_model_that_has_seen_no_data(export, tmp_path):
+@pytest.mark.parametrize("exporter", EXPORTS)
+def test_export_of_a_model_that_has_seen_no_data(exporter, tmp_path):
     qat = keras_qat.quantize_model(tiny_net())
     with pytest.raises(
         ValueError,
         match=r"quantizers have seen no data yet.*Train.*keras_qat\.calibrate\(model, data\)",
     ):
-        export(qat, tmp_path / "model")
+        exporter(qat, tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("export", EXPORTS)
-def test_export_of_a_float_model(export, tmp_path):
+@pytest.mark.parametrize("exporter", EXPORTS)
+def test_export_of_a_float_model(exporter, tmp_path):
     with pytest.raises(ValueError, match=r"not quantization-aware.*quantize_model"):
-        export(tiny_net(), tmp_path / "model")
+        exporter(tiny_net(), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -65,3 +66,29 @@ def test_layer_that_the_converter_refuses():
     with pytest.raises(ValueError, match=message) as info:
         keras_qat.export_tflite(qat)
     assert "fine" not in str(info.value)
+
+
+def test_spectra_of_sizes_that_litert_has_no_kernel_for(tmp_path):
+    """Such a file was written, and LiteRT did not load it."""
+
+    def spectrum_of(size):
+        def spectrum(x):
+            return tf.abs(tf.signal.rfft(x))
+
+        def build(x):
+            return layers.Dense(3)(layers.Lambda(spectrum, name="spectrum")(layers.Dense(size)(x)))
+
+        return functional((4,), build=build)
+
+    x, recipe = images(8, (4,)), keras_qat.recipes.int8().override("spectrum", open=False)
+    exported = export(spectrum_of(8), x, recipe=recipe)
+    assert exported.report.outputs[0].identical == 1.0
+    model = spectrum_of(12)
+    qat = observe(keras_qat.quantize_model(model, recipe), x)
+    with pytest.raises(
+        ValueError, match=r"spectrum.*RFFT2D: powers of two only, not 12: fft_length=16"
+    ):
+        keras_qat.export_tflite(qat, tmp_path / "model.tflite")
+    assert list(tmp_path.iterdir()) == []
+    (problem,) = keras_qat.plan(model, recipe, target="xnnpack").problems
+    assert problem.operator == "RFFT2D"

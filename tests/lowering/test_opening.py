@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.weighted_sums import RECENT
-from tests.helpers import images
+from tests.helpers import images, observe, scramble
 from tests.networks.custom import (
     CLOSED,
     OPENED,
@@ -470,9 +470,25 @@ def weighted(factor):
     return penalty
 
 
-def test_functions_of_one_name_that_regularize_are_not_exchanged():
-    """Keras writes their names only. One was taken for the other."""
-    x = keras.Input((4,))
-    dense = layers.Dense(3, kernel_regularizer=weighted(1.0), bias_regularizer=weighted(100.0))
-    with pytest.raises((TypeError, ValueError)):
-        _ = keras_qat.quantize_model(keras.Model(x, dense(x))).losses
+def test_functions_that_regularize_and_constrain():
+    """Keras writes their names only, and copies called a name. Two may have the same."""
+    inputs = keras.Input((4,))
+    x = layers.Dense(3, kernel_regularizer=weighted(1.0), bias_regularizer=weighted(100.0))(inputs)
+    x = layers.Dense(3, kernel_constraint=lambda weight: 0.0 * weight, name="constrained")(x)
+    model, data = scramble(keras.Model(inputs, x)), images(32, (4,))
+    qat = observe(keras_qat.quantize_model(model), data)
+    np.testing.assert_allclose(sorted(qat.losses), sorted(model.losses), rtol=1e-6)
+    qat.compile("sgd", "mse")
+    qat.fit(data, np.zeros((32, 3)), verbose=0)
+    assert not np.any(qat.get_layer("quant_constrained").layer.kernel)
+
+
+def test_functions_that_regularize_are_found_by_name(tmp_path):
+    inputs, penalty = keras.Input((4,)), weighted(1.0)
+    outputs = layers.Dense(3, kernel_regularizer=penalty, activity_regularizer=penalty)(inputs)
+    qat = keras_qat.quantize_model(scramble(keras.Model(inputs, outputs)))
+    qat.save(tmp_path / "qat.keras")
+    custom = {"penalty": penalty}
+    loaded = keras.models.load_model(tmp_path / "qat.keras", custom_objects=custom)
+    for model in (qat, loaded, keras_qat.strip_quantization(qat)):
+        assert len(model.losses) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -81,8 +82,8 @@ class CustomObjects(NamedTuple):
 def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
     """Collects custom classes of layers and their parts, and functions in their place.
 
-    Not functions that regularize or constrain: two of one layer may have the same name, and one
-    would be taken for the other. Values of initializers are replaced by those of the model.
+    Not several functions of one name that regularize or constrain: one would be taken for the
+    other. Values of initializers are replaced by those of the model.
     """
     layers = list(layers)
     own = ("keras", "tf_keras", "keras_qat")
@@ -95,17 +96,17 @@ def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
         if type(item).__module__.split(".")[0] not in own
     }
     functions = [
-        value
+        (name, value)
         for layer in layers
         for name, value in vars(layer).items()
-        if name.endswith(("activation", "initializer"))
+        if inspect.isfunction(value)
+        and str(value.__module__).split(".")[0] not in (*own, "tensorflow")
     ]
-    custom |= {
-        function.__name__: function
-        for function in functions
-        if inspect.isfunction(function)
-        and str(function.__module__).split(".")[0] not in (*own, "tensorflow")
-    }
+    of_values = [f for name, f in functions if name.endswith(("activation", "initializer"))]
+    of_weights = {f for name, f in functions if name.endswith(("regularizer", "constraint"))}
+    names = Counter(function.__name__ for function in of_weights)
+    of_weights = {function for function in of_weights if names[function.__name__] == 1}
+    custom |= {function.__name__: function for function in [*of_weights, *of_values]}
     has_lambda = any(isinstance(layer, keras.layers.Lambda) for layer in layers)
     return CustomObjects(custom, has_lambda)
 

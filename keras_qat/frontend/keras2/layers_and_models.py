@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import tensorflow as tf
@@ -50,12 +51,28 @@ def clone(layer: Any, **changes: Any) -> Any:
             config = layer.get_config()
     else:
         config = layer.get_config()
+    changes = {**_functions_in_place_of_names(layer, config), **changes}
     with configurations.deserialization_scope(
         configurations.custom_objects_in(layer._flatten_layers())
     ):
         return type(layer).from_config(
             {**config, **configurations.missing_config(layer), **changes}
         )
+
+
+def _functions_in_place_of_names(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Returns functions that regularize or constrain, of which a configuration has the names."""
+    ends = ("regularizer", "constraint", "regularizers", "constraints")
+    held = {
+        name: getattr(layer, name, getattr(layer, f"_{name}", None))
+        for name in config
+        if name.endswith(ends)
+    }
+    return {
+        name: value
+        for name, value in held.items()
+        if any(map(inspect.isfunction, tf.nest.flatten(value)))
+    }
 
 
 def rename(layer: Any, name: str) -> None:
