@@ -16,6 +16,7 @@ from keras_qat.ops.registry import op_named
 from keras_qat.ops.requantize import REQUANTIZE
 from tests.comparison import KERNELS
 from tests.ops.harness import BATCH, assert_same, node_of, random_inputs
+from tests.ops.test_every_code import with_scales
 
 OPS = (
     *("conv", "depthwise_conv", "transpose_conv", "dense", "affine", "add", "subtract", "multiply"),
@@ -106,12 +107,9 @@ def test_hard_swish_of_a_diverged_network(scale, family):
 @pytest.mark.parametrize("name", ["sigmoid", "tanh"])
 @pytest.mark.parametrize("scale", [1.9, 2.0, 3.9, 4.0, 5.0, 7.9, 8.0, 30.0, 1e4])
 def test_wide_steps_in_tflite_micro(name, scale):
-    """It gave the lower end for 0, where its kernel was taken to give the middle."""
-    node, numbers = node_of(op_named(name), 8, 1)
-    node = dataclasses.replace(
-        node, inputs=tuple(finer(tensor, scale / tensor.params.scale) for tensor in node.inputs)
-    )
-    assert_same(node, random_inputs(node, numbers), "tflm")
+    """All codes. It gave the lower end for 0, where its kernel was taken to give the middle."""
+    node, (inputs, _) = with_scales(node_of(op_named(name), 8, 1)[0], 8, scale, 0.5, 1.0)
+    assert_same(node, inputs, "tflm")
 
 
 @functools.cache
