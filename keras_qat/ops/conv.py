@@ -6,6 +6,7 @@ Also one factor and offset for each channel, a DEPTHWISE_CONV_2D of one pixel.
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 from typing import Any
 
@@ -87,6 +88,36 @@ def _convolved(a: Attributes, x: Any, kernel: Any) -> Any:
     return tf.nn.conv2d(x, kernel, pair(a["strides"]), padding, dilations=pair(a["dilation"]))
 
 
+def convolved_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
+    """Computes `convolved` of one group as a product of two matrices: of all patches, and weights.
+
+    Patches are as many copies of the images as the kernel has pixels.
+    """
+    return _on_images(_convolved_as_matrices, a, x, kernel)
+
+
+def _convolved_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
+    *sizes, inputs, outputs = kernel.shape
+    sides, spans = [], []
+    axes = zip(sizes, pair(a["strides"]), pair(a["dilation"]), strict=True)
+    for axis, (size, stride, dilation) in enumerate(axes, 1):
+        length = x.shape[axis] if x.shape[axis] is not None else tf.shape(x)[axis]
+        reach = (size - 1) * dilation
+        before, after = (_left(a, size) if axis == 2 else 0), 0
+        if _padding(a) == "SAME":
+            most = max if isinstance(length, int) else tf.maximum
+            missing = most((length - 1) // stride * stride + reach + 1 - length, 0)
+            before, after = missing // 2, missing - missing // 2
+        last = (length + before + after - reach - 1) // stride * stride
+        sides.append([before, after])
+        first = [pixel * dilation for pixel in range(size)]
+        spans.append([slice(start, start + last + 1, stride) for start in first])
+    padded = tf.pad(x, [[0, 0], *sides, [0, 0]])
+    patches = [padded[:, rows, columns] for rows in spans[0] for columns in spans[1]]
+    matrix = tf.reshape(kernel, [1, 1, math.prod(sizes) * inputs, outputs])
+    return tf.nn.conv2d(tf.concat(patches, -1), matrix, 1, "VALID")
+
+
 def convolved_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
     """Convolves each channel by itself, with the attributes of DEPTHWISE_CONV."""
     if x.shape.rank == 3:  # TensorFlow wants equal strides; there is nothing along the first axis.
@@ -143,7 +174,9 @@ def _emit_depthwise(e: Emission) -> None:
 
 CONV = Op(
     "conv",
-    lambda a: weighted(a, partial(convolved, a.attributes)),
+    lambda a: weighted(
+        a, partial(convolved, a.attributes), partial(convolved_as_matrices, a.attributes)
+    ),
     _emit_conv,
     prepare=_prepare_conv,
     doc="convolutions along one axis or two, with groups, strides and dilation",

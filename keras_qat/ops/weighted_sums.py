@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -136,22 +137,30 @@ def _most(a: Arguments) -> int:
     return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
 
 
-def weighted(a: Arguments, linear: Linear) -> Any:
-    """Computes a weighted operator, given its arguments, with `Sums` as numbers."""
+def weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = None) -> Any:
+    """Computes a weighted operator, given its arguments, with `Sums` as numbers.
+
+    Args:
+        a: the arguments.
+        linear: computes the sums.
+        as_matrices: computes them as one product of matrices, which GPUs do not transform; None if
+            that takes long.
+    """
     numbers: Sums = a.numbers
+    sums_of_8_bits = partial(_sums_of_8_bits, a, linear, as_matrices)
     if numbers.rounding == "levels":
-        result = openvino.rescaled(_sums_of_8_bits(a, linear, tf.float32), numbers.factor)
+        result = openvino.rescaled(sums_of_8_bits(tf.float32), numbers.factor)
         return tf.nn.relu(result) if a.merges_relu else result
     if numbers.rounding == "family":
         assert a.family.sums is not None
-        return a.family.sums(_sums_of_8_bits(a, linear, tf.float32), numbers.factor)
+        return a.family.sums(sums_of_8_bits(tf.float32), numbers.factor)
     if a.wide:
         sums = linear(a.q[0], numbers.kernel)
         sums = sums if numbers.bias is None else sums + numbers.bias
         if numbers.rounding == "double":
             return _round_half_away(sums * numbers.factor)
         return tf.cast(multiply_sums(tf.cast(sums, tf.int64), numbers.factor), tf.float64)
-    sums = _sums_of_8_bits(a, linear, tf.float64)
+    sums = sums_of_8_bits(tf.float64)
     if numbers.rounding == "double":
         return tf.cast(_round_half_away(sums * numbers.factor), tf.float32)
     long_sums = tf.cast(sums, tf.int64)
@@ -175,7 +184,9 @@ def _row(numbers: Any, dtype: tf.DType) -> Any:
     return tf.reshape(tf.cast(numbers, dtype), [-1])
 
 
-def _sums_of_8_bits(a: Arguments, linear: Linear, dtype: tf.DType) -> Any:
+def _sums_of_8_bits(
+    a: Arguments, linear: Linear, as_matrices: Linear | None, dtype: tf.DType
+) -> Any:
     """Computes the sums, in float64 or in float32, rounded once where float32 cannot hold them.
 
     Float32 is exact if no sum of products passes 2^24, as is most often so; if one may, so many
@@ -200,6 +211,8 @@ def _sums_of_8_bits(a: Arguments, linear: Linear, dtype: tf.DType) -> Any:
         if not (has_gpu() and is_wide and len(a.numbers.channels) == 1):
             return linear(x, kernel)
         # GPUs may transform what they convolve (Winograd, FFT), which float32 rounds.
+        if as_matrices is not None and not has_groups:
+            return as_matrices(x, kernel)
         return tf.round(linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64)))
 
     def at_once() -> Any:
