@@ -2,10 +2,12 @@
 
     python -m benchmarks.structures FOLDER "int16x8" [--count 40]
     python -m tests.arm64.emulator FOLDER cortex-a76 > a76.json
+    python -m benchmarks.structures FOLDER "int8" --target cmsis_nn
 
-Writes the files of one width: families of small networks, the networks of microcontrollers, and
-random models with seeds of their own. Prints how many, and what has no file of this width: what
-`plan` leaves in float, and, packed, what has no weights of 4 bits.
+Writes the files of one width: families of small networks, networks of other tests' tables, those of
+microcontrollers, and random models with seeds of their own. Prints how many, and what has no file
+of this width: what `plan` leaves in float, and, packed, what has no weights of 4 bits. Files for a
+target compute one example, have its forms, and what it does not run is counted.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 
 import hypothesis
 import numpy as np
+import tensorflow as tf
 
 import keras_qat
 from benchmarks.arena import NETWORKS
@@ -31,9 +34,11 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import packs_int4, with_int4
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.ops.node import Tensor
+from keras_qat.targets import problems
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import observe
+from tests.helpers import images, observe
 from tests.networks import composite, convolutional, single_layers
+from tests.networks.tables import TABLES, Network
 from tests.random_graphs.sketch import built, random_inputs
 from tests.random_graphs.test_random_graphs import KNOWN_SIZES
 
@@ -47,7 +52,8 @@ WIDTHS: dict[str, Callable[[], recipes.Recipe]] = {
 
 FAMILIES = {**convolutional.FAMILIES, **composite.FAMILIES, **single_layers.FAMILIES}
 KERNELS = ("xnnpack", "xnnpack_arm64")
-BATCH = 3
+COUNTED = ("xnnpack_arm64_", "tflm_")
+BATCH = 8
 OBSERVED = 12
 
 
@@ -61,24 +67,51 @@ class Example(NamedTuple):
 
 
 def families(
-    width: str, kernels: Sequence[str] = KERNELS, names: Sequence[str] = tuple(FAMILIES)
+    width: str,
+    kernels: Sequence[str] = KERNELS,
+    target: str | None = None,
+    names: Sequence[str] = tuple(FAMILIES),
 ) -> Iterator[Example]:
     """Each family as one model, which has an output for each structure."""
     for name in names:
-        family = FAMILIES[name]
-        yield example(name, family.model, family.inputs(OBSERVED), width, kernels)
+        x = FAMILIES[name].inputs(OBSERVED)
+        network = Network(FAMILIES[name].model, functools.partial(given, x))
+        yield example(name, network, width, kernels, target)
 
 
-def networks(width: str, kernels: Sequence[str] = KERNELS) -> Iterator[Example]:
+def tables(
+    width: str, kernels: Sequence[str] = KERNELS, target: str | None = None
+) -> Iterator[Example]:
+    """Networks of other tests' tables."""
+    for table, rows in TABLES.items():
+        for name, network in rows.items():
+            yield example(f"{table}, {name}", network, width, kernels, target)
+
+
+def networks(
+    width: str, kernels: Sequence[str] = KERNELS, target: str | None = None
+) -> Iterator[Example]:
     """Networks of microcontrollers, of MLPerf Tiny's kind among them."""
     for name, build in NETWORKS.items():
-        shape = build().input_shape[1:]
-        x = np.random.default_rng(0).normal(size=(OBSERVED, *shape)).astype(np.float32)
-        yield example(name.replace("/", " "), build, [x], width, kernels)
+        yield example(name.replace("/", " "), Network(build, normal), width, kernels, target)
+
+
+def normal(model: Any) -> np.ndarray:
+    """Normally distributed inputs."""
+    return images(OBSERVED, model.input_shape[1:], seed=0)
+
+
+def given(x: list[np.ndarray], model: Any) -> list[np.ndarray]:
+    """These inputs, whatever the model."""
+    return x
 
 
 def random_models(
-    width: str, kernels: Sequence[str] = KERNELS, count: int = 40, seed: int = 0
+    width: str,
+    kernels: Sequence[str] = KERNELS,
+    target: str | None = None,
+    count: int = 40,
+    seed: int = 0,
 ) -> list[Example]:
     """As many random models of all operators."""
     made: list[Example] = []
@@ -95,45 +128,62 @@ def random_models(
     def make(sketch: Any) -> None:
         model = built(sketch)
         x = random_inputs(model, OBSERVED, sketch.scale)
-        name = f"random {seed}.{len(made)}"
-        made.append(example(name, functools.partial(built, sketch), x, width, kernels))
+        network = Network(functools.partial(built, sketch), functools.partial(given, x))
+        made.append(example(f"random {seed}.{len(made)}", network, width, kernels, target))
 
     make()
     return made
 
 
 def example(
-    name: str, build: Callable[[], Any], x: list[np.ndarray], width: str, kernels: Sequence[str]
+    name: str,
+    network: Network,
+    width: str,
+    kernels: Sequence[str] = KERNELS,
+    target: str | None = None,
 ) -> Example:
-    """A float model's file of one width, and what it has to give for some of the inputs.
-
-    Outputs that follow from layers in float are left out: the last places of floats differ.
-    """
+    """A float model's file of one width, and what it has to give for some of its inputs."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
+    recipe = WIDTHS[width]()
+    for layer in network.opened:
+        recipe = recipe.override(layer, open=True)
     try:
-        qat = observe(keras_qat.quantize_model(build(), WIDTHS[width]()), *x, batches=1)
+        model = network.build()
+        x = tf.nest.flatten(network.inputs(model))
+        qat = observe(keras_qat.quantize_model(model, recipe, target=target), *x, batches=1)
     except ValueError as error:
         return Example(name, reason=f"refused: {error}")
     if width == "packed int4":
         if not packs_int4(with_int4(resolve(qat))):
             return Example(name, reason="no weights of 4 bits")
         qat.pack_int4 = True
+    return file_of(name, qat, [array[:BATCH] for array in x], kernels, target)
+
+
+def file_of(
+    name: str, qat: Any, x: list[np.ndarray], kernels: Sequence[str], target: str | None = None
+) -> Example:
+    """A quantized model's file, and what it has to give.
+
+    Outputs that follow from layers in float are left out: the last places of floats differ.
+    """
     resolved = resolve(qat)
     exact = exact_outputs(resolved)
     if not exact:
         return Example(name, reason="layers in float")
-    contents = keras_qat.export_tflite(qat, batch_size=BATCH)
+    if target and problems(qat, target):
+        return Example(name, reason="does not run there, as plan says")
+    contents = keras_qat.export_tflite(qat, batch_size=1 if target else len(x[0]), target=target)
     graph = FileGraph(contents)
-    given = [array[:BATCH] for array in x]
     inputs = {
         end: array if tensor.params is None else tensor.params.quantize(array)
-        for (end, tensor), array in zip(resolved.inputs.items(), given, strict=True)
+        for (end, tensor), array in zip(resolved.inputs.items(), x, strict=True)
     }
     ends = ends_in_order(graph, "inputs")
     arrays = {f"input_{index}": np.asarray(inputs[end]) for index, end in enumerate(ends)}
     for family in kernels:
-        result = keras_qat.simulate(qat, given if len(x) > 1 else given[0], family)
+        result = keras_qat.simulate(qat, x if len(x) > 1 else x[0], family)
         for index, end in enumerate(ends_in_order(graph, "outputs")):
             if end in exact:
                 output = result.outputs[end]
@@ -142,10 +192,14 @@ def example(
 
 
 def exact_outputs(graph: ResolvedGraph) -> set[str]:
-    """Returns the outputs that no layer in float goes before."""
+    """Returns the outputs that no real numbers go before which a layer computes in float.
+
+    Indices and truth values that it makes of inputs are the same everywhere.
+    """
     floats: set[Any] = set()
     for node in graph.nodes:
-        if node.in_float or floats.intersection(x for x in node.inputs if isinstance(x, Tensor)):
+        in_float = node.op is None and any(tensor.is_float for tensor in node.outputs)
+        if in_float or floats.intersection(x for x in node.inputs if isinstance(x, Tensor)):
             floats.update(node.outputs)
     return {name for name, tensor in graph.outputs.items() if tensor not in floats}
 
@@ -163,7 +217,7 @@ def write(examples: Iterable[Example], folder: Path) -> Counter[str]:
     for made in examples:
         counts[made.reason or "files"] += 1
         if not made.reason:
-            outputs = [made.arrays[key] for key in made.arrays if key.startswith("xnnpack_arm64_")]
+            outputs = [made.arrays[key] for key in made.arrays if key.startswith(COUNTED)]
             counts["outputs"] += len(outputs)
             counts["codes"] += sum(output.size for output in outputs)
             (folder / f"{made.name}.tflite").write_bytes(made.contents)
@@ -177,15 +231,17 @@ def main() -> None:
     parser.add_argument("width", choices=WIDTHS)
     parser.add_argument("--count", type=int, default=40, help="random models")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    parser.add_argument("--target", help="such as cmsis_nn: what TFLite Micro's kernels give")
+    asked = parser.parse_args()
     warnings.simplefilter("ignore")
-    drawn = random_models(given.width, count=given.count, seed=given.seed)
+    how = asked.width, ("tflm",) if asked.target else KERNELS, asked.target
     for kind, examples in {
-        "families": families(given.width),
-        "networks": networks(given.width),
-        "random models": drawn,
+        "families": families(*how),
+        "tables": tables(*how),
+        "networks": networks(*how),
+        "random models": random_models(*how, count=asked.count, seed=asked.seed),
     }.items():
-        print(f"{kind}: {dict(write(examples, given.folder))}", flush=True)
+        print(f"{kind}: {dict(write(examples, asked.folder))}", flush=True)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ class KernelFamily:
         products: rescales int8 products of two tensors; None: in fixed point.
         additions: whether int8 sums and differences of two tensors are rounded once, at the end,
             or twice, first on the way to a common scale, or computed in float32.
-        means: whether int8 sums over axes are divided by their count in float32, in fixed point, or
-            times one float32 factor.
+        means: whether int8 sums over axes are divided by their count in float32, so too but with
+            offsets added before anything is rounded, in fixed point, or times one float32 factor.
         quantize: whether real numbers are multiplied by the inverse of the int8 scale, halves to
             even, or divided by the scale, halves away from zero, or as `halves` rounds.
         requantize: whether int8 values get another scale by a factor in 256ths, in fixed point, or
@@ -84,7 +84,7 @@ class KernelFamily:
     matrix_products: Rescaling | None = None
     products: Rescaling | None = None
     additions: Literal["rounded_once", "rounded_twice", "float32"] = "rounded_twice"
-    means: Literal["float32", "fixed_point", "one_factor"] = "fixed_point"
+    means: Literal["float32", "fused", "fixed_point", "one_factor"] = "fixed_point"
     quantize: Literal["times_inverse", "divided", "divided_by_float32"] = "divided"
     requantize: Literal["256ths", "fixed_point", "float32"] = "fixed_point"
     leaky_relu: Literal["256ths", "fixed_point"] = "fixed_point"
@@ -130,7 +130,12 @@ XNNPACK = KernelFamily(
 """XNNPACK on x86, and TFLite's optimized kernels for operators that XNNPACK lacks: desktops."""
 
 XNNPACK_ARM64 = dataclasses.replace(
-    XNNPACK, name="xnnpack_arm64", products=half_up, neon=True, softmax="uint16_table"
+    XNNPACK,
+    name="xnnpack_arm64",
+    products=half_up,
+    means="fused",
+    neon=True,
+    softmax="uint16_table",
 )
 """The same on 64-bit ARM: phones. It differs in softmax, and where results lie on halves."""
 

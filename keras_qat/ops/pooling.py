@@ -197,7 +197,7 @@ def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
         scales = params.scale, output.scale
         return scales if count is None else (_one_factor(scales, count),)
     numbers = single(params.scale / output.scale), params.zero_point, output.zero_point
-    return numbers if count is None else _factor_and_offset(numbers, count)
+    return numbers if count is None else _factor_and_offset(a, numbers, count)
 
 
 def _known_count(a: Arguments) -> int | None:
@@ -207,11 +207,16 @@ def _known_count(a: Arguments) -> int | None:
     return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
 
 
-def _factor_and_offset(numbers: Any, count: Any) -> tuple[Any, ...]:
+def _factor_and_offset(a: Arguments, numbers: Any, count: Any) -> tuple[Any, ...]:
     """Returns XNNPACK's factor for sums, the zero points in a sum, and the offsets that it adds."""
     (ratio, zero, zero_point), of_all = numbers, tf.cast(count, tf.float64)
     factor, of_zeros = single(ratio * single(1.0 / of_all)), of_all * zero
-    return factor, of_zeros, single(zero_point - single(of_zeros * factor)), zero_point
+    return factor, of_zeros, single(zero_point - _summand(a, of_zeros * factor)), zero_point
+
+
+def _summand(a: Arguments, product: Any) -> Any:
+    """Rounds a product before something is added, where that is not one instruction with it."""
+    return product if a.family.means == "fused" else single(product)
 
 
 def _one_factor(scales: tuple[Any, Any], count: Any) -> Any:
@@ -227,8 +232,9 @@ def _is_fixed_point(a: Arguments) -> bool:
 def _mean(a: Arguments) -> Any:
     """Computes means along axes.
 
-    XNNPACK multiplies the sum, zero points included, by a factor in float32. TFLite divides a
-    multiplier of 31 bits, shifted beforehand, by the number of values.
+    XNNPACK multiplies the sum, zero points included, by a factor in float32, and adds an offset; on
+    ARM both are rounded once. TFLite divides a multiplier of 31 bits, shifted beforehand, by the
+    number of values.
     """
     (x,), (params,) = a.q, a.params
     axes = [axis % x.shape.rank for axis in a.attributes["axes"]]
@@ -251,9 +257,9 @@ def _mean(a: Arguments) -> Any:
         (only,) = numbers if len(numbers) == 1 else (_one_factor(numbers, count),)
         return tf.cast(a.family.halves(single(product(sums, only))), x.dtype)
     if len(numbers) == 3:  # The count was not known.
-        numbers = _factor_and_offset(numbers, count)
+        numbers = _factor_and_offset(a, numbers, count)
     factor, of_zeros, offset, zero_point = numbers
-    scaled = tf.round(single(single((sums + of_zeros) * factor) + offset))
+    scaled = tf.round(single(_summand(a, (sums + of_zeros) * factor) + offset))
     return tf.cast(scaled - zero_point, x.dtype)
 
 

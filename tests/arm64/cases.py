@@ -1,7 +1,7 @@
 """Single operators that LiteRT computes otherwise on 64-bit ARM than on x86.
 
-Softmax has another form there. Others round halves otherwise: scales that are powers of two put
-results there.
+Softmax has another form there, and means are rounded less often. Others round halves otherwise:
+scales that are powers of two put results there.
 """
 
 from __future__ import annotations
@@ -80,3 +80,8 @@ def cases() -> Iterator[tuple[str, Case]]:
         x = numbers.integers(-128, 128, (4, 9, 9, 4)).astype(np.int8)
         node = dataclasses.replace(node, weights=weights)
         yield f"convolution of int4 by 2^-{bits}", (node, {"input_0": x})
+    for count in (6, 10, 49):
+        for params in (((1 / 255, -128), (1 / 255, -128)), ((0.05, 3), (0.05, -7))):
+            node = node_of(layers.GlobalAveragePooling1D(), [(count, 8)], *params)
+            q = numbers.integers(-128, 128, (64, count, 8)).astype(np.int8)
+            yield f"mean of {count} with {params[0][1]}", (node, {"input_0": q})

@@ -57,8 +57,15 @@ def test_operators_compute_what_the_simulation_does(tmp_path):
 
 @pytest.mark.parametrize("width", structures.WIDTHS)
 def test_some_structures_on_a76(width, tmp_path):
-    structures.write(structures.families(width, [FAMILY], SOME), tmp_path)
+    structures.write(structures.families(width, [FAMILY], names=SOME), tmp_path)
     assert differing(tmp_path, "cortex-a76") == {}
+
+
+def test_networks_of_other_tests(tmp_path):
+    """Masks, cells, lent and computed weights, comparisons, in 8 bits on all processors."""
+    structures.write(structures.tables("int8", [FAMILY]), tmp_path)
+    others = {cpu: differing(tmp_path, cpu) for cpu in emulator.CPUS}
+    assert others == {cpu: {} for cpu in emulator.CPUS}
 
 
 @pytest.mark.parametrize("width", structures.WIDTHS)
@@ -66,6 +73,6 @@ def test_all_structures(width, tmp_path):
     """Families, the networks of microcontrollers and random models, on all processors."""
     structures.write(structures.families(width, [FAMILY]), tmp_path)
     structures.write(structures.networks(width, [FAMILY]), tmp_path)
-    structures.write(structures.random_models(width, [FAMILY], RANDOM), tmp_path)
+    structures.write(structures.random_models(width, [FAMILY], count=RANDOM), tmp_path)
     others = {cpu: differing(tmp_path, cpu) for cpu in emulator.CPUS}
     assert others == {cpu: {} for cpu in emulator.CPUS}

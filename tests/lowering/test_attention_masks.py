@@ -111,6 +111,17 @@ CHOICES = {
 }
 """How a mask, 1 where there is something to attend to, chooses scores; or a constant one."""
 
+
+def choosing(choice):
+    keras.utils.set_random_seed(1)
+    x, mask = keras.Input((STEPS, 8)), keras.Input((1, STEPS))
+    queries, keys, values = (layers.Dense(6)(x) for _ in range(3))
+    scores = tf.matmul(queries, keys, transpose_b=True) * 6**-0.5
+    weights = tf.nn.softmax(CHOICES[choice](mask, scores), axis=-1)
+    inputs = [x] if choice in ("causal", "window", "with distances") else [x, mask]
+    return scramble(keras.Model(inputs, layers.Dense(3)(tf.matmul(weights, values))))
+
+
 REPEATED = ("exchanged", "ones_like")
 """Which the others cover but for one condition."""
 
@@ -120,13 +131,7 @@ REPEATED = ("exchanged", "ones_like")
     [pytest.param(c, marks=pytest.mark.slow if c in REPEATED else ()) for c in CHOICES],
 )
 def test_masks_that_choose_scores(choice):
-    keras.utils.set_random_seed(1)
-    x, mask = keras.Input((STEPS, 8)), keras.Input((1, STEPS))
-    queries, keys, values = (layers.Dense(6)(x) for _ in range(3))
-    scores = tf.matmul(queries, keys, transpose_b=True) * 6**-0.5
-    weights = tf.nn.softmax(CHOICES[choice](mask, scores), axis=-1)
-    inputs = [x] if choice in ("causal", "window", "with distances") else [x, mask]
-    model = scramble(keras.Model(inputs, layers.Dense(3)(tf.matmul(weights, values))))
+    model = choosing(choice)
     exported = export(model, *data_of(model))
     assert exported.report.outputs[0].identical == 1.0
     in_float = model(exported.x)

@@ -127,6 +127,13 @@ def test_truth_values_become_numbers():
     assert (problems(contents, TFLM), refusal(contents)) == ((), None)
 
 
+def test_truth_values_are_joined():
+    """It was said that CONCATENATION of them, as of masks, has no kernel."""
+    _, contents = exported(lambda x: tf.cast(tf.concat([x > 0.5, x > 0.2], -1), tf.float32))
+    assert "CONCATENATION" in FileGraph(contents).kernels
+    assert (problems(contents, TFLM), refusal(contents)) == ((), None)
+
+
 def test_layer_normalization_in_float_runs():
     """It was said that SQUARED_DIFFERENCE has no kernel."""
     _, contents = exported(layers.LayerNormalization(), "int8")

@@ -1,0 +1,152 @@
+"""Networks of other tests' tables, with inputs: other runtimes run them, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_qat.frontend.keras2.backend import keras
+from tests.end_to_end import (
+    test_bidirectional,
+    test_cells,
+    test_conv_lstm,
+    test_given_states,
+    test_in_the_wild,
+    test_integer_tensors,
+    test_unrolled,
+)
+from tests.end_to_end.exact import inputs_of, model_of
+from tests.helpers import images, scramble
+from tests.lowering import (
+    test_attention_masks,
+    test_equivalents,
+    test_lent_weights,
+    test_masking,
+    test_masks,
+    test_recurrent_masks,
+)
+from tests.networks.custom import OPENED
+
+layers = keras.layers
+
+
+class Network(NamedTuple):
+    """Builds a float model, and gives its inputs: an array or a list of them.
+
+    Layers that are `opened` stay in float otherwise, as they are more exact there.
+    """
+
+    build: Callable[[], Any]
+    inputs: Callable[[Any], Any]
+    opened: tuple[str, ...] = ()
+
+
+def of_tensor(build: Callable[[Any], Any], shape: tuple[int | None, ...]) -> Network:
+    """A function of one tensor; sizes that are open are 12."""
+    sizes = tuple(size or 12 for size in shape)
+    return Network(lambda: scramble(model_of(build, shape)), lambda model: images(24, sizes))
+
+
+def of_integers(dtype: str, build: Callable[[Any], Any]) -> Network:
+    return Network(lambda: scramble(model_of(build, dtype=dtype)), inputs_of)
+
+
+def behind_dense(ends: Callable[[], tuple[Any, Any]]) -> Any:
+    """A model of inputs and a tensor. Its weights are so small that no state is saturated."""
+    inputs, x = ends()
+    model = scramble(keras.Model(inputs, layers.Dense(3)(x)))
+    for weight in model.trainable_weights:
+        weight.assign(0.5 * weight)
+    return model
+
+
+def lent(build: Callable[[], tuple[Any, Any]]) -> Network:
+    return Network(lambda: build()[0], lambda model: build()[1])
+
+
+def attention(mask: str | None, causal: bool, dtype: str) -> Network:
+    build = partial(test_attention_masks.model_of, mask, causal, dtype)
+    return Network(build, test_attention_masks.data_of)
+
+
+MASKED_STEPS = {
+    f"{name} {kind.__name__}": partial(ends, kind)
+    for name, ends in test_recurrent_masks.MODELS.items()
+    for kind in test_recurrent_masks.KINDS
+}
+
+MASKINGS = {"alone": lambda x: layers.GRU(4)(layers.Masking(-1.0)(x)), **test_masking.OTHERS}
+
+RECURRENT = {
+    "all merges": (test_bidirectional.all_merges, test_bidirectional.SHAPE),
+    "mixed": (test_unrolled.mixed, test_unrolled.SHAPE),
+    "TimeDistributed": (
+        layers.TimeDistributed(layers.GRU(3, return_sequences=True)),
+        (2, *test_unrolled.SHAPE),
+    ),
+    **{build.__name__: (build, shape) for build, shape in test_conv_lstm.SHAPES.items()},
+}
+
+COMPARED = {
+    "with 0": lambda x: tf.where(tf.equal(x, 0.0), tf.ones_like(x), tf.tanh(x)),
+    "not with 0": lambda x: tf.cast(layers.ReLU()(x) != 0.0, tf.float32) * x,
+    "any": lambda x: tf.cast(tf.reduce_any(x > 1.5, axis=-1), tf.float32),
+    "all": lambda x: tf.cast(tf.reduce_all(x < 1.5, axis=[1, 2]), tf.float32),
+    "both": lambda x: tf.where(
+        tf.logical_and(x > 0.0, tf.reduce_any(x > 1.0, 1, keepdims=True)), x, -0.5 * x
+    ),
+}
+"""Operations of truth values."""
+
+TABLES: dict[str, dict[str, Network]] = {
+    "cells": {
+        name: Network(partial(test_cells.model_of, name), lambda model: test_cells.X)
+        for name in test_cells.MODELS
+    },
+    "masked steps": {
+        name: Network(partial(behind_dense, ends), test_recurrent_masks.padded)
+        for name, ends in {**MASKED_STEPS, **test_recurrent_masks.NESTED}.items()
+    },
+    "masks": {
+        name: Network(partial(behind_dense, ends), test_masks.padded)
+        for name, ends in test_masks.MODELS.items()
+    },
+    "masking": {
+        name: Network(
+            partial(test_masking.model_of, 3, build),
+            lambda model: test_masking.data_of(3),
+            () if name == "inside" else ("Masking",),
+        )
+        for name, build in MASKINGS.items()
+    },
+    "attention masks": {
+        **{
+            f"{mask} {causal} {dtype}": attention(mask, causal, dtype)
+            for mask, causal, dtype in (getattr(c, "values", c) for c in test_attention_masks.CASES)
+        },
+        **{
+            name: Network(
+                partial(test_attention_masks.choosing, name), test_attention_masks.data_of
+            )
+            for name in test_attention_masks.CHOICES
+        },
+    },
+    "lent weights": {name: lent(build) for name, build in test_lent_weights.MODELS.items()},
+    "states": {
+        name: Network(lambda build=build: scramble(build()), test_given_states.data)
+        for name, build in test_given_states.BUILDS.items()
+    },
+    "recurrent": {name: of_tensor(*row) for name, row in RECURRENT.items()},
+    "opened": {name: of_tensor(build, (8, 8, 4)) for name, build in OPENED.items()},
+    "in the wild": {name: of_tensor(*row) for name, row in test_in_the_wild.FORMS.items()},
+    "equivalents": {
+        name: of_tensor(build, test_equivalents.SHAPE)
+        for name, build in test_equivalents.CASES.items()
+    },
+    "compared": {name: of_tensor(build, (6, 6, 4)) for name, build in COMPARED.items()},
+    "integers": {name: of_integers(*row) for name, row in test_integer_tensors.OF_INTEGERS.items()},
+}
+"""Name of the table -> name of the network -> the network."""
