@@ -84,7 +84,7 @@ RECURRENT = {
     "all merges": (test_bidirectional.all_merges, test_bidirectional.SHAPE),
     "mixed": (test_unrolled.mixed, test_unrolled.SHAPE),
     "TimeDistributed": (
-        layers.TimeDistributed(layers.GRU(3, return_sequences=True)),
+        lambda x: layers.TimeDistributed(layers.GRU(3, return_sequences=True))(x),
         (2, *test_unrolled.SHAPE),
     ),
     **{build.__name__: (build, shape) for build, shape in test_conv_lstm.SHAPES.items()},
