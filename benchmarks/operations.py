@@ -14,6 +14,7 @@ MB           what these read and write
 host reads   tensors that the CPU waits for: arguments that GPU kernels take from host memory,
              inputs of operations on the CPU, and what `fit` reads around a step; in float too
              Keras asks how many steps to run at once
+swaps        transpositions that TensorFlow's layout optimizer adds on a GPU, in no other column
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from benchmarks import markdown
 PASSED_ON = {"Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient"}
 """Operations whose output is their input's memory."""
 NOTHING = {"_Arg", "_Retval", "Const", "Placeholder", "VarHandleOp", "ReadVariableOp"}
-NOTHING |= {"Identity", "IdentityN", "NoOp"}
+NOTHING |= {"Identity", "IdentityN", "NoOp", "PlaceholderWithDefault"}
 """Operations that are not counted."""
 NO_LAUNCH = {*NOTHING, *PASSED_ON, "AssignVariableOp"}
 """Operations that launch nothing on a GPU."""
@@ -44,6 +45,7 @@ COLUMNS = (
     ("MB", 7),
     ("ratio", 6),
     ("host reads", 10),
+    ("swaps", 5),
 )
 
 
@@ -56,12 +58,14 @@ class Counts:
         launches: number of launches on the GPU by kind.
         bytes: what launched operations read and write.
         host_reads: number of tensors that the host waits for, by the kind that needs them.
+        swaps: transpositions that the layout optimizer adds on a GPU.
     """
 
     operations: collections.Counter[str]
     launches: collections.Counter[str]
     bytes: int
     host_reads: collections.Counter[str]
+    swaps: int
 
 
 def main() -> None:
@@ -100,7 +104,7 @@ def line(form: str, counts: Counts, base: Counts) -> str:
         cells += [str(number), f"{number / of_base:.2f}x" if of_base else "-"]
     cells += [f"{counts.bytes / 1e6:.0f}"]
     cells += [f"{counts.bytes / base.bytes:.2f}x" if base.bytes else "-"]
-    cells += [str(counts.host_reads.total())]
+    cells += [str(counts.host_reads.total()), str(counts.swaps)]
     return markdown.row(cells, [width for _, width in COLUMNS])
 
 
@@ -156,11 +160,17 @@ def count(graph: Any) -> Counts:
     """Counts the operations of a graph as if there were a GPU."""
     import tensorflow as tf
 
+    from benchmarks.gpu_layout import swaps
+
+    known = _with_known_shapes(graph)
     with tf.Graph().as_default() as imported:
-        tf.graph_util.import_graph_def(_with_known_shapes(graph), name="")
-    counts = Counts(collections.Counter(), collections.Counter(), 0, collections.Counter())
+        tf.graph_util.import_graph_def(known, name="")
+    operations = imported.get_operations()
+    on_gpu = {op.name: op.type == "Placeholder" or gpu_kernel(op) is not None for op in operations}
+    number = collections.Counter
+    counts = Counts(number(), number(), 0, number(), swaps(known, on_gpu))
     fetched: set[str] = set()
-    for op in imported.get_operations():
+    for op in operations:
         if op.type not in NOTHING:
             counts.operations[op.type] += 1
         kernel = gpu_kernel(op)

@@ -137,8 +137,9 @@ def _inside_plainly(upstream: Any, x: Any, high: Any, low: Any) -> Any:
 
 def _inside_relu(upstream: Any, x: Any, to_six: Any) -> Any:
     """Returns `upstream` where `x` times `to_six` is above zero and below six, else zero."""
-    features = x if isinstance(to_six, float) and to_six == 1.0 else x * to_six
-    return tf.raw_ops.Relu6Grad(gradients=upstream, features=features)
+    if not (isinstance(to_six, float) and to_six == 1.0):
+        x *= tf.cast(to_six, x.dtype)
+    return tf.raw_ops.Relu6Grad(gradients=upstream, features=x)
 
 
 def _before(ceiling: float) -> float:
