@@ -132,7 +132,8 @@ def _inside_plainly(upstream: Any, x: Any, high: Any, low: Any) -> Any:
     """Computes `_inside` by operations that XLA and GPUs have."""
     low, high = (tf.cast(end, tf.float32) for end in (low, high))
     clipped = tf.raw_ops.ClipByValue(t=x, clip_value_min=low, clip_value_max=high)
-    return tf.where(tf.equal(clipped, x), upstream, 0.0)
+    # Of a single zero in place of these, TensorFlow's layout optimizer for GPUs makes an error.
+    return tf.where(tf.equal(clipped, x), upstream, tf.zeros_like(upstream))
 
 
 def _inside_relu(upstream: Any, x: Any, to_six: Any) -> Any:
