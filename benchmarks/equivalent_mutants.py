@@ -54,6 +54,7 @@ EQUIVALENT = {
     "keras_qat/ops/slicing.py _slice_attributes: 0 -> 1": "no tensor is empty",
     "keras_qat/ops/softmax.py _prepare: 256 -> 257": UNUSED,
     "keras_qat/ops/weights.py reach_of: 0 -> 1 (3)": SLOWER,
+    "keras_qat/ops/weights.py reach_of: -len(channels) -> len(channels)": SLOWER,
     "keras_qat/ops/tiling.py _emit_reverse: len(shape) > SLICED_ANYWHERE -> len(shape) >= "
     "SLICED_ANYWHERE": "axes may be merged where they need not be",
     "keras_qat/ops/weighted_sums.py weight_constants: 1 -> 2 (2)": (

@@ -211,12 +211,14 @@ def outcome(run: Callable[[], int], note: Path, seconds: int) -> str:
     child = os.fork()
     if not child:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        signal.alarm(10 * seconds)  # A test may wait for another process for ever.
         os.dup2(os.open(note.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
         os.dup2(1, 2)
         os._exit(run())
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        took_too_long = os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
+        limits = (signal.SIGXCPU, signal.SIGKILL, signal.SIGALRM)
+        took_too_long = os.WTERMSIG(status) in limits
         return "undecided" if took_too_long else "a crash"
     return note.read_text() if status else "survived"
 

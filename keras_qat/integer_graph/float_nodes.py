@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import map_values
-from keras_qat.frontend.keras2.backend import AUTOGRAPH_AS_USUAL, recurrence, swapped, takes_mask
+from keras_qat.frontend.keras2.backend import AUTOGRAPH_AS_USUAL, recurrence, swapped
 from keras_qat.frontend.keras2.layers_and_models import takes_training
 from keras_qat.frontend.keras2.precision import computing_in_float32, constants_in_float32
 from keras_qat.integer_graph.float_forms import form_of
@@ -52,8 +52,6 @@ def _computed(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> 
         if not any("." in path for path in layer.weight_axes):
             return _folded(layer, args[0], for_file)
         args, kwargs = args[:1], {}  # Of a recurrent layer.
-    if not takes_mask(layer.layer):
-        kwargs = {name: value for name, value in kwargs.items() if name != "mask"}
     with weights_replaced(layer.layer, _evaluated(lambda: _inner_weights(layer), for_file)):
         return _applied(layer.layer, args, kwargs, for_file)
 

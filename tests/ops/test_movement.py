@@ -144,10 +144,18 @@ class Frame(layers.Layer):
         return tf.pad(x, [[0, 0], [1, 1]], constant_values=1.0)
 
 
+@register
+class Margin(layers.Layer):
+    """A border of zeros, which are a constant of the file."""
+
+    def call(self, x):
+        return tf.raw_ops.PadV2(input=x, paddings=[[0, 0], [1, 2]], constant_values=0.0)
+
+
 @pytest.fixture
 def registered():
     with contextlib.ExitStack() as stack:
-        for layer in (Shuffle, Scale, Frame):
+        for layer in (Shuffle, Scale, Frame, Margin):
             stack.enter_context(register_op(layer, "move"))
         yield
 
@@ -156,6 +164,11 @@ def registered():
 def test_a_custom_movement(registered, bits):
     operators = check(Shuffle(), (3, 4, 6), bits=bits)
     assert {"TRANSPOSE", "MIRROR_PAD"} < set(operators)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_zeros_are_zero_points(registered, bits):
+    assert check(Margin(), (4,), bits=bits) == ["PADV2"]
 
 
 def test_a_custom_layer_that_is_no_movement(registered):
