@@ -25,6 +25,7 @@ from keras_qat.frontend.keras2.layers_and_models import (
     training_by_name,
 )
 from keras_qat.frontend.keras2.loadable_config import loadable
+from keras_qat.frontend.keras2.names_in_configs import note_names
 from keras_qat.frontend.keras2.readability import check_readable, is_graph_model
 
 _Model = keras.Model
@@ -315,7 +316,9 @@ def config_of(model: Any) -> dict[str, Any]:
     for node in nodes_of(model):
         if add := _ADDED.get(type(node.layer).__name__):
             add(functional, node.layer, node.call_args[0])
-    return loadable(functional, functional.get_config())
+    config = loadable(functional, functional.get_config())
+    note_names(functional, config)
+    return config
 
 
 _ADDED: dict[str, Callable[[Any, Any, Any], None]] = {

@@ -19,6 +19,7 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
 from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.frontend.keras2.layers_and_models import rename
+from keras_qat.frontend.keras2.readability import is_graph_model
 from keras_qat.frontend.keras2.trace_layer import (
     CannotOpen,
     OnlyTrains,
@@ -159,6 +160,10 @@ def _is_closed(layer: Any) -> bool:
         return type(layer) is layers.AdditiveAttention or bool(layer.weights)
     if is_registered(layer) or is_operation(layer):
         return False
+    if type(layer) is layers.TimeDistributed:
+        inner = layer.layer
+        parts = graph_lib.read(inner).calls if is_graph_model(inner) else None
+        return any(_is_closed(call.layer) for call in parts) if parts else _is_closed(inner)
     if type(layer) is layers.Activation:
         return not isinstance(layer.activation, layers.Layer) and not _is_known(layer.activation)
     if type(layer) is layers.Lambda or type(layer) in CELLS:

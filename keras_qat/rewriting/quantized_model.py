@@ -31,6 +31,7 @@ from keras_qat.frontend.keras2.configurations import (
     missing_config,
 )
 from keras_qat.frontend.keras2.layers_and_models import layers_in, name_outputs, nested_inputs
+from keras_qat.frontend.keras2.names_in_configs import restore_names
 from keras_qat.frontend.keras2.own_training import (
     class_config,
     from_class_config,
@@ -337,6 +338,7 @@ class QuantizedModel(
         with applications_scope(), shapes_only(), float32_policy(), observed_alike():
             plain_class: Any = cls.class_before or cls
             model = super(QuantizedModel, plain_class).from_config(config, custom_objects)
+        restore_names(model, config)
         model.safe_mode = in_safe_mode() is not False
         model.keep_recipe(Recipe.from_config(recipe))
         object.__setattr__(model, "float_config", float_config)

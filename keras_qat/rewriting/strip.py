@@ -14,6 +14,7 @@ from keras_qat.frontend.helper_layers import Regularize
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.configurations import custom_objects_in, deserialization_scope
 from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
+from keras_qat.frontend.keras2.names_in_configs import restore_names
 from keras_qat.frontend.keras2.readability import check_readable
 from keras_qat.lowering import lower
 from keras_qat.placement import lowered, placed
@@ -69,6 +70,7 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
             plain = keras.Model.from_config(deepcopy(model.float_config))
         except AttributeError as error:  # In a user's code.
             raise _cannot_copy("a layer reads what another has not built yet") from error
+    restore_names(plain, model.float_config)
     _take_weights(plain, model)
     return _fold(plain) if folded else plain
 
@@ -113,6 +115,10 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
             part.source.trainable = trained.trainable and source.trainable
             for new, old in zip(weights, source.weights, strict=True):
                 new.assign(tf.cast(old, new.dtype))
+    for call in graph.calls + graph.loss_only:
+        weights = graph.weights.get(call.layer, call.layer.weights)
+        if call.layer not in done and not own.isdisjoint(map(id, weights)):
+            raise _cannot_copy(f"nothing of the quantized model is '{call.name}' in it")
     for layer in layers_in(plain)[1:]:
         if isinstance(layer, keras.Model) and not layer.trainable_weights:
             layer.trainable = False

@@ -353,6 +353,10 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "a masked kernel": lambda x: MaskedSteps()(layers.Reshape((64, 4))(x)),
     "a normalized depthwise kernel": lambda x: NormalizedDepthwise()(x),
     "two outputs": two_parts,
+    "at each step": lambda x: layers.TimeDistributed(ChannelAffine())(conv(x)),
+    "a model at each step": lambda x: layers.TimeDistributed(
+        keras.Sequential([keras.Input((8, 4)), layers.Lambda(lambda t: t[:, ::2]), ClassToken()])
+    )(x),
     "paths that are dropped": lambda x: layers.Add()([x, DropPath()(conv(x))]),
     "two inputs": lambda x: Mixed()(conv(x), x, factor=1.5),
     "Lambda, scaled": lambda x: layers.Lambda(lambda t: t / 127.5 - 1.0)(x),

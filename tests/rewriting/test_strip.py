@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
@@ -179,6 +180,37 @@ def test_custom_and_lambda_layers_of_this_process():
     plain = keras_qat.strip_quantization(keras_qat.quantize_model(model))
     x = rng(1).normal(size=(5, 4))
     np.testing.assert_array_equal(plain.predict(x), model.predict(x))
+
+
+@keras.saving.register_keras_serializable("tests_strip")
+class Nameless(layers.Layer):
+    """A layer as tutorials write them, whose constructor takes no name."""
+
+    def __init__(self, units):
+        super().__init__()
+        self.units = units
+        self.dense = layers.Dense(units)
+
+    def call(self, inputs):
+        return tf.tanh(self.dense(inputs))
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_layers_whose_constructor_takes_no_name(opened, tmp_path):
+    inner = keras.Sequential([keras.Input((4,)), Nameless(5)])
+    model = functional((4,), build=lambda x: Nameless(3)(inner(Nameless(4)(x))))
+    recipe = keras_qat.recipes.int8().override("Nameless", open=opened)
+    qat = keras_qat.quantize_model(model, recipe)
+    qat.save(tmp_path / "qat.keras")
+    x = images(5, (4,))
+    for quantized in (qat, keras.models.load_model(tmp_path / "qat.keras")):
+        plain = keras_qat.strip_quantization(quantized)
+        assert [layer.name for layer in plain.layers] == [layer.name for layer in model.layers]
+        np.testing.assert_array_equal(plain.predict(x, verbose=0), model.predict(x, verbose=0))
+    observe(qat, x)
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
 
 
 def test_refuses_other_models():

@@ -55,9 +55,22 @@ def clone(layer: Any, **changes: Any) -> Any:
     with configurations.deserialization_scope(
         configurations.custom_objects_in(layer._flatten_layers())
     ):
-        return type(layer).from_config(
-            {**config, **configurations.missing_config(layer), **changes}
-        )
+        return _made_like(layer, {**config, **configurations.missing_config(layer), **changes})
+
+
+def _made_like(layer: Any, config: dict[str, Any]) -> Any:
+    """Makes a layer of a layer's class, whose constructor may take no name."""
+    taken = inspect.signature(type(layer).__init__).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    later: set[str] = set()
+    if getattr(layer, "_auto_get_config", False) and not takes_any:
+        later = {"name", "trainable"} & config.keys() - taken.keys()
+    made = type(layer).from_config({key: config[key] for key in config.keys() - later})
+    if "name" in later:
+        rename(made, config["name"])
+    if "trainable" in later:
+        made.trainable = config["trainable"]
+    return made
 
 
 def _functions_in_place_of_names(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
