@@ -19,6 +19,8 @@ from tests.helpers import images, scramble
 from tests.networks import convolutional, single_layers
 from tests.networks.small import functional, layers
 
+pytestmark = pytest.mark.filterwarnings("error:The weights of .* rounded again")
+
 FAMILIES = convolutional.FAMILIES | single_layers.FAMILIES
 
 NO_REFERENCE = ("elu", "tiling")
