@@ -11,6 +11,9 @@ EQUIVALENT = {
     "keras_qat/arithmetic/lstm_gates.py _exponential_of_quarter: 715827883 -> 715827884": (
         "both are 10923 with 15 bits behind the point"
     ),
+    "keras_qat/arithmetic/plain_operations.py _steps: sign > 0 -> sign >= 0": (
+        "the sign of a scale is 1 or -1"
+    ),
     "keras_qat/integer_graph/fold_weights.py weights_of_calls: terms(tuple(q.shape), axes) > FEW "
     "-> terms(tuple(q.shape), axes) >= FEW": "what is not computed here is where it is used",
     "keras_qat/integer_graph/float_inference.py float_outputs: max -> min": (
@@ -29,13 +32,13 @@ EQUIVALENT = {
         "in steps of 4 curves have ended far before both numbers"
     ),
     "keras_qat/ops/matmul.py _equation: 2 -> 3 (3)": "other letters for the same axes",
-    "keras_qat/ops/composed.py Computing._run: 32 -> 33": "32 bits are cut off at their own ends",
+    "keras_qat/ops/composed.py Preparing._run: 32 -> 33": "32 bits are cut off at their own ends",
     "keras_qat/ops/division.py _parts: 2.0 -> 3.0 (2)": BEYOND,
     "keras_qat/ops/division.py _parts: 8 -> 9": BEYOND,
     "keras_qat/ops/normalization.py : 2048 -> 2049": (
         "variances 2047 and 2048 have the same entry, 724, and positions move with the table"
     ),
-    "keras_qat/ops/normalization.py _compute: 1 -> 2 (5)": (
+    "keras_qat/ops/normalization.py _function_of.normalize: 1 -> 2 (4)": (
         "groups become examples, until values get the shape that gamma is multiplied in"
     ),
     "keras_qat/ops/conv.py _emit_affine: 1 -> 2 (4)": (
@@ -50,6 +53,7 @@ EQUIVALENT = {
     "keras_qat/ops/op.py Op: 99 -> 100": "no tensor has 99 axes",
     "keras_qat/ops/op.py held_in: 8 -> 9": "tensors have 2 to 8 bits, 16 or 32",
     "keras_qat/ops/relu.py _leaky_relu: q >= 0 -> q > 0": "0 has the same multiple for both slopes",
+    "keras_qat/ops/requantize.py requantization: 8 -> 9": "tensors have 2 to 8 bits, 16 or 32",
     "keras_qat/ops/selection.py _common: 0 -> 1": "both tensors have the same bits",
     "keras_qat/ops/slicing.py _slice_attributes: 0 -> 1": "no tensor is empty",
     "keras_qat/ops/softmax.py _prepare: 256 -> 257": UNUSED,

@@ -307,6 +307,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in IMPORTED:
         __import__(name)
+    if moved := EQUIVALENT.keys() - {mutant.key for mutant in drawn(100_000)}:
+        parser.error(f"equivalent_mutants.py lists what is no longer there: {moved}")
     draw = drawn(arguments.count, arguments.seed, arguments.rooms)
     mutants = [mutant for mutant in draw if mutant.key not in EQUIVALENT]
     covering, words = Covering(), shlex.split(arguments.words)

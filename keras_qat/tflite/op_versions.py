@@ -121,7 +121,7 @@ def version_of(code: int, operator: Any, tensors: list[Any]) -> int:
         masks = options.ellipsisMask or options.newAxisMask
         least = 3 if data.type == _Type.BOOL else 1
         needed = 6 if masks else 4 if rank > 4 else least
-    elif name in ("SUB", "MAXIMUM", "MINIMUM") and type_index < 2:
+    elif name in ("SUB", "MAXIMUM", "MINIMUM"):
         ranks = [len(tensor.shape) for tensor in inputs]
         differ = len({tuple(tensor.shape) for tensor in inputs}) > 1
         needed = 3 if differ and max(ranks) > 4 else 1

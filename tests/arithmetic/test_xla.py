@@ -139,3 +139,5 @@ def test_quotients():
     np.testing.assert_array_equal(divide(tf.constant([1.0, np.inf]), tf.zeros([2])), [0.0, 0.0])
     graph = divide.get_concrete_function(x, y).graph
     assert {op.inputs[0].dtype for op in graph.get_operations() if "Div" in op.type} == {tf.float64}
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    np.testing.assert_array_equal(divide(x, y), x / y)
