@@ -25,6 +25,7 @@ EQUIVALENT = {
     "keras_qat/integer_graph/fold_recurrent.py _of_unrolled.held: 1 -> 2 (8)": (
         "only a SimpleRNN of two units has two columns, whose outputs have one scale"
     ),
+    "keras_qat/ops/activations.py : True -> False (3)": SLOWER,
     "keras_qat/ops/activations.py _bounded.prepare: x.scale > FARTHEST -> x.scale >= FARTHEST": (
         "a scale that is brought to itself changes nothing"
     ),

@@ -109,6 +109,7 @@ def test_open_sizes(layer, shape, found, family):
 
 LARGE = {
     "conv": (lambda: layers.Conv2D(3, 3), (5, 5, 200)),
+    "depthwise_conv": (lambda: layers.DepthwiseConv1D(700, depth_multiplier=2), (702, 1)),
     "transpose_conv": (lambda: layers.Conv2DTranspose(9, 3, 2), (3, 3, 600)),
     "transpose_conv_1d": (lambda: layers.Conv1DTranspose(2, 3, 2), (3, 1300)),
     "dense": (lambda: layers.Dense(5), (4000,)),
