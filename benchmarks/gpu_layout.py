@@ -36,7 +36,7 @@ def swaps(graph: Any, on_gpu: dict[str, bool]) -> int:
             del node.attr["shape"]
     config = config_pb2.ConfigProto()
     rewriting = config.graph_options.rewrite_options
-    rewriting.optimizers.append("layout")
+    rewriting.optimizers.extend(["layout", "constfold"])  # It swaps axes of constants beforehand.
     rewriting.min_graph_nodes = -1
     rewriting.fail_on_optimizer_errors = True
     machine = cluster.Cluster(devices=[_device("GPU"), _device("CPU")])

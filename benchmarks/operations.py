@@ -11,6 +11,7 @@ The columns:
 operations   what the executor runs; without constants, reads of variables and copies by reference
 launches     operations on the GPU that compute something there, at least one kernel each
 MB           what these read and write
+kept         MB on the GPU that were computed in front of the loss and are read behind it
 host reads   tensors that the CPU waits for: arguments that GPU kernels take from host memory,
              inputs of operations on the CPU, and what `fit` reads around a step; in float too
              Keras asks how many steps to run at once
@@ -36,6 +37,8 @@ NOTHING |= {"Identity", "IdentityN", "NoOp", "PlaceholderWithDefault"}
 """Operations that are not counted."""
 NO_LAUNCH = {*NOTHING, *PASSED_ON, "AssignVariableOp"}
 """Operations that launch nothing on a GPU."""
+LOSSES = {"SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"}
+"""Operations behind which gradients begin."""
 COLUMNS = (
     ("form", 8),
     ("operations", 10),
@@ -43,6 +46,8 @@ COLUMNS = (
     ("launches", 8),
     ("ratio", 6),
     ("MB", 7),
+    ("ratio", 6),
+    ("kept", 7),
     ("ratio", 6),
     ("host reads", 10),
     ("swaps", 5),
@@ -57,6 +62,7 @@ class Counts:
         operations: number of operations by kind.
         launches: number of launches on the GPU by kind.
         bytes: what launched operations read and write.
+        kept: bytes that are kept for gradients.
         host_reads: number of tensors that the host waits for, by the kind that needs them.
         swaps: transpositions that the layout optimizer adds on a GPU.
     """
@@ -64,6 +70,7 @@ class Counts:
     operations: collections.Counter[str]
     launches: collections.Counter[str]
     bytes: int
+    kept: int
     host_reads: collections.Counter[str]
     swaps: int
 
@@ -102,8 +109,8 @@ def line(form: str, counts: Counts, base: Counts) -> str:
     for name in ("operations", "launches"):
         number, of_base = getattr(counts, name).total(), getattr(base, name).total()
         cells += [str(number), f"{number / of_base:.2f}x" if of_base else "-"]
-    cells += [f"{counts.bytes / 1e6:.0f}"]
-    cells += [f"{counts.bytes / base.bytes:.2f}x" if base.bytes else "-"]
+    for size, of_base in ((counts.bytes, base.bytes), (counts.kept, base.kept)):
+        cells += [f"{size / 1e6:.0f}", f"{size / of_base:.2f}x" if of_base else "-"]
     cells += [str(counts.host_reads.total()), str(counts.swaps)]
     return markdown.row(cells, [width for _, width in COLUMNS])
 
@@ -168,7 +175,7 @@ def count(graph: Any) -> Counts:
     operations = imported.get_operations()
     on_gpu = {op.name: op.type == "Placeholder" or gpu_kernel(op) is not None for op in operations}
     number = collections.Counter
-    counts = Counts(number(), number(), 0, number(), swaps(known, on_gpu))
+    counts = Counts(number(), number(), 0, _kept(operations), number(), swaps(known, on_gpu))
     fetched: set[str] = set()
     for op in operations:
         if op.type not in NOTHING:
@@ -187,6 +194,21 @@ def count(graph: Any) -> Counts:
             there = {tensor.name: tensor for tensor in inputs if tensor not in needed}
             counts.bytes += sum(map(_size, [*there.values(), *computed]))
     return counts
+
+
+def _kept(operations: Iterable[Any]) -> int:
+    """Bytes of tensors on the GPU from in front of the loss that operations behind it read."""
+    behind: set[Any] = set()
+    kept = {}
+    for op in operations:  # None comes before those that it reads.
+        inputs = [_behind_references(tensor) for tensor in op.inputs]
+        before = [tensor.op for tensor in inputs] + op.control_inputs
+        if op.type in LOSSES or not behind.isdisjoint(before):
+            behind.add(op)
+            for tensor in inputs:
+                if tensor.op not in behind and tensor.op.type not in NOTHING:
+                    kept[tensor.name] = tensor
+    return sum(_size(tensor) for tensor in kept.values() if _is_on_gpu(tensor))
 
 
 def _with_known_shapes(graph: Any) -> Any:

@@ -15,16 +15,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.arithmetic import plain_operations
+from keras_qat.arithmetic import as_written, plain_operations
 from keras_qat.arithmetic.as_written import must_not_fuse, product, quotient
 from keras_qat.arithmetic.control_flow import Switch, cond, selecting, straight_through
 from keras_qat.arithmetic.gradient_masks import (
     Gates,
     mask_of_range,
     mask_of_relu,
-    mask_of_steps,
     masked,
-    masks_steps,
 )
 
 LARGE, ROWS = 2**18, 32
@@ -125,23 +123,23 @@ def fake_quantize_if(
     begins at zero clips where the ReLU does, so that one operation computes both.
 
     The gradient is that of the operations; it is written out, as that of a `tf.cond` takes long
-    to trace, and as one pass over `x`, which is kept for it.
+    to trace. On CPUs it is one pass over `x`, which is kept for it, on GPUs one over a byte for
+    each number.
 
     Args:
         applies: a bool, or a scalar tensor.
         x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
         ceiling: upper end of the ReLU; None if there is none.
-        source: a `recompute.Source` of `x`, which is not kept then but computed again.
+        source: a `recompute.Source` of `x`, which a CPU does not keep then but compute again.
         gates: those that it shares with other quantizers; by default its own.
     """
     if applies is False and ceiling is None:
         return x
     gates, applies = gates or Gates(), selecting(applies)
-    is_plain = applies is True and source is None and ceiling is None
-    if is_plain and masks_steps(x, bits):
-        return _fake_quantize_by_steps(x, minimum, maximum, bits, narrow_range)
-    moves_ends = isinstance(applies, Switch) and not must_not_fuse()
-    on = applies.on if moves_ends else True
+    if must_not_fuse():
+        return _fake_quantize_plainly(applies, x, minimum, maximum, bits, narrow_range, ceiling)
+    moves_ends = isinstance(applies, Switch)
+    on = applies.on if isinstance(applies, Switch) else True
     if ceiling is None:
         mask = mask_of_range(minimum, maximum, bits, narrow_range, gates, on)
     else:
@@ -185,16 +183,33 @@ def fake_quantize_if(
     return quantized(x) if source is None else quantized_source(*source.inputs)
 
 
-def _fake_quantize_by_steps(
-    x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool
+def _fake_quantize_plainly(
+    applies: Any,
+    x: Any,
+    minimum: Any,
+    maximum: Any,
+    bits: int,
+    narrow_range: bool,
+    ceiling: float | None,
 ) -> Any:
-    """Computes `fake_quantize`, and keeps the numbers of steps for its gradient instead of `x`."""
-    mask = mask_of_steps(2**bits - 1 - narrow_range)
+    """Computes `fake_quantize_if`, and keeps which numbers pass the gradient."""
+    is_relu = ceiling is not None
+
+    def quantizing(x: Any) -> tuple[Any, Any]:
+        ends = 0.0 if is_relu else minimum, maximum
+        wide = tf.cast(x, tf.float32)
+        y, inside = plain_operations.fake_quantize(wide, *ends, bits, narrow_range, is_relu)
+        return tf.cast(y, x.dtype), inside
+
+    def passing(x: Any) -> tuple[Any, Any]:
+        if ceiling is None:
+            return tf.identity(x), tf.ones_like(x, tf.bool)
+        return with_ceiling(x, ceiling), tf.logical_and(x > 0, x < ceiling)
 
     @tf.custom_gradient
     def quantized(x: Any) -> Any:
-        y, steps = plain_operations.fake_quantize(x, minimum, maximum, bits, narrow_range)
-        return y, lambda upstream: masked(mask, upstream, steps)
+        y, inside = cond(applies, lambda: quantizing(x), lambda: passing(x))
+        return y, lambda upstream: plain_operations.where(inside, upstream)
 
     return quantized(x)
 
@@ -218,7 +233,7 @@ def largest_magnitudes(weights: Any, channel_axes: tuple[int, ...]) -> Any:
     rank = len(weights.shape)
     reduced = [axis for axis in range(rank) if axis - rank not in channel_axes]
     size = weights.shape.num_elements()
-    if channel_axes == (-1,) and size is not None and size >= LARGE:
+    if channel_axes == (-1,) and size is not None and size >= LARGE and not as_written.has_gpu():
         return _column_limits(weights)
     return tf.reduce_max(tf.abs(weights), axis=reduced, keepdims=True)
 

@@ -17,6 +17,8 @@ from keras_qat.arithmetic.as_written import hidden, in_xla, quotient
 
 TINY = float(np.finfo(np.float32).tiny)
 """The least positive number."""
+BEYOND = 1 + 2.0**-20
+"""Ends of a range times this are outside. A nudged end may be a last bit inside of the data's."""
 
 
 def are_numbers(minimum: Any, maximum: Any) -> bool:
@@ -25,7 +27,7 @@ def are_numbers(minimum: Any, maximum: Any) -> bool:
 
 
 def fake_quantize(
-    x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool
+    x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool, is_relu: bool = False
 ) -> tuple[Any, Any]:
     """Computes `fake_quant_with_min_max_vars` in the order of operations of its CPU kernel.
 
@@ -36,10 +38,12 @@ def fake_quantize(
         minimum, maximum: the range, float numbers or scalar tensors. A `minimum` of the number 0
             saves half of the operations.
         bits, narrow_range: as in `QuantSpec`.
+        is_relu: whether it also computes a ReLU of `x`, with a `minimum` of the number 0.
 
     Returns:
-        The tensor, rounded to the levels of the range, and how many steps of these levels it is
-        above the lowest one, not clipped.
+        The tensor, rounded to the levels of the range, and which of its numbers are in the range
+        and pass the gradient: a millionth of its width beyond the ends too, but not the zero of a
+        ReLU, for which anything below 2^-26 of the range is taken.
     """
     levels = float(2**bits - 1 - narrow_range)
     minimum, maximum = (
@@ -49,14 +53,32 @@ def fake_quantize(
         is_number = isinstance(maximum, float)
         scale = float(np.float32(maximum / levels)) if is_number else quotient(maximum, levels)
         steps = _steps(x, scale, 1.0)
-        return _rounded(steps, levels) * scale, steps
+        return _rounded(steps, levels) * scale, _are_between(steps, levels, is_relu)
     minus, below = _minus_scale_and_zero_point(minimum, maximum, levels, narrow_range)
     steps = _steps(below * minus - x, minus, -1.0)
-    clipped = tf.minimum(tf.maximum(steps, 0.0), levels)
+    clipped = tf.minimum(tf.maximum(steps, levels * (1.0 - BEYOND)), levels * BEYOND)
+    inside = tf.equal(clipped, steps)
     if are_numbers(minus, below):  # Equal to two differences, but for one number of steps.
         half_below = below - 0.5 if below != 1.0 else 0.5 - 2.0**-25
-        return tf.math.ceil(half_below - clipped) * minus, steps
-    return tf.math.ceil(below - clipped - hidden(0.5)) * minus, steps
+        return tf.math.ceil(half_below - clipped) * minus, inside
+    return tf.math.ceil(below - clipped - hidden(0.5)) * minus, inside
+
+
+def _are_between(steps: Any, levels: float, is_relu: bool) -> Any:
+    """Returns which numbers of steps are from 0 to `levels`, for a ReLU above 0.
+
+    By their distance to the middle: two operations, where two comparisons are three.
+    """
+    middle = np.float32(levels * (BEYOND if is_relu else 1.0) / 2.0)
+    farthest = middle if is_relu else np.float32(middle * (2.0 * BEYOND - 1.0))
+    return tf.math.squared_difference(steps, middle) < farthest * farthest
+
+
+def where(inside: Any, x: Any) -> Any:
+    """Returns `x` where `inside` is true, else zero."""
+    # Of a single number in place of these, TensorFlow's layout optimizer for GPUs makes an error.
+    zeros = tf.zeros([1] * (inside.shape.rank or 0), x.dtype)
+    return tf.where(inside, x, zeros)
 
 
 def _steps(x: Any, scale: Any, sign: float) -> Any:

@@ -163,9 +163,14 @@ def _averages(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:
 _Group = list[tuple[Any, Any]]
 """Pairs of a quantizer and its weight, of equal shapes apart from the number of channels."""
 
-MOST_ZEROS = LARGE // 4
-"""Most zeros that a group of weights gets so that it can be quantized beside longer ones. They
-take less time than the operations of a group by itself."""
+
+def _large() -> int:
+    """Returns from how many numbers on weights are quantized by themselves.
+
+    Copying them side by side takes time, on a GPU less than launches. A fourth as many zeros take
+    less time than the operations of a group by itself.
+    """
+    return LARGE * (4 if as_written.has_gpu() else 1)
 
 
 class _Block:
@@ -204,7 +209,7 @@ def _weights(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:
     groups: dict[Any, _Group] = collections.defaultdict(list)
     for quantizer, weight in (pair for layer in layers for pair in layer.weights_to_stack()):
         axis, sizes = quantizer.channel_axes[0], weight.shape.as_list()
-        sizes[axis] = weight.ref() if weight.shape.num_elements() >= LARGE else None
+        sizes[axis] = weight.ref() if weight.shape.num_elements() >= _large() else None
         groups[quantizer.channel_axes, tuple(sizes), quantizer.spec.bits].append(
             (quantizer, weight)
         )
@@ -228,10 +233,10 @@ def _side_by_side(groups: Iterable[_Group]) -> list[list[_Group]]:
         zeros = {
             index: _size([*block, group]) - _size(block) - _size([group])
             for index, block in enumerate(blocks)
-            if _kind(block) == _kind([group]) and _size([*block, group]) < LARGE
+            if _kind(block) == _kind([group]) and _size([*block, group]) < _large()
         }
         best = min(zeros, key=zeros.__getitem__, default=None)
-        if best is not None and zeros[best] <= MOST_ZEROS:
+        if best is not None and zeros[best] <= _large() // 4:
             blocks[best].append(group)
         else:
             blocks.append([group])

@@ -146,9 +146,16 @@ def test_ranges_of_numbers_give_what_tensors_do(low, high, ceiling):
 def test_which_numbers_pass_the_gradient(
     monkeypatch, is_known, on_gpu, low, high, ceiling, inside, outside
 ):
-    """The ends of a range are inside. Zero and the upper end of a ReLU are not."""
+    """The ends of a range are inside. Zero and the upper end of a ReLU are not.
+
+    GPUs look at numbers of steps, in which a ReLU6's end is one of the range, and take what is
+    next to nothing for zero.
+    """
     monkeypatch.setattr(as_written, "has_gpu", lambda: on_gpu)
     number = float if is_known else np.float32
+    if on_gpu:
+        inside = [end if end > 1e-30 else high * 2.0**-25 for end in inside]
+        outside = [end if end != ceiling else high * (1 + 2.0**-18) for end in outside]
     x = tf.constant([*inside, *outside, np.nan])
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -162,18 +169,13 @@ def test_which_numbers_pass_the_gradient(
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_how_far_beyond_a_range_the_gradient_passes(monkeypatch, is_known, on_gpu, bits):
-    """A millionth of the end, but on GPUs a 257th of a step of 8 bits, and less of fewer.
-
-    GPUs then look at the numbers of steps; one operation has ends that far.
-    """
+    """A millionth of the end, on GPUs, which look at numbers of steps, one of the range."""
     monkeypatch.setattr(as_written, "has_gpu", lambda: on_gpu)
     levels = 2**bits - 1
     step = 16.0 / levels
-    by_steps = on_gpu and bits <= 8
     low, high = (end * step for end in (-(levels // 4), levels - levels // 4))
-    shares = (0.5, 1.5) if by_steps else (0.5, 2.0)
-    at_low, at_high = [16.0 / 65533] * 2 if by_steps else (-low * 2.0**-20, high * 2.0**-20)
-    ends = [end for share in shares for end in (low - share * at_low, high + share * at_high)]
+    at_low, at_high = [16.0 * 2.0**-20] * 2 if on_gpu else (-low * 2.0**-20, high * 2.0**-20)
+    ends = [end for share in (0.5, 2.0) for end in (low - share * at_low, high + share * at_high)]
     number = float if is_known else np.float32
     x = tf.constant(np.float32(ends))
     with tf.GradientTape() as tape:
