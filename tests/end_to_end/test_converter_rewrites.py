@@ -144,7 +144,7 @@ EMBEDDINGS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", EMBEDDINGS)
 def test_embeddings(name):
     keras.utils.set_random_seed(1)

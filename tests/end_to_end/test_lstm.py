@@ -53,7 +53,7 @@ def file() -> bytes:
     return keras_qat.export_tflite(trained())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference", "tflm"])
 @pytest.mark.parametrize("per_layer", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_files_give_what_the_model_predicts(kernels, per_layer):

@@ -170,7 +170,7 @@ def test_fewer_bits(onnx):
     assert np.mean(steps < 1) >= 0.999  # Of 256, of which 16 are used.
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU, layers.SimpleRNN])
 def test_recurrent_layers(onnx, kind):
     """In a loop tf2onnx left an LSTM's states out, and onnxruntime ended the process of a GRU."""

@@ -159,7 +159,7 @@ MODELS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_they_are_integers_and_train_one_variable(name, tmp_path):
     keras.utils.set_random_seed(4)

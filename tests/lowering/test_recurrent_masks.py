@@ -117,7 +117,7 @@ def assert_masks_are_those_of_keras(model, stays=()):
     assert tuple(report.float_operations) == stays
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_masks_reach_recurrent_layers(name, kind):
@@ -187,7 +187,7 @@ NESTED = {
 
 
 @pytest.mark.skipif(not RECENT, reason="older interpreters have no sums of 32 bits")
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NESTED)
 def test_masks_reach_what_is_inside_of_a_model(name):
     inputs, x = NESTED[name]()

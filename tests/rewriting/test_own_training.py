@@ -153,7 +153,7 @@ def test_quantization_off_it_trains_as_the_float_model(model):
 
 
 @pytest.mark.legacy
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("format_", [".keras", ".h5", ""])
 @pytest.mark.parametrize("make", MODELS)
 def test_it_is_saved_and_loaded_with_its_training(make, format_, tmp_path):

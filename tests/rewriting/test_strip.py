@@ -226,6 +226,7 @@ def test_twice_gives_the_same():
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["qat.keras", "qat.h5", "qat"])
 def test_a_python_lambda_of_a_file_that_is_trusted(name, tmp_path):
     model = keras.Sequential([keras.Input((6,)), layers.Lambda(lambda x: 2 * x), layers.Dense(3)])

@@ -41,7 +41,7 @@ def masked(combine, mark):
     return keras_qat.quantize_model(model)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mark", [-1e9, -999.0])
 @pytest.mark.parametrize("combine", [replaced, added, beside, at_least])
 def test_a_mark_of_a_model_is_told(combine, mark):

@@ -112,7 +112,7 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("per_execution", [1, 4])
 @pytest.mark.parametrize("recipe", ["int8", "contrib"])
 @pytest.mark.parametrize("callbacks", SCHEDULES)
@@ -197,7 +197,7 @@ DISTURBED = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", DISTURBED)
 def test_changes_between_steps_count_from_the_next_step(kind):
     is_read_less = same_as_reading_each_step(DISTURBED[kind])
@@ -249,6 +249,7 @@ def test_where_code_of_a_user_runs_between_steps(tmp_path):
     assert not is_undisturbed(steps_per_execution="auto")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
 def test_steps_of_fit_wait_for_no_number_more_than_those_of_float(steps_per_execution):
     """Behind the first step and before the end, in each phase; Keras reads a number itself."""
