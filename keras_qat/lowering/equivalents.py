@@ -109,8 +109,34 @@ def _crelu(features: Any, name: Any = None, axis: Any = -1) -> Any:
 
 def _boolean_mask(tensor: Any, mask: Any, name: Any = None, axis: Any = 0) -> Any:
     mask = np.asarray(mask)
-    _require(mask.ndim == 1 and mask.dtype == bool and bool(axis))
+    _require(mask.ndim > 0 and mask.dtype == bool and number(axis) is not None and axis > 0)
+    before, after = tensor.shape[1:axis], tensor.shape[axis + mask.ndim :]
+    if mask.ndim > 1:
+        _require(None not in (*before, *after))
+        tensor = tf.reshape(tensor, [-1, *before, mask.size, *after])
     return tf.gather(tensor, np.flatnonzero(mask), axis=axis)
+
+
+def _softmax(logits: Any, axis: Any = None, name: Any = None) -> Any:
+    """Softmax along the first axis, of tensors that were stacked there."""
+    _require(axis == 0 and logits.shape[0] is not None)
+    order = [*range(1, len(logits.shape)), 0]
+    return tf.transpose(tf.nn.softmax(tf.transpose(logits, order)), np.argsort(order).tolist())
+
+
+def _of_colors(function: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Returns a function that multiplies the colors of each pixel by the matrix of an operation."""
+
+    def multiply(images: Any, name: Any = None) -> Any:
+        with tf.init_scope():
+            matrix = np.asarray(function(tf.eye(3)[None]))[0]
+        return tf.matmul(images, matrix)
+
+    return multiply
+
+
+def _flipped(axis: int) -> Callable[[Any], Any]:
+    return lambda image: tf.reverse(image, [len(image.shape) + axis])
 
 
 def _band_part(input: Any, num_lower: Any, num_upper: Any, name: Any = None) -> Any:
@@ -256,6 +282,7 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "math.reduce_prod": _product,
     "math.l2_normalize": _normalize,
     "nn.silu": _silu,
+    "nn.softmax": _softmax,
     "nn.crelu": _crelu,
     "norm": _norm,
     "linalg.norm": _norm,
@@ -263,6 +290,13 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "boolean_mask": _boolean_mask,
     "linalg.band_part": _band_part,
     "image.crop_to_bounding_box": _cropped,
+    "image.flip_left_right": _flipped(-2),
+    "image.flip_up_down": _flipped(-3),
+    "image.rgb_to_grayscale": _of_colors(tf.image.rgb_to_grayscale),
+    "image.rgb_to_yiq": _of_colors(tf.image.rgb_to_yiq),
+    "image.rgb_to_yuv": _of_colors(tf.image.rgb_to_yuv),
+    "image.yiq_to_rgb": _of_colors(tf.image.yiq_to_rgb),
+    "image.yuv_to_rgb": _of_colors(tf.image.yuv_to_rgb),
     "image.pad_to_bounding_box": _padded,
     "tensordot": _tensordot,
     "einsum": _einsum,

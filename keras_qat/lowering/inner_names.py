@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.layer_names import names_inside
+from keras_qat.frontend.keras2.layer_names import names_of_calls
 from keras_qat.frontend.tf_operations import is_operation
 
 
@@ -20,7 +20,7 @@ class InnerNames:
 
     def __init__(self, call: Call, prefix: str, named: dict[str, Any]) -> None:
         self.call, self.prefix, self.taken, self.named = call, prefix, set[str](), named
-        self.inside = names_inside(call.layer)
+        self.inside = names_of_calls(call.layer)
         self.of_layer: dict[Any, str] = {}
         self.gave_output = False
 

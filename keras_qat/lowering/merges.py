@@ -7,6 +7,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value, map_values
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.layers_and_models import clone
+from keras_qat.frontend.tf_operations import operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import op_of
@@ -102,3 +103,20 @@ def split_custom_scale(call: Call, context: LoweringContext) -> list[Call]:
     scale = parts.new("scale", layers.Rescaling, call.layer.scale)
     scaled = parts.add(scale, b, shape=b.shape)
     return parts.end(parts.new("", layers.Add), [a, scaled])
+
+
+def stack_lists(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers tf.matmul of lists of tensors to one of what tf.stack makes of them."""
+    pair, parts = operands(call, "a", "b"), PartsBuilder(call, context)
+    if not any(isinstance(item, (list, tuple)) for item in pair):
+        return []
+    for index, tensors in enumerate(pair):
+        if isinstance(tensors, (list, tuple)):
+            if not all(isinstance(tensor, Value) for tensor in tensors):
+                return []
+            stack = parts.new("ab"[index], type(call.layer), tf.stack)
+            shape = (len(tensors), *tensors[0].shape)
+            pair[index] = parts.add(stack, list(tensors), shape=shape)
+    flags = {name: option for name, option in call.kwargs.items() if name not in "ab"}
+    matmul = parts.new("", type(call.layer), tf.matmul)
+    return parts.end(matmul, *pair, *call.args[2:], kwargs=flags)

@@ -18,6 +18,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
 from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.frontend.keras2.configurations import finds_by_name
 from keras_qat.frontend.keras2.layers_and_models import rename
 from keras_qat.frontend.keras2.readability import is_graph_model
 from keras_qat.frontend.keras2.trace_layer import (
@@ -172,7 +173,9 @@ def _is_closed(layer: Any) -> bool:
 
 
 def _is_known(function: Any) -> bool:
-    """Returns whether an activation function has a row or a lowering."""
+    """Returns whether an activation function has a row or a lowering, and is saved as it is."""
+    if str(function.__module__).startswith("tensorflow") and not finds_by_name(function):
+        return False
     with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
         return function in ACTIVATIONS or lists(function)
     return False
@@ -185,7 +188,10 @@ def _unknown_activation(call: Call, context: LoweringContext) -> list[Call]:
     is_own = is_listed(layer) and not is_registered(layer) and callable(function)
     if not is_own or type(layer) is layers.Activation or isinstance(function, layers.Layer):
         return []
-    if str(function.__module__).split(".")[0] in ("keras", "tf_keras", "tensorflow"):
+    package = str(function.__module__).split(".")[0]
+    if package in ("keras", "tf_keras"):
+        return []
+    if package == "tensorflow" and _is_known(function):
         return []
     return split_activation(call, context)
 

@@ -25,8 +25,9 @@ from keras_qat.lowering.constant_products import (
     split_product,
 )
 from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_resize
-from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor
+from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor, stack_lists
 from keras_qat.lowering.statistics import STATISTICS
+from keras_qat.lowering.weighted_products import CONVOLUTIONS, split_constant_convolution
 from keras_qat.ops.movement import integers
 
 
@@ -351,7 +352,8 @@ ARITHMETIC: dict[str, Lowering] = {
     "clip_by_value": _split_clip,
     "math.l2_normalize": _split_normalization,
     "einsum": _either(split_einsum, split_constant_einsum),
-    "linalg.matmul": _either(split_product, convert_second_factor),
+    "linalg.matmul": _either(stack_lists, split_product, convert_second_factor),
+    **dict.fromkeys(CONVOLUTIONS, split_constant_convolution),
     "math.cumsum": split_cumulative_sum,
 }
 """TensorFlow's name of an operation that computes -> its lowering, for real numbers alone."""

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.computed_kernels import COMPUTED
@@ -13,12 +14,12 @@ from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.helper_layers import WeightTensor
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.layers_and_models import clone
-from keras_qat.frontend.tf_operations import is_operation, operands
+from keras_qat.frontend.tf_operations import array, is_operation, operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.movement import window
 
-Product = tuple[Value, Value, Any, dict[str, Any]]
-"""Input, kernel, layer class and its options."""
+Product = tuple[Value, Any, Any, dict[str, Any]]
+"""Input, kernel (a value or an array), layer class and its options."""
 
 
 def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
@@ -27,7 +28,7 @@ def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
     shared, replaced = _read_twice(graph), dict[Call, list[Call]]()
     for call in graph.calls:
         product = _product(call)
-        if product is None or _source(product[1]) in shared:
+        if product is None or not isinstance(product[1], Value) or _source(product[1]) in shared:
             continue
         x, kernel, layer_class, options = product
         end, bias = call, None
@@ -61,6 +62,18 @@ def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
     read = {value for call in [*calls, *graph.loss_only] for value in call.inputs} | outputs
     is_read = lambda call: type(call.layer) is not WeightTensor or call.output in read  # noqa: E731
     return dataclasses.replace(graph, calls=list(filter(is_read, calls)))
+
+
+def split_constant_convolution(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers a convolution with a constant kernel to a layer that does not train."""
+    product = _product(call)
+    if product is None or isinstance(product[1], Value):
+        return []
+    x, kernel, layer_class, options = product
+    parts = PartsBuilder(call, context)
+    weights = [tf.Variable(kernel.astype(np.float32), trainable=False)]
+    layer = parts.new("", layer_class, **options, use_bias=False, trainable=False, weights=weights)
+    return parts.end(layer, x)
 
 
 def _read_twice(graph: Graph) -> set[WeightTensor]:
@@ -126,7 +139,10 @@ SUMS = ("nn.bias_add", "math.add", "__operators__.add")
 def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Product | None]:
     def read(call: Call) -> Product | None:
         x, kernel, strides, padding, layout, dilation = operands(call, *names)
-        axes = len(kernel.shape) - 2 if _is_weight(kernel) else 0
+        kernel = kernel if isinstance(kernel, Value) else array(kernel)
+        if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
+            return None
+        axes = len(kernel.shape) - 2
         if axes not in (1, 2) or not isinstance(x, Value) or len(x.shape) != axes + 2:
             return None
         sizes = [window(1 if option is None else option, axes) for option in (strides, dilation)]
@@ -175,7 +191,7 @@ _CONV2D_2 = _convolution("input", "filters", "strides", "padding", "data_format"
 _CONV1D = _convolution("value", "filters", "stride", "padding", "data_format", "dilations")
 _CONV1D_2 = _convolution("input", "filters", "stride", "padding", "data_format", "dilations")
 
-PRODUCTS: dict[str, Callable[[Call], Product | None]] = {
+CONVOLUTIONS: dict[str, Callable[[Call], Product | None]] = {
     "nn.conv1d": _CONV1D_2,
     "compat.v1.nn.conv1d": _CONV1D,
     "nn.conv2d": _CONV2D_2,
@@ -187,6 +203,9 @@ PRODUCTS: dict[str, Callable[[Call], Product | None]] = {
     "compat.v1.nn.depthwise_conv2d": _convolution(
         "input", "filter", "strides", "padding", "data_format", "rate", depthwise=True
     ),
+}
+PRODUCTS = {
+    **CONVOLUTIONS,
     "linalg.matmul": _matmul,
     "tensordot": _tensordot,
 }

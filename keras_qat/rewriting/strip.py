@@ -70,6 +70,8 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
             plain = keras.Model.from_config(deepcopy(model.float_config))
         except AttributeError as error:  # In a user's code.
             raise _cannot_copy("a layer reads what another has not built yet") from error
+        except TypeError as error:  # Such as a function that reads an array from around it.
+            raise _cannot_copy(str(error).strip().split("\n", 1)[0].rstrip(".")) from error
     restore_names(plain, model.float_config)
     _take_weights(plain, model)
     return _fold(plain) if folded else plain

@@ -24,6 +24,13 @@ def of_three(x):
     return tf.einsum("btc,bsc,bsd->btd", x, tf.nn.relu(x), x)
 
 
+def chosen(x):
+    """Of two branches, as selective kernels choose."""
+    both = tf.stack([x, 1.0 - x])
+    weights = tf.nn.softmax(both, axis=0)
+    return x * weights[0] + tf.nn.relu(x) * weights[1]
+
+
 def zero_where_divided_by_zero(x):
     return tf.math.divide_no_nan(x, tf.nn.relu(x - 1.0))
 
@@ -46,14 +53,32 @@ FORMS = {
     "math.l2_normalize": (lambda x: tf.math.l2_normalize(x, axis=[1, 2]),),
     "nn.silu": (lambda x: tf.nn.silu(x, 1.702),),
     "nn.crelu": (tf.nn.crelu,),
+    "nn.softmax": (chosen,),
     "norm": (
         lambda x: tf.norm(x, ord=1, axis=-1),
         lambda x: tf.norm(x, np.inf, axis=1, keepdims=True),
     ),
     "linalg.norm": (lambda x: tf.linalg.norm(x, 1, axis=2),),
     "clip_by_norm": (lambda x: tf.clip_by_norm(x, 2.0, axes=-1),),
-    "boolean_mask": (lambda x: tf.boolean_mask(x, MASK, axis=1),),
+    "boolean_mask": (
+        lambda x: tf.boolean_mask(x, MASK, axis=1),
+        lambda x: tf.boolean_mask(x, np.tri(6, 8, -1) > 0, axis=1),
+    ),
     "linalg.band_part": (lambda x: tf.linalg.band_part(tf.matmul(x, x, transpose_b=True), -1, 0),),
+    **{
+        f"image.flip_{name}": (lambda x, f=function: f(x[..., None]),)
+        for name, function in {
+            "left_right": tf.image.flip_left_right,
+            "up_down": tf.image.flip_up_down,
+        }.items()
+    },
+    **{
+        f"image.{function.__name__}": (lambda x, f=function: f(x[:, None, :, :3]),)
+        for function in (
+            *(tf.image.rgb_to_grayscale, tf.image.rgb_to_yiq, tf.image.rgb_to_yuv),
+            *(tf.image.yiq_to_rgb, tf.image.yuv_to_rgb),
+        )
+    },
     "image.crop_to_bounding_box": (
         lambda x: tf.image.crop_to_bounding_box(tf.expand_dims(x, -1), 1, 2, 4, 5),
     ),

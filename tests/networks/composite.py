@@ -98,6 +98,7 @@ ATTENTION = {
 PRODUCTS = {
     "dot": lambda x, z: layers.Dot(axes=2)([x, z]),
     "matmul": lambda x, z: tf.matmul(x, z, transpose_b=True),
+    "matmul_of_lists": lambda x, z: tf.matmul([x, -x], [z, z], transpose_b=True)[1],
     "einsum_of_two": lambda x, z: tf.einsum("abc,adc->abd", x, z),
 }
 

@@ -327,6 +327,16 @@ class NormalizedDepthwise(layers.Layer):
         return tf.nn.depthwise_conv2d(inputs, kernel, [1, 1, 1, 1], "VALID")
 
 
+class Blur(layers.Layer):
+    """A blur of each channel and a mixture of neighbours, which do not train."""
+
+    def call(self, inputs):
+        blur = np.outer([1, 2, 1], [1, 2, 1])[:, :, None, None].repeat(4, 2) / 16
+        x = tf.nn.depthwise_conv2d(inputs, blur.astype(np.float32), [1, 2, 2, 1], "SAME")
+        pairs = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 1, 4, 3)
+        return tf.nn.conv2d(x, pairs, 1, "VALID")
+
+
 OPENED: dict[str, Callable[[Any], Any]] = {
     "a factor and an offset for each channel": lambda x: ChannelAffine()(conv(x)),
     "called twice": twice,
@@ -377,7 +387,9 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "Lambda, an option": lambda x: layers.Lambda(lambda t, by: t * by, arguments={"by": 3.0})(x),
     "Activation(function)": lambda x: layers.Activation(hard_swish)(conv(x)),
     "activation=function": lambda x: conv(x, activation=hard_sigmoid_torch),
+    "activation of TensorFlow": lambda x: layers.Dense(3, tf.exp)(conv(x, activation=tf.sin)),
     "mish": lambda x: conv(x, activation=mish),
+    "kernels that are constants": lambda x: Blur()(conv(x)),
 }
 """Name -> what it makes of a tensor of 8 x 8 x 4; all are computed in integers."""
 

@@ -184,15 +184,15 @@ def test_custom_and_lambda_layers_of_this_process():
 
 @keras.saving.register_keras_serializable("tests_strip")
 class Nameless(layers.Layer):
-    """A layer as tutorials write them, whose constructor takes no name."""
+    """A layer as tutorials write them: its constructor takes no name, a part is a `Sequential`."""
 
     def __init__(self, units):
         super().__init__()
         self.units = units
-        self.dense = layers.Dense(units)
+        self.parts = keras.Sequential([layers.Dense(3, activation="relu"), layers.Dense(units)])
 
     def call(self, inputs):
-        return tf.tanh(self.dense(inputs))
+        return tf.tanh(self.parts(inputs))
 
 
 @pytest.mark.parametrize("opened", [True, False])

@@ -100,7 +100,8 @@ def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
         for layer in layers
         for name, value in vars(layer).items()
         if inspect.isfunction(value)
-        and str(value.__module__).split(".")[0] not in (*own, "tensorflow")
+        and str(value.__module__).split(".")[0] not in own
+        and not (str(value.__module__).startswith("tensorflow") and finds_by_name(value))
     ]
     of_values = [f for name, f in functions if name.endswith(("activation", "initializer"))]
     of_weights = {f for name, f in functions if name.endswith(("regularizer", "constraint"))}
@@ -109,6 +110,13 @@ def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
     custom |= {function.__name__: function for function in [*of_weights, *of_values]}
     has_lambda = any(isinstance(layer, keras.layers.Lambda) for layer in layers)
     return CustomObjects(custom, has_lambda)
+
+
+def finds_by_name(function: Any) -> bool:
+    """Returns whether Keras finds an activation that is TensorFlow's, or its own of that name."""
+    with contextlib.suppress(ValueError):
+        return callable(keras.activations.get(getattr(function, "__name__", "")))
+    return False
 
 
 @contextlib.contextmanager

@@ -20,10 +20,7 @@ def names_inside(layer: Any) -> dict[int, str]:
 
     def visit(value: Any, path: str) -> None:
         if isinstance(value, keras.layers.Layer):
-            parted = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", type(value).__name__)
-            base = re.sub(r"([a-z])([A-Z])", r"\1_\2", parted).lower()
-            is_made_up = re.fullmatch(re.escape(base) + r"(_\d+)?", value.name)
-            names.setdefault(id(value), path if is_made_up else value.name)
+            names.setdefault(id(value), path if _is_made_up(value) else value.name)
         elif isinstance(value, dict):
             for key, item in value.items():
                 visit(item, f"{path}_{key}")
@@ -37,6 +34,30 @@ def names_inside(layer: Any) -> dict[int, str]:
     return names
 
 
+def names_of_calls(layer: Any) -> dict[int, str]:
+    """Names the layers inside a layer as `names_inside`, and those of models among them by class.
+
+    The latter need not be different.
+    """
+    names = names_inside(layer)
+    for model in layer._flatten_layers(include_self=False):
+        if isinstance(model, keras.Model) and id(model) in names:
+            for inner in model._flatten_layers(recursive=False, include_self=False):
+                name = _name_of_class(inner) if _is_made_up(inner) else inner.name
+                names.setdefault(id(inner), f"{names[id(model)]}/{name}")
+    return names
+
+
+def _is_made_up(layer: Any) -> bool:
+    """Returns whether a layer's name is one that Keras made."""
+    return bool(re.fullmatch(re.escape(_name_of_class(layer)) + r"(_\d+)?", layer.name))
+
+
+def _name_of_class(layer: Any) -> str:
+    parted = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", type(layer).__name__)
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", parted).lower()
+
+
 @contextlib.contextmanager
 def named_by_attributes(layer: Any) -> Iterator[None]:
     """Runs a block in which the layers inside a user's own layer are named after its attributes.
@@ -45,10 +66,11 @@ def named_by_attributes(layer: Any) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if type(layer).__module__.split(".")[0] not in ("keras", "tf_keras"):
-            names = names_inside(layer)
+            names = names_of_calls(layer)
             for inner in layer._flatten_layers(include_self=False):
                 if id(inner) in names:
-                    stack.enter_context(swapped(inner, _name=names[id(inner)]))
+                    name = names[id(inner)].rsplit("/", 1)[-1]
+                    stack.enter_context(swapped(inner, _name=name))
                     stack.enter_context(named_by_attributes(inner))
         yield
 
