@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
@@ -273,7 +274,7 @@ class QuantizedModel(
         """Returns `float_config`, or None if Keras cannot save its contents."""
         try:
             with contextlib.suppress(ValueError):  # Raised while Keras saves a SavedModel.
-                keras.saving.serialize_keras_object(self.float_config)
+                json.dumps(keras.saving.serialize_keras_object(self.float_config))
         except TypeError:
             return None
         return self.float_config

@@ -176,6 +176,18 @@ def test_a_layer_in_float_without_a_name_in_its_configuration_is_loaded(tmp_path
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
 
 
+def test_functions_that_only_the_float_model_holds_are_no_matter(tmp_path):
+    """Keras has no JSON of one of its own functions in a `Lambda`, which was opened."""
+    squeezed = layers.Lambda(keras.backend.squeeze, arguments={"axis": 1})
+    model = functional((1, 6), build=lambda x: layers.Dense(3)(squeezed(x)))
+    qat = observe(keras_qat.quantize_model(model), images(8, (1, 6)))
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
+    with pytest.raises(ValueError, match="knows no float model"):
+        keras_qat.strip_quantization(loaded)
+
+
 def test_archives_are_read_at_once(tmp_path, exported, monkeypatch):
     """`zipfile` before Python 3.12 goes back by reading all of a file anew."""
     path, seek, count = tmp_path / "model.keras", zipfile.ZipExtFile.seek, []
