@@ -62,6 +62,19 @@ class PositionEmbedding(layers.Layer):
         return inputs + tf.expand_dims(self.table, 0)
 
 
+class EmbeddedPositions(layers.Layer):
+    """As in tutorials: an embedding of a range, which reads nothing of the model."""
+
+    def build(self, input_shape):
+        self.embedding = layers.Embedding(*input_shape[1:], embeddings_regularizer="l2")
+        self.scale = layers.Dense(1, use_bias=False)
+        super().build(input_shape)
+
+    def call(self, inputs):
+        positions = self.embedding(tf.range(inputs.shape[1]))
+        return inputs + positions + self.scale(tf.ones((1, 3)))
+
+
 class ClassToken(layers.Layer):
     """In front of the sequence, for every example the same."""
 
@@ -344,6 +357,7 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "an own GELU": lambda x: OwnGelu()(conv(x)),
     "padding": lambda x: conv(ReflectionPadding2D()(x)),
     "positions": lambda x: PositionEmbedding()(x),
+    "embedded positions": lambda x: EmbeddedPositions()(layers.Reshape((64, 4))(x)),
     "a class token": lambda x: ClassToken()(layers.Reshape((64, 4))(x)),
     "a copy for each example": lambda x: ManyTokens()(conv(x)),
     "a dropout": lambda x: FixedDropout(0.01, noise_shape=(None, 1, 1, 1))(conv(x)),

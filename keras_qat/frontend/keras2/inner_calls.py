@@ -14,6 +14,14 @@ from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.frontend.tf_operations import is_operation
 
 
+class ReadsConstants(Exception):
+    """Raised for a layer with weights that reads no tensor, as an embedding of positions."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__(f"the layer '{layer.name}' reads constants alone")
+        self.layer = layer
+
+
 @contextlib.contextmanager
 def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ()) -> Iterator[None]:
     """Runs a block in which a tape does not watch variables that layers read in their own call.
@@ -21,6 +29,9 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
     Layers that lend their weights to `outer`, and those around them, are traced as if their code
     stood in its call. So is a user's own layer that the call of `outer` makes anew and that has no
     weights: what it keeps in its attributes may be read there.
+
+    Raises:
+        ReadsConstants: for a layer that has to lend its weights, or they would be constants.
     """
     call, is_inside = keras.layers.Layer.__call__, False
     known = {id(layer) for layer in outer._flatten_layers()}
@@ -32,6 +43,9 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
         lends = any(inner is lender for inner in layers_in(layer) for lender in lenders)
         if lends or (id(layer) not in known and _is_plain_code(layer)):
             return _inline(layer, *args, **kwargs)
+        reads = any(map(keras.backend.is_keras_tensor, tf.nest.flatten((args, kwargs))))
+        if id(layer) in known and layer.weights and not reads:
+            raise ReadsConstants(layer)
         is_inside = True
         try:
             with tape.stop_recording():

@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import keras, set_mask, swapped, takes_mask
-from keras_qat.frontend.keras2.inner_calls import calls_inside
+from keras_qat.frontend.keras2.inner_calls import ReadsConstants, calls_inside
 from keras_qat.frontend.keras2.layer_names import of_different_names
 from keras_qat.frontend.keras2.layer_weights import (
     let_assign,
@@ -95,10 +95,15 @@ def open_layer(
     # tf.init_scope stops the tapes that look for weights of other layers.
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly, _without_nodes(layer), of_different_names(layer):
-        traces = [
-            _Trace(call, masks or {}, phase, lenders)
-            for phase in ((True, False) if trained else (None,))
-        ]
+        traces: list[_Trace] = []
+        while not traces:
+            try:
+                traces = [
+                    _Trace(call, masks or {}, phase, lenders)
+                    for phase in ((True, False) if trained else (None,))
+                ]
+            except ReadsConstants as error:
+                lenders = [*lenders, error.layer]
         if trained:
             _follow_training(*traces)
         _check_numbers(call, traces[-1])
@@ -172,7 +177,7 @@ class _Trace:
                     block.enter_context(swapped(layer, **refusals))
                     block.enter_context(calls_inside(tape, layer, lenders))
                     self.outputs = layer.call(*args, **kwargs)
-            except CannotOpen:
+            except (CannotOpen, ReadsConstants):
                 raise
             except Exception as error:  # Whatever a user's own code may raise.
                 raise CannotOpen(_describe_error(error)) from error
