@@ -98,7 +98,8 @@ def test_a_step_by_xla_equals_one_without(recipe, phase):
 def test_a_step_as_it_is_traced_for_gpus_is_the_same(recipe, phase, monkeypatch):
     """Its single operations, on a CPU, give every weight and range to the last bit.
 
-    None of them waits for a number that a GPU has computed.
+    Those of contrib follow sums in another order. No operation waits for a number that a GPU has
+    computed.
     """
     keras.utils.set_random_seed(0)
     model, trained = net(), []
@@ -111,7 +112,9 @@ def test_a_step_as_it_is_traced_for_gpus_is_the_same(recipe, phase, monkeypatch)
         graph = operations.optimized_graph(lambda qat=qat: qat.train_on_batch(X, Y))
         trained.append([qat.train_on_batch(X, Y), *qat.get_weights()])
     for one, other in zip(*trained, strict=True):
-        np.testing.assert_array_equal(one, other)
+        size = max(1e-3, float(np.abs(one).max()))
+        atol = 32 * LAST_BIT * size if recipe == "contrib" else 0.0
+        np.testing.assert_allclose(one, other, rtol=0, atol=atol)
     if tf.test.is_built_with_cuda():  # Else TensorFlow knows no kernels of GPUs.
         on_host = operations.count(graph).host_reads
         assert all(kind.startswith("_") for kind in on_host), on_host  # What only CPUs fuse.

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.arithmetic import as_written
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.frontend.keras2 import backend
 from keras_qat.training.batch_norm.factor_and_bias import scaled
@@ -77,7 +78,7 @@ def takes_covariance(layer: Any, inputs: Any) -> bool:
     The statistics of a 1x1 convolution's outputs follow from the covariance of its inputs. The
     convolution takes three products for each weight and pixel, gradients included; the covariance
     takes two for each pair of input channels and pixel, and three small matrix products. A batch
-    of unknown size counts as 32 examples.
+    of unknown size counts as 32 examples. A GPU convolves fast, and would swap axes for matrices.
     """
     is_by_pixel = (
         type(layer) is backend.keras.layers.Conv2D
@@ -85,7 +86,7 @@ def takes_covariance(layer: Any, inputs: Any) -> bool:
         and layer.groups == 1
         and layer.data_format == "channels_last"
     )
-    if not is_by_pixel:
+    if not is_by_pixel or as_written.has_gpu():
         return False
     (channels, filters), (batch, *sizes) = layer.kernel.shape[-2:], inputs.shape[:3]
     pixels = batch or 32
@@ -110,15 +111,28 @@ def scale_and_shift(y: Any, factors: Any, offsets: Any, channel_axis: int) -> An
     """Computes `y * factors + offsets`, both per channel."""
     if not fuses(y, channel_axis):
         return y * spread(factors, y, channel_axis) + spread(offsets, y, channel_axis)
-    return tf.raw_ops.FusedBatchNormV3(
-        x=y,
-        scale=factors,
-        offset=offsets,
-        mean=tf.zeros_like(factors),
-        variance=tf.ones_like(factors),
-        epsilon=0.0,
-        is_training=False,
-    ).y
+
+    def fused(y: Any, factors: Any, offsets: Any) -> Any:
+        return tf.raw_ops.FusedBatchNormV3(
+            x=y,
+            scale=factors,
+            offset=offsets,
+            mean=tf.zeros_like(factors),
+            variance=tf.ones_like(factors),
+            epsilon=0.0,
+            is_training=False,
+        ).y
+
+    @tf.custom_gradient
+    def without_swaps(y: Any, factors: Any, offsets: Any) -> Any:
+        def gradient(upstream: Any) -> tuple[Any, Any, Any]:
+            of_factors, of_offsets = (tf.reduce_sum(x, [0, 1, 2]) for x in (upstream * y, upstream))
+            return upstream * spread(factors, y, 3), of_factors, of_offsets
+
+        return fused(y, factors, offsets), gradient
+
+    # On a GPU TensorFlow swaps axes around its gradient of what is not normalized by the batch.
+    return (without_swaps if as_written.has_gpu() else fused)(y, factors, offsets)
 
 
 def fuses(x: Any, channel_axis: int) -> bool:
