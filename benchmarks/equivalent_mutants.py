@@ -77,6 +77,7 @@ EQUIVALENT = {
     "keras_qat/tflite/builder.py Builder.finish: 16 -> 17 (2)": (
         "the buffer in which a file is packed grows where it does not suffice"
     ),
+    "keras_qat/tflite/builder.py Builder.quantize: 0 -> 1 (2)": "no tensor is empty",
     "keras_qat/tflite/op_versions.py version_of: 1 -> 2 (8)": (
         "convolutions of quantized values have version 3 anyway"
     ),

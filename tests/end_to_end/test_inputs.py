@@ -216,7 +216,6 @@ def test_each_channel_may_be_said_by_a_layer():
     np.testing.assert_array_equal(first.predict(given), second.predict(given))
 
 
-@pytest.mark.filterwarnings("ignore:rescaling")
 def test_many_channels_are_rescaled_by_one_operator():
     """TFLite Micro joins up to 10 tensors: it rounds to 127ths of a pixel."""
     qat = keras_qat.quantize_model(functional((6, 6, 12), build=layers.Conv2D(3, 3)))
@@ -224,7 +223,8 @@ def test_many_channels_are_rescaled_by_one_operator():
     given = rng(2).integers(0, 256, (32, 6, 6, 12))
     x = (given / deviation - 2).astype(np.float32)
     observe(qat, x)
-    contents = keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=(1 / deviation, -2))
+    with pytest.warns(UserWarning, match=r"rescaling: \d\.\d% of the pixel values of .* halfway"):
+        contents = keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=(1 / deviation, -2))
     report = keras_qat.verify(qat, contents, x, per_layer=True)
     assert report.tensors[0].run.identical > 0.99
 
@@ -235,6 +235,7 @@ def test_many_channels_are_rescaled_by_one_operator():
         ({"rescaling": (1 / 255, 0)}, "give input_dtype='uint8' too"),
         ({"rescaling": 1 / 255}, "give \\(scale, offset\\)"),
         ({"rescaling": (1 / 255, float("nan"))}, "give \\(scale, offset\\)"),
+        ({"rescaling": ([[1.0, 2.0], [3.0, 4.0]], 0)}, "give \\(scale, offset\\)"),
         ({"rescaling": ([1.0, 1.0], 0)}, "2 numbers do not fit its shape"),
         ({"rescaling": {"photo": (1 / 255, 0)}}, "there is no input 'photo'"),
     ],
