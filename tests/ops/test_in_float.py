@@ -9,10 +9,12 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import FAMILIES, OPENVINO, kernel_family
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Node, Tensor
+from keras_qat.ops.requantize import requantization, requantized
 from tests.ops.harness import node_of, random_inputs
 from tests.ops.test_contracts import MATCHING
 
@@ -62,3 +64,15 @@ def test_results_are_the_real_ones_rounded(op, family):
             steps = np.clip(np.asarray(real) / np.float64(params.scale), *ends)
             np.testing.assert_array_equal(result, np.round(result))
             assert np.abs(result - steps).max() < 0.501
+
+
+@pytest.mark.parametrize(
+    ("family", "rounded"),
+    [("onnxruntime", np.rint), ("openvino", np.rint), ("esp_dl", lambda x: np.floor(x + 0.5))],
+)
+def test_another_scale_rounds_once(family, rounded):
+    """Of half the steps every second value is a half."""
+    every = np.arange(-128, 128, dtype=np.float32)
+    scales = (QuantParams(np.float32(scale), 0).as_tensors() for scale in (0.5, 1.0))
+    numbers = requantization(kernel_family(family), *scales)
+    np.testing.assert_array_equal(requantized(tf.constant(every), numbers), rounded(every / 2))
