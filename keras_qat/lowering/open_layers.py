@@ -19,7 +19,7 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
 from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.frontend.keras2.configurations import finds_by_name
-from keras_qat.frontend.keras2.layers_and_models import rename
+from keras_qat.frontend.keras2.layers_and_models import layers_in, rename
 from keras_qat.frontend.keras2.readability import is_graph_model
 from keras_qat.frontend.keras2.trace_layer import (
     CannotOpen,
@@ -342,8 +342,12 @@ def _weight_tensor(
     value: Value, opened: OpenedLayer, parts: PartsBuilder, name: str, owner: Any
 ) -> tuple[Any, Any]:
     """Returns the layer, made once, for a value that depends on weights alone, and its shape."""
+    variables = [opened.weights[source] for source in _weights_behind(value, opened)]
+    frozen = {id(variable) for variable in variables if not _trains(variable, owner)}
     # As Keras lists them: those that train first.
-    sources = sorted(_weights_behind(value, opened), key=lambda w: not opened.weights[w].trainable)
+    sources = sorted(
+        _weights_behind(value, opened), key=lambda source: id(opened.weights[source]) in frozen
+    )
     variables = [opened.weights[source] for source in sources]
     expression = None
     if value not in opened.weights:
@@ -363,7 +367,7 @@ def _weight_tensor(
             [tuple(variable.shape) for variable in variables],
             expression,
             weight_dtype=variables[0].dtype.name,
-            frozen=[index for index, w in enumerate(variables) if not w.trainable],
+            frozen=[index for index, w in enumerate(variables) if id(w) in frozen],
             regularizers=[opened.regularizers.get(id(w)) for w in variables],
             constraints=[variable.constraint for variable in variables],
             trainable=owner.trainable,
@@ -372,6 +376,12 @@ def _weight_tensor(
         variables,
     )
     return layer, tuple(value.shape)
+
+
+def _trains(variable: Any, owner: Any) -> bool:
+    """Returns whether a variable trains, by itself and by the layer inside that has it."""
+    inside = [inner for inner in layers_in(owner)[1:] if not inner.trainable]
+    return variable.trainable and all(variable is not w for inner in inside for w in inner.weights)
 
 
 def _behind(value: Value) -> list[Call]:

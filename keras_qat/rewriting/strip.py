@@ -99,6 +99,7 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
     norms = {group.kernel: group.batch_norm for group in placed(graph, model.recipe).groups}
     plain.trainable = True
     done: set[Any] = set()
+    frozen: set[int] = set()
     own = {id(weight) for weight in plain.weights}
     for call in graph.calls + graph.loss_only:
         trained: Any = layer_of.get(PREFIX + call.name)
@@ -115,14 +116,19 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
                 raise _cannot_copy(f"other layers read weights of '{part.name}'")
             done.add(part.layer)
             part.source.trainable = trained.trainable and source.trainable
+            trains = set(map(id, source.trainable_weights))
             for new, old in zip(weights, source.weights, strict=True):
                 new.assign(tf.cast(old, new.dtype))
+                if new.trainable and id(old) not in trains:
+                    frozen.add(id(new))
     for call in graph.calls + graph.loss_only:
         weights = graph.weights.get(call.layer, call.layer.weights)
         if call.layer not in done and not own.isdisjoint(map(id, weights)):
             raise _cannot_copy(f"nothing of the quantized model is '{call.name}' in it")
     for layer in layers_in(plain)[1:]:
         if isinstance(layer, keras.Model) and not layer.trainable_weights:
+            layer.trainable = False
+        if layer.weights and frozen.issuperset(map(id, layer.weights)):  # Inside of another.
             layer.trainable = False
         layer.finalize_state()  # Normalization precomputes from its weights.
 

@@ -493,3 +493,25 @@ def test_functions_that_regularize_are_found_by_name(tmp_path):
     loaded = keras.models.load_model(tmp_path / "qat.keras", custom_objects=custom)
     for model in (qat, loaded, keras_qat.strip_quantization(qat)):
         assert len(model.losses) == 2
+
+
+class FixedPositions(layers.Layer):
+    """Positions that do not train, as sines are given to an embedding in tutorials."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.embedding = layers.Embedding(8, 4, embeddings_initializer="normal", trainable=False)
+
+    def call(self, inputs):
+        return inputs + self.embedding(tf.range(8))
+
+
+def test_embedded_positions_that_do_not_train_stay():
+    x = keras.Input((8, 4))
+    model = keras.Model(x, layers.Dense(2)(FixedPositions()(x)))
+    qat = keras_qat.quantize_model(model)
+    assert len(qat.trainable_weights) == len(model.trainable_weights) == 2
+    plain = keras_qat.strip_quantization(qat)
+    assert len(plain.trainable_weights) == 2
+    data = images(4, (8, 4))
+    np.testing.assert_array_equal(plain(data), model(data))
