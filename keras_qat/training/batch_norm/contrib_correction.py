@@ -78,7 +78,7 @@ def takes_covariance(layer: Any, inputs: Any) -> bool:
     The statistics of a 1x1 convolution's outputs follow from the covariance of its inputs. The
     convolution takes three products for each weight and pixel, gradients included; the covariance
     takes two for each pair of input channels and pixel, and three small matrix products. A batch
-    of unknown size counts as 32 examples. A GPU convolves fast, and would swap axes for matrices.
+    of unknown size counts as 32 examples.
     """
     is_by_pixel = (
         type(layer) is backend.keras.layers.Conv2D
@@ -86,7 +86,7 @@ def takes_covariance(layer: Any, inputs: Any) -> bool:
         and layer.groups == 1
         and layer.data_format == "channels_last"
     )
-    if not is_by_pixel or as_written.has_gpu():
+    if not is_by_pixel:
         return False
     (channels, filters), (batch, *sizes) = layer.kernel.shape[-2:], inputs.shape[:3]
     pixels = batch or 32
