@@ -28,6 +28,9 @@ ARENA = 64
 SMALLEST = 1 << 20
 """Smallest size of the arena in bytes."""
 
+IN_FLOAT = ("LOG",)
+"""Operators that it loads with integers, and refuses once they run."""
+
 
 class Refusal(ValueError):
     """TFLite Micro lacks an operator of a file, or refuses what it is given."""
@@ -63,6 +66,9 @@ class MicroInterpreter(FileInterpreter):
         self._input_positions = {name: positions[t.index] for name, t in self._inputs.items()}
         positions = {index: i for i, index in enumerate(graph.ends("outputs"))}
         self._output_positions = {name: positions[t.index] for name, t in self._outputs.items()}
+        for operation in graph.operations:
+            if operation.kernel in IN_FLOAT and graph.tensors[operation.inputs[0]].is_quantized:
+                raise Refusal(f"TFLite Micro refuses this file: no {operation.kernel} of integers")
         self._interpreter = self._load(max(SMALLEST, ARENA * self.size))
         self.runtime = f"tflite-micro {importlib.metadata.version('tflite-micro')}"
 

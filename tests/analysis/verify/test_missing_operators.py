@@ -42,6 +42,13 @@ def test_another_runtime_runs_them(function, operator):
     )
 
 
+def test_another_runtime_runs_what_is_only_refused_when_it_runs():
+    qat, contents = quantized(lambda x: tf.math.log(tf.square(x) + 1e-3))
+    report = keras_qat.verify(qat, contents, X)
+    assert report.kernels == "reference" and report.identical == 1
+    assert report.refused.startswith("LOG: ")
+
+
 def test_another_file_is_not_the_same():
     qat, _ = quantized(tf.nn.gelu)
     _, other = quantized(keras.activations.gelu)
