@@ -142,7 +142,7 @@ def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Produ
         kernel = kernel if isinstance(kernel, Value) else array(kernel)
         if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
             return None
-        axes = len(kernel.shape) - 2
+        axes, padding = len(kernel.shape) - 2, padding or "VALID"  # As tf.nn.convolution has it.
         if axes not in (1, 2) or not isinstance(x, Value) or len(x.shape) != axes + 2:
             return None
         sizes = [window(1 if option is None else option, axes) for option in (strides, dilation)]

@@ -72,6 +72,7 @@ def test_the_page_says_what_the_plan_does(name):
     assert verdict(keras_qat.plan(example(name))) == table()[name]
 
 
+@pytest.mark.filterwarnings("ignore:recipe int8 quantizes nothing")
 @pytest.mark.sample(20)
 @pytest.mark.parametrize("name", sorted(set(table()) - BEFORE_THE_MODEL))
 def test_shapes_stay_known(name):
@@ -130,7 +131,12 @@ ARGUMENTS: dict[str, Any] = {
 
 OF_TWO = {"tf.math.squared_difference", "tf.math.divide_no_nan", "tf.math.floormod"}
 
+KERNEL = np.ones((3, 3, 4, 2), np.float32)
 CALLS: dict[str, Any] = {
+    "tf.nn.conv1d": lambda x: tf.nn.conv1d(x[:, 0], KERNEL[0], 1, "SAME"),
+    "tf.nn.conv2d": lambda x: tf.nn.conv2d(x, KERNEL, 1, "SAME"),
+    "tf.nn.convolution": lambda x: tf.nn.convolution(x, KERNEL),
+    "tf.nn.depthwise_conv2d": lambda x: tf.nn.depthwise_conv2d(x, KERNEL, [1] * 4, "SAME"),
     "tf.einsum": lambda x: tf.einsum("bhwc,bhwd->bcd", x, 2.0 * x),
     "tf.matmul": lambda x: tf.matmul(x, 2.0 * x, transpose_b=True),
     "tf.add_n": lambda x: tf.add_n([x, 2.0 * x, tf.nn.relu(x)]),
