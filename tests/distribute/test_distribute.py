@@ -16,8 +16,8 @@ from tests.processes import FORKS, fork, run_all
 
 
 @pytest.mark.parametrize("recipe", ["int8", pytest.param("contrib", marks=pytest.mark.slow)])
-def test_replicas_agree_with_each_other_and_with_the_file(recipe, tmp_path):
-    assert run_all(fork(programs.mirrored, recipe, tmp_path)) == [0]
+def test_replicas_agree_with_each_other_and_with_the_file(recipe):
+    assert run_all(fork(programs.mirrored, recipe)) == [0]
 
 
 @pytest.mark.slow

@@ -91,11 +91,13 @@ def test_without_quantization_it_computes_what_the_float_model_does(family):
     assert len(qat.trainable_weights) == len(model.trainable_weights)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", NAMES)
 def test_it_trains(family):
     assert made(family).moved > 0 or not made(family).model.trainable_weights
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", NAMES)
 def test_it_reloads_equal(family, tmp_path):
     model, x = made(family).model, made(family).x

@@ -100,7 +100,7 @@ def test_embedding(kernels):
     assert_identical(qat, x, kernels)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @with_kernels
 @pytest.mark.parametrize(
     ("recipe", "options"),

@@ -30,7 +30,7 @@ def model_of(name):
     return keras.Model(x, OPENED[name](x))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_computed_kernel_is_a_constant_of_the_file(name, recipe, tmp_path):

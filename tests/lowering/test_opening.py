@@ -61,7 +61,7 @@ def quantized(model):
         return keras_qat.quantize_model(model, strict=True)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [*OPENED, "a subclassed model"])
 def test_what_is_opened_is_exact(name, tmp_path):
     """The float model stays as it is, weights go there and back, the file has the model's codes."""

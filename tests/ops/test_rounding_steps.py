@@ -140,7 +140,7 @@ def clipped(values: list[int], params: QuantParams) -> np.ndarray:
     return np.clip(shifted, params.lowest, params.highest).astype(np.int64)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("kind", "bits", "family"), SUMS)
 def test_sums_beside_each_step(kind, bits, family):
     for factor in map(float, np.float32(FACTORS)):

@@ -68,7 +68,7 @@ SKIPPED: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("recipe", ["int8", "int16x8"])
 @pytest.mark.parametrize("name", SKIPPED)
 def test_what_is_skipped_is_in_float_in_the_file(name, recipe, tmp_path):

@@ -195,6 +195,7 @@ class Nameless(layers.Layer):
         return tf.tanh(self.parts(inputs))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("opened", [True, False])
 def test_layers_whose_constructor_takes_no_name(opened, tmp_path):
     inner = keras.Sequential([keras.Input((4,)), Nameless(5)])
