@@ -52,14 +52,6 @@ def pytest_addoption(parser):
     parser.addoption("--draw", default="", help="any text, which decides what is in that share")
 
 
-def _seed_that_keeps_kernels(self, seed, set_seed=context.Context._set_global_seed):
-    handle, self._context_handle = self._context_handle, None
-    try:
-        set_seed(self, seed)
-    finally:
-        self._context_handle = handle
-
-
 def pytest_report_header(config):
     share, seed = config.getoption("share"), config.getoption("draw")
     if share < 1:
@@ -67,11 +59,20 @@ def pytest_report_header(config):
     return None
 
 
+def _seed_that_keeps_kernels(self, seed, set_seed=context.Context._set_global_seed):
+    """Seeds without clearing TensorFlow's kernels, which it does where it has a context."""
+    handle, self._context_handle = self._context_handle, None
+    try:
+        set_seed(self, seed)
+    finally:
+        self._context_handle = handle
+
+
 def pytest_configure():
     """Garbage is collected a tenth as often, and not looked for in TensorFlow and the tests.
 
-    Seeds keep TensorFlow's kernels, a fifth of the time: weights and data start from random numbers
-    that no kernel counts.
+    Seeds keep TensorFlow's kernels, which saves a tenth to a fifth of the time: weights and data
+    start from random numbers that no kernel counts.
     """
     gc.set_threshold(10_000, 10, 10)
     context.Context._set_global_seed = _seed_that_keeps_kernels

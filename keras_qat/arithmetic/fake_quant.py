@@ -93,8 +93,6 @@ def fake_quantize(
 
 
 def _values(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool) -> Any:
-    if must_not_fuse():
-        return plain_operations.fake_quantize(x, minimum, maximum, bits, narrow_range)[0]
     op = tf.quantization.fake_quant_with_min_max_vars
     return op(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range)
 
@@ -138,7 +136,6 @@ def fake_quantize_if(
     gates, applies = gates or Gates(), selecting(applies)
     if must_not_fuse():
         return _fake_quantize_plainly(applies, x, minimum, maximum, bits, narrow_range, ceiling)
-    moves_ends = isinstance(applies, Switch)
     on = applies.on if isinstance(applies, Switch) else True
     if ceiling is None:
         mask = mask_of_range(minimum, maximum, bits, narrow_range, gates, on)
@@ -165,7 +162,7 @@ def fake_quantize_if(
     @tf.custom_gradient
     def quantized(x: Any) -> Any:
         y = cond(applies, lambda: quantizing(x), lambda: passing(x))
-        if moves_ends:
+        if isinstance(applies, Switch):  # It moves the ends.
             return y, partial(inside, x)
         return y, lambda upstream: cond(
             applies, lambda: inside(x, upstream), lambda: passed(x, upstream)

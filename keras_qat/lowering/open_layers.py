@@ -189,9 +189,7 @@ def _unknown_activation(call: Call, context: LoweringContext) -> list[Call]:
     if not is_own or type(layer) is layers.Activation or isinstance(function, layers.Layer):
         return []
     package = str(function.__module__).split(".")[0]
-    if package in ("keras", "tf_keras"):
-        return []
-    if package == "tensorflow" and _is_known(function):
+    if package in ("keras", "tf_keras") or (package == "tensorflow" and _is_known(function)):
         return []
     return split_activation(call, context)
 
@@ -342,12 +340,15 @@ def _weight_tensor(
     value: Value, opened: OpenedLayer, parts: PartsBuilder, name: str, owner: Any
 ) -> tuple[Any, Any]:
     """Returns the layer, made once, for a value that depends on weights alone, and its shape."""
-    variables = [opened.weights[source] for source in _weights_behind(value, opened)]
-    frozen = {id(variable) for variable in variables if not _trains(variable, owner)}
+    of_frozen_layers = {
+        id(w) for inner in layers_in(owner)[1:] if not inner.trainable for w in inner.weights
+    }
+
+    def is_frozen(variable: Any) -> bool:
+        return not variable.trainable or id(variable) in of_frozen_layers
+
     # As Keras lists them: those that train first.
-    sources = sorted(
-        _weights_behind(value, opened), key=lambda source: id(opened.weights[source]) in frozen
-    )
+    sources = sorted(_weights_behind(value, opened), key=lambda w: is_frozen(opened.weights[w]))
     variables = [opened.weights[source] for source in sources]
     expression = None
     if value not in opened.weights:
@@ -367,7 +368,7 @@ def _weight_tensor(
             [tuple(variable.shape) for variable in variables],
             expression,
             weight_dtype=variables[0].dtype.name,
-            frozen=[index for index, w in enumerate(variables) if id(w) in frozen],
+            frozen=[index for index, w in enumerate(variables) if is_frozen(w)],
             regularizers=[opened.regularizers.get(id(w)) for w in variables],
             constraints=[variable.constraint for variable in variables],
             trainable=owner.trainable,
@@ -376,12 +377,6 @@ def _weight_tensor(
         variables,
     )
     return layer, tuple(value.shape)
-
-
-def _trains(variable: Any, owner: Any) -> bool:
-    """Returns whether a variable trains, by itself and by the layer inside that has it."""
-    inside = [inner for inner in layers_in(owner)[1:] if not inner.trainable]
-    return variable.trainable and all(variable is not w for inner in inside for w in inner.weights)
 
 
 def _behind(value: Value) -> list[Call]:

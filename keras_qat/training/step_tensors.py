@@ -229,14 +229,15 @@ def _weights(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:
 def _side_by_side(groups: Iterable[_Group]) -> list[list[_Group]]:
     """Puts groups together that few zeros make equally long, as long as a block is not large."""
     blocks: list[list[_Group]] = []
+    large = _large()
     for group in sorted(groups, key=lambda group: _rows([group]), reverse=True):
         zeros = {
             index: _size([*block, group]) - _size(block) - _size([group])
             for index, block in enumerate(blocks)
-            if _kind(block) == _kind([group]) and _size([*block, group]) < _large()
+            if _kind(block) == _kind([group]) and _size([*block, group]) < large
         }
         best = min(zeros, key=zeros.__getitem__, default=None)
-        if best is not None and zeros[best] <= _large() // 4:
+        if best is not None and zeros[best] <= large // 4:
             blocks[best].append(group)
         else:
             blocks.append([group])

@@ -21,6 +21,12 @@ def test_replicas_agree_with_each_other_and_with_the_file(recipe):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["int8", "contrib"])
+def test_a_model_that_replicas_trained_is_saved(recipe, tmp_path):
+    assert run_all(fork(programs.saved, recipe, tmp_path)) == [0]
+
+
+@pytest.mark.slow
 def test_verbs_under_a_strategy(tmp_path):
     assert run_all(fork(programs.verbs, tmp_path)) == [0]
 
