@@ -1,0 +1,158 @@
+"""Weights that opened layers read: tables, those of other layers, constrained and frozen ones."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.weighted_sums import RECENT
+from tests.helpers import images, observe, scramble
+
+layers = keras.layers
+
+pytestmark = pytest.mark.legacy
+
+
+class OwnTable(layers.Embedding):
+    """Subclasses Keras' layer, as many do."""
+
+    def call(self, inputs):
+        return super().call(inputs) * 2.0
+
+
+class Entries(layers.Layer):
+    """Looks entries up that are no longer than `most`."""
+
+    def __init__(self, most=None):
+        super().__init__()
+        self.most = most
+
+    def build(self, input_shape):
+        self.table = self.add_weight("table", (900, 4))
+
+    def call(self, inputs):
+        ids = tf.cast(inputs, tf.int32)
+        return tf.nn.embedding_lookup(params=self.table, ids=ids, max_norm=self.most)
+
+    def get_config(self):
+        return {"most": self.most}
+
+
+@pytest.mark.parametrize("make", [partial(OwnTable, 900, 4), Entries])
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_tables_of_ones_own_are_looked_up_in_integers(make, dtype):
+    words = keras.Input((6,), dtype=dtype)
+    model = keras.Model(words, layers.Dense(3)(make()(words)))
+    data = np.random.default_rng(0).integers(0, 900, (32, 6)).astype(dtype)
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, data)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
+    assert report.identical == 1
+    assert report.is_good  # Tokens in 8 bits would be other words.
+
+
+def test_entries_that_are_shortened_stay_in_float():
+    words = keras.Input((6,), dtype="int32")
+    model = keras.Model(words, layers.Dense(3)(Entries(most=0.1)(words)))
+    assert keras_qat.plan(model).float_layers
+
+
+@keras.utils.register_keras_serializable()
+class Tied(layers.Layer):
+    """Scores of all entries of a table, by a product with the table itself."""
+
+    def __init__(self, transposed=False, **kwargs):
+        super().__init__(**kwargs)
+        self.transposed = transposed
+        self.table, self.dense = layers.Embedding(20, 8), layers.Dense(8)
+
+    def call(self, x):
+        h = self.dense(self.table(x))
+        if self.transposed:
+            return tf.matmul(h, tf.transpose(self.table.embeddings))
+        return tf.matmul(h, self.table.embeddings, transpose_b=True)
+
+    def get_config(self):
+        return {**super().get_config(), "transposed": self.transposed}
+
+
+@pytest.mark.skipif(not RECENT, reason="TensorFlow 2.15 rounds one in a hundred otherwise")
+@pytest.mark.parametrize("transposed", [False, True])
+def test_weights_that_another_layer_owns_train_and_are_saved(transposed, tmp_path):
+    ids = keras.Input((6,), dtype="int32")
+    model = keras.Model(ids, layers.Dense(3)(Tied(transposed)(ids)))
+    x = np.arange(24).reshape(4, 6) % 20
+    qat = keras_qat.quantize_model(model, strict=True)
+    qat(x, training=True)
+    before = qat.predict(x, verbose=0)
+    model.set_weights([weight * 0 for weight in model.get_weights()])
+    np.testing.assert_array_equal(qat.predict(x, verbose=0), before)
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), before)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+
+
+def test_operations_on_weights_of_layers_say_what_to_do():
+    ids, table = keras.Input((6,), dtype="int32"), layers.Embedding(20, 8)
+    model = keras.Model(ids, tf.matmul(table(ids), table.embeddings, transpose_b=True))
+    with pytest.raises(ValueError, match=r"of another layer.*Make one layer"):
+        keras_qat.quantize_model(model)
+
+
+def weighted(factor):
+    def penalty(weight):
+        return factor * tf.reduce_sum(tf.square(weight))
+
+    return penalty
+
+
+def test_functions_that_regularize_and_constrain():
+    """Keras writes their names only, and copies called a name. Two may have the same."""
+    inputs = keras.Input((4,))
+    x = layers.Dense(3, kernel_regularizer=weighted(1.0), bias_regularizer=weighted(100.0))(inputs)
+    x = layers.Dense(3, kernel_constraint=lambda weight: 0.0 * weight, name="constrained")(x)
+    model, data = scramble(keras.Model(inputs, x)), images(32, (4,))
+    qat = observe(keras_qat.quantize_model(model), data)
+    np.testing.assert_allclose(sorted(qat.losses), sorted(model.losses), rtol=1e-6)
+    qat.compile("sgd", "mse")
+    qat.fit(data, np.zeros((32, 3)), verbose=0)
+    assert not np.any(qat.get_layer("quant_constrained").layer.kernel)
+
+
+def test_functions_that_regularize_are_found_by_name(tmp_path):
+    inputs, penalty = keras.Input((4,)), weighted(1.0)
+    outputs = layers.Dense(3, kernel_regularizer=penalty, activity_regularizer=penalty)(inputs)
+    qat = keras_qat.quantize_model(scramble(keras.Model(inputs, outputs)))
+    qat.save(tmp_path / "qat.keras")
+    custom = {"penalty": penalty}
+    loaded = keras.models.load_model(tmp_path / "qat.keras", custom_objects=custom)
+    for model in (qat, loaded, keras_qat.strip_quantization(qat)):
+        assert len(model.losses) == 2
+
+
+class FixedPositions(layers.Layer):
+    """Positions that do not train, as sines are given to an embedding in tutorials."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.embedding = layers.Embedding(8, 4, embeddings_initializer="normal", trainable=False)
+
+    def call(self, inputs):
+        return inputs + self.embedding(tf.range(8))
+
+
+def test_embedded_positions_that_do_not_train_stay():
+    x = keras.Input((8, 4))
+    model = keras.Model(x, layers.Dense(2)(FixedPositions()(x)))
+    qat = keras_qat.quantize_model(model)
+    assert len(qat.trainable_weights) == len(model.trainable_weights) == 2
+    plain = keras_qat.strip_quantization(qat)
+    assert len(plain.trainable_weights) == 2
+    data = images(4, (8, 4))
+    np.testing.assert_array_equal(plain(data), model(data))
