@@ -100,6 +100,10 @@ class Inference:
             self.traced = self.settled.version, function
         return self.traced[1]
 
+    def _infer_eagerly(self, *inputs: Any) -> list[Any]:
+        """Computes in a function that reads all weights, by which a tape knows of them."""
+        return self._traced()(*inputs)
+
     def _check(self, inputs: Sequence[Any]) -> None:
         for name, x in zip(self.model.input_names, inputs, strict=True):
             if x.dtype.is_floating:
@@ -184,7 +188,7 @@ class Inference:
             return self._if(applies, flat, y, after)
         exact: Callable[..., list[Any]] = self._infer
         if tf.executing_eagerly():
-            exact = self._traced()
+            exact = self._infer_eagerly
         elif is_exact(self.layers[0].assumed) and self._is_settled:
             exact = self._infer_settled
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
@@ -28,3 +30,15 @@ def test_simulations_compute_what_files_do(kernels):
     qat = observe(keras_qat.quantize_model(scramble(network()), "contrib"), x)
     contents = keras_qat.export_tflite(qat, input_range=(-4.0, 4.0))
     assert_identical(qat, x, kernels, contents, input_range=(-4.0, 4.0))
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+def test_weights_of_files_are_those_that_training_multiplies(narrow):
+    model = keras.Sequential([layers.Dense(4, input_shape=(6,))])
+    kernel = np.linspace(-1.1, 1, 24, dtype=np.float32).reshape(6, 4)
+    model.set_weights([kernel, np.zeros(4)])
+    recipe = keras_qat.recipes.contrib(4, weight_narrow_range=narrow)
+    qat = observe(keras_qat.quantize_model(model, recipe), images(8, (6,)))
+    (node,) = keras_qat.resolve(qat, input_range=(-4.0, 4.0)).nodes
+    expected = tf.quantization.fake_quant_with_min_max_args(kernel, -1.1, 1.0, 4, narrow)
+    np.testing.assert_allclose(node.weights.q * node.weights.scale, expected, atol=1e-6)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.arithmetic.ties import ENOUGH
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.integer_graph.passes.pixel_inputs import with_pixels
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS, RUNNABLE
@@ -249,3 +253,13 @@ def test_rescalings_that_are_none(fed, given, message):
 def test_a_rescaling_of_other_data_is_told(rescaled):
     with pytest.warns(UserWarning, match="become -1 to 1, but the model's input has the range 0"):
         keras_qat.export_tflite(rescaled[0], input_dtype="uint8", rescaling=(1 / 127.5, -1))
+
+
+@pytest.mark.parametrize(("scale", "match"), [(0.599, "range 0 to 255"), (0.6, None)])
+def test_three_fifths_in_common_are_the_same_data(rescaled, scale, match):
+    graph = resolve(rescaled[0])
+    ((name, image),) = graph.inputs.items()
+    image = dataclasses.replace(image, params=QuantParams(1.0, -128))
+    graph = dataclasses.replace(graph, inputs={name: image})
+    with pytest.warns(UserWarning, match=match) if match else contextlib.nullcontext():
+        with_pixels(graph, {name: (scale, 0.0)})

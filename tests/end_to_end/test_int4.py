@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import numpy as np
@@ -263,3 +264,15 @@ def test_nothing_to_pack():
     )
     with pytest.raises(ValueError, match="no weights of at most 4 bits"):
         keras_qat.export_tflite(observe(qat, 8 + x), pack_int4=True, input_range=(0, 16))
+
+
+@pytest.mark.parametrize(("largest", "is_packed"), [(1.0, True), (1.3, False)], ids=["7", "8"])
+def test_weights_with_a_zero_point_are_packed_up_to_7(largest, is_packed):
+    model = functional((6,), build=layers.Dense(4))
+    model.set_weights([np.linspace(-1, largest, 24).reshape(6, 4), np.zeros(4)])
+    qat = observe(keras_qat.quantize_model(model, keras_qat.recipes.contrib(4)), images(32, (6,)))
+    refused = pytest.raises(ValueError, match="no weights of at most 4 bits")
+    with contextlib.nullcontext() if is_packed else refused:
+        contents = keras_qat.export_tflite(qat, pack_int4=True, input_range=(-4, 4))
+        ((kind, _),) = weights_of(contents)
+        assert kind == schema.TensorType.INT4

@@ -125,6 +125,7 @@ def test_graphs_compute_the_same(op, bits, jit):
     for family in KERNELS:
         compute = tf.function(
             lambda given, family=family: in_integers_as_tensors(node, given, family),
+            autograph=False,
             jit_compile=jit,
         )
         for expected, result in zip(

@@ -76,9 +76,14 @@ PLAIN = {"backwards": False, "sequences": False, "keeps": False}
 
 
 def of_sequence(kind, *options, shape=STEPS, count=1, outputs=1, masked=False, **more):
-    """A call of a recurrent layer, which is not built, on so many tensors of one shape."""
+    """A call of a recurrent layer, which is not built, on so many tensors of one shape.
+
+    The first one may have a mask.
+    """
     given = more.pop("initial_state", None)
-    values = [Value(f"x{i}", (None, *shape), "float32", masked=masked) for i in range(count)]
+    values = [
+        Value(f"x{i}", (None, *shape), "float32", masked=masked and i == 0) for i in range(count)
+    ]
     results = [Value(f"y{i}", (None, 3), "float32") for i in range(outputs)]
     kwargs = {} if given is None else {"initial_state": given}
     args = (values if count > 1 else values[0],)
@@ -135,7 +140,7 @@ REFUSED_RECURRENT = [
     (GRU, {"count": 2, "stateful": True}, "its state is kept and given"),
     (GRU, {"activation": "relu"}, "its activations are not tanh and sigmoid or hard_sigmoid"),
     (GRU, {"recurrent_activation": "tanh"}, "its activations are not tanh and sigmoid or"),
-    (GRU, {"masked": True}, "it has a mask"),
+    (GRU, {"masked": True, "count": 2}, "it has a mask"),
     ((layers.SimpleRNN, 3, "gelu"), {}, "its activations are not tanh and relu"),
     (CONV, {"shape": FILM, "return_state": True}, "its states are kept, given or read"),
     (CONV, {"shape": FILM, "stateful": True}, "its states are kept, given or read"),
