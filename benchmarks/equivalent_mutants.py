@@ -8,9 +8,6 @@ SLOWER = "it chooses the slower one of two computations with the same results"
 
 EQUIVALENT = {
     "keras_qat/arithmetic/lstm_gates.py _exponential: 2 -> 3 (3)": "no x of 16 bits has that bit",
-    "keras_qat/arithmetic/lstm_gates.py _exponential_of_quarter: 715827883 -> 715827884": (
-        "both are 10923 with 15 bits behind the point"
-    ),
     "keras_qat/arithmetic/plain_operations.py _steps: sign > 0 -> sign >= 0": (
         "the sign of a scale is 1 or -1"
     ),

@@ -64,8 +64,8 @@ class KernelFamily:
             is None, or in fixed point.
         ratios: precision in which ratios of scales are computed before they become fixed point.
         int16_softmax_tables: precision in which the tables of int16 softmax are computed.
-        curves_saturate: whether int8 sigmoid and tanh return the end of their range for inputs of
-            15 and more where the input scale is at least 4.
+        int8_curves: whether int8 sigmoid and tanh are tables of float32, or computed in fixed point
+            for inputs up to 15, beyond which they are at the end of their range.
         lstm: whether the steps of an LSTM round as TFLite or as TFLite Micro.
         int16_lstm: whether there is an LSTM for int16 activations.
         int4_dense_per_channel: whether FULLY_CONNECTED takes int4 weights with a scale for each
@@ -97,7 +97,7 @@ class KernelFamily:
     dense: Literal["double", "fixed_point"] = "double"
     ratios: Literal["float32", "float64"] = "float32"
     int16_softmax_tables: Literal["float32", "float64"] = "float64"
-    curves_saturate: bool = False
+    int8_curves: Literal["float32", "fixed_point"] = "float32"
     lstm: Literal["tflite", "tflite_micro"] = "tflite"
     int16_lstm: bool = False
     int4_dense_per_channel: bool = True
@@ -144,7 +144,7 @@ TFLM = KernelFamily(
     dense="fixed_point",
     ratios="float64",
     int16_softmax_tables="float32",
-    curves_saturate=True,
+    int8_curves="fixed_point",
     lstm="tflite_micro",
     int16_lstm=True,
     int4_dense_per_channel=False,

@@ -1,101 +1,100 @@
-"""Sigmoid and hyperbolic tangent of 16 bits, as TFLite's kernel of LSTM computes its gates.
+"""Sigmoid and hyperbolic tangent in fixed-point numbers, as gemmlowp computes them.
 
-They are approximations in fixed-point numbers of 16 bits: an exponential by a Taylor series and
-factors, then a reciprocal by Newton's method. TFLite Micro has others: see `int16_sigmoid`.
+An exponential by a Taylor series and factors, then a reciprocal by Newton's method. TFLite's kernel
+of LSTM computes its gates so in 16 bits, TFLite Micro's int8 kernels of both functions in 32. For
+LSTM gates TFLite Micro has others: see `int16_sigmoid`.
 
-Source: gemmlowp's `fixedpoint.h`, for `int16_t`.
+Source: gemmlowp's `fixedpoint.h`.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from keras_qat.arithmetic.fixed_point import EXPONENTIALS
-
-Numbers = np.ndarray
-"""Whole numbers within 16 bits, in int64."""
-
-ONE = 2**15 - 1
-"""Represents 1 with 15 bits behind the point."""
-
-ONE_OF_2 = 2**13
-"""1 with 13 bits behind the point and 2 in front of it."""
+from keras_qat.arithmetic.fixed_point import EXPONENTIALS, divide, high_product, saturate, shift
 
 
-@functools.cache
-def sigmoid_table(integer_bits: int) -> Numbers:
-    """Tabulates sigmoid(x) in 32768ths for each x of 16 bits, the lowest first.
+def fixed_point_sigmoid(x: Any, integer_bits: int, bits: int = 31) -> Any:
+    """Computes sigmoid(x), with as many bits behind the point as there are.
 
     Args:
-        integer_bits: how many bits of x are in front of the point.
+        x: whole numbers in int64.
+        integer_bits: how many of their bits are in front of the point.
+        bits: how many bits they have, but for the sign: 15 or 31.
     """
-    x = _inputs()
-    above = _shifted(_newton(_exponential(-np.abs(x), integer_bits)), 1)
-    return np.where(x == 0, 2**14, np.where(x > 0, above, ONE - above))
+    reciprocal = _reciprocal(_exponential(-tf.abs(x), integer_bits, bits), bits)
+    above = saturate(shift(reciprocal, 1), bits)
+    below = tf.where(x == 0, tf.constant(2 ** (bits - 1), tf.int64), 2**bits - 1 - above)
+    return tf.where(x > 0, above, below)
+
+
+def fixed_point_tanh(x: Any, integer_bits: int, bits: int = 31) -> Any:
+    """Computes tanh(x) like `fixed_point_sigmoid`, as (1 - e) / (1 + e) with e = exp(-2 |x|)."""
+    reciprocal = _reciprocal(_exponential(-tf.abs(x), integer_bits + 1, bits), bits)
+    return tf.sign(x) * saturate(shift(reciprocal - 2 ** (bits - 2), 2), bits)
 
 
 @functools.cache
-def tanh_table(integer_bits: int) -> Numbers:
-    """Tabulates tanh(x) like `sigmoid_table`, as (1 - e) / (1 + e) with e = exp(-2 |x|)."""
-    x = _inputs()
-    reciprocal = _newton(_exponential(-np.abs(x), integer_bits + 1))
-    return np.sign(x) * _shifted(reciprocal - ONE_OF_2, 2)
+def sigmoid_table(integer_bits: int) -> np.ndarray:
+    """Tabulates sigmoid(x) in 32768ths for each x of 16 bits, the lowest first."""
+    return _table(fixed_point_sigmoid, integer_bits)
 
 
-def _inputs() -> Numbers:
-    return np.arange(-(2**15), 2**15, dtype=np.int64)
+@functools.cache
+def tanh_table(integer_bits: int) -> np.ndarray:
+    """Tabulates tanh(x) like `sigmoid_table`."""
+    return _table(fixed_point_tanh, integer_bits)
 
 
-def _exponential(x: Numbers, integer_bits: int) -> Numbers:
+def _table(function: Callable[..., Any], integer_bits: int) -> np.ndarray:
+    with tf.init_scope():
+        x = tf.range(-(2**15), 2**15, dtype=tf.int64)
+        return np.asarray(function(x, integer_bits, 15))
+
+
+def _exponential(x: Any, integer_bits: int, bits: int) -> Any:
     """Computes exp(x) for x up to zero: of the last quarter, times those of powers of two."""
-    point = 15 - integer_bits
+    point = bits - integer_bits
     quarter = 2 ** (point - 2)
     last = (x & (quarter - 1)) - quarter
-    result, rest = _exponential_of_quarter(_shifted(last, integer_bits)), last - x
+    result = _exponential_of_quarter(saturate(shift(last, integer_bits), bits), bits)
+    rest = last - x
     for k, power in enumerate(EXPONENTIALS[: integer_bits + 2], -2):
-        result = np.where(rest & 2 ** (point + k), _product(result, _constant(power)), result)
-    return np.where(x == 0, ONE, result)
+        multiplied = high_product(result, _constant(power, bits), bits)
+        result = tf.where(rest & 2 ** (point + k) != 0, multiplied, result)
+    return tf.where(x == 0, tf.constant(2**bits - 1, tf.int64), result)
 
 
-def _exponential_of_quarter(x: Numbers) -> Numbers:
+def _exponential_of_quarter(x: Any, bits: int) -> Any:
     """Computes exp(x) from -1/4 to 0, by a series around -1/8."""
-    middle, third = _constant(1895147668), _constant(715827883)
-    x = x + 2**12
-    square = _product(x, x)
-    cube, fourth = _product(square, x), _product(square, square)
-    rest = _divided(_product(_divided(fourth, 2) + cube, third) + square, 1)
-    return _saturated(middle + _product(middle, x + rest))
+    middle, third = _constant(1895147668, bits), _constant(715827883, bits)
+    x = x + 2 ** (bits - 3)
+    square = high_product(x, x, bits)
+    cube, fourth = high_product(square, x, bits), high_product(square, square, bits)
+    sixth = high_product(divide(fourth, _bits(2)) + cube, third, bits)
+    rest = divide(sixth + square, _bits(1))
+    return saturate(middle + high_product(x + rest, middle, bits), bits)
 
 
-def _newton(x: Numbers) -> Numbers:
-    """Computes 2 / (1 + x) for x from 0 to 1, with 13 bits behind the point."""
-    half = (x + ONE + 1) // 2
-    y = _constant(1515870810) + _product(half, _constant(-1010580540))  # 48 / 17, -32 / 17.
-    for _ in range(3):
-        y = y + _shifted(_product(y, ONE_OF_2 - _product(half, y)), 2)
+def _reciprocal(x: Any, bits: int) -> Any:
+    """Computes 2 / (1 + x) for x from 0 to 1, with 2 bits less behind the point."""
+    half = (x + 2**bits) // 2
+    y = high_product(half, _constant(-1010580540, bits), bits) + _constant(1515870810, bits)
+    for _ in range(3):  # From 48 / 17 - 32 / 17 x on.
+        rest = 2 ** (bits - 2) - high_product(half, y, bits)
+        y = y + saturate(shift(high_product(y, rest, bits), 2), bits)
     return y
 
 
-def _product(a: Numbers | int, b: Numbers | int) -> Numbers:
-    """Returns the upper half of a product, rounding halves up."""
-    return np.asarray(a * b + 2**14) >> 15
+def _constant(number: int, bits: int) -> int:
+    """Rounds a number with 31 bits behind the point to 15, or leaves it."""
+    return number if bits == 31 else (number + 2**15) >> 16
 
 
-def _divided(x: Numbers, bits: int) -> Numbers:
-    """Computes x / 2^bits, rounding halves away from zero."""
-    return np.sign(x) * ((np.abs(x) + 2 ** (bits - 1)) >> bits)
-
-
-def _shifted(x: Numbers, bits: int) -> Numbers:
-    return _saturated(x << bits)
-
-
-def _saturated(x: Numbers) -> Numbers:
-    return np.clip(x, -(2**15), ONE)
-
-
-def _constant(number: int) -> int:
-    """Rounds a number with 31 bits behind the point to 15."""
-    return (number + 2**15) >> 16
+def _bits(count: int) -> Any:
+    return tf.constant(count, tf.int64)

@@ -92,6 +92,11 @@ def _write_input(
     builder: Builder, indices: dict[Tensor, int], name: str, tensor: Tensor, dtype: str | None
 ) -> int:
     if tensor.params is None:
+        if tensor.dtype == "string":
+            raise ValueError(
+                f"{name}: files have no input of strings. Compute what reads it before the model, "
+                f"in the input pipeline, and quantize the model behind it."
+            )
         indices[tensor] = builder.tensor(name, tensor.shape, tensor.dtype)
         return indices[tensor]
     kind, params = _end_params(tensor.params, dtype)

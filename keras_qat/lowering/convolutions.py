@@ -15,12 +15,17 @@ def split_separable(call: Call, context: LoweringContext) -> list[Call]:
     if isinstance(layer, layers.SeparableConv1D):
         kinds = layers.DepthwiseConv1D, layers.Conv1D
     shared = {name: getattr(layer, name) for name in ("data_format", "trainable")}
+    options, padding = {name: getattr(layer, name) for name in OF_DEPTHWISE}, []
+    if layer.padding == "causal":  # Which a DepthwiseConv1D does not take.
+        before = (layer.kernel_size[0] - 1) * layer.dilation_rate[0]
+        padding = [parts.new("pad", layers.ZeroPadding1D, (before, 0))]
+        options["padding"] = "valid"
     depthwise_kernel, *pointwise_weights = weights_without_activation(layer, context)
     depthwise = parts.new(
         "depthwise",
         kinds[0],
         layer.kernel_size,
-        **{name: getattr(layer, name) for name in OF_DEPTHWISE},
+        **options,
         use_bias=False,
         dtype=layer.dtype_policy,
         weights=[depthwise_kernel],
@@ -39,7 +44,9 @@ def split_separable(call: Call, context: LoweringContext) -> list[Call]:
         **shared,
     )
     is_linear = layer.activation in (None, keras.activations.linear)
-    return parts.chain(depthwise, pointwise, *([] if is_linear else [activation_of(parts)]))
+    return parts.chain(
+        *padding, depthwise, pointwise, *([] if is_linear else [activation_of(parts)])
+    )
 
 
 OF_DEPTHWISE = (

@@ -41,6 +41,7 @@ from keras_qat.lowering.normalizing import normalizing
 from keras_qat.lowering.recurrent import given_mask
 from keras_qat.lowering.unrolling import CELLS, in_few_operations, refused_cells
 from keras_qat.lowering.weighted_products import with_kernels
+from keras_qat.lowering.written_out import own_weights
 from keras_qat.ops.registry import is_listed, is_registered, lists
 
 _ATTENTION = layers.Attention, layers.AdditiveAttention
@@ -128,7 +129,8 @@ def _open_each(
                 prefix = "" if is_whole(call) else f"{call.name}/"
                 namer = InnerNames(call, prefix, context.names.setdefault(call.layer, {}))
                 with in_few_operations(call.layer):
-                    opened, read = masks.opened(call, written_out, lent.of.get(call.layer, ()))
+                    read_here = [*lent.of.get(call.layer, ()), *own_weights(call.layer)]
+                    opened, read = masks.opened(call, written_out, read_here)
                 parts = _calls_of(
                     opened, call, read, context, anchor, namer, forced, call.layer in apart
                 )

@@ -18,6 +18,7 @@ from keras_qat.arithmetic.fixed_point import (
     exponent_of,
     fixed_point,
     high_product,
+    multiply,
     saturate,
     shift,
     shift_back,
@@ -31,6 +32,7 @@ from keras_qat.arithmetic.int16_sigmoid import (
     tanh_of_int16,
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
+from keras_qat.arithmetic.lstm_gates import fixed_point_sigmoid, fixed_point_tanh
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.frontend.helper_layers import HardSwish
 from keras_qat.frontend.keras2.backend import keras, layers
@@ -120,14 +122,25 @@ class _Direct:
     ends: tuple[Any, Any, Any] | None
 
 
-def _prepare_directly(function: Callable[[Any], Any], of_tflite: Callable[[Any], Any]) -> Prepare:
+def _prepare_directly(
+    function: Callable[[Any], Any],
+    of_tflite: Callable[[Any], Any],
+    of_micro: Callable[[Any, int], Any],
+) -> Prepare:
     """Prepares a real function with a fixed output range.
 
     Args:
         function: the function.
         of_tflite: the same in the operations of TFLite's table.
+        of_micro: the same in fixed point, as TFLite Micro computes it.
     """
-    entries = by_table(in_float32(of_tflite, xnnpack=function))
+    float32 = in_float32(of_tflite, xnnpack=function)
+
+    def table(a: Arguments) -> Any:
+        is_float = a.family.int8_curves == "float32"
+        return float32(a) if is_float else _in_fixed_point(a, of_micro)
+
+    entries = by_table(table)
 
     @traced_once
     def is_clear(lowest: Any, scale: Any, output: Any) -> Any:
@@ -142,7 +155,7 @@ def _prepare_directly(function: Callable[[Any], Any], of_tflite: Callable[[Any],
             tf.cast(x.scale, tf.float32),
             tf.cast(1 / output.scale, tf.float32),
             entries(a),
-            _ends(x, output, a.q[0].dtype) if a.family.curves_saturate else None,
+            _ends(x, output, a.q[0].dtype) if a.family.int8_curves == "fixed_point" else None,
         )
 
     return prepare
@@ -180,6 +193,14 @@ def _directly(scaled: Callable[..., Any]) -> Callable[[Any, _Direct], Any]:
     return compute
 
 
+def _in_fixed_point(a: Arguments, function: Callable[[Any, int], Any]) -> Any:
+    """Computes the table of a function that takes numbers with 4 bits in front of the point."""
+    (q,), (x,), output = a.q, a.params, a.output
+    numbers = multiply(tf.cast(q, tf.int64), fixed_point(tf.cast(x.scale, tf.float64) * 2.0**27))
+    steps = exponent_of(tf.cast(1 / output.scale, tf.float64))
+    return tf.cast(divide(function(numbers, 4), 31 - steps), tf.float64)
+
+
 def _ends(x: QuantParams, output: QuantParams, dtype: tf.DType) -> tuple[Any, Any, Any]:
     """Returns the largest input that TFLite Micro's kernels use, and the ends of the output.
 
@@ -211,13 +232,15 @@ def _bounded(
     code: str,
     function: Any,
     of_tflite: Any,
+    of_micro: Any,
     prepare_curve: Callable[[KernelFamily, Any], Curve],
     of_int16: Callable[[Any, Curve], Any],
     scaled: Any,
     **how: Any,
 ) -> Op:
     """Makes the row of a function with a fixed output range."""
-    prepare_int8, compute_int8 = _prepare_directly(function, of_tflite), _directly(scaled)
+    prepare_int8 = _prepare_directly(function, of_tflite, of_micro)
+    compute_int8 = _directly(scaled)
 
     def prepare(a: Arguments) -> Any:
         if not a.wide:
@@ -293,6 +316,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         "LOGISTIC",
         tf.sigmoid,
         lambda x: 1.0 / single(1.0 + single(tf.exp(-x))),
+        fixed_point_sigmoid,
         prepare_sigmoid,
         sigmoid_of_int16,
         _scaled_sigmoid,
@@ -306,6 +330,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         "TANH",
         tf.tanh,
         tf.tanh,
+        fixed_point_tanh,
         prepare_tanh,
         tanh_of_int16,
         _scaled_tanh,

@@ -11,7 +11,12 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import inverse_square_root
-from keras_qat.arithmetic.lstm_gates import sigmoid_table, tanh_table
+from keras_qat.arithmetic.lstm_gates import (
+    fixed_point_sigmoid,
+    fixed_point_tanh,
+    sigmoid_table,
+    tanh_table,
+)
 from keras_qat.ops.softmax import _exp, _one_over_one_plus
 
 POWERS = {
@@ -93,6 +98,18 @@ def test_gates_of_lstms(integer_bits):
     reciprocal = twice_reciprocal(exp_of_negative(-abs(x), integer_bits + 1, 15), 15)
     size = shifted(reciprocal - 2**13, 2, 15)
     np.testing.assert_array_equal(tanh_table(integer_bits), np.where(x < 0, -size, size * (x > 0)))
+
+
+def test_curves_of_32_bits():
+    """As TFLite Micro's int8 kernels have them, with 4 bits in front of the point."""
+    numbers = np.random.default_rng(0)
+    x = np.concatenate([[0, 1, -1], numbers.integers(-(15 << 27), 15 << 27, 5000)])
+    above = shifted(twice_reciprocal(exp_of_negative(-abs(x), 4, 31), 31), 1, 31)
+    sigmoid = np.where(x > 0, above, np.where(x < 0, 2**31 - 1 - above, 2**30))
+    np.testing.assert_array_equal(fixed_point_sigmoid(tf.constant(x), 4), sigmoid)
+    reciprocal = twice_reciprocal(exp_of_negative(-abs(x), 5, 31), 31)
+    size = shifted(reciprocal - 2**29, 2, 31)
+    np.testing.assert_array_equal(fixed_point_tanh(tf.constant(x), 4), np.sign(x) * size)
 
 
 def numbers_up_to(end, count=20_000):

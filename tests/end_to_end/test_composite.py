@@ -150,5 +150,5 @@ def test_only_layers_without_kernels_stay_in_float():
     kinds = {type(call.layer).__name__ for call in calls}
     assert kinds == {
         *("ThresholdedReLU", "ReLU", "GroupNormalization"),
-        *("LayerNormalization", "UnitNormalization", "LocallyConnected2D", "TFOpLambda"),
+        *("LayerNormalization", "UnitNormalization", "TFOpLambda"),
     }

@@ -110,12 +110,26 @@ VOLUMES = {
     "global_average": chain(layers.GlobalAveragePooling3D),
     "padding": chain(layers.ZeroPadding3D),
     "upsampling": chain(layers.UpSampling3D),
+    "conv": chain(partial(layers.Conv3D, 3, 2, activation="relu")),
+    "conv_same": chain(partial(layers.Conv3D, 3, 3, strides=(2, 1, 2), padding="same")),
+    "conv_dilated": chain(partial(layers.Conv3D, 3, 2, dilation_rate=(3, 2, 1), use_bias=False)),
+    "conv_norm": chain(partial(layers.Conv3D, 3, (1, 2, 3)), layers.BatchNormalization),
 }
 
 FLOAT_VOLUMES = {
-    "conv": chain(partial(layers.Conv3D, 3, 2, activation="relu")),
     "transposed": chain(partial(layers.Conv3DTranspose, 3, 2, strides=2)),
-    "conv_norm": chain(partial(layers.Conv3D, 3, 2), layers.BatchNormalization),
+}
+
+LOCALLY_CONNECTED = {
+    "relu": chain(partial(layers.LocallyConnected2D, 2, 3, strides=2, activation="relu")),
+    "masked": chain(
+        partial(layers.LocallyConnected2D, 2, (2, 3), padding="same", implementation=2)
+    ),
+    "sparse": chain(partial(layers.LocallyConnected2D, 2, 3, implementation=3, use_bias=False)),
+    "steps": chain(
+        partial(layers.Reshape, (-1, 3)),
+        partial(layers.LocallyConnected1D, 2, 4, strides=2, activation="tanh"),
+    ),
 }
 
 _first = {"data_format": "channels_first"}
@@ -170,7 +184,6 @@ PASS_THROUGH = {
     "custom_between": chain(partial(layers.Conv2D, 3, 3), Scale, partial(layers.Conv2D, 2, 3)),
     "group_norm": chain(partial(layers.GroupNormalization, 2)),
     "layer_norm": chain(layers.LayerNormalization),
-    "locally_connected": chain(partial(layers.LocallyConnected2D, 2, 3)),
     "xlogy": lambda x: tf.math.xlogy(x, 3.0),
     "variance": lambda x: tf.math.reduce_variance(x, [1, 2]),
 }
@@ -231,6 +244,7 @@ FAMILIES: dict[str, Family] = {
     "attention": Family([(6, 4), (5, 4)], ATTENTION),
     **each_alone([(6, 4), (5, 4)], PRODUCTS),
     "volumes": Family([(4, 5, 6, 3)], VOLUMES),
+    "locally_connected": Family(_IMAGE, LOCALLY_CONNECTED),
     "float_volumes": Family([(4, 4, 4, 3)], FLOAT_VOLUMES, int8=False),
     "channels_first": Family([(4, 6, 6)], CHANNELS_FIRST),
     "pass_through": Family(_IMAGE, PASS_THROUGH, int8=False),

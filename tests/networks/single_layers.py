@@ -53,6 +53,7 @@ SEPARABLE1D = {
     ),
     "dilation_bn": chain(partial(layers.SeparableConv1D, 6, 3, dilation_rate=2), _norm),
     "multiplier": chain(partial(layers.SeparableConv1D, 6, 3, padding="same", depth_multiplier=2)),
+    "causal": chain(partial(layers.SeparableConv1D, 6, 3, padding="causal", dilation_rate=2)),
 }
 
 

@@ -1,0 +1,58 @@
+"""Keras' layers without an integer kernel: written out they train, and come back, as they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.helpers import images, scramble
+from tests.networks.small import functional, layers
+
+pytestmark = pytest.mark.legacy
+
+LAYERS = {
+    "volume": (lambda **more: layers.Conv3D(2, (2, 1, 2), padding="same", **more), (3, 4, 5, 2)),
+    "positions": (lambda **more: layers.LocallyConnected1D(2, 3, **more), (6, 2)),
+    "masked": (lambda **more: layers.LocallyConnected1D(2, 3, implementation=2, **more), (6, 2)),
+    "sparse": (lambda **more: layers.LocallyConnected1D(2, 3, implementation=3, **more), (6, 2)),
+}
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_one_layer_trains_and_the_other_is_frozen(case):
+    make, shape = LAYERS[case]
+    options = {"kernel_regularizer": "l2", "kernel_constraint": keras.constraints.MaxNorm(0.5)}
+
+    def build(x):
+        trained = make(name="trained", **options)(x)
+        return [trained, make(name="frozen", trainable=False)(x)]
+
+    model, x = scramble(functional(shape, build=build)), images(8, shape)
+    qat = keras_qat.quantize_model(model, strict=True)
+    loss = float(tf.add_n(model.losses))
+    assert float(tf.add_n(qat.losses)) == pytest.approx(loss)
+    y = [np.zeros(np.shape(output), np.float32) for output in model(x)]
+    qat.compile("sgd", "mse")
+    qat.fit(x, y, verbose=0)
+    plain = keras_qat.strip_quantization(qat)
+    for name, is_trained in {"trained": True, "frozen": False}.items():
+        before, after = (m.get_layer(name).kernel.numpy() for m in (model, plain))
+        assert np.array_equal(before, after) != is_trained
+    kernel = plain.get_layer("trained").kernel
+    np.testing.assert_allclose(kernel, keras.constraints.MaxNorm(0.5)(kernel), rtol=1e-5)
+
+
+def test_layers_that_cannot_be_written_out_keep_their_weights_in_int8():
+    """Groups, sizes that are open, and regularizers of what a layer returns."""
+    inputs = layers.Input((4, 4, None, 2)), layers.Input((4, 4, 4, 2))
+    outputs = [
+        layers.Conv3D(2, 2, name="open")(inputs[0]),
+        layers.Conv3D(2, 2, groups=2, name="groups")(inputs[1]),
+        layers.Conv3D(2, 2, activity_regularizer="l2", name="regularized")(inputs[1]),
+    ]
+    reasons = keras_qat.plan(keras.Model(inputs, outputs)).float_layers
+    assert reasons.keys() == {"open", "groups", "regularized"}
+    assert all("its weights are int8" in reason for reason in reasons.values())
