@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.frontend.keras2.backend import keras, set_mask, swapped, takes_mask
+from keras_qat.frontend.keras2.backend import keras, layers, set_mask, swapped, takes_mask
 from keras_qat.frontend.keras2.inner_calls import ReadsConstants, calls_inside
 from keras_qat.frontend.keras2.layer_names import of_different_names
 from keras_qat.frontend.keras2.layer_weights import (
@@ -248,8 +248,18 @@ def _follow_training(trained: _Trace, tested: _Trace) -> None:
     refusal: Exception = CannotOpen("it computes differently in training")
     if does_nothing and len(trained.inputs) == 1 and _varies_alike(trained):
         refusal = OnlyTrains(trained.model)
-    known = [{id(x): index for index, x in enumerate(_symbols(t))} for t in (trained, tested)]
-    if list(map(_identity, trained.nodes)) != list(map(_identity, tested.nodes)):
+    nodes, of_test, noise = _in_order(trained), _in_order(tested), set[Any]()
+    expected = list(map(_identity, of_test))
+    if list(map(_identity, nodes)) != expected:  # As in `if training: x = self.dropout(x)`.
+        in_test = {id(node.layer) for node in of_test}
+        noise = {n for n in nodes if type(n.layer) in NOISE and id(n.layer) not in in_test}
+        nodes = [node for node in nodes if node not in noise]
+    known = [_numbered(trained, noise), _numbered(tested, set())]
+    results = [
+        [numbers.get(id(tensor)) for tensor in tf.nest.flatten(trace.outputs)]
+        for numbers, trace in zip(known, (trained, tested), strict=True)
+    ]
+    if list(map(_identity, nodes)) != expected or results[0] != results[1]:
         raise refusal
 
     def common(a: Any, b: Any) -> Any:
@@ -261,7 +271,9 @@ def _follow_training(trained: _Trace, tested: _Trace) -> None:
             raise refusal
         return a
 
-    for node, tested_node in zip(trained.nodes, tested.nodes, strict=True):
+    for node in noise:
+        node.call_args, node.call_kwargs = node.call_args[:1], {}
+    for node, tested_node in zip(nodes, of_test, strict=True):
         arguments = [(n.call_args, dict(n.call_kwargs)) for n in (node, tested_node)]
         try:
             args, kwargs = tf.nest.map_structure(common, *arguments)
@@ -288,9 +300,45 @@ def _varies_alike(trained: _Trace) -> bool:
     return len({all(np.all(run() == run()) for _ in range(8)) for run in runs}) == 1
 
 
-def _symbols(trace: _Trace) -> list[Any]:
-    outputs = [tensor for node in trace.nodes for tensor in tf.nest.flatten(node.outputs)]
-    return [*trace.model.inputs, *outputs]
+NOISE = {
+    *(layers.Dropout, layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D),
+    *(layers.AlphaDropout, layers.GaussianDropout, layers.GaussianNoise),
+    *(layers.RandomFlip, layers.RandomRotation, layers.RandomZoom, layers.RandomTranslation),
+    *(layers.RandomContrast, layers.RandomBrightness),
+}
+"""Layers that return their input but in training."""
+
+
+def _in_order(trace: _Trace) -> list[Any]:
+    """Returns the nodes of a trace, those of a node's first argument before those of its second.
+
+    Keras' order is another with a layer more in one branch.
+    """
+    made = {id(tensor): node for node in trace.nodes for tensor in tf.nest.flatten(node.outputs)}
+    order: dict[Any, None] = {}
+    waiting = [made[id(x)] for x in reversed(tf.nest.flatten(trace.outputs)) if id(x) in made]
+    while waiting:
+        arguments = tf.nest.flatten((waiting[-1].call_args, waiting[-1].call_kwargs))
+        before = [made[id(x)] for x in reversed(arguments) if id(x) in made]
+        if before := [node for node in before if node not in order]:
+            waiting += before
+        else:
+            order[waiting.pop()] = None
+    return list(order)
+
+
+def _numbered(trace: _Trace, noise: set[Any]) -> dict[int, int]:
+    """Counts the tensors of a trace, by id; the output of `noise` has the number of its input."""
+    numbers = {id(tensor): index for index, tensor in enumerate(trace.model.inputs)}
+    count = len(numbers)
+    for node in _in_order(trace):
+        outputs = tf.nest.flatten(node.outputs)
+        if node in noise:
+            numbers[id(outputs[0])] = numbers[id(node.call_args[0])]
+            continue
+        numbers.update((id(tensor), count + index) for index, tensor in enumerate(outputs))
+        count += len(outputs)
+    return numbers
 
 
 def _identity(node: Any) -> Any:
