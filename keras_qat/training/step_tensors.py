@@ -182,25 +182,29 @@ class _Block:
 
     def __init__(self, groups: list[_Group]) -> None:
         longest, *others = groups
-        self.groups = [*([pair] for pair in longest), *others]
-        first = longest[0][0]
-        self.axis = first.channel_axes[0]
+        quantizer, weight = longest[0]
+        is_plain = _kernel_shape(quantizer, weight) == weight.shape.as_list()
+        self.groups = [*([pair] for pair in longest), *others] if is_plain else groups
+        self.axis, self.kernel_axes = quantizer.channel_axes[0], _kernel_axes(quantizer)
         self.stacks = [_joined([weight for _, weight in group], self.axis) for group in self.groups]
-        self.joined = tf.stop_gradient(_joined(self.stacks, self.axis))
-        self.kernel, axes = _as_kernel(self.joined, first.channel_axes)
-        self.largest = largest_magnitudes(self.kernel, axes)
+        self.kernels = self.stacks
+        if others or weight.shape.rank != 4 or len(quantizer.channel_axes) > 1:
+            shapes = (_kernel_shape(quantizer, stack) for stack in self.stacks)
+            self.kernels = list(map(tf.reshape, self.stacks, shapes))
+        self.joined = tf.stop_gradient(_joined(self.kernels, self.kernel_axes[0]))
+        self.largest = largest_magnitudes(self.joined, self.kernel_axes)
         sizes = self.largest.shape.as_list()
-        sizes[axes[0]] = None
-        self.family = tuple(sizes), axes[0], first.spec.bits
+        sizes[self.kernel_axes[0]] = None
+        self.family = tuple(sizes), self.kernel_axes[0], quantizer.spec.bits
         """What the blocks have in common whose limits are joined."""
 
     def quantized(self, steps: ChannelSteps) -> Iterator[tuple[Any, tuple[Any, Any]]]:
         """Yields the quantizers with their weights and these quantized."""
-        rounded = tf.reshape(steps.rounded(self.kernel), self.joined.shape)
-        stacks = _parted(rounded, self.stacks, self.axis)
-        for stack, group in zip(stacks, self.groups, strict=True):
+        kernels = _parted(steps.rounded(self.joined), self.kernels, self.kernel_axes[0])
+        for kernel, stack, group in zip(kernels, self.stacks, self.groups, strict=True):
             quantizers, weights = zip(*group, strict=True)
-            parts = _parted(stack, weights, self.axis)
+            own = kernel if kernel.shape == stack.shape else tf.reshape(kernel, stack.shape)
+            parts = _parted(own, weights, self.axis)
             yield from zip(quantizers, zip(weights, parts, strict=True), strict=True)
 
 
@@ -208,11 +212,9 @@ def _weights(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:
     """Quantizes weights, those of little difference side by side."""
     groups: dict[Any, _Group] = collections.defaultdict(list)
     for quantizer, weight in (pair for layer in layers for pair in layer.weights_to_stack()):
-        axis, sizes = quantizer.channel_axes[0], weight.shape.as_list()
-        sizes[axis] = weight.ref() if weight.shape.num_elements() >= _large() else None
-        groups[quantizer.channel_axes, tuple(sizes), quantizer.spec.bits].append(
-            (quantizer, weight)
-        )
+        sizes = weight.shape.as_list()
+        sizes[quantizer.channel_axes[0]] = None
+        groups[_kind(quantizer, weight), tuple(sizes)].append((quantizer, weight))
     families: dict[Any, list[_Block]] = collections.defaultdict(list)
     for block in map(_Block, _side_by_side(groups.values())):
         families[block.family].append(block)
@@ -230,11 +232,12 @@ def _side_by_side(groups: Iterable[_Group]) -> list[list[_Group]]:
     """Puts groups together that few zeros make equally long, as long as a block is not large."""
     blocks: list[list[_Group]] = []
     large = _large()
+    most = large * (2 if as_written.has_gpu() else 1)
     for group in sorted(groups, key=lambda group: _rows([group]), reverse=True):
         zeros = {
             index: _size([*block, group]) - _size(block) - _size([group])
             for index, block in enumerate(blocks)
-            if _kind(block) == _kind([group]) and _size([*block, group]) < large
+            if _kind(*block[0][0]) == _kind(*group[0]) and _size([*block, group]) < most
         }
         best = min(zeros, key=zeros.__getitem__, default=None)
         if best is not None and zeros[best] <= large // 4:
@@ -244,29 +247,36 @@ def _side_by_side(groups: Iterable[_Group]) -> list[list[_Group]]:
     return blocks
 
 
-def _kind(block: list[_Group]) -> Any:
-    quantizer, weight = block[0][0]
-    return quantizer.channel_axes, quantizer.spec.bits, weight.shape.rank
+def _kind(quantizer: Any, weight: Any) -> Any:
+    """Returns what weights have in common that may be side by side; a large one has it alone."""
+    own = weight.ref() if weight.shape.num_elements() >= _large() else None
+    return quantizer.channel_axes, quantizer.spec.bits, len(_kernel_shape(quantizer, weight)), own
 
 
 def _rows(block: list[_Group]) -> int:
-    axis = block[0][0][0].channel_axes[0]
-    longest = np.max([weight.shape for group in block for _, weight in group], axis=0)
+    axis = _kernel_axes(block[0][0][0])[0]
+    longest = np.max([_kernel_shape(*pair) for group in block for pair in group], axis=0)
     return math.prod(np.delete(longest, axis).tolist())
 
 
 def _size(block: list[_Group]) -> int:
-    axis = block[0][0][0].channel_axes[0]
-    return _rows(block) * sum(weight.shape[axis] for group in block for _, weight in group)
+    axis = _kernel_axes(block[0][0][0])[0]
+    return _rows(block) * sum(_kernel_shape(*pair)[axis] for group in block for pair in group)
 
 
-def _as_kernel(weights: Any, channel_axes: tuple[int, ...]) -> tuple[Any, tuple[int, ...]]:
-    """Returns weights whose channels come last in the shape of `Conv2D`'s, with the new axes."""
-    is_last = channel_axes == tuple(range(-len(channel_axes), 0))
-    if not is_last or (weights.shape.rank == 4 and len(channel_axes) == 1):
-        return weights, channel_axes
-    channels = math.prod(weights.shape[axis] for axis in channel_axes)
-    return tf.reshape(weights, [1, 1, -1, channels]), (-1,)
+def _kernel_axes(quantizer: Any) -> tuple[int, ...]:
+    """Returns the axes of the channels in weights of `_kernel_shape`."""
+    axes = quantizer.channel_axes
+    return (-1,) if axes == tuple(range(-len(axes), 0)) else axes
+
+
+def _kernel_shape(quantizer: Any, weight: Any) -> list[int]:
+    """Returns a weight's shape, as a kernel of `Conv2D` for one pixel if its channels come last."""
+    shape, axes = weight.shape.as_list(), quantizer.channel_axes
+    if _kernel_axes(quantizer) != (-1,):
+        return shape
+    channels = math.prod(shape[axis] for axis in axes)
+    return [1, 1, weight.shape.num_elements() // channels, channels]
 
 
 def _joined(tensors: Sequence[Any], axis: int) -> Any:
