@@ -6,6 +6,7 @@ custom layer, and used if it gives the numbers that the operation gives.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -225,6 +226,22 @@ def _product(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: A
     return tf.expand_dims(first, axis) if keepdims else first
 
 
+def _products(
+    x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: Any = None
+) -> Any:
+    _require(isinstance(axis, int) and axis != 0 and (x.shape[axis] or 99) <= 8)
+    _require(not (exclusive or reverse))
+    first, *rest = tf.unstack(x, axis=axis)
+    return tf.stack(list(itertools.accumulate(rest, lambda a, b: a * b, initial=first)), axis)
+
+
+def _cross(a: Any, b: Any, name: Any = None) -> Any:
+    (a_next, a_last), (b_next, b_last) = (
+        (tf.gather(x, [1, 2, 0], axis=-1), tf.gather(x, [2, 0, 1], axis=-1)) for x in (a, b)
+    )
+    return a_next * b_last - a_last * b_next
+
+
 def _quotient_or_zero(x: Any, y: Any, name: Any = None) -> Any:
     return tf.where(tf.equal(y, 0.0), tf.zeros_like(x), x / y)
 
@@ -281,6 +298,8 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "math.divide_no_nan": _quotient_or_zero,
     "math.pow": _power,
     "math.reduce_prod": _product,
+    "math.cumprod": _products,
+    "linalg.cross": _cross,
     "math.l2_normalize": _normalize,
     "nn.silu": _silu,
     "nn.softmax": _softmax,

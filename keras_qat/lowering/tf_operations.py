@@ -283,14 +283,39 @@ def _split_copies(call: Call, context: LoweringContext) -> list[Call]:
     unchanged = x.shape[1:] if symbol == "broadcast_to" else [1] * (rank - 1)
     if symbol != "repeat" and list(inner_counts) != list(unchanged):
         return []
-    batch = count.producer.inputs[0].producer.inputs[0]
+    return _for_each_example(call, context, count, x, rank)
+
+
+def _split_filled(call: Call, context: LoweringContext, names: tuple[str, str]) -> list[Call]:
+    """Lowers a number for each example, as a state that is zero at first, to zeros and a sum."""
+    sizes, value = operands(call, *names)
+    value = number({"zeros": 0.0, "ones": 1.0}.get(str(call.layer.symbol), value))
+    if not isinstance(sizes, (list, tuple)) or len(sizes) < 2 or not call.output.is_float:
+        return []
+    count, *inner = [size_of(size) if isinstance(size, Value) else number(size) for size in sizes]
+    if count != BATCH or None in (*inner, value) or BATCH in inner:
+        return []
+    x = np.full([1, *np.array(inner, int)], value, np.float32)
+    return _for_each_example(call, context, sizes[0], x, len(sizes))
+
+
+def _for_each_example(
+    call: Call, context: LoweringContext, count: Value, x: Any, rank: int
+) -> list[Call]:
+    """Adds a tensor with one example to zeros, of which there are as many as examples.
+
+    Args:
+        call: the call that is replaced.
+        context: keeps the layers that are made.
+        count: the number of examples, of `tf.shape` of a tensor.
+        x: the value or array.
+        rank: how many axes it has.
+    """
+    batch = count.producer.inputs[0].producer.inputs[0]  # type: ignore[union-attr]
     if not batch.is_float or not len(batch.shape) > 1:
         return []
-    parts, operation, ones = (
-        PartsBuilder(call, context),
-        type(call.layer),
-        [1] * (len(batch.shape) - 1),
-    )
+    ones = [1] * (len(batch.shape) - 1)
+    parts, operation = PartsBuilder(call, context), type(call.layer)
     first = parts.add(
         parts.new("first", operation, tf.slice),
         batch,
@@ -379,6 +404,8 @@ OPERATIONS: dict[str, Lowering] = {
     "ones_like": partial(_split_constant, number=1.0),
     "compat.v1.zeros_like": partial(_split_constant, number=0.0),
     "compat.v1.ones_like": partial(_split_constant, number=1.0),
+    **dict.fromkeys(("zeros", "ones"), partial(_split_filled, names=("shape", "dtype"))),
+    "fill": partial(_split_filled, names=("dims", "value")),
     "image.extract_patches": split_patches,
     **dict.fromkeys(COPIES, _split_copies),
     **dict.fromkeys(("concat", "stack", "math.maximum", "math.minimum"), convert_fixed_ranges),

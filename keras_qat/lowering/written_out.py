@@ -27,7 +27,8 @@ def written_out(call: Call) -> Callable[..., Any] | None:
     write = WRITTEN_OUT.get(type(layer))
     if write is None or None in call.inputs[0].shape[1:] or layer.activity_regularizer is not None:
         return None
-    is_plain = layer.data_format == "channels_last" and getattr(layer, "groups", 1) == 1
+    is_last = getattr(layer, "data_format", "channels_last") == "channels_last"
+    is_plain = is_last and getattr(layer, "groups", 1) == 1
     if not is_plain or layer.compute_dtype != "float32":
         return None
     return lambda inputs: write(layer, inputs)
@@ -71,6 +72,13 @@ def _locally_connected(layer: Any, x: Any) -> Any:
     return _activated(layer, y + layer.bias if layer.use_bias else y)
 
 
+def _center(layer: Any, x: Any) -> Any:
+    if layer.height > x.shape[-3] or layer.width > x.shape[-2]:
+        raise NotImplementedError  # Keras makes such images larger.
+    top, left = (x.shape[-3] - layer.height) // 2, (x.shape[-2] - layer.width) // 2
+    return x[..., top : top + layer.height, left : left + layer.width, :]
+
+
 def _patches(layer: Any, x: Any, counts: list[int]) -> Any:
     """Returns what the kernel of each position multiplies: [batch, positions, values]."""
     parts = [x]
@@ -96,6 +104,7 @@ def _activated(layer: Any, y: Any) -> Any:
 
 
 WRITTEN_OUT: dict[type, Callable[[Any, Any], Any]] = {
+    layers.CenterCrop: _center,
     layers.Conv3D: _convolution_of_volumes,
     layers.LocallyConnected1D: _locally_connected,
     layers.LocallyConnected2D: _locally_connected,

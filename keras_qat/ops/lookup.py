@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from keras_qat.arithmetic.kernel_families import REFERENCE, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.frontend.finite_functions import Logarithm, SquareRoot
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, Prepare
 
@@ -237,6 +238,20 @@ def _softplus(x: Any) -> Any:
     return tf.maximum(x, 0.0) + tf.math.log1p(tf.exp(-tf.abs(x)))
 
 
+def _thresholded(x: Any, slope: float, maximum: float, threshold: float) -> Any:
+    return tf.where(x > threshold, tf.minimum(x, maximum), slope * (x - threshold))
+
+
+def _options_of_relu(call: Call) -> Attributes:
+    layer = call.layer
+    maximum = getattr(layer, "max_value", None)
+    return {
+        "slope": float(getattr(layer, "negative_slope", 0.0)),
+        "maximum": math.inf if maximum is None else float(maximum),
+        "threshold": float(getattr(layer, "theta", getattr(layer, "threshold", 0.0))),
+    }
+
+
 def if_option(name: str, value: Any) -> Callable[[Call, Attributes], str | None]:
     """Makes an `accepts` that takes, of the layers with an option, those with one value of it."""
 
@@ -256,6 +271,14 @@ LOOKUPS: tuple[Op, ...] = (
         "scaled exponential linear unit",
         symbols=("nn.selu",),
         functions=(_activations.selu, tf.nn.selu),
+    ),
+    lookup_row(
+        "thresholded_relu",
+        _thresholded,
+        "ReLU with a threshold, or with both a slope and a maximum",
+        layers=(layers.ThresholdedReLU, layers.ReLU),
+        attributes=_options_of_relu,
+        needs=("slope", "maximum", "threshold"),
     ),
     lookup_row(
         "softplus",

@@ -30,11 +30,9 @@ def _relu_attributes(call: Call) -> Attributes:
 
 
 def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
-    if getattr(call.layer, "threshold", 0):
-        return "threshold"
-    if getattr(call.layer, "negative_slope", 0):
-        return "both negative_slope and max_value"
-    return of_reals(call)
+    layer = call.layer  # `thresholded_relu` has the others.
+    is_other = getattr(layer, "threshold", 0) or getattr(layer, "negative_slope", 0)
+    return "" if is_other else of_reals(call)
 
 
 def _relu(a: Arguments) -> Any:
@@ -92,7 +90,7 @@ def _leaky_attributes(call: Call) -> Attributes:
 def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
     layer = call.layer
     if isinstance(layer, layers.ReLU) and (layer.threshold or layer.max_value is not None):
-        return "both negative_slope and max_value" if layer.negative_slope else "threshold"
+        return ""
     return of_reals(call)
 
 

@@ -50,6 +50,8 @@ FORMS = {
         lambda x: tf.reduce_prod(tf.sigmoid(x), axis=1),
         lambda x: tf.reduce_prod(x[:, :, :2], -1, keepdims=True),
     ),
+    "math.cumprod": (lambda x: tf.math.cumprod(tf.sigmoid(x), axis=-1),),
+    "linalg.cross": (lambda x: tf.linalg.cross(x[..., :3], x[..., 3:6]),),
     "math.l2_normalize": (lambda x: tf.math.l2_normalize(x, axis=[1, 2]),),
     "nn.silu": (lambda x: tf.nn.silu(x, 1.702),),
     "nn.crelu": (tf.nn.crelu,),

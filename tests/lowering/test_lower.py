@@ -81,6 +81,32 @@ def test_copies_for_a_batch_keep_their_shape():
     assert sorted(plan.float_layers) == sorted(item.node.layer.name for item in result[2:])
 
 
+class Loop(layers.Layer):
+    """Steps of one's own, from states of zeros, ones or another number for each example."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.step = layers.Dense(3, "tanh")
+
+    def call(self, inputs):
+        count = tf.shape(inputs)[0]
+        state, gate = tf.zeros((count, 3)), tf.fill([count, 3], 0.5)
+        for index in range(2):
+            state = self.step(tf.concat([inputs[:, index], state, tf.ones([count, 1])], -1))
+            gate = gate * state
+        return gate
+
+
+def test_numbers_for_each_example_are_in_integers():
+    model, x = scramble(functional((2, 4), build=Loop())), images(32, (2, 4))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    expected = model.predict(x, verbose=0)
+    error = qat.predict(x, verbose=0) - expected
+    assert np.square(error).mean() < 1e-3 * np.var(expected)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+
+
 def test_float_model_keeps_its_activation():
     model = functional((4,), build=layers.Dense(3, activation="relu", name="dense"))
     lower(graph.read(model))

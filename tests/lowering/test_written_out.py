@@ -45,6 +45,18 @@ def test_one_layer_trains_and_the_other_is_frozen(case):
     np.testing.assert_allclose(kernel, keras.constraints.MaxNorm(0.5)(kernel), rtol=1e-5)
 
 
+def test_center_crop_is_a_slice():
+    """Where it makes images larger it stays as it is."""
+    inputs = layers.Input((6, 7, 2))
+    model = keras.Model(inputs, layers.CenterCrop(3, 4)(inputs))
+    x = images(8, (6, 7, 2))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+    larger = keras.Model(inputs, layers.CenterCrop(8, 4, name="crop")(inputs))
+    assert keras_qat.plan(larger).float_layers.keys() == {"crop"}
+
+
 def test_layers_that_cannot_be_written_out_keep_their_weights_in_int8():
     """Groups, sizes that are open, and regularizers of what a layer returns."""
     inputs = layers.Input((4, 4, None, 2)), layers.Input((4, 4, 4, 2))

@@ -199,8 +199,6 @@ def test_options_are_attributes(build, name, attributes):
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (_layers.ReLU(threshold=1.0), "threshold"),
-        (_layers.ReLU(max_value=3, negative_slope=0.1), "both negative_slope and max_value"),
         (_layers.Softmax(axis=(1, 2)), "several axes"),
         (_layers.Softmax(axis=0), "along the batch"),
         (_layers.UnitNormalization(axis=1), "not along the last axis"),

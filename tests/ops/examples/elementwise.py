@@ -190,6 +190,11 @@ EXAMPLES = {
     "tanh": of_any_shape(_activation(tf.tanh), tf.tanh),
     "linear": of_any_shape(_activation("linear")),
     "selu": of_any_shape(_activation("selu"), tf.nn.selu),
+    "thresholded_relu": with_options(
+        lambda numbers: _layers.ThresholdedReLU(float(numbers.uniform(0.1, 2))),
+        lambda numbers: _layers.ReLU(threshold=float(numbers.uniform(0.1, 2))),
+        lambda numbers: _layers.ReLU(float(numbers.uniform(1, 8)), negative_slope=0.3),
+    ),
     "softplus": of_any_shape(_activation("softplus"), tf.nn.softplus),
     "mish": of_any_shape(_activation("mish")),
     "softsign": of_any_shape(_activation("softsign"), tf.nn.softsign),
