@@ -80,6 +80,15 @@ class Contexts:
         return noted
 
 
+def prepare() -> None:
+    """Imports what takes long, and keeps AutoGraph, which reads sources, from the package."""
+    for name in IMPORTED:
+        __import__(name)
+    from tensorflow.python.autograph.core import config
+
+    config.CONVERSION_RULES = (config.DoNotConvert("keras_qat"), *config.CONVERSION_RULES)
+
+
 def record(test_file: Path, destination: Path) -> None:
     """Writes the seconds of each test of a file, and the numbers of tests by file and line."""
     import coverage
@@ -172,8 +181,7 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", type=Path, default=[Path("tests")])
     folders = parser.parse_args().folders
     RECORDS.mkdir(parents=True, exist_ok=True)
-    for name in IMPORTED:
-        __import__(name)
+    prepare()
     for test_file in sorted(path for folder in folders for path in folder.rglob("test_*.py")):
         relative = test_file.resolve().relative_to(ROOT)
         destination = RECORDS / f"{'-'.join(relative.with_suffix('').parts)}.json"

@@ -7,9 +7,15 @@ BEYOND = "the table has entries of values that a tensor can't have"
 SLOWER = "it chooses the slower one of two computations with the same results"
 
 EQUIVALENT = {
+    "keras_qat/arithmetic/int16_sigmoid.py _tanh_along_lines: 0 -> 1": (
+        "both sides give 0 for 0 steps: 127 and 128, 8 bits behind the point"
+    ),
     "keras_qat/arithmetic/lstm_gates.py _exponential: 2 -> 3 (3)": "no x of 16 bits has that bit",
     "keras_qat/arithmetic/plain_operations.py _steps: sign > 0 -> sign >= 0": (
         "the sign of a scale is 1 or -1"
+    ),
+    "keras_qat/integer_graph/cached_inference.py CachedInference._trace: False -> True": (
+        "AutoGraph finds nothing to convert in the package, which reads no tensor as a condition"
     ),
     "keras_qat/integer_graph/fold_weights.py weights_of_calls: terms(tuple(q.shape), axes) > FEW "
     "-> terms(tuple(q.shape), axes) >= FEW": "what is not computed here is where it is used",
@@ -30,6 +36,9 @@ EQUIVALENT = {
         "in steps of 4 curves have ended far before both numbers"
     ),
     "keras_qat/ops/matmul.py _equation: 2 -> 3 (3)": "other letters for the same axes",
+    "keras_qat/ops/composed.py Preparing.reshaped: 0 -> 1": (
+        "products and sums of 32 bits prepare nothing by the type of their numbers"
+    ),
     "keras_qat/ops/composed.py Preparing._run: 32 -> 33": "32 bits are cut off at their own ends",
     "keras_qat/ops/division.py _parts: 2.0 -> 3.0 (2)": BEYOND,
     "keras_qat/ops/division.py _parts: 8 -> 9": BEYOND,

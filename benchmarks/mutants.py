@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks.covering import IMPORTED, ROOT, Covering
+from benchmarks.covering import ROOT, Covering, prepare
 from benchmarks.equivalent_mutants import EQUIVALENT
 
 ROOMS = (
@@ -305,8 +305,7 @@ def main() -> None:
     parser.add_argument("--again", nargs="*", default=(), help="outcomes to try once more")
     parser.add_argument("--results", type=Path, default=ROOT / "build/mutants/results.json")
     arguments = parser.parse_args()
-    for name in IMPORTED:
-        __import__(name)
+    prepare()
     if moved := EQUIVALENT.keys() - {mutant.key for mutant in drawn(100_000)}:
         parser.error(f"equivalent_mutants.py lists what is no longer there: {moved}")
     draw = drawn(arguments.count, arguments.seed, arguments.rooms)

@@ -42,3 +42,15 @@ def test_weights_of_files_are_those_that_training_multiplies(narrow):
     (node,) = keras_qat.resolve(qat, input_range=(-4.0, 4.0)).nodes
     expected = tf.quantization.fake_quant_with_min_max_args(kernel, -1.1, 1.0, 4, narrow)
     np.testing.assert_allclose(node.weights.q * node.weights.scale, expected, atol=1e-6)
+
+
+def test_folded_layers_that_a_recipe_leaves_out_compute_in_float():
+    x, data = keras.Input((8, 8, 4)), images(8, (8, 8, 4))
+    folded = layers.BatchNormalization()(layers.Conv2D(3, 3, use_bias=False, name="first")(x))
+    model = keras.Model(x, layers.ReLU()(layers.Conv2D(3, 3)(layers.ReLU()(folded))))
+    recipe = keras_qat.recipes.contrib().override("first", quantize=False)
+    qat = observe(keras_qat.quantize_model(scramble(model), recipe), data)
+    graph = keras_qat.resolve(qat, input_range=(-4.0, 4.0))
+    assert "quant_first: float (its weights are not quantized)" in str(graph)
+    contents = keras_qat.export_tflite(qat, input_range=(-4.0, 4.0))
+    assert_identical(qat, data, KERNELS[0], contents, input_range=(-4.0, 4.0))

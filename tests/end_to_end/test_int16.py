@@ -392,3 +392,14 @@ def test_recurrent_layers_train_in_float_as_files_compute_them(kind):
     keras_qat.freeze_ranges(qat)
     trained = qat(x, training=True)
     np.testing.assert_allclose(trained, qat.predict(x, verbose=0), atol=3 * step)
+
+
+def test_tensors_have_the_ranges_of_their_quantizers():
+    """Entries of a table, too, whose own weights have 8 bits."""
+    words = keras.Input((6,), dtype="int32")
+    outputs = layers.Conv1D(3, 2, activation="relu")(layers.Embedding(20, 4)(words))
+    qat = keras_qat.quantize_model(keras.Model(words, outputs), "int16x8")
+    observe(qat, np.arange(96).reshape(16, 6) % 20)
+    of_outputs = [q.maximum for q in keras_qat.quantizers(qat) if q.name.endswith("/output")]
+    in_graph = [32767 * node.output.params.scale for node in keras_qat.resolve(qat).nodes]
+    assert in_graph == pytest.approx(of_outputs, rel=1e-6)

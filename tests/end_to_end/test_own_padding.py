@@ -49,3 +49,11 @@ def test_codes_are_the_models(kernels):
 def test_pads_are_left_that_no_convolution_does():
     kernels = [name for name, *_ in exported().file.operations()]
     assert kernels.count("PAD") == len(OTHER) + 1
+
+
+def test_pads_around_images_of_any_size_are_left():
+    image = keras.Input((None, 8, 3))
+    outputs = layers.Conv2D(4, 3, strides=2)(layers.ZeroPadding2D(((0, 1), (0, 1)))(image))
+    result = export(scramble(keras.Model(image, outputs)), images(16, (8, 8, 3)))
+    assert [name for name, *_ in result.file.operations()] == ["PAD", "CONV_2D"]
+    assert_identical(result.model, result.x, KERNELS[0], result.contents)

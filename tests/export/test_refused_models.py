@@ -92,3 +92,6 @@ def test_spectra_of_sizes_that_litert_has_no_kernel_for(tmp_path):
     assert list(tmp_path.iterdir()) == []
     (problem,) = keras_qat.plan(model, recipe, target="xnnpack").problems
     assert problem.operator == "RFFT2D"
+    micro = observe(keras_qat.quantize_model(model, recipe, target="tflm"), x)
+    with pytest.warns(UserWarning, match="RFFT2D: no kernel"):  # LiteRT is not to load it.
+        keras_qat.export_tflite(micro)

@@ -316,3 +316,23 @@ def test_moves_keep_their_range():
     for name in ("reshape", "transpose", "slice", "concatenate", "max_pooling"):
         (op,) = [row for row in ROWS if row.name == name]
         assert op.output == SharedRange()
+
+
+RARE = {
+    "a tensor by name, of five axes": (lambda x: tf.reverse(tensor=x, axis=[1]), (2, 3, 2, 2)),
+    "nothing moves": (lambda x: tf.tile(x, [1, 1, 1]), (3, 4)),
+    "a slope of almost zero": (layers.LeakyReLU(1e-40), (40,)),
+}
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_rare_options(name):
+    check(*RARE[name])
+
+
+def test_one_hot_of_bytes():
+    x, numbers = keras.Input((3,), dtype="uint8"), np.random.default_rng(0)
+    (call,) = graph_lib.read(keras.Model(x, tf.one_hot(x, 5))).calls
+    node = make_node(call, 8, numbers)
+    assert_same(node, random_inputs(node, numbers), "reference")
+    assert [name for name, *_ in FileInterpreter(file_of(node)).operations()] == ["CAST", "ONE_HOT"]
