@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value, map_values
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import array, is_operation, number
+from keras_qat.lowering.conv_lstm import CONVOLUTIONS, unrolled_convolutions
 from keras_qat.lowering.unrolling import unrolled
 from keras_qat.lowering.written_out import written_out
 
@@ -52,7 +53,8 @@ def equivalent(call: Call) -> Call | None:
     if is_operation(call.layer):
         function = EQUIVALENTS.get(str(call.layer.symbol).removeprefix("compat.v1."))
     else:
-        function = unrolled(call) or written_out(call)
+        is_image = type(call.layer) in CONVOLUTIONS
+        function = unrolled_convolutions(call) if is_image else unrolled(call) or written_out(call)
     if function is None:
         return None
     layer = Equivalent(call, function)

@@ -45,10 +45,19 @@ def of_steps(x: Any) -> Any:
     return layers.TimeDistributed(layers.ConvLSTM2D(2, 3, return_sequences=True))(x)
 
 
+def of_relu(x: Any) -> Any:
+    """With other activations, which take convolutions step by step."""
+    again = functools.partial(layers.ConvLSTM2D, activation="relu", return_sequences=True)
+    x = again(3, 3, padding="same", strides=2, kernel_regularizer="l2", go_backwards=True)(x)
+    last = layers.ConvLSTM2D(3, 2, dilation_rate=2, activation="tanh", recurrent_activation="relu")
+    return layers.Dense(3)(layers.Flatten()(last(x)))
+
+
 SHAPES: dict[Any, tuple[int, ...]] = {
     tiny: (3, 6, 5, 2),
     of_images: (4, 9, 8, 2),
     of_sequences: (4, 9, 2),
+    of_relu: (3, 9, 8, 2),
     of_steps: (2, 3, 6, 5, 2),
 }
 
@@ -126,14 +135,14 @@ def test_it_stays_close_to_the_float_layer(build):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [of_images, of_sequences])
+@pytest.mark.parametrize("build", [of_images, of_sequences, of_relu])
 def test_without_quantization_it_is_the_float_layer(build):
     model = scramble(functional(SHAPES[build], build=build))
     assert_is_float_without_quantization(model, images(24, SHAPES[build]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [of_images, of_sequences])
+@pytest.mark.parametrize("build", [of_images, of_sequences, of_relu])
 def test_models_train_are_saved_and_exported_to_saved_models(build, tmp_path):
     qat = keras_qat.quantize_model(functional(SHAPES[build], build=build))
     assert_trains_and_is_kept(qat, images(32, SHAPES[build]), tmp_path)
@@ -161,7 +170,9 @@ SHAPE = SHAPES[tiny]
 
 STAYS = {
     "are kept, given or read": lambda x: layers.ConvLSTM2D(2, 3, return_state=True)(x)[1],
-    "are not tanh and sigmoid": lambda x: layers.ConvLSTM2D(2, 3, activation="relu")(x),
+    "are not tanh and sigmoid": lambda x: layers.ConvLSTM2D(2, 3, activation="relu", dropout=0.2)(
+        x
+    ),
     "its channels come first": lambda x: layers.ConvLSTM2D(2, 2, data_format="channels_first")(x),
     "along three axes": lambda x: layers.ConvLSTM3D(2, 2)(layers.Reshape((*SHAPE, 1))(x)),
     f"more than {MOST_STEPS} steps": lambda x: layers.ConvLSTM2D(2, 2)(

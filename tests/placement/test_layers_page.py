@@ -92,6 +92,7 @@ ARGUMENTS: dict[str, Any] = {
     "tf.reduce_sum": ([1, 2],),
     "tf.reduce_max": (1,),
     "tf.reduce_min": (1,),
+    "tf.math.cumprod": (1,),
     "tf.argmax": (-1,),
     "tf.argmin": (-1,),
     "tf.nn.max_pool2d": (2, 2, "VALID"),
@@ -133,6 +134,7 @@ OF_TWO = {"tf.math.squared_difference", "tf.math.divide_no_nan", "tf.math.floorm
 
 KERNEL = np.ones((3, 3, 4, 2), np.float32)
 CALLS: dict[str, Any] = {
+    "tf.linalg.cross": lambda x: tf.linalg.cross(x[..., :3], x[..., 1:]),
     "tf.nn.conv1d": lambda x: tf.nn.conv1d(x[:, 0], KERNEL[0], 1, "SAME"),
     "tf.nn.conv2d": lambda x: tf.nn.conv2d(x, KERNEL, 1, "SAME"),
     "tf.nn.convolution": lambda x: tf.nn.convolution(x, KERNEL),
