@@ -57,6 +57,22 @@ def _convolution_of_volumes(layer: Any, x: Any) -> Any:
     return RestoreTime(count)(_activated(layer, y))
 
 
+def _transposed_of_volumes(layer: Any, x: Any) -> Any:
+    """Gives each value a block of its own, as strides are as large as the kernel."""
+    _, depth, height, width, channels = x.shape
+    taps, block, *_ = size = layer.kernel_size
+    if size != layer.strides or size[1] != size[2] or block == 1 or layer.output_padding:
+        raise NotImplementedError
+    kernel = tf.transpose(layer.kernel, [4, 0, 1, 2, 3])
+    kernel = tf.reshape(kernel, [1, 1, channels, math.prod(size) * layer.filters])
+    y = tf.nn.conv2d(FlattenTime()(x), kernel, 1, "VALID")
+    parts = tf.split(y, taps, axis=-1) if taps > 1 else [y]
+    blocks = [RestoreTime(depth)(tf.nn.depth_to_space(part, block)) for part in parts]
+    shape = [-1, depth * taps, height * block, width * block, layer.filters]
+    y = tf.reshape(tf.stack(blocks, axis=2), shape)
+    return _activated(layer, tf.nn.bias_add(y, layer.bias) if layer.use_bias else y)
+
+
 def _locally_connected(layer: Any, x: Any) -> Any:
     shape = [int(size) for size in layer.compute_output_shape(x.shape)[1:]]
     sizes, kernel = (math.prod(x.shape[1:]), math.prod(shape)), layer.kernel
@@ -106,6 +122,7 @@ def _activated(layer: Any, y: Any) -> Any:
 WRITTEN_OUT: dict[type, Callable[[Any, Any], Any]] = {
     layers.CenterCrop: _center,
     layers.Conv3D: _convolution_of_volumes,
+    layers.Conv3DTranspose: _transposed_of_volumes,
     layers.LocallyConnected1D: _locally_connected,
     layers.LocallyConnected2D: _locally_connected,
 }

@@ -113,11 +113,12 @@ VOLUMES = {
     "conv": chain(partial(layers.Conv3D, 3, 2, activation="relu")),
     "conv_same": chain(partial(layers.Conv3D, 3, 3, strides=(2, 1, 2), padding="same")),
     "conv_dilated": chain(partial(layers.Conv3D, 3, 2, dilation_rate=(3, 2, 1), use_bias=False)),
+    "transposed": chain(partial(layers.Conv3DTranspose, 2, 2, strides=2, activation="relu")),
     "conv_norm": chain(partial(layers.Conv3D, 3, (1, 2, 3)), layers.BatchNormalization),
 }
 
 FLOAT_VOLUMES = {
-    "transposed": chain(partial(layers.Conv3DTranspose, 3, 2, strides=2)),
+    "transposed": chain(partial(layers.Conv3DTranspose, 3, 3, strides=2)),
 }
 
 LOCALLY_CONNECTED = {
