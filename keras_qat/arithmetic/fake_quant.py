@@ -23,6 +23,7 @@ from keras_qat.arithmetic.gradient_masks import (
     mask_of_range,
     mask_of_relu,
     masked,
+    within_range,
 )
 
 LARGE, ROWS = 2**18, 32
@@ -128,7 +129,8 @@ def fake_quantize_if(
         applies: a bool, or a scalar tensor.
         x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
         ceiling: upper end of the ReLU; None if there is none.
-        source: a `recompute.Source` of `x`, which a CPU does not keep then but compute again.
+        source: a `recompute.Source` of `x`, which a CPU does not keep then. There `applies` is a
+            bool, and there is no ceiling.
         gates: those that it shares with other quantizers; by default its own.
     """
     if applies is False and ceiling is None:
@@ -170,6 +172,12 @@ def fake_quantize_if(
 
     @tf.custom_gradient
     def quantized_source(*_: Any) -> Any:
+        if source.derivative is not None:
+            slope = source.derivative
+            if applies:
+                slope = within_range(slope, x, minimum, maximum, bits, narrow_range)
+            return quantizing(x) if applies else passing(x), lambda upstream: upstream * slope
+
         def gradient(upstream: Any) -> Any:
             with tf.control_dependencies([upstream]):  # Not before.
                 x, back = source.again()

@@ -66,6 +66,19 @@ def mask_of_relu(maximum: Any, ceiling: float, gates: Gates, on: Any = True) -> 
     return lambda upstream, x: _inside(upstream, x, *gate())
 
 
+def within_range(
+    gradient: Any, x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool
+) -> Any:
+    """Returns a gradient where `x` is in a range, else zero, as `mask_of_range` does at once.
+
+    The operation that rounds clips infinity to the ends, which are the same to the last bit.
+    """
+    ends = tf.quantization.fake_quant_with_min_max_vars(
+        [math.inf, -math.inf], minimum, maximum, bits, narrow_range
+    )
+    return _inside(gradient, x, *tf.unstack(ends * BEYOND))
+
+
 def masked(mask: Mask, upstream: Any, x: Any) -> Any:
     """Applies a mask in float32, and returns the gradient in the type of `upstream`."""
     if x.dtype != tf.float32:

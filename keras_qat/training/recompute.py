@@ -1,44 +1,47 @@
-"""Recomputation of cheap tensors in the backward pass, to save the memory of storing them.
+"""Products in front of quantizers, with gradients that keep no more tensors than in float.
 
 The gradient of a quantizer reads the tensor in front. Behind a product this would keep one tensor
 more than float training does, behind a swish four more: the quantized input, the sigmoid before
-and after quantization, and the product. They follow from two tensors that are kept in any case, by
-operations that take little time.
+and after quantization, and the product. A product is computed again instead, and of a swish the
+derivative is kept in place of its input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from keras_qat.arithmetic.gradient_masks import within_range
 
 Back = Callable[[Any], list[Any]]
 """Function from the gradient of a tensor to the gradients of its inputs."""
 
 
 class Source(NamedTuple):
-    """The inputs of a tensor that is recomputed rather than stored.
+    """The inputs of a tensor that is not stored for gradients.
 
     Args:
         inputs: the tensors that the gradient goes to.
         again: recomputes the tensor, and returns the function of its gradient too.
+        derivative: the tensor's by the only input, if it is known going forward.
     """
 
     inputs: list[Any]
-    again: Callable[[], tuple[Any, Back]]
+    again: Callable[[], tuple[Any, Back]] | None
+    derivative: Any = None
 
 
 def source_of(x: Any) -> Source | None:
-    """Returns how to recompute a tensor of a graph; None unless it is a product."""
+    """Returns what a tensor of a graph is computed from; None unless it is a product."""
     if tf.executing_eagerly() or x.op.type != "Mul" or x.dtype != tf.float32:
         return None
     a, b = x.op.inputs
     for value, factor in ((a, b), (b, a)):
         gate = _quantizer_behind(factor)
         if gate is not None and _is_sigmoid_of(value, gate):
-            return Source([value], partial(_swish, value, gate))
+            return _swish(value, factor, gate)
     return Source([a, b], lambda: (a * b, lambda up: _of_product(up, a, b)))
 
 
@@ -49,22 +52,24 @@ def _is_sigmoid_of(y: Any, gate: Any) -> bool:
     return is_known and sigmoid.type == "Sigmoid" and sigmoid.inputs[0] is y
 
 
-def _swish(y: Any, gate: Any) -> tuple[Any, Back]:
-    """Computes `y` times its sigmoid, which is quantized as in the operation `gate`."""
-    quantize = _quantizer_behind(y)
-    if quantize is not None and quantize.inputs[0].op.type != "Mul":  # Its input is kept.
-        y = _quantized(quantize, quantize.inputs[0])
-    sigmoid = tf.sigmoid(y)
-    quantized = _quantized(gate, sigmoid)
+def _swish(y: Any, quantized: Any, gate: Any) -> Source:
+    """Returns the source of `y` times its sigmoid, which the operation `gate` has `quantized`.
+
+    Where `y` is quantized itself, with a range that is observed, the gradient passes its quantizer.
+    """
+    sigmoid = gate.inputs[0]
     low, high = (float(tf.get_static_value(end)) for end in gate.inputs[1:])
-
-    def back(up: Any) -> list[Any]:
-        inside = tf.raw_ops.FakeQuantWithMinMaxArgsGradient(
-            gradients=y, inputs=sigmoid, min=low, max=high, num_bits=gate.get_attr("num_bits")
-        )
-        return [up * (quantized + tf.raw_ops.SigmoidGrad(y=sigmoid, dy=inside))]
-
-    return y * quantized, back
+    inside = tf.raw_ops.FakeQuantWithMinMaxArgsGradient(
+        gradients=y, inputs=sigmoid, min=low, max=high, num_bits=gate.get_attr("num_bits")
+    )
+    derivative = quantized + tf.raw_ops.SigmoidGrad(y=sigmoid, dy=inside)
+    op = _quantizer_behind(y)
+    is_observed = op is not None and len(y.op.inputs) == 2  # A range that is learned is an input.
+    if not is_observed or op.inputs[0].op.type == "Mul" or tf.get_static_value(op.inputs[1]) == 0.0:
+        return Source([y], None, derivative)
+    x, minimum, maximum = op.inputs
+    bits, narrow_range = op.get_attr("num_bits"), op.get_attr("narrow_range")
+    return Source([x], None, within_range(derivative, x, minimum, maximum, bits, narrow_range))
 
 
 def _quantizer_behind(y: Any) -> Any:
@@ -73,15 +78,6 @@ def _quantizer_behind(y: Any) -> Any:
         return None
     op = y.op.inputs[0].op
     return op if op.type == "FakeQuantWithMinMaxVars" else None
-
-
-def _quantized(op: Any, x: Any) -> Any:
-    """Quantizes `x` as an existing operation does."""
-    bits, narrow_range = op.get_attr("num_bits"), op.get_attr("narrow_range")
-    minimum, maximum = op.inputs[1:]
-    return tf.raw_ops.FakeQuantWithMinMaxVars(
-        inputs=x, min=minimum, max=maximum, num_bits=bits, narrow_range=narrow_range
-    )
 
 
 def _of_product(up: Any, a: Any, b: Any) -> list[Any]:
