@@ -17,7 +17,7 @@ from tests.networks.small import functional
 
 layers = keras.layers
 
-SHAPE = (5, 4)
+SHAPE = (3, 4)
 
 
 def lstm(**options: Any) -> Any:

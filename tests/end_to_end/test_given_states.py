@@ -22,7 +22,7 @@ from tests.helpers import scramble
 layers = keras.layers
 pytestmark = pytest.mark.legacy
 
-STEPS, FEATURES, UNITS = 5, 4, 3
+STEPS, FEATURES, UNITS = 3, 4, 3
 
 
 def of(kind: Any, **options: Any) -> Any:

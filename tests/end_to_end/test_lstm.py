@@ -22,7 +22,7 @@ from tests.ops.test_movement import calls_of
 
 layers = keras.layers
 
-SHAPE = (5, 4)
+SHAPE = (3, 4)
 EXAMPLES = 12
 
 
@@ -174,7 +174,7 @@ def merged(x: Any) -> Any:
 
 def of_steps(x: Any) -> Any:
     """Several sequences for each example."""
-    return layers.TimeDistributed(layers.LSTM(3))(layers.Reshape((5, 2, 2))(x))
+    return layers.TimeDistributed(layers.LSTM(3))(layers.Reshape((3, 2, 2))(x))
 
 
 @pytest.mark.parametrize(

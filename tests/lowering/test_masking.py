@@ -15,7 +15,7 @@ layers = keras.layers
 
 pytestmark = pytest.mark.legacy
 
-STEPS, MISSING = 6, -1.0
+STEPS, MISSING = 4, -1.0
 
 
 def model_of(features, build=lambda x: layers.GRU(4)(layers.Masking(MISSING)(x))):

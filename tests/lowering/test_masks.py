@@ -16,7 +16,7 @@ layers = keras.layers
 
 pytestmark = pytest.mark.legacy
 
-STEPS, TOKENS, SIZE = 6, 9, 8
+STEPS, TOKENS, SIZE = 4, 9, 8
 
 
 class Shift(layers.Layer):
@@ -111,7 +111,7 @@ class Constant(layers.Layer):
         return 2.0 * inputs
 
     def compute_mask(self, inputs, mask=None):
-        return tf.constant(np.arange(STEPS)[np.newaxis] < 4)
+        return tf.constant(np.arange(STEPS)[np.newaxis] < 3)
 
 
 def embedded():
