@@ -23,11 +23,16 @@ from tests.networks.small import functional, layers
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_diagnosis(files):
-    arguments = "diagnose", files / "qat.keras", files / "x.npy"
+@pytest.mark.parametrize("as_json", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_diagnosis(files, as_json):
     qat = keras.models.load_model(files / "qat.keras")
-    assert run(*arguments) == f"{keras_qat.diagnose(qat, X)}\n"
-    assert json.loads(run(*arguments, "--json"))["examples"] == 20
+    diagnosis = keras_qat.diagnose(qat, X)
+    told = run("diagnose", files / "qat.keras", files / "x.npy", *["--json"] * as_json)
+    if as_json:
+        assert json.loads(told) == json.loads(json.dumps(diagnosis.to_dict()))
+        assert diagnosis.examples == 20
+    else:
+        assert told == f"{diagnosis}\n"
 
 
 def test_what_was_made_is_what_python_makes(files):
