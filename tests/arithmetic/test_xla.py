@@ -58,6 +58,7 @@ def test_a_sum_behind_activations_rounds_once():
     assert np.all(np.abs(given - expected) <= np.spacing(np.abs(expected).max()))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("axes", [(-1,), ()])
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_weights(bits, axes):
@@ -84,6 +85,7 @@ def test_averages():
     np.testing.assert_array_equal(compiled(quantize)(x), quantize(x))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("bits", [2, 4, 8, 16])
 @pytest.mark.parametrize("is_known", [False, True])
 def test_single_operations_equal_tensorflows(bits, is_known, monkeypatch):

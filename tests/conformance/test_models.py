@@ -93,7 +93,7 @@ OBSERVERS = {"last_value": "last_value", "moving_average": "shadowed_moving_aver
 """What the record calls a way to keep ranges -> what `QuantSpec` calls it."""
 
 
-@pytest.mark.sample(16)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", CASES)
 def test_placement(name):
     result = case(name)
@@ -157,7 +157,7 @@ def consumers_of_quantizers(found: Case) -> dict[str, list[str]]:
     return result
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_each_step_from_the_recorded_state(name, count_flips):
     result, excused = case(name), []
@@ -185,7 +185,7 @@ def assert_gradients_and_state(found: Case, k: int, gradients) -> None:
         assert_close(variable, recorded, f"{variable_name} after step {k}")
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_free_run(name, count_flips):
     result, flipped = case(name), 0
@@ -205,7 +205,7 @@ def test_free_run(name, count_flips):
         pytest.skip("this CPU adds up in another order: a value inside was rounded the other way")
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_inference(name, count_flips):
     result = case(name)
@@ -219,7 +219,7 @@ def test_inference(name, count_flips):
         assert_close(output, result.arrays[outputs], outputs, step, count_flips)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_folding_changes_nothing_without_quantization(name):
     """Output and gradients are the float model's: also where the original had its two bugs.

@@ -97,7 +97,7 @@ def test_it_trains(family):
     assert made(family).moved > 0 or not made(family).model.trainable_weights
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", NAMES)
 def test_it_reloads_equal(family, tmp_path):
     model, x = made(family).model, made(family).x

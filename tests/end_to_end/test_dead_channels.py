@@ -37,7 +37,7 @@ def kill(layer, channel, size):
     layer.set_weights(weights)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("size", "bits"), [(1e-5, 8), (1e-20, 4)])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_bias_of_a_dead_channel_is_exported(kind, size, bits):

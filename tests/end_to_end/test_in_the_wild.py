@@ -125,7 +125,7 @@ FORMS = {
 IN_FLOAT = {"a mean of all of them"}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FORMS)
 def test_from_reading_to_the_file(name):
     build, shape = FORMS[name]

@@ -51,6 +51,7 @@ def test_the_file_gives_the_codes_of_model_and_simulation(name, recipe):
             assert_identical(result.model, result.x, kernels, result.contents)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "recipe"), CASES)
 def test_all_weights_have_one_scale(name, recipe):
     graph = FileGraph(exported(name, recipe).contents)

@@ -93,7 +93,7 @@ def check(name):
             assert not steps.any()
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ROWS)
 def test_operator(name):
     check(name)

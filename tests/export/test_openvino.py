@@ -64,6 +64,7 @@ def test_operator(name):
         assert not steps.any()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("recipe", ["int8", "symmetric"])
 @pytest.mark.parametrize("build", [residual_block, strided])
 def test_network(build, recipe):

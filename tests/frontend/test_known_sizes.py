@@ -38,7 +38,7 @@ def model_of(function, shape=SHAPE):
     return keras.Model(x, layers.Dense(3)(y))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("opened", [False, True], ids=["operations", "Lambda"])
 @pytest.mark.parametrize("function", [halved, with_positions, flattened])
 def test_what_sizes_give_is_constant(function, opened, tmp_path):

@@ -126,6 +126,7 @@ REPEATED = ("exchanged", "ones_like")
 """Which the others cover but for one condition."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "choice",
     [pytest.param(c, marks=pytest.mark.slow if c in REPEATED else ()) for c in CHOICES],

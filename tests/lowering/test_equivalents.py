@@ -112,7 +112,7 @@ def test_all_have_a_form():
     assert FORMS.keys() == EQUIVALENTS.keys()
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES)
 def test_in_integers_as_in_float(case):
     x = keras.Input(SHAPE)

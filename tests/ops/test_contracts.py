@@ -91,7 +91,7 @@ def test_many_more(op, bits, family, seeds):
         assert_exact(op, bits, family, seed)
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("maximum", [math.inf, 6.0, 1.5])
 @pytest.mark.parametrize(
     ("op", "bits", "family"),
@@ -106,7 +106,7 @@ def test_a_relu_is_merged(op, bits, family, maximum):
         assert_exact(op, bits, family, seed, maximum)
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize(
     ("op", "bits"),

@@ -115,6 +115,7 @@ LARGE = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("kind", LARGE)
 @pytest.mark.parametrize("of", ["weights", "bias"])
@@ -192,7 +193,7 @@ def assert_same_in_graph(node, inputs, family, **how):
     np.testing.assert_array_equal(result + node.output.params.zero_point, expected)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -324,7 +325,7 @@ INT4 = {
 }
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.skipif(not RECENT, reason="this TensorFlow's runtime lacks the kernels")
 @pytest.mark.parametrize("family", RUNNABLE)
 @pytest.mark.parametrize("name", INT4)

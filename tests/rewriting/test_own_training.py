@@ -124,6 +124,7 @@ def model(request):
     return request.param()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.legacy
 def test_the_quantized_model_trains_and_evaluates_as_the_class_says(model):
     untrained = [weight.numpy() for weight in model.trainable_weights]
@@ -141,6 +142,7 @@ def test_the_quantized_model_trains_and_evaluates_as_the_class_says(model):
         np.testing.assert_array_equal(before, after)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.legacy
 def test_quantization_off_it_trains_as_the_float_model(model):
     qat = compiled(keras_qat.quantize_model(model))
@@ -167,6 +169,7 @@ def test_it_is_saved_and_loaded_with_its_training(make, format_, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.sample(1)
 def test_a_copy_trains_the_same_way(model):
     copy = keras_qat.quantize_model(keras_qat.quantize_model(model))
     assert list(compiled(copy).fit(X, Y, verbose=0).history) == ["pixels"]

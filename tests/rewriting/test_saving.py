@@ -243,6 +243,7 @@ def test_a_constant_on_the_left(make, numbers, tmp_path):
     assert keras_qat.verify(qat, contents, images(16, (4,))).outputs[0].identical == 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["a name", "früh/ä", "层", "a;b", "-x"])
 def test_names_that_are_no_scopes(name, tmp_path):
     """Keras takes them for inputs, though not for layers that compute."""

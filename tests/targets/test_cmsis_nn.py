@@ -97,6 +97,7 @@ def codes(contents, x):
     return keras_qat.TFLiteModel(contents, kernels="tflm").predict(x)
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_fault_is_avoided_or_named(name):
     pytest.importorskip("tflite_micro")
@@ -158,7 +159,7 @@ def test_random_examples(op, bits, seeds):
             check_forms(op, bits, seed, per_channel=per_channel)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", kernel_faults.FAULTS)
 def test_the_smallest_file_of_each_fault_is_found(name, tmp_path):
     kernel_faults.write(name, tmp_path)

@@ -76,6 +76,7 @@ NEUTRON = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", NEUTRON)
 def test_limits_of_neutron(case):
     build, expected = NEUTRON[case]

@@ -38,6 +38,7 @@ def conv():
     return layers.Conv2D(6, 3, use_bias=False)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("trained_on", "given", "message"),
     [

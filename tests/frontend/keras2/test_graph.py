@@ -31,6 +31,7 @@ def operators():
     return functional((4,), build=lambda x: 2.0 * (layers.Dense(4)(x) + x)[:, :2])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("make", [residual_net, tiny_net, nested, several, operators])
 def test_rebuilt_model_computes_the_same(make):
     model = make()

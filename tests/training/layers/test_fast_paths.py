@@ -63,7 +63,7 @@ def test_merged_activation_equals_the_separate_one(activation, quantizing):
         assert np.min(results[0][0]) == 0.0
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ceiling", [None, 6.0, math.inf, 2.0])
 @pytest.mark.parametrize("applies", [True, False])
 @pytest.mark.parametrize("on_gpu", [True, False])

@@ -45,7 +45,7 @@ def recent_average(values, decay):
 AVERAGES = {"moving_average": recent_average, "shadowed_moving_average": debiased_average}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("observer", AVERAGES)
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.999])
 def test_moving_average_is_that_of_the_batches_so_far(decay, observer):
