@@ -74,6 +74,7 @@ def test_ranges_of_other_data():
     assert re.search(r"and 9\d\.\d% of its numbers lie beyond", problem)
 
 
+@pytest.mark.slow
 def test_ranges_that_include_more_than_the_data_have():
     """Those of 16 bits are symmetric, and all include zero."""
     for recipe, x in (("int16x8", np.abs(X)), ("int8", 0.6 + 0.4 * np.abs(X))):

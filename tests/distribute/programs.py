@@ -306,7 +306,7 @@ def coordinator(cluster: dict[str, list[str]], recipe: str) -> None:
     with strategy.scope():
         qat = keras_qat.quantize_model(network(), recipe)
         qat.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    callbacks = [QuantDelay(DELAY), FreezeBatchNorm(freeze)]
+    callbacks = [QuantDelay(DELAY), FreezeBatchNorm(FREEZE)]
     qat.fit(shared_batches(), epochs=2, steps_per_epoch=6, verbose=0, callbacks=callbacks)
     assert {int(weight) for weight in qat.weights if weight.name.endswith("/step:0")} == {12}
     identical = keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical

@@ -72,7 +72,7 @@ def made(family: str) -> Made:
     return Made(float_model, model, x, moved, FileInterpreter(contents), report)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", NAMES)
 def test_without_quantization_it_computes_what_the_float_model_does(family):
     if family == "channels_first" and not runs_channels_first():

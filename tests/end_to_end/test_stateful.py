@@ -131,6 +131,7 @@ def test_files_keep_the_states_of_unrolled_layers():
     assert np.any(runs[0] != runs[1])
 
 
+@pytest.mark.slow
 def test_verify_and_simulate_leave_the_states_of_the_model():
     qat, x = trained(), sounds()
     qat.predict(x[:2], batch_size=2, verbose=0)

@@ -165,7 +165,7 @@ class OwnNormalization(layers.GroupNormalization):
     """A class of a user's own, as `register_op` asks for to have it in integers."""
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:These layers compute in float")
 @pytest.mark.parametrize("kind", [layers.GroupNormalization, OwnNormalization])
 def test_group_normalization_in_float_and_classes_that_inherit_it(kind):

@@ -149,6 +149,7 @@ def test_operators_have_the_resolvers_names():
             assert _added(kernel) == known[plain]
 
 
+@pytest.mark.slow
 def test_operators_inside_of_loops_are_added(tmp_path):
     """The interpreter of a device had not all that the file asks for."""
     inputs = keras.Input((5, 4), name="steps")

@@ -115,6 +115,7 @@ def test_onnxruntime_computes_all_layers_in_integers(onnx, tmp_path):
     assert not in_float & counts.keys()
 
 
+@pytest.mark.slow
 def test_symmetric(onnx):
     model = residual_block()
     outputs = [model.output, layers.Softmax(name="classes")(model.output)]
@@ -170,7 +171,7 @@ def test_fewer_bits(onnx):
     assert np.mean(steps < 1) >= 0.999  # Of 256, of which 16 are used.
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU, layers.SimpleRNN])
 def test_recurrent_layers(onnx, kind):
     """In a loop tf2onnx left an LSTM's states out, and onnxruntime ended the process of a GRU."""

@@ -205,6 +205,7 @@ def test_weights_that_int8_kernels_do_not_hold():
     assert result[0].filename == __file__
 
 
+@pytest.mark.slow
 def test_threads_that_export_at_once():
     """Layers have other weights in between."""
     x = images(8, (2, 3))

@@ -50,6 +50,7 @@ def eagerly(request, qat):
     tf.config.run_functions_eagerly(False)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.legacy
 def test_eager_inference_computes_as_graphs_do(qat, eagerly):
     y, contents = qat.predict(X, verbose=0), keras_qat.export_tflite(qat)

@@ -94,7 +94,7 @@ def test_outputs_are_those_of_the_file_to_the_last_bit(exact):
     np.testing.assert_array_equal(qat.predict(x, verbose=0), expected)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [

@@ -72,6 +72,7 @@ def test_changes_count(qat, change, call):
     assert np.any(before != after)
 
 
+@pytest.mark.slow
 def test_what_verify_keeps_follows_the_model(qat):
     """Weights, phases, kernels: each report is of the model as it then is."""
 
@@ -149,7 +150,7 @@ def test_layers_in_float_and_losses_are_computed_too():
     assert without > 0.01
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_branches_that_numbers_choose_change_with_them(qat, call):
     """Where an input's scale is far wider than the sum's, kernels add in a scale of their own."""

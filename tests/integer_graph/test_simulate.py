@@ -135,6 +135,7 @@ def test_float_layers_are_named():
     assert keras_qat.simulate(qat, x).float_layers == ("norm",)
 
 
+@pytest.mark.slow
 def test_cells_of_many_steps_are_in_float():
     def build(x):
         return layers.Dense(3)(layers.RNN(layers.GRUCell(4), name="gru")(layers.Dense(6)(x)))

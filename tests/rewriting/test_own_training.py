@@ -258,6 +258,7 @@ class GAN(keras.Model):
         return {"d": d_loss, "g": g_loss}
 
 
+@pytest.mark.slow
 @pytest.mark.legacy
 def test_a_gan_trains_a_quantized_generator():
     def dense(size, units):

@@ -119,6 +119,7 @@ def test_a_fault_is_avoided_or_named(name):
     assert np.array_equal(codes(contents, x), codes(plain, x))
 
 
+@pytest.mark.slow
 def test_each_fault_has_an_example():
     met = [fault for name in EXAMPLES for fault in faults_of(calibrated(name)[1])]
     assert set(CMSIS_NN.faults) - set(TFLM.faults) == set(met)

@@ -151,6 +151,7 @@ def masked_sum(x: Any) -> Any:
     return layers.LSTM(3, return_sequences=True)(layers.Add()([y, y]))
 
 
+@pytest.mark.slow
 def test_masks_pass_integer_computations():
     model = made(masked_sum, (5,), dtype="int32")
     graph, (x,) = in_float(model), random_inputs(model)

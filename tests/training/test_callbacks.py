@@ -279,7 +279,7 @@ def test_frozen_ranges_compute_what_observed_ones_do():
     np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The data for input")  # The dead ReLU is unlike its statistics.
 @pytest.mark.parametrize("first_steps", [0, 3, 300])
 @pytest.mark.parametrize("is_dead", [False, True])
@@ -331,6 +331,7 @@ def test_one_update_serves_all_phases():
     assert_same(*map(numbers, models))
 
 
+@pytest.mark.slow
 def test_frozen_ranges_that_others_change_count_from_the_next_step():
     """Graphs are made for the ranges as they are, and none of them serves others."""
 

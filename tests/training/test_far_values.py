@@ -78,6 +78,7 @@ def test_masked_scores_of_attention_are_not():
     keras_qat.calibrate(keras_qat.quantize_model(model), X["x"])  # A warning would be an error.
 
 
+@pytest.mark.slow
 def test_verify_and_diagnose_name_it():
     qat = masked(replaced, -1e9)
     with pytest.warns(UserWarning, match="Let the model use a number of their size in its place"):

@@ -71,7 +71,7 @@ def test_each_is_updated_alone_where_the_result_would_be_another(name):
         assert joint_update.update_together(optimizer, pairs) == pairs
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_a_training_is_that_of_an_optimizer_that_is_not_known(policy, request, monkeypatch):
     """Through `fit`, with phases that share the update, and a constraint and decay beside it."""

@@ -51,6 +51,7 @@ def test_each_output_has_a_loss_and_metrics():
     assert {name: figures[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_an_added_loss_stays_in_float():
     model, x = with_loss(), images(32, (6, 6, 4))
     assert not keras_qat.plan(model).float_layers
@@ -100,7 +101,7 @@ REGULARIZED = {
 """What Keras adds to the loss for the results of a layer."""
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(REGULARIZED))
 def test_activities_are_regularized(name):
     model, x = functional((8, 4), build=REGULARIZED[name]), images(32, (8, 4))

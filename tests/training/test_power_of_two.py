@@ -67,6 +67,7 @@ def test_the_file_computes_what_the_model_does(qat):
     qat.kernels = "xnnpack"
 
 
+@pytest.mark.slow
 def test_scales_stay_powers_of_two_in_training(qat):
     keras.utils.set_random_seed(0)
     trained = keras.models.clone_model(qat)

@@ -50,6 +50,7 @@ def test_the_smallest_weights_are_pruned():
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_pruned_before_the_schedule_begins():
     model = fitted(scramble(residual_net()), callbacks.Prune(callbacks.Constant(0.5, begin=10_000)))
     assert all(np.all(kernel != 0) for kernel in kernels(model))
@@ -72,6 +73,7 @@ def test_blocks():
     assert np.all(dense != 0)  # Six of them.
 
 
+@pytest.mark.slow
 def test_channels():
     """Those of the last layer are the model's outputs, which stay unless it is named."""
     model = fitted(scramble(residual_net()), callbacks.Prune(0.5, pattern="channels"))

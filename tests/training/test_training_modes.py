@@ -104,6 +104,7 @@ def test_gradients_of_several_batches_are_accumulated(qat, policy):
     assert_file_is_exact(qat)
 
 
+@pytest.mark.slow
 def test_nothing_or_a_part_trains_between_two_fits(qat):
     train(qat, X, 2)
     qat.trainable = False

@@ -250,7 +250,7 @@ def test_where_code_of_a_user_runs_between_steps(tmp_path):
     assert not is_undisturbed(steps_per_execution="auto")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
 def test_steps_of_fit_wait_for_no_number_more_than_those_of_float(steps_per_execution):
     """Behind the first step and before the end, in each phase; Keras reads a number itself."""

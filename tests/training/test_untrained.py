@@ -154,6 +154,7 @@ def test_evaluating_a_model_changes_nothing():
     assert not keras_qat.verify(qat, contents, x).notes
 
 
+@pytest.mark.slow
 def test_file_without_a_fingerprint():
     """Those of earlier versions, and what other programs have written."""
     qat = train(quantized(), X)

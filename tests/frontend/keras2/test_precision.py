@@ -101,6 +101,7 @@ def test_products_are_in_half_precision_and_state_is_in_float32(policy, recipe):
         assert not hasattr(layer, "layer") or layer.layer.dtype_policy.name == policy
 
 
+@pytest.mark.slow
 def test_float32_models_have_no_casts():
     operations = gradient_operations(
         keras_qat.quantize_model(residual_net()), helpers.images(shape=(8, 8, 1))
@@ -160,6 +161,7 @@ def test_layers_in_layers_operations_and_islands_in_float(policy, tmp_path):
     np.testing.assert_array_equal(reloaded.predict(x, verbose=0), qat.predict(x, verbose=0))
 
 
+@pytest.mark.slow
 def test_layers_keep_their_own_policies():
     inputs = keras.Input((8, 8, 1))
     x = layers.Conv2D(4, 3, name="full")(inputs)
@@ -336,6 +338,7 @@ def test_other_types_are_refused_early(make, verb):
         verb(make())
 
 
+@pytest.mark.slow
 def test_inputs_in_float64_are_taken_in_float32():
     inputs = keras.Input((4,), dtype="float64")
     qat = keras_qat.quantize_model(keras.Model(inputs, layers.Dense(3)(inputs)))

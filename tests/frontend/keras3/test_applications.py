@@ -83,7 +83,7 @@ def compare(build: Callable[[Any], Any]) -> None:
     np.testing.assert_array_equal(codes(converted, x), expected)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_small_model_has_the_codes_of_its_twin(name):
     compare(lambda apps: few_blocks(apps, name))

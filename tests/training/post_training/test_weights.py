@@ -234,6 +234,7 @@ def test_several_inputs():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", [keras_qat.bias_correction, keras_qat.learn_rounding])
 def test_interrupted_work_leaves_the_weights(verb, monkeypatch):
     qat = calibrated()
