@@ -38,7 +38,7 @@ NO_REFERENCE = ("tiling",)
 """The interpreter's reference kernels have no current version."""
 
 ON_2_15 = ("conv", "dense")
-QUICK = (*(*ON_2_15, "add_then_relu", "concatenations", "fixed_concatenation", "other_rounding"),)
+QUICK = (*ON_2_15, "concatenations", "other_rounding")
 
 
 @functools.cache

@@ -27,10 +27,8 @@ NO_REFERENCE = ("elu", "tiling")
 """The interpreter's reference kernels have none, or no current version."""
 
 BY_DEFAULT = {
-    *("conv", "depthwise", "dense", "einsum", "transposed2d_norm", "affine"),
-    *("add_then_relu", "multiply_then_relu", "maximum_of_three"),
-    *("concatenations", "fixed_concatenation", "moves", "tiling"),
-    *("activations", "hard_swish", "other_rounding"),
+    *("conv", "depthwise", "dense", "transposed2d_norm", "affine", "add_then_relu"),
+    *("concatenations", "moves", "activations", "hard_swish", "other_rounding"),
 }
 """Families that differ most. Of each operator alone, tests/ops have random examples."""
 

@@ -138,8 +138,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "regnet_x": lambda: regnet("X"),
     "regnet_y": lambda: regnet("Y"),
 }
-BY_DEFAULT = {"mobilenet", "resnet"}
-"""Plain convolutions, and depthwise ones."""
+BY_DEFAULT = {"mobilenet"}
+"""With plain convolutions and depthwise ones."""
 
 FLOAT = {"convnext": {"LayerNormalization"}}
 """Layers for which the runtime has no int8 kernel."""

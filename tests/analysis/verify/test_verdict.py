@@ -105,15 +105,15 @@ POOR: dict[str, tuple[Callable[[], Any], str, str]] = {
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_good(name):
-    result = verdict(HEALTHY[name]())
+    result = keras_qat.verify(*exported(name), X).verdict
     assert str(result).startswith("Same and good: ") and result.is_same and result.is_good
     assert (result.words, result.weakest_layer, result.likely_cause) == ("same and good", "", "")
 
 
 @pytest.mark.parametrize("name", POOR)
 def test_poor(name):
-    make, weakest, cause = POOR[name]
-    result = verdict(make())
+    _, weakest, cause = POOR[name]
+    result = keras_qat.verify(*exported(name), X).verdict
     assert result.words == "same but poor" and result.is_same and not result.is_good
     assert result.weakest_layer == weakest
     assert cause in result.likely_cause and result.likely_cause.endswith(".")
