@@ -74,6 +74,13 @@ def train(
     return qat
 
 
+def moved(model: Any) -> Any:
+    """Gives other values to the weights that train, as training does."""
+    for weight in model.trainable_weights:
+        weight.assign(1.1 * weight)
+    return model
+
+
 @functools.cache
 def runs_channels_first() -> bool:
     """Whether TensorFlow computes convolutions of channels first here: on CPUs, oneDNN does."""

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from tests.helpers import images, observe, rng, scramble, train
+from tests.helpers import images, moved, observe, rng, scramble
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -34,7 +34,7 @@ def signature(model):
 def test_computes_what_was_trained(recipe, folded):
     model = scramble(residual_net())
     model.get_layer("stem").trainable = False
-    qat = train(keras_qat.quantize_model(model, recipe), X)
+    qat = moved(keras_qat.quantize_model(model, recipe))
     plain = keras_qat.strip_quantization(qat, folded=folded)
     kinds = {type(layer).__name__ for layer in plain.layers}
     assert ("BatchNormalization" in kinds) is not folded
@@ -48,7 +48,7 @@ def test_computes_what_was_trained(recipe, folded):
     expected = without_quantization(qat)(X)
     scale = np.abs(expected).max()
     np.testing.assert_allclose(plain.predict(X, verbose=0), expected, atol=1e-5 * scale)
-    assert np.abs(model.predict(X, verbose=0) - expected).max() > 1e-3 * scale  # It has trained.
+    assert np.abs(model.predict(X, verbose=0) - expected).max() > 1e-3 * scale
 
 
 def mixed(x):
@@ -72,7 +72,7 @@ def mixed(x):
 def test_structures_come_back(folded):
     model = scramble(functional((8, 8, 1), build=mixed, name="mixed"))
     model.get_layer("inner").trainable = False
-    qat = train(keras_qat.quantize_model(model), X)
+    qat = moved(keras_qat.quantize_model(model))
     plain = keras_qat.strip_quantization(qat, folded=folded)
     if not folded:
         assert signature(plain) == signature(model)
@@ -97,7 +97,7 @@ def sequences():
 @pytest.mark.slow
 def test_sequences_come_back(tmp_path):
     model, x = scramble(sequences()), images(16, (6, 4))
-    qat = train(keras_qat.quantize_model(model), x)
+    qat = moved(keras_qat.quantize_model(model))
     plain = keras_qat.strip_quantization(qat)
     assert [layer.name for layer in plain.layers] == [layer.name for layer in model.layers]
     assert [weight.shape for weight in plain.weights] == [weight.shape for weight in model.weights]
@@ -145,7 +145,7 @@ result = model.predict(arrays["x"], verbose=0)
 
 
 def test_after_saving_and_loading(tmp_path):
-    qat = train(keras_qat.quantize_model(scramble(residual_net())), X)
+    qat = moved(keras_qat.quantize_model(scramble(residual_net())))
     path = str(tmp_path / "qat.keras")
     qat.save(path)
     expected = keras_qat.strip_quantization(qat)

@@ -13,7 +13,7 @@ from keras_qat import recipes
 from keras_qat.callbacks import QuantDelay
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.tflite.metadata import compressed
-from tests.helpers import images, observe, scramble, train
+from tests.helpers import images, moved, observe, scramble, train
 from tests.networks.small import residual_net, tiny_net
 
 X = images(64, (6, 6, 2))
@@ -21,6 +21,10 @@ X = images(64, (6, 6, 2))
 
 def quantized(recipe="int8"):
     return keras_qat.quantize_model(scramble(tiny_net()), recipe)
+
+
+def with_ranges():
+    return observe(quantized(), X)
 
 
 def test_delay_that_training_did_not_reach(tmp_path):
@@ -53,7 +57,7 @@ def test_delay_of_a_layer_that_is_called_twice_is_told_in_training_steps():
 
 
 def test_quantization_that_was_switched_off():
-    qat = train(quantized(), X)
+    qat = with_ranges()
     keras_qat.set_quantization(qat, False)
     with pytest.warns(UserWarning, match=r"switched off.*set_quantization"):
         contents = keras_qat.export_tflite(qat)
@@ -91,10 +95,10 @@ def test_ranges_that_a_recipe_begins_with():
 
 @pytest.mark.parametrize("per_layer", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_file_is_older_than_the_model(per_layer):
-    qat = train(quantized(), X)
+    qat = with_ranges()
     contents = keras_qat.export_tflite(qat)
     before = qat.get_weights()
-    train(qat, X, rate=0.5)
+    moved(qat)
     message = r"other weights or ranges.*Export it again"
     with pytest.warns(UserWarning, match=message):
         report = keras_qat.verify(qat, contents, X, per_layer=per_layer)
@@ -104,7 +108,7 @@ def test_file_is_older_than_the_model(per_layer):
 
 
 def test_file_of_another_model():
-    qat, other = train(quantized(), X), keras_qat.quantize_model(_wider())
+    qat, other = with_ranges(), keras_qat.quantize_model(_wider())
     contents = keras_qat.export_tflite(observe(other, X))
     with pytest.warns(UserWarning, match="another model"):
         report = keras_qat.verify(qat, contents, X)
@@ -128,7 +132,7 @@ def _wider():
     [".keras", *(pytest.param(item, marks=pytest.mark.slow) for item in (".h5", ".weights.h5"))],
 )
 def test_file_belongs_to_a_model_that_was_saved(tmp_path, ending):
-    qat = train(quantized(), X)
+    qat = with_ranges()
     contents = keras_qat.export_tflite(qat)
     path = tmp_path / f"model{ending}"
     if ending == ".weights.h5":
@@ -157,18 +161,18 @@ def test_evaluating_a_model_changes_nothing():
 @pytest.mark.slow
 def test_file_without_a_fingerprint():
     """Those of earlier versions, and what other programs have written."""
-    qat = train(quantized(), X)
+    qat = with_ranges()
     contents = keras_qat.export_tflite(qat)
     entry = compressed(keras_qat.read_metadata(contents))
     earlier = b'{"version":"0.1.0"}'
     contents = contents.replace(entry, earlier.ljust(len(entry)))
     assert keras_qat.read_metadata(contents) == {"version": "0.1.0"}
-    train(qat, X)
+    moved(qat)
     assert not keras_qat.verify(qat, contents, X).notes
 
 
 def test_inputs_of_another_scale():
-    qat = train(quantized(), X)
+    qat = with_ranges()
     contents = keras_qat.export_tflite(qat)
     with pytest.warns(UserWarning, match=r"99% of the numbers .* 'image' lie beyond its range"):
         report = keras_qat.verify(qat, contents, 255 * X)
