@@ -46,7 +46,7 @@ def verify(qat: Any) -> None:
     keras_qat.verify(qat, keras_qat.export_tflite(qat), X)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.legacy
 @pytest.mark.parametrize(
     "use",

@@ -127,6 +127,7 @@ def test_with_batch_norm_the_folded_kernel_is_quantized():
     )
 
 
+@pytest.mark.slow
 def test_fit_with_a_delay_counts_from_one():
     """With quant_delay=n the n-th step is the first quantized one."""
     x = images(shape=(6, 6, 2))

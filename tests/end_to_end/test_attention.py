@@ -12,6 +12,7 @@ from tests.helpers import rng
 layers = keras.layers
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
 def test_many_softmaxes(kernels):
     """One in half a million codes was another one, as a graph took the reciprocal of the sum."""

@@ -113,6 +113,7 @@ def test_steps_are_integers(name, tmp_path):
     np.testing.assert_allclose(stripped(X), qat(X), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_for_all_steps():
     """Each example loses whole channels of its sequence, in training alone."""
     x = keras.Input((4, 6))

@@ -97,7 +97,7 @@ def test_it_trains(family):
     assert made(family).moved > 0 or not made(family).model.trainable_weights
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", NAMES)
 def test_it_reloads_equal(family, tmp_path):
     model, x = made(family).model, made(family).x
@@ -108,6 +108,7 @@ def test_it_reloads_equal(family, tmp_path):
         np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", NAMES)
 def test_the_file_gives_the_codes_of_the_model(family):
     """Layers in float add up in another order there, by which a code may be another one."""

@@ -123,6 +123,7 @@ def test_for_a_microcontroller():
     assert output.identical == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [tiny, pytest.param(of_sequences, marks=pytest.mark.slow)])
 def test_it_stays_close_to_the_float_layer(build):
     """Cell states that add up over steps: in 8 bits trained networks had 10 to 14 dB."""

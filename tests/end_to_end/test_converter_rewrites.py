@@ -43,7 +43,7 @@ BETWEEN_CONVOLUTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", BETWEEN_CONVOLUTIONS)
 def test_between_convolutions(name):
     keras.utils.set_random_seed(1)
@@ -97,7 +97,7 @@ BEHIND_MOVES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", BEHIND_MOVES)
 def test_behind_moves(name):
     keras.utils.set_random_seed(1)
@@ -115,7 +115,7 @@ BETWEEN_DENSE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", BETWEEN_DENSE)
 @pytest.mark.parametrize("shape", [(6,), (5, 6)], ids=str)
 def test_between_dense_layers(name, shape):
@@ -144,7 +144,7 @@ EMBEDDINGS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EMBEDDINGS)
 def test_embeddings(name):
     keras.utils.set_random_seed(1)

@@ -35,7 +35,7 @@ OF_INTEGERS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", OF_INTEGERS)
 def test_what_reads_integers(kind):
     """Arithmetic on them is no int8 kernel's."""

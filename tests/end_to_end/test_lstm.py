@@ -94,6 +94,7 @@ def test_states_behind_sizes_that_are_known_at_run_time():
     assert [tensor.identical for tensor in report.outputs] == [1.0]
 
 
+@pytest.mark.slow
 def test_without_quantization_it_is_the_float_layer():
     qat = keras_qat.quantize_model(functional(SHAPE, build=stacked))
     keras_qat.set_quantization(qat, False)
@@ -177,6 +178,7 @@ def of_steps(x: Any) -> Any:
     return layers.TimeDistributed(layers.LSTM(3))(layers.Reshape((3, 2, 2))(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build", [stacked, *(pytest.param(item, marks=pytest.mark.slow) for item in (merged, of_steps))]
 )

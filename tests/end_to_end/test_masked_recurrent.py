@@ -72,6 +72,7 @@ def test_masks_go_from_layer_to_layer():
     np.testing.assert_allclose(qat.predict(x, verbose=0), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_masks_that_are_given():
     x, mask = keras.Input((STEPS, 4)), keras.Input((STEPS,), dtype="bool")
     model = keras.Model([x, mask], layers.Dense(2)(layers.GRU(3)(x, mask=mask)))

@@ -66,7 +66,7 @@ def test_all_weights_have_one_scale(name, recipe):
             assert weights.dtype == np.float32 or weights.scale > 0, operation
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "recipe"), CASES)
 def test_tflite_micro_gives_them_too(name, recipe):
     pytest.importorskip("tflite_micro")

@@ -136,7 +136,7 @@ ACTIVATIONS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bits", [2, 5])
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_activations_of_few_bits(kind, bits):

@@ -208,6 +208,7 @@ def test_integer_simulation_gives_the_codes_of_the_file(family, kernels):
         assert assert_identical(qat, x, kernels, contents).float_layers == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", [f if f == "resnet" else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
 )

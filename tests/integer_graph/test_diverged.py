@@ -32,6 +32,7 @@ def calibrated_model() -> keras_qat.QuantizedModel:
     return qat
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_not_finite(value):
     qat = calibrated_model()

@@ -23,6 +23,7 @@ def asked_for_a_gpu(monkeypatch):
     assert asked
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layer", [layers.Conv2D(4, 3), layers.Conv2DTranspose(4, 3)])
 def test_wide_convolutions_of_a_model(layer, asked_for_a_gpu):
     image = keras.Input((6, 6, 4))

@@ -110,6 +110,7 @@ def test_however_the_model_is_called(exact, call):
     np.testing.assert_array_equal(call(qat, x), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.legacy
 def test_training_in_between_counts():
     """Nothing that inference computes with is kept from one phase to the next."""

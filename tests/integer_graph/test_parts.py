@@ -52,6 +52,7 @@ def test_the_graph_can_be_read(qat):
     assert "weights [3, 3, 1, 6] of 8 bits per channel, bias" in text
 
 
+@pytest.mark.slow
 def test_inference_in_either_family(qat):
     x = images(64, (8, 8, 1))
     contents = keras_qat.export_tflite(qat)

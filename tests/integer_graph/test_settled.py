@@ -131,6 +131,7 @@ def test_evaluation_during_training_sees_each_epoch(qat):
         assert loss == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_layers_in_float_and_losses_are_computed_too():
     def build(x):
         x = layers.ActivityRegularization(l2=0.1)(layers.Conv2D(4, 3)(x))

@@ -82,6 +82,7 @@ def test_weights_that_two_operations_read_stay_one(tmp_path):
     assert report.outputs[0].max_difference <= 1
 
 
+@pytest.mark.slow
 def test_rounding_is_learned_for_variables_only():
     """Nothing can be assigned to a kernel that is computed."""
     x = keras.Input(SHAPE)

@@ -186,6 +186,7 @@ def test_they_are_integers_and_train_one_variable(name, tmp_path):
     assert all(map(np.array_equal, before, values(model.weights))), "the float model has changed"
 
 
+@pytest.mark.slow
 def test_masks_hold_in_training():
     """What a mask hides stays hidden, and the rest trains as in the float model."""
     keras.utils.set_random_seed(4)

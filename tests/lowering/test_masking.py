@@ -57,8 +57,7 @@ def test_steps_are_found_in_front_of_the_quantizer(missing):
     assert not any("gru" in name for name in floats)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("kernels", ["xnnpack", "tflm"])
+@pytest.mark.parametrize("kernels", ["xnnpack", pytest.param("tflm", marks=pytest.mark.slow)])
 def test_integers_are_compared_with_the_number_on_their_grid(kernels):
     """With an override, and for a target without float."""
     model, data = model_of(3), data_of(3)
@@ -94,7 +93,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_masks_are_right_wherever_the_layer_is(name):
     """A range that does not hold the number is widened, so that its end is not mistaken for it."""

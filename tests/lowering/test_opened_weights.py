@@ -82,6 +82,7 @@ class Tied(layers.Layer):
         return {**super().get_config(), "transposed": self.transposed}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(not RECENT, reason="TensorFlow 2.15 rounds one in a hundred otherwise")
 @pytest.mark.parametrize("transposed", [False, True])
 def test_weights_that_another_layer_owns_train_and_are_saved(transposed, tmp_path):

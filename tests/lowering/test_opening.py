@@ -61,7 +61,7 @@ def quantized(model):
         return keras_qat.quantize_model(model, strict=True)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [*OPENED, "a subclassed model"])
 def test_what_is_opened_is_exact(name, tmp_path):
     """The float model stays as it is, weights go there and back, the file has the model's codes."""
@@ -384,6 +384,7 @@ def test_functions_that_initialize_need_no_registration():
     np.testing.assert_allclose(qat.predict(data, verbose=0), expected, atol=0.05)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "compared", [lambda x, y: x == 0.0, lambda x, y: np.float32(0.0) != x, lambda x, y: x == y]
 )

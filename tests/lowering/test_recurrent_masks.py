@@ -187,8 +187,10 @@ NESTED = {
 
 
 @pytest.mark.skipif(not RECENT, reason="older interpreters have no sums of 32 bits")
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "nested" else pytest.param(name, marks=pytest.mark.slow) for name in NESTED],
+)
 def test_masks_reach_what_is_inside_of_a_model(name):
     inputs, x = NESTED[name]()
     model = scramble(keras.Model(inputs, layers.Dense(2)(x)))

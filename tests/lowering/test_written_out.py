@@ -22,6 +22,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", LAYERS)
 def test_one_layer_trains_and_the_other_is_frozen(case):
     make, shape = LAYERS[case]

@@ -160,6 +160,7 @@ def registered():
         yield
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("bits", [8, 16])
 def test_a_custom_movement(registered, bits):
     operators = check(Shuffle(), (3, 4, 6), bits=bits)

@@ -79,7 +79,7 @@ HARD = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("data", HARD)
 @pytest.mark.parametrize("groups", [None, 1, 3, -1])
 def test_hard_data(data, groups):

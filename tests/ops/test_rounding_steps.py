@@ -140,7 +140,7 @@ def clipped(values: list[int], params: QuantParams) -> np.ndarray:
     return np.clip(shifted, params.lowest, params.highest).astype(np.int64)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("kind", "bits", "family"), SUMS)
 def test_sums_beside_each_step(kind, bits, family):
     for factor in map(float, np.float32(FACTORS)):
@@ -181,7 +181,7 @@ REQUANTIZED = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", REQUANTIZED)
 def test_all_values_with_another_scale(family):
     """All differences of an int8 value and a zero point, -255 to 255."""

@@ -38,7 +38,7 @@ def test_a_quotient_by_zero_is_the_largest():
     np.testing.assert_allclose(predicted[:2], ends, rtol=1e-6)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "function",
     [
@@ -105,7 +105,7 @@ def test_indices_are_not_clipped_to_the_range_of_the_values_beside_them():
     assert {output.identical for output in report.outputs} == {1.0}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "function",
     [

@@ -193,7 +193,7 @@ def assert_same_in_graph(node, inputs, family, **how):
     np.testing.assert_array_equal(result + node.output.params.zero_point, expected)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

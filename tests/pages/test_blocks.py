@@ -23,8 +23,8 @@ PAGES = {
 }
 OTHER_LANGUAGES = {"c", "c++", "cmake", "cpp", "java", "kotlin", "ruby", "swift"}
 TAGS = {"python", "py", "console", "text", "", *OTHER_LANGUAGES}
-QUICK = {"README.md", "docs/index.md", "docs/layers.md", "docs/simulate.md"}
-"""Pages that run by default: the first ones that are read, and two that cost little."""
+QUICK = {"README.md", "docs/layers.md"}
+"""Pages that run by default: the first one that is read, and one that costs little."""
 
 
 def blocks(page: str) -> list[tuple[str, int, str]]:

@@ -76,6 +76,7 @@ def test_scores_keep_their_steps_behind_large_boxes(qat):
     assert len(np.unique(qat.predict(X, verbose=0)[..., 4:])) > 60
 
 
+@pytest.mark.sample(1)
 @pytest.mark.legacy
 @pytest.mark.parametrize("format_", [".keras", ".h5"])
 def test_outputs_are_saved_with_the_model(qat, format_, tmp_path):

@@ -23,6 +23,7 @@ def untouched(x):
     return tf.math.xlogy(x, 3.0)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{"target": "ethos_u55"}, {"strict": True}])
 def test_norms_are_in_integers_where_nothing_else_is_in_float(options, tmp_path):
     model, data = normalized(), images(16, (6, 4))

@@ -220,6 +220,7 @@ def test_synchronized_batch_normalization_stays_so(recipe, tmp_path):
         assert [norm.synchronized for norm in norms] == [True, True]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("make", "numbers"),
     [(np.float32, [0, 1, 2, 3]), (tf.constant, [1.0, 2.0, 3.0, 4.0]), (float, 2)],

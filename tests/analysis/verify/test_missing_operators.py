@@ -25,6 +25,7 @@ def quantized(function, target="ethos_u55"):
     return qat, keras_qat.export_tflite(qat)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("function", "operator"),
     [(tf.nn.gelu, "GELU"), (lambda x: tf.math.top_k(x, 3)[0], "TOPK_V2")],

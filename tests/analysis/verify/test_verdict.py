@@ -103,6 +103,7 @@ POOR: dict[str, tuple[Callable[[], Any], str, str]] = {
 """What is wrong -> a model, its weakest layer, and words of the cause."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_good(name):
     result = keras_qat.verify(*exported(name), X).verdict
@@ -110,6 +111,7 @@ def test_good(name):
     assert (result.words, result.weakest_layer, result.likely_cause) == ("same and good", "", "")
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", POOR)
 def test_poor(name):
     _, weakest, cause = POOR[name]
@@ -183,6 +185,7 @@ def test_does_not_judge_a_rare_event_by_examples_without_it():
     assert verdict(calibrated(network(rare), X)).words == "same"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_few_examples_of_a_good_model(count):
     """Single entries of their outputs may hardly differ."""

@@ -118,6 +118,7 @@ def test_layers_know_their_shapes_and_configurations():
             assert {**again, **dict.fromkeys(inner)} == {**config, **dict.fromkeys(inner)}
 
 
+@pytest.mark.slow
 def test_compiled_with_xla_computes_the_same():
     _, qat, _ = conv_bn_relu()
     observe(qat, X)
