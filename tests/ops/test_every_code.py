@@ -95,7 +95,6 @@ INTERPOLATED = {("sigmoid", 16): 1.25, ("tanh", 16): 2.5}
 """Operator and bits -> steps that TFLite's kernel is off, as it interpolates in a table."""
 
 
-@pytest.mark.sample(20)
 @pytest.mark.parametrize(
     ("op", "bits", "family"),
     [

@@ -69,7 +69,7 @@ def test_results_are_those_of_the_interpreter(name, bits, family):
         assert_same(node, random_inputs(node, numbers), family, f"seed {seed}")
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("maximum", [None, 6.0])
 @pytest.mark.parametrize("bits", [5, 8])
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply"])

@@ -27,7 +27,7 @@ def assert_written_as_computed(contents: bytes, kernels: str = "reference") -> N
             assert before.shape[-1] * times == after.shape[-1]
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize(
     "op", [op for op in MATCHING if op.has_kernel_for(8)], ids=lambda op: op.name
 )

@@ -82,7 +82,6 @@ def scrambled(model: Any) -> Any:
     return model
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", WRAPPED)
 def test_wrappers(name):
     layer, weights, shape = WRAPPED[name]
@@ -99,7 +98,6 @@ def test_wrappers(name):
         ]
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("fold", "quantized"),
     [
