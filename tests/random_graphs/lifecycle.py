@@ -197,6 +197,7 @@ def compare(
     if not families:
         return
     resolved = keras_qat.resolve(qat, **options)
+    assert_ranges_are_those_of_training(resolved)
     if options:
         inputs = [on_grid(*item) for item in zip(inputs, resolved.inputs.values(), strict=True)]
     given = inputs if len(inputs) > 1 else inputs[0]
@@ -231,6 +232,16 @@ def compare(
             codes = values_of(simulated.outputs[name])
             differing = np.count_nonzero(codes != result[name])
             assert not differing, f"{kernels}: {differing} of {codes.size} values of {name} differ"
+
+
+def assert_ranges_are_those_of_training(graph: ResolvedGraph) -> None:
+    """Asserts that tensors of integers have the ranges that training has quantized them to."""
+    for tensor, value in graph.values.items():
+        quantizer = quantizer_of(value)
+        if quantizer is not None and tensor.params is not None:
+            low, high = map(float, quantizer.current_range())
+            width = float(tensor.params.scale) * (2**tensor.params.bits - 1)
+            assert width == pytest.approx(high - low, rel=1e-4), tensor.name
 
 
 def exact_outputs(graph: ResolvedGraph) -> set[str]:
@@ -283,12 +294,13 @@ def as_trained(graph: ResolvedGraph) -> set[Tensor]:
             )
             if is_exact:
                 result.add(output)
-            if has_quantizer(graph.values.get(output)) or (moves and is_exact):
+            if quantizer_of(graph.values.get(output)) is not None or (moves and is_exact):
                 exact.add(output)
     return result
 
 
-def has_quantizer(value: Value | None) -> bool:
-    """Whether training quantizes a value."""
+def quantizer_of(value: Value | None) -> Any:
+    """Returns what quantizes a value in training, or None."""
     layer = None if value is None or value.producer is None else value.producer.layer
-    return isinstance(layer, Quantize) or getattr(layer, "output_quantizer", None) is not None
+    is_one = isinstance(layer, Quantize)
+    return layer.quantizer if is_one else getattr(layer, "output_quantizer", None)
