@@ -69,6 +69,11 @@ def test_ranges_of_other_data():
     assert problem.startswith("Input 'x' uses 1.0% of its range, -100.2 to 99.4, and 0.0%")
     assert next(iter(diagnosis.remedies)) == "calibrate(qat, x)"
     assert diagnosis.remedies["calibrate(qat, x)"].sqnr > diagnosis.now.sqnr + 3
+
+
+@pytest.mark.slow
+def test_data_beyond_the_ranges():
+    qat = keras_qat.quantize_model(keras.Sequential([keras.Input((8,), name="x"), layers.Dense(5)]))
     keras_qat.calibrate(qat, X)
     (problem,) = keras_qat.diagnose(qat, 100 * X).problems
     assert re.search(r"and 9\d\.\d% of its numbers lie beyond", problem)
@@ -96,6 +101,7 @@ def test_a_dead_model_is_told():
     assert "the output is the same for all examples" in problem
 
 
+@pytest.mark.slow
 def test_models_that_are_only_tried_are_not_announced(monkeypatch, caplog):
     monkeypatch.setattr(messages, "_SHOWN", set())
     model = keras.Sequential([keras.Input((8,)), layers.LayerNormalization(), layers.Dense(3)])

@@ -100,6 +100,7 @@ def calibrated(model: Any, recipe: Any = "int8") -> Any:
     return qat
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kernels", "per_layer"),
     [

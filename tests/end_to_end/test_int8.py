@@ -27,7 +27,7 @@ NO_REFERENCE = ("elu", "tiling")
 """The interpreter's reference kernels have none, or no current version."""
 
 BY_DEFAULT = {
-    *("conv", "depthwise", "dense", "transposed2d_norm", "affine", "add_then_relu"),
+    *("conv", "depthwise", "dense", "transposed2d_norm", "add_then_relu"),
     *("concatenations", "moves", "activations", "hard_swish", "other_rounding"),
 }
 """Families that differ most. Of each operator alone, tests/ops have random examples."""

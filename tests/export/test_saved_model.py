@@ -36,6 +36,7 @@ result = model.signatures["serving_default"](image=tf.constant(arrays["x"]))["lo
     assert differences.max() <= 1 + 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.legacy
 @pytest.mark.parametrize("family", ["depthwise"])
 def test_every_spelling_runs_on_a_cpu(family, tmp_path):

@@ -175,6 +175,7 @@ def test_what_follows_from_ranges_alone_is_not_traced(qat):
     assert len([operation for operation in operations if operation.type != "Placeholder"]) < 100
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not RECENT, reason="this TensorFlow lacks a kernel")
 def test_norms_of_one_size_are_traced_as_one_function():
     """In line, 25 of them were 5,800 operations, and the first predict took seconds."""

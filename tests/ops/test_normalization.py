@@ -118,6 +118,7 @@ def test_means_have_as_many_bits_as_there_is_room_for(size):
     assert bits == 7 or room / 2 ** (bits + 1) < LEAST_WEIGHTS
 
 
+@pytest.mark.slow
 def test_layers_share_one_small_table():
     """Each layer had one of its own, of 64 kB."""
 

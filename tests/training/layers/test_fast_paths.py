@@ -176,6 +176,7 @@ def test_fit_computes_what_a_custom_loop_does(per_execution):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_switches_are_seen_by_training_that_was_traced_before():
     x, y = digits_like()
     qat = keras_qat.quantize_model(small_model())
