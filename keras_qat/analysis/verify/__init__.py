@@ -20,7 +20,7 @@ from keras_qat.analysis.verify.match_tensors import float_operations
 from keras_qat.analysis.verify.preconditions import doubts, randomness
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
 from keras_qat.analysis.verify.verdict import Verdict, is_same, judge
-from keras_qat.arithmetic.kernel_families import REFERENCE
+from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.targets.tflm import TFLM
 from keras_qat.export.target_problems import problems
@@ -114,6 +114,7 @@ def verify(
     graph = inference.resolved() if inference else resolve(model)
     contents = contents_of(tflite)
     computing, refused = kernels or graph.origin.file_family.name, ""
+    other = REFERENCE
     try:
         file = open_file(contents, computing, runtime)
     except Refusal as error:
@@ -121,8 +122,13 @@ def verify(
         if kernels or target is None or not target.elsewhere:
             raise
         missing = [f"{p.operator}: {p.reason}" for p in problems(contents, TFLM)]
-        computing, refused = REFERENCE.name, ", ".join(dict.fromkeys(missing)) or str(error)
-        file = open_file(contents, computing, runtime)
+        refused = ", ".join(dict.fromkeys(missing)) or str(error)
+        try:
+            file = open_file(contents, other.name, runtime)
+        except ValueError:  # TFLite has no reference kernel of ELU.
+            other = XNNPACK
+            file = open_file(contents, other.name, runtime)
+        computing = other.name
     arrays = arrays_of(graph.origin.inputs, x)
     examples = len(arrays[0])
     full_batches = math.lcm(file.batch_size or 1, graph.origin.fixed_batch or 1)
@@ -142,7 +148,7 @@ def verify(
     packed_weights = file_graph.packs_int4 and not packs and not graph.origin.simulates
     graph = as_asked(graph, packs or packed_weights, graph.origin.family)
     if refused:
-        origin = dataclasses.replace(graph.origin, family=REFERENCE)
+        origin = dataclasses.replace(graph.origin, family=other)
         graph = dataclasses.replace(graph, origin=origin)
     notes = (*graph.origin.warnings, *doubts(graph, file, file_graph, contents, inputs_of_file))
     for note in notes:

@@ -43,6 +43,15 @@ def test_another_runtime_runs_them(function, operator):
     )
 
 
+def test_xnnpack_runs_what_has_no_reference_kernel_either():
+    """TFLite Micro has no GELU, and TFLite no reference kernel of ELU."""
+    qat, contents = quantized(lambda x: tf.nn.elu(tf.nn.gelu(x)))
+    report = keras_qat.verify(qat, contents, X, per_layer=True)
+    assert report.kernels == "xnnpack" and report.identical == 1
+    assert all(tensor.fed is None or tensor.fed.identical == 1 for tensor in report.tensors)
+    assert report.refused == "GELU: no kernel"
+
+
 def test_another_runtime_runs_what_is_only_refused_when_it_runs():
     qat, contents = quantized(lambda x: tf.math.log(tf.square(x) + 1e-3))
     report = keras_qat.verify(qat, contents, X)
