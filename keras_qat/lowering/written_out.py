@@ -76,14 +76,16 @@ def _transposed_of_volumes(layer: Any, x: Any) -> Any:
 def _locally_connected(layer: Any, x: Any) -> Any:
     shape = [int(size) for size in layer.compute_output_shape(x.shape)[1:]]
     sizes, kernel = (math.prod(x.shape[1:]), math.prod(shape)), layer.kernel
-    if layer.implementation == 1:
-        y = tf.einsum("bpk,pkf->bpf", _patches(layer, x, shape[:-1]), kernel)
-    elif layer.implementation == 2:
+    if layer.implementation == 2:
         kernel = tf.reshape(kernel * np.asarray(layer.kernel_mask), sizes)
         y = tf.matmul(tf.reshape(x, [-1, sizes[0]]), kernel)
     else:
-        kernel = tf.scatter_nd(np.array(layer.kernel_idxs), kernel, sizes[::-1])
-        y = tf.matmul(tf.reshape(x, [-1, sizes[0]]), kernel, transpose_b=True)
+        if layer.implementation == 3:  # Ordered by outputs; near a border some read less.
+            if layer.padding != "valid":
+                raise NotImplementedError
+            kernel = tf.reshape(kernel, [math.prod(shape[:-1]), shape[-1], -1])
+            kernel = tf.transpose(kernel, [0, 2, 1])
+        y = tf.einsum("bpk,pkf->bpf", _patches(layer, x, shape[:-1]), kernel)
     y = tf.reshape(y, [-1, *shape])
     return _activated(layer, y + layer.bias if layer.use_bias else y)
 
