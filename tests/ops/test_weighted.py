@@ -325,7 +325,6 @@ INT4 = {
 }
 
 
-@pytest.mark.sample(6)
 @pytest.mark.skipif(not RECENT, reason="this TensorFlow's runtime lacks the kernels")
 @pytest.mark.parametrize("family", RUNNABLE)
 @pytest.mark.parametrize("name", INT4)
