@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.registry import op_named
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import OPERATORS, code_of, unpack
+from tests.helpers import images, observe
+from tests.networks.small import functional
 from tests.ops.examples.example import BATCH
 from tests.ops.harness import LACKING, file_of, node_of
 from tests.ops.test_contracts import MATCHING
@@ -25,6 +31,36 @@ def assert_written_as_computed(contents: bytes, kernels: str = "reference") -> N
             before, after = (graph.tensors[end[0]] for end in (operator.inputs, operator.outputs))
             times = operator.builtinOptions.depthMultiplier
             assert before.shape[-1] * times == after.shape[-1]
+
+
+WEIGHTS = {
+    **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), range(1, 2)),
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": range(1, 9),
+}
+"""Operator -> which of its inputs are weights."""
+
+
+@pytest.mark.parametrize("name", ["conv", "depthwise_conv", "dense", "lstm"])
+def test_weights_have_no_zero_point(name):
+    """Kernels read none, whatever a file says."""
+    model = unpack(file_of(node_of(op_named(name), 8, 1)[0], BATCH))
+    (graph,) = model.subgraphs
+    indices = [
+        operator.inputs[at]
+        for operator in graph.operators
+        for at in WEIGHTS.get(OPERATORS[code_of(model.operatorCodes[operator.opcodeIndex])], ())
+    ]
+    assert indices
+    for index in indices:
+        assert not np.any(graph.tensors[index].quantization.zeroPoint)
+
+
+def test_shapes_of_causal_convolutions():
+    convolution = keras.layers.Conv1D(4, 3, padding="causal", dilation_rate=2)
+    qat = observe(
+        keras_qat.quantize_model(functional((7, 3), build=convolution)), images(9, (7, 3))
+    )
+    assert_written_as_computed(keras_qat.export_tflite(qat, batch_size=BATCH))
 
 
 @pytest.mark.sample(40)
