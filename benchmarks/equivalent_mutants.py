@@ -10,7 +10,7 @@ EQUIVALENT = {
     "keras_qat/arithmetic/int16_sigmoid.py _tanh_along_lines: 0 -> 1": (
         "both sides give 0 for 0 steps: 127 and 128, 8 bits behind the point"
     ),
-    "keras_qat/arithmetic/lstm_gates.py _exponential: 2 -> 3 (3)": "no x of 16 bits has that bit",
+    "keras_qat/arithmetic/gemmlowp.py _exponential: 2 -> 3 (3)": "no x of 16 bits has that bit",
     "keras_qat/arithmetic/plain_operations.py _steps: sign > 0 -> sign >= 0": (
         "the sign of a scale is 1 or -1"
     ),

@@ -2,7 +2,7 @@
 
 Both follow lines through one table of the sigmoid. Steps next to 2^-12, of tanh also next to 2^-11,
 count as those: the portable kernels follow the same lines for them, the optimized one computes the
-approximations of `lstm_gates`.
+approximations of `gemmlowp`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from keras_qat.arithmetic.fixed_point import (
     shift,
     shift_back,
 )
+from keras_qat.arithmetic.gemmlowp import sigmoid_table, tanh_table
 from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.arithmetic.lstm_gates import sigmoid_table, tanh_table
 
 INTEGER_BITS = 3
-"""Bits in front of the point of the inputs of `lstm_gates`, in steps of 2^-12."""
+"""Bits in front of the point of the inputs of `gemmlowp`, in steps of 2^-12."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ from keras_qat.arithmetic.fixed_point import (
     shift_back,
     upper_bits,
 )
+from keras_qat.arithmetic.gemmlowp import fixed_point_sigmoid, fixed_point_tanh
 from keras_qat.arithmetic.int16_sigmoid import (
     Curve,
     prepare_sigmoid,
@@ -32,7 +33,6 @@ from keras_qat.arithmetic.int16_sigmoid import (
     tanh_of_int16,
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.arithmetic.lstm_gates import fixed_point_sigmoid, fixed_point_tanh
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.frontend.helper_layers import HardSwish
 from keras_qat.frontend.keras2.backend import keras, layers

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import inverse_square_root
-from keras_qat.arithmetic.lstm_gates import (
+from keras_qat.arithmetic.gemmlowp import (
     fixed_point_sigmoid,
     fixed_point_tanh,
     sigmoid_table,

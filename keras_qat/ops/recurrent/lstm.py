@@ -28,6 +28,7 @@ from keras_qat.arithmetic.fixed_point import (
     saturate,
     shift_back,
 )
+from keras_qat.arithmetic.gemmlowp import sigmoid_table, tanh_table
 from keras_qat.arithmetic.int16_sigmoid import (
     prepare_sigmoid,
     prepare_tanh,
@@ -35,7 +36,6 @@ from keras_qat.arithmetic.int16_sigmoid import (
     tanh_of_int16,
 )
 from keras_qat.arithmetic.kernel_families import TFLM
-from keras_qat.arithmetic.lstm_gates import sigmoid_table, tanh_table
 from keras_qat.arithmetic.quant_params import QuantParams, ratio
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
