@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,11 +23,11 @@ from keras_qat.lowering.constant_products import (
     split_linear_resize,
     split_product,
 )
+from keras_qat.lowering.copies import COPIES, split_copies, split_filled
 from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_resize
 from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor, stack_lists
 from keras_qat.lowering.statistics import STATISTICS
 from keras_qat.lowering.weighted_products import CONVOLUTIONS, split_constant_convolution
-from keras_qat.ops.movement import integers
 
 
 def _split_silu(call: Call, context: LoweringContext) -> list[Call]:
@@ -264,91 +263,6 @@ def _split_equality(call: Call, context: LoweringContext) -> list[Call]:
 NOT_EQUAL = ("math.not_equal", "__operators__.ne")
 
 
-def _split_copies(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers copies of a tensor for each example, such as a class token, to zeros and a sum.
-
-    All sizes are then known before the file runs, which runtimes need.
-    """
-    symbol = str(call.layer.symbol)
-    x, counts, *axis = operands(call, "input", *COPIES[symbol])
-    count, *inner_counts = counts if isinstance(counts, (list, tuple)) else [counts]
-    if not isinstance(x, Value):
-        x, inner_counts = _repeated_inside(call, x, inner_counts)
-    rank = 0 if x is None else len(x.shape)
-    is_batch = isinstance(count, Value) and size_of(count) == BATCH
-    if not rank or not call.output.is_float or x.shape[0] != 1 or not is_batch:
-        return []
-    if axis not in ([], [0]):
-        return []
-    unchanged = x.shape[1:] if symbol == "broadcast_to" else [1] * (rank - 1)
-    if symbol != "repeat" and list(inner_counts) != list(unchanged):
-        return []
-    return _for_each_example(call, context, count, x, rank)
-
-
-def _split_filled(call: Call, context: LoweringContext, names: tuple[str, str]) -> list[Call]:
-    """Lowers a number for each example, as a state that is zero at first, to zeros and a sum."""
-    sizes, value = operands(call, *names)
-    value = number({"zeros": 0.0, "ones": 1.0}.get(str(call.layer.symbol), value))
-    if not isinstance(sizes, (list, tuple)) or len(sizes) < 2 or not call.output.is_float:
-        return []
-    count, *inner = [size_of(size) if isinstance(size, Value) else number(size) for size in sizes]
-    if count != BATCH or None in (*inner, value) or BATCH in inner:
-        return []
-    x = np.full([1, *np.array(inner, int)], value, np.float32)
-    return _for_each_example(call, context, sizes[0], x, len(sizes))
-
-
-def _for_each_example(
-    call: Call, context: LoweringContext, count: Value, x: Any, rank: int
-) -> list[Call]:
-    """Adds a tensor with one example to zeros, of which there are as many as examples.
-
-    Args:
-        call: the call that is replaced.
-        context: keeps the layers that are made.
-        count: the number of examples, of `tf.shape` of a tensor.
-        x: the value or array.
-        rank: how many axes it has.
-    """
-    batch = count.producer.inputs[0].producer.inputs[0]  # type: ignore[union-attr]
-    if not batch.is_float or not len(batch.shape) > 1:
-        return []
-    ones = [1] * (len(batch.shape) - 1)
-    parts, operation = PartsBuilder(call, context), type(call.layer)
-    first = parts.add(
-        parts.new("first", operation, tf.slice),
-        batch,
-        [0] * len(batch.shape),
-        [-1, *ones],
-        shape=(None, *ones),
-    )
-    if len(batch.shape) != rank:
-        shape = (None, *[1] * (rank - 1))
-        reshape = parts.new("reshape", operation, tf.reshape)
-        first = parts.add(reshape, first, [-1, *shape[1:]], shape=shape)
-    zeros = parts.add(parts.new("zeros", layers.Rescaling, 0.0), first, shape=first.shape)
-    return parts.end(parts.new("", operation, tf.math.add), zeros, x)
-
-
-def _repeated_inside(call: Call, x: Any, counts: list[Any]) -> tuple[Any, list[Any]]:
-    """Returns a constant with all copies but those for the batch, and what is left of the counts.
-
-    The constant is None where it is not known.
-    """
-    values, known = array(x), integers(counts) if counts else ()
-    if values is None or known is None:
-        return None, counts
-    if call.layer.symbol == "tile":
-        repeated = np.tile(values, (1, *known))
-        return repeated.astype(np.float32), [1] * len(known)
-    return values.astype(np.float32), counts
-
-
-COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to": ("shape",)}
-"""Operation that copies -> names of its arguments after the tensor."""
-
-
 def _of_floats(lowering: Lowering, call: Call, context: LoweringContext) -> list[Call]:
     """Lowers a call that reads real numbers; integers, complex numbers and truth values stay."""
     is_arithmetic = all(value.is_float for value in [*call.inputs, *values_in(call.outputs)])
@@ -404,10 +318,10 @@ OPERATIONS: dict[str, Lowering] = {
     "ones_like": partial(_split_constant, number=1.0),
     "compat.v1.zeros_like": partial(_split_constant, number=0.0),
     "compat.v1.ones_like": partial(_split_constant, number=1.0),
-    **dict.fromkeys(("zeros", "ones"), partial(_split_filled, names=("shape", "dtype"))),
-    "fill": partial(_split_filled, names=("dims", "value")),
+    **dict.fromkeys(("zeros", "ones"), partial(split_filled, names=("shape", "dtype"))),
+    "fill": partial(split_filled, names=("dims", "value")),
     "image.extract_patches": split_patches,
-    **dict.fromkeys(COPIES, _split_copies),
+    **dict.fromkeys(COPIES, split_copies),
     **dict.fromkeys(("concat", "stack", "math.maximum", "math.minimum"), convert_fixed_ranges),
 }
 """TensorFlow's name of an operation on symbolic tensors -> its lowering."""
