@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.frontend.keras2.backend import keras, layers, set_mask, swapped, takes_mask
+from keras_qat.frontend.keras2.backend import keras, set_mask, swapped, takes_mask
+from keras_qat.frontend.keras2.compare_traces import NOISE, equal, identity, in_order, numbered
 from keras_qat.frontend.keras2.inner_calls import ReadsConstants, calls_inside
 from keras_qat.frontend.keras2.layer_names import of_different_names
 from keras_qat.frontend.keras2.layer_weights import (
@@ -248,25 +249,25 @@ def _follow_training(trained: _Trace, tested: _Trace) -> None:
     refusal: Exception = CannotOpen("it computes differently in training")
     if does_nothing and len(trained.inputs) == 1 and _varies_alike(trained):
         refusal = OnlyTrains(trained.model)
-    nodes, of_test, noise = _in_order(trained), _in_order(tested), set[Any]()
-    expected = list(map(_identity, of_test))
-    if list(map(_identity, nodes)) != expected:  # As in `if training: x = self.dropout(x)`.
+    nodes, of_test, noise = in_order(trained), in_order(tested), set[Any]()
+    expected = list(map(identity, of_test))
+    if list(map(identity, nodes)) != expected:  # As in `if training: x = self.dropout(x)`.
         in_test = {id(node.layer) for node in of_test}
         noise = {n for n in nodes if type(n.layer) in NOISE and id(n.layer) not in in_test}
         nodes = [node for node in nodes if node not in noise]
-    known = [_numbered(trained, noise), _numbered(tested, set())]
+    known = [numbered(trained, noise), numbered(tested, set())]
     results = [
         [numbers.get(id(tensor)) for tensor in tf.nest.flatten(trace.outputs)]
         for numbers, trace in zip(known, (trained, tested), strict=True)
     ]
-    if list(map(_identity, nodes)) != expected or results[0] != results[1]:
+    if list(map(identity, nodes)) != expected or results[0] != results[1]:
         raise refusal
 
     def common(a: Any, b: Any) -> Any:
         if a is True and b is False:
             return PHASE
         if known[0].get(id(a)) != known[1].get(id(b)) or (
-            id(a) not in known[0] and not _equal(a, b)
+            id(a) not in known[0] and not equal(a, b)
         ):
             raise refusal
         return a
@@ -298,69 +299,6 @@ def _varies_alike(trained: _Trace) -> bool:
     (x,) = _numbers(trained)
     runs: Any = (lambda: trained.layer(x, training=True)), (lambda: trained.model(x, training=True))
     return len({all(np.all(run() == run()) for _ in range(8)) for run in runs}) == 1
-
-
-NOISE = {
-    *(layers.Dropout, layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D),
-    *(layers.AlphaDropout, layers.GaussianDropout, layers.GaussianNoise),
-    *(layers.RandomFlip, layers.RandomRotation, layers.RandomZoom, layers.RandomTranslation),
-    *(layers.RandomContrast, layers.RandomBrightness),
-}
-"""Layers that return their input but in training."""
-
-
-def _in_order(trace: _Trace) -> list[Any]:
-    """Returns the nodes of a trace, those of a node's first argument before those of its second.
-
-    Keras' order is another with a layer more in one branch.
-    """
-    made = {id(tensor): node for node in trace.nodes for tensor in tf.nest.flatten(node.outputs)}
-    order: dict[Any, None] = {}
-    waiting = [made[id(x)] for x in reversed(tf.nest.flatten(trace.outputs)) if id(x) in made]
-    while waiting:
-        arguments = tf.nest.flatten((waiting[-1].call_args, waiting[-1].call_kwargs))
-        before = [made[id(x)] for x in reversed(arguments) if id(x) in made]
-        if before := [node for node in before if node not in order]:
-            waiting += before
-        else:
-            order[waiting.pop()] = None
-    return list(order)
-
-
-def _numbered(trace: _Trace, noise: set[Any]) -> dict[int, int]:
-    """Counts the tensors of a trace, by id; the output of `noise` has the number of its input."""
-    numbers = {id(tensor): index for index, tensor in enumerate(trace.model.inputs)}
-    count = len(numbers)
-    for node in _in_order(trace):
-        outputs = tf.nest.flatten(node.outputs)
-        if node in noise:
-            numbers[id(outputs[0])] = numbers[id(node.call_args[0])]
-            continue
-        numbers.update((id(tensor), count + index) for index, tensor in enumerate(outputs))
-        count += len(outputs)
-    return numbers
-
-
-def _identity(node: Any) -> Any:
-    """Identifies what a node computes with.
-
-    Layers without weights, such as `keras.layers.add` or a user's function makes anew, are equal by
-    configuration.
-    """
-    layer = node.layer
-    symbol = getattr(layer, "symbol", None)
-    if symbol:
-        return type(layer), symbol
-    with contextlib.suppress(NotImplementedError):  # A class without `get_config`.
-        if not layer.weights:
-            return type(layer), {**layer.get_config(), "name": ""}
-    return layer
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if tf.is_tensor(a) or isinstance(a, np.ndarray):
-        return np.shape(a) == np.shape(b) and bool(np.all(np.asarray(a) == np.asarray(b)))
-    return bool(a is b or a == b)
 
 
 def _numbers(trace: _Trace) -> list[Any]:
