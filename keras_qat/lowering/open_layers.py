@@ -38,6 +38,7 @@ from keras_qat.lowering.lent_weights import LentWeights
 from keras_qat.lowering.mask_tensors import RECURRENT, MaskTensors, reads_mask
 from keras_qat.lowering.masking import finds_number, reads_floats, split_masking
 from keras_qat.lowering.normalizing import normalizing
+from keras_qat.lowering.own_batch_norm import plain_batch_norm
 from keras_qat.lowering.recurrent import given_mask
 from keras_qat.lowering.unrolling import CELLS, in_few_operations, refused_cells
 from keras_qat.lowering.weighted_products import with_kernels
@@ -111,6 +112,8 @@ def _open_each(
         if allowed is False:
             return [call]
         parts, written_out = _unknown_activation(call, context), equivalent(call)
+        if not parts and _is_closed(call.layer):
+            parts = plain_batch_norm(call, context)
         if parts:
             masks.hand_over(values_in(call.outputs))
         elif type(call.layer) is layers.MultiHeadAttention:
