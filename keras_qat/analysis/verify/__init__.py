@@ -20,7 +20,7 @@ from keras_qat.analysis.verify.match_tensors import float_operations
 from keras_qat.analysis.verify.preconditions import doubts, randomness
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
 from keras_qat.analysis.verify.verdict import Verdict, is_same, judge
-from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK
+from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK, KernelFamily
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.targets.tflm import TFLM
 from keras_qat.export.target_problems import problems
@@ -28,11 +28,12 @@ from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.float_inference import evaluator
+from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.io.data import arrays_of, check_counts, padded
 from keras_qat.io.inputs import packed
-from keras_qat.tflite.interpreter import Kernels, Runtime, to_pixels
+from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Runtime, to_pixels
 from keras_qat.tflite.metadata import rescaled_inputs
 from keras_qat.tflite.micro_interpreter import MicroInterpreter, Refusal, open_file
 from keras_qat.tflite.reader import FileGraph
@@ -113,22 +114,8 @@ def verify(
     inference = getattr(model, "exact_inference", lambda: None)()
     graph = inference.resolved() if inference else resolve(model)
     contents = contents_of(tflite)
-    computing, refused = kernels or graph.origin.file_family.name, ""
-    other = REFERENCE
-    try:
-        file = open_file(contents, computing, runtime)
-    except Refusal as error:
-        target = graph.origin.target
-        if kernels or target is None or not target.elsewhere:
-            raise
-        missing = [f"{p.operator}: {p.reason}" for p in problems(contents, TFLM)]
-        refused = ", ".join(dict.fromkeys(missing)) or str(error)
-        try:
-            file = open_file(contents, other.name, runtime)
-        except ValueError:  # TFLite has no reference kernel of ELU.
-            other = XNNPACK
-            file = open_file(contents, other.name, runtime)
-        computing = other.name
+    file, standing_in, refused = _open(contents, graph, kernels, runtime)
+    computing = standing_in.name if standing_in else kernels or graph.origin.file_family.name
     arrays = arrays_of(graph.origin.inputs, x)
     examples = len(arrays[0])
     full_batches = math.lcm(file.batch_size or 1, graph.origin.fixed_batch or 1)
@@ -147,8 +134,8 @@ def verify(
     packs = graph.origin.packs_int4
     packed_weights = file_graph.packs_int4 and not packs and not graph.origin.simulates
     graph = as_asked(graph, packs or packed_weights, graph.origin.family)
-    if refused:
-        origin = dataclasses.replace(graph.origin, family=other)
+    if standing_in:
+        origin = dataclasses.replace(graph.origin, family=standing_in)
         graph = dataclasses.replace(graph, origin=origin)
     notes = (*graph.origin.warnings, *doubts(graph, file, file_graph, contents, inputs_of_file))
     for note in notes:
@@ -208,3 +195,25 @@ def verify(
         packed_weights,
         refused,
     )
+
+
+def _open(
+    contents: bytes, graph: ResolvedGraph, kernels: Kernels | None, runtime: Runtime | None
+) -> tuple[FileInterpreter, KernelFamily | None, str]:
+    """Opens a file with the kernels asked for, else its model's, or TFLite's where they lack some.
+
+    Returns:
+        The file; the family of kernels that stands in for the model's; what those lack, as a text.
+    """
+    try:
+        return open_file(contents, kernels or graph.origin.file_family.name, runtime), None, ""
+    except Refusal as error:
+        target = graph.origin.target
+        if kernels or target is None or not target.elsewhere:
+            raise
+        missing = [f"{p.operator}: {p.reason}" for p in problems(contents, TFLM)]
+        refused = ", ".join(dict.fromkeys(missing)) or str(error)
+    try:
+        return open_file(contents, REFERENCE.name, runtime), REFERENCE, refused
+    except ValueError:  # TFLite has no reference kernel of ELU.
+        return open_file(contents, XNNPACK.name, runtime), XNNPACK, refused
