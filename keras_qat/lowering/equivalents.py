@@ -49,8 +49,8 @@ def equivalent(call: Call) -> Call | None:
     None if none is known.
     """
     if not all(value.is_float for value in call.inputs):
-        return None
-    if is_operation(call.layer):
+        function = written_out(call)
+    elif is_operation(call.layer):
         function = EQUIVALENTS.get(str(call.layer.symbol).removeprefix("compat.v1."))
     else:
         is_image = type(call.layer) in CONVOLUTIONS

@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.helper_layers import FlattenTime, RestoreTime
 from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.lowering.categories import binned, encoded
 
 
 def written_out(call: Call) -> Callable[..., Any] | None:
@@ -29,7 +30,7 @@ def written_out(call: Call) -> Callable[..., Any] | None:
         return None
     is_last = getattr(layer, "data_format", "channels_last") == "channels_last"
     is_plain = is_last and getattr(layer, "groups", 1) == 1
-    if not is_plain or layer.compute_dtype != "float32":
+    if not is_plain or layer.compute_dtype in ("float16", "bfloat16"):
         return None
     return lambda inputs: write(layer, inputs)
 
@@ -122,9 +123,11 @@ def _activated(layer: Any, y: Any) -> Any:
 
 
 WRITTEN_OUT: dict[type, Callable[[Any, Any], Any]] = {
+    layers.CategoryEncoding: encoded,
     layers.CenterCrop: _center,
     layers.Conv3D: _convolution_of_volumes,
     layers.Conv3DTranspose: _transposed_of_volumes,
+    layers.Discretization: binned,
     layers.LocallyConnected1D: _locally_connected,
     layers.LocallyConnected2D: _locally_connected,
 }

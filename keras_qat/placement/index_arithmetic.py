@@ -31,7 +31,8 @@ def index_calls(
     So do those of a Masking that finds another number than 0.
 
     An index is no signal: of `tf.cast(tf.floor(16.0 * x), tf.int32)` one step of 8 bits beside a
-    border names another entry, so that its error has no bound.
+    border names another entry, so that its error has no bound. The index of a largest value is none
+    of these: rounding moves it to one that is as large but for a step.
 
     Args:
         calls: those of a graph, in the order of computation.
@@ -46,7 +47,8 @@ def index_calls(
         is_cut = is_table(call) or cuts_in_float(call) or call.source in finders
         readers = [reader for value in outputs for reader in consumers[value]]
         is_before = readers and cuts.issuperset(readers) and not set(outputs).intersection(kept)
-        if is_cut or (is_before and not (row and row.is_weighted)):
+        chooses = makes_integers(call) and row is not None
+        if is_cut or (is_before and not chooses and not (row and row.is_weighted)):
             cuts.add(call)
     return {
         call

@@ -70,3 +70,49 @@ def test_layers_that_cannot_be_written_out_keep_their_weights_in_int8():
     reasons = keras_qat.plan(keras.Model(inputs, outputs)).float_layers
     assert reasons.keys() == {"open", "groups", "regularized"}
     assert all("its weights are int8" in reason for reason in reasons.values())
+
+
+BOUNDARIES = [-0.5, 0.3, 0.9]
+
+
+@pytest.mark.parametrize("mode", ["int", "one_hot", "multi_hot", "count"])
+def test_bins_have_the_boundaries_of_the_layer(mode):
+    """Numbers that are not close to a boundary are in the same bin as in float."""
+
+    def build(x):
+        y = layers.Discretization(BOUNDARIES, output_mode=mode)(x)
+        return layers.Embedding(4, 4, embeddings_initializer="identity")(y) if mode == "int" else y
+
+    count = 1 if mode == "one_hot" else 3
+    model = functional((count,), build=build)
+    x = np.random.default_rng(1).choice([-2.0, -0.6, -0.4, 0.2, 0.4, 0.8, 1.0, 1.5], (64, count))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+    np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.02)
+
+
+def test_a_single_boundary():
+    model = functional((1,), build=layers.Discretization([0.3], output_mode="one_hot"))
+    x = np.append(np.linspace(-1, 0.28, 32), np.linspace(0.32, 1, 32))[:, None]
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+    np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.01)
+
+
+@pytest.mark.parametrize("mode", ["one_hot", "multi_hot", "count"])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_categories_of_integers(mode, dtype, tmp_path):
+    count = 1 if mode == "one_hot" else 3
+    inputs = layers.Input((count,), dtype=dtype)
+    codes = layers.CategoryEncoding(5, output_mode=mode)(inputs)
+    model = keras.Model(inputs, layers.Dense(2)(codes))
+    x = np.random.default_rng(1).integers(0, 5, (64, count)).astype(dtype)
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, x).identical == 1
+    np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.05)
+    qat.save(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
