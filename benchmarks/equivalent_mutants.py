@@ -28,6 +28,9 @@ EQUIVALENT = {
     "keras_qat/integer_graph/fold_recurrent.py _of_unrolled.held: 1 -> 2 (8)": (
         "only a SimpleRNN of two units has two columns, whose outputs have one scale"
     ),
+    "keras_qat/integer_graph/fold_recurrent.py _of_lstm: 0 -> 1 (2)": (
+        "what an LSTM reads and what it gives have the same bits"
+    ),
     "keras_qat/ops/activations.py : True -> False (3)": SLOWER,
     "keras_qat/ops/activations.py _bounded.prepare: x.scale > FARTHEST -> x.scale >= FARTHEST": (
         "a scale that is brought to itself changes nothing"
@@ -66,6 +69,7 @@ EQUIVALENT = {
     "keras_qat/ops/softmax.py _prepare: 256 -> 257": UNUSED,
     "keras_qat/ops/weights.py reach_of: 0 -> 1 (3)": SLOWER,
     "keras_qat/ops/weights.py reach_of: -len(channels) -> len(channels)": SLOWER,
+    "keras_qat/ops/recurrent/lstm.py _zeros: times > 1 -> times >= 1": SLOWER,
     "keras_qat/ops/tiling.py _emit_reverse: len(shape) > SLICED_ANYWHERE -> len(shape) >= "
     "SLICED_ANYWHERE": "axes may be merged where they need not be",
     "keras_qat/ops/weighted_sums.py weight_constants: 1 -> 2 (2)": (
@@ -74,6 +78,9 @@ EQUIVALENT = {
     "keras_qat/ops/weighted_sums.py _sums_of_8_bits.products: if not (has_gpu() and is_wide and "
     "(len(a.numbers.channels) == 1)): -> if not not (has_gpu() and is_wide and "
     "(len(a.numbers.channels) == 1)):": SLOWER,
+    "keras_qat/tflite/builder.py Builder.constant: 1 -> 2": (
+        "numpy infers any size below zero, -2 like -1"
+    ),
     "keras_qat/tflite/builder.py Builder.copy: sizes.count(-1) > 1 -> sizes.count(-1) >= 1": (
         "a SLICE of everything copies as well"
     ),

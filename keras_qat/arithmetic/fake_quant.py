@@ -129,8 +129,8 @@ def fake_quantize_if(
         applies: a bool, or a scalar tensor.
         x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
         ceiling: upper end of the ReLU; None if there is none.
-        source: a `recompute.Source` of `x`, which a CPU does not keep then. There `applies` is a
-            bool, and there is no ceiling.
+        source: a `recompute.Source` of `x`, which a CPU does not keep then. There `applies` is
+            True or False, and there is no ceiling.
         gates: those that it shares with other quantizers; by default its own.
     """
     if applies is False and ceiling is None:
@@ -173,17 +173,15 @@ def fake_quantize_if(
     @tf.custom_gradient
     def quantized_source(*_: Any) -> Any:
         if source.derivative is not None:
-            slope = source.derivative
-            if applies:
-                slope = within_range(slope, x, minimum, maximum, bits, narrow_range)
-            return quantizing(x) if applies else passing(x), lambda upstream: upstream * slope
+            slope = within_range(source.derivative, x, minimum, maximum, bits, narrow_range)
+            return quantizing(x), lambda upstream: upstream * slope
 
         def gradient(upstream: Any) -> Any:
             with tf.control_dependencies([upstream]):  # Not before.
                 x, back = source.again()
-            return back(inside(x, upstream) if applies else passed(x, upstream))
+            return back(inside(x, upstream))
 
-        return quantizing(x) if applies else passing(x), gradient
+        return quantizing(x), gradient
 
     return quantized(x) if source is None else quantized_source(*source.inputs)
 

@@ -27,7 +27,7 @@ def are_numbers(minimum: Any, maximum: Any) -> bool:
 
 
 def fake_quantize(
-    x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool, is_relu: bool = False
+    x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool, is_relu: bool
 ) -> tuple[Any, Any]:
     """Computes `fake_quant_with_min_max_vars` in the order of operations of its CPU kernel.
 

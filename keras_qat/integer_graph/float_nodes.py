@@ -51,7 +51,7 @@ def _computed(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> 
     if isinstance(layer, QuantizeWrapper):
         if not any("." in path for path in layer.weight_axes):
             return _folded(layer, args[0], for_file)
-        args, kwargs = args[:1], {}  # Of a recurrent layer.
+        kwargs = {}  # Of a recurrent layer.
     with weights_replaced(layer.layer, _evaluated(lambda: _inner_weights(layer), for_file)):
         return _applied(layer.layer, args, kwargs, for_file)
 

@@ -308,4 +308,4 @@ def _inner_call(call: Call) -> Call:
     """Returns the call of the layer inside a wrapper, on the wrapper's own input."""
     wrapper, value = call.layer, call.output
     output = Value(value.name, value.shape, value.dtype)
-    return Call(wrapper.layer, call.args[:1], {}, output, call.name, call.origin)
+    return Call(wrapper.layer, call.args, {}, output, call.name, call.origin)

@@ -132,13 +132,14 @@ def _add_once(a: Arguments, numbers: tuple[Any, ...]) -> Any:
 def _multipliers(a: Any, b: Any, output: Any, sign: int) -> tuple[Any, Any, Any, Any, Any]:
     """Returns the numbers of `_add_once`: the larger ratio becomes a multiplier of 21 bits.
 
-    The last one says whether the kernel is used: ratios below 2^-10 and from 2^8 on are TFLite's.
+    The last one says whether the kernel is used: ratios below 2^-10 are TFLite's. From 2^8 on they
+    would be as well, but `_native` leaves none.
     """
     ratios = [single(scale / output) for scale in (a, b)]
     bits = 20 - exponent_of(tf.maximum(*ratios))
     first, second = (tf.cast(tf.round(factor * power_of_two(bits)), tf.int32) for factor in ratios)
     half = shift(tf.ones_like(bits), bits - 1)
-    is_accepted = tf.reduce_all([(factor >= 2.0**-10) & (factor < 2.0**8) for factor in ratios])
+    is_accepted = tf.reduce_all([factor >= 2.0**-10 for factor in ratios])
     return first, sign * second, tf.cast(bits, tf.int32), tf.cast(half, tf.int32), is_accepted
 
 

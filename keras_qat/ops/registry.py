@@ -133,8 +133,8 @@ def gates_of(layer: Any) -> int:
 
 def relu_maximum(layer: Any) -> float | None:
     """Returns the maximum of a ReLU layer, which may be infinity; None for other layers."""
-    values = [Value(name, (None,), "float32") for name in ("x", "y")]
-    op, attributes, _ = match(Call(layer, (values[0],), {}, values[1], "y"))
+    value = Value("x", (None,), "float32")
+    op, attributes, _ = match(Call(layer, (value,), {}, value, "x"))
     return float(attributes["maximum"]) if op is not None and op.clips else None
 
 

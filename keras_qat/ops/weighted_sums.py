@@ -207,7 +207,7 @@ def _sums_of_8_bits(
         return tf.nn.relu(sums) if a.merges_relu and is_last else sums
 
     def products(x: Any, kernel: Any) -> Any:
-        is_wide = len(kernel.shape) > 2 and math.prod(kernel.shape[:-2]) > 1
+        is_wide = math.prod(kernel.shape[:-2]) > 1
         if not (has_gpu() and is_wide and len(a.numbers.channels) == 1):
             return linear(x, kernel)
         # GPUs may transform what they convolve (Winograd, FFT), which float32 rounds.

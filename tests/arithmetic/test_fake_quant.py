@@ -224,6 +224,11 @@ def test_averages_are_rounded_as_integer_kernels_do(minimum, maximum):
     np.testing.assert_array_equal(np.round(computed / scale) + zero_point, expected)
 
 
+def test_averages_of_zeros_stay_zeros():
+    """Their range has no width before anything else was seen."""
+    np.testing.assert_array_equal(fake_quant.fake_quantize_average(tf.zeros(2), 0.0, 0.0), [0, 0])
+
+
 def test_average_passes_the_gradient_everywhere():
     x = tf.Variable([0.1, 1.0, 2.9])
     with tf.GradientTape() as tape:

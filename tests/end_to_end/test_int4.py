@@ -155,6 +155,13 @@ def test_packed_files_with_depthwise_convolutions_run_in_all_kernels():
         np.testing.assert_array_equal(simulated.codes, codes)
 
 
+def test_a_plain_model_of_its_layers_has_its_weights_in_bytes():
+    qat, x = separable()
+    plain = keras_qat.keras.Model(qat.inputs, qat.outputs)
+    (simulated,) = keras_qat.simulate(plain, x).outputs.values()
+    np.testing.assert_array_equal(simulated.values, qat.predict(x, verbose=0))
+
+
 def test_a_file_that_predict_does_not_compute_says_what_to_set():
     qat, x = separable()
     with pytest.warns(UserWarning, match=r"other values than predict.* Set qat.pack_int4 = True"):

@@ -158,6 +158,12 @@ def test_ranges_inside_are_planned_named_and_shared_by_all_steps():
     assert all(result[(name,)].calibrated for name in parts)
 
 
+def test_ranges_inside_are_no_wider_than_what_is_in_them():
+    """Only those of a layer with a cell state are symmetric."""
+    plan = keras_qat.plan(functional(SHAPE, build=mixed))
+    assert not any(row.spec.symmetric for row in plan.rows if row.reason.startswith("inside"))
+
+
 PREFIXES = ("input_", "state_", "")
 
 longer = layers.ZeroPadding1D((0, 32))

@@ -93,6 +93,22 @@ def test_results_far_beyond_the_range(name, bits, maximum):
                 assert_same(far, random_inputs(far, numbers), family, f"seed {seed}, {ratio}")
 
 
+def test_sums_are_computed_in_no_wider_steps_than_kernels_need():
+    """One input is zero, the other one as fine as the output: steps of 2^2.6 of those suffice."""
+    node, numbers = node_of(op_named("add"), 8, 2)
+    ends = [QuantParams(np.float32(scale), 0) for scale in (2.0**7.6, 1.0, 1.0)]
+    *tensors, output = (
+        dataclasses.replace(node.output, name=name, params=params)
+        for name, params in zip("abc", ends, strict=True)
+    )
+    node = dataclasses.replace(node, inputs=tuple(tensors), outputs=(output,))
+    given = random_inputs(node, numbers)
+    given["a"][...] = 0
+    (codes,) = in_integers(node, given, "xnnpack")
+    steps = np.abs(codes.astype(int) - given["b"])
+    assert 1 < steps.max() <= 2.0**2.6 / 2 + 1
+
+
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("scale", [1e7, 1e8, 1e12])
 def test_hard_swish_of_a_diverged_network(scale, family):

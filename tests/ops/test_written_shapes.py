@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -70,3 +72,14 @@ def test_shapes_of_causal_convolutions():
 def test_shapes_are_those_that_the_interpreter_computes(op):
     kernels = "optimized" if (op.name, "reference") in LACKING else "reference"
     assert_written_as_computed(file_of(node_of(op, 8, 1)[0], BATCH), kernels)
+
+
+def test_several_open_sizes_behind_others_are_refused():
+    node, _ = node_of(op_named("linear"), 8, 0)
+    ends = (None, 6, None), (None, 3, None, None)
+    source, target = (
+        dataclasses.replace(tensor, shape=shape)
+        for tensor, shape in zip((node.inputs[0], node.output), ends, strict=True)
+    )
+    with pytest.raises(NotImplementedError, match="several open sizes"):
+        file_of(dataclasses.replace(node, inputs=(source,), outputs=(target,)))

@@ -57,13 +57,12 @@ def _prepare(a: Arguments) -> dict[str, Any]:
     numbers: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}
     m = {name: preparing(a, of_name) for name, of_name in numbers.items()}
     x, params = a.q[0], a.params[0]
-    sizes = [None, *x.shape[2:]] if convolves(a.attributes) else x.shape
-    source = tf.TensorSpec(sizes, x.dtype), params
+    source = tf.TensorSpec([None, *x.shape[2:]], x.dtype), params
     inputs = {part: m["inputs"].input_product(part, source) for part in m["inputs"].parts}
     of_states = [m["step"].named(name) for name in names_of_states(a.attributes)]
     assert weights.recurrent is not None
     units = weights.recurrent.q.shape[-2]
-    states = tuple((tf.TensorSpec([*sizes[:-1], units], held_in(own)), own) for own in of_states)
+    states = tuple((tf.TensorSpec([None, units], held_in(own)), own) for own in of_states)
     if has_initial_state(a):
         m["first"].requantized((a.q[1], a.params[1]), of_states[0])
     step_of(a.attributes)(m["step"], inputs, states)
