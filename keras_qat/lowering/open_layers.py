@@ -18,6 +18,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
 from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.frontend.keras2.compare_traces import NOISE
 from keras_qat.frontend.keras2.configurations import finds_by_name
 from keras_qat.frontend.keras2.layers_and_models import layers_in, rename
 from keras_qat.frontend.keras2.readability import is_graph_model
@@ -279,11 +280,12 @@ def _computed_from_weights(graph: Graph, weights: dict[Value, Any]) -> set[Value
     """Returns the weights, and the values to compute from them alone.
 
     Of a weight one value at most is read by other calls, which is why it may be kept in the place
-    of that weight.
+    of that weight. Layers with weights of their own, or with noise in training, stay calls.
     """
     behind: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:
-        if call.inputs and behind.keys() >= set(call.inputs):
+        is_pure = not getattr(call.layer, "weights", ()) and type(call.layer) not in NOISE
+        if is_pure and call.inputs and behind.keys() >= set(call.inputs):
             read = set[Value]().union(*(behind[value] for value in call.inputs))
             behind.update(dict.fromkeys(values_in(call.outputs), read))
     outputs, readers = set(values_in(graph.outputs)), graph.consumers()

@@ -135,7 +135,7 @@ class MicroInterpreter(FileInterpreter):
                 return self.run(inputs)
         for name, tensor in self._inputs.items():
             codes = to_codes(inputs[name], tensor.dtype, tensor.scale, tensor.zero_point)
-            self._interpreter.set_input(np.ascontiguousarray(codes), self._input_positions[name])
+            self._interpreter.set_input(np.asarray(codes, order="C"), self._input_positions[name])
         self._invoke()
         return {
             name: np.array(self._interpreter.get_output(position))

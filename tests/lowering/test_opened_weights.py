@@ -158,3 +158,64 @@ def test_embedded_positions_that_do_not_train_stay():
     assert len(plain.trainable_weights) == 2
     data = images(4, (8, 4))
     np.testing.assert_array_equal(plain(data), model(data))
+
+
+SEGMENTS = np.eye(6, dtype=np.float32)[[0, 0, 1, 2, 4, 5, 5]]
+
+
+class Graph(layers.Layer):
+    """Describes nodes that it knows by the sums of their neighbors; reads which node is asked."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.nodes = tf.constant(np.random.default_rng(1).normal(size=(6, 4)), tf.float32)
+        self.prepare = keras.Sequential(
+            [layers.BatchNormalization(), layers.Dropout(0.1), layers.Dense(4, activation="relu")]
+        )
+        self.describe = layers.Dense(4)
+
+    def call(self, indices):
+        x = self.prepare(self.nodes)
+        neighbors = tf.gather(x, [1, 2, 3, 4, 5, 0, 3])
+        sums = tf.transpose(tf.matmul(tf.transpose(neighbors), SEGMENTS))
+        return tf.gather(self.describe(tf.concat([x, sums], 1)), indices)
+
+
+def test_layers_that_read_constants_alone_keep_their_weights(tmp_path):
+    indices = layers.Input((), dtype="int32")
+    model = keras.Model(indices, layers.Dense(2)(Graph()(indices)))
+    x = np.arange(6, dtype=np.int32)
+    model.layers[1].prepare.layers[0].moving_mean.assign([0.1, -0.2, 0.3, 0.4])
+    qat = keras_qat.quantize_model(model, strict=True)
+    assert len(qat.trainable_weights) == len(model.trainable_weights)
+    keras_qat.calibrate(qat, x)
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, x).identical == 1
+    expected = model.predict(x, verbose=0)
+    np.testing.assert_allclose(qat.predict(x, verbose=0), expected, atol=0.05 * np.ptp(expected))
+    qat.save(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
+
+
+class Fused(layers.Layer):
+    """Weights of its own for each input, as in a BiFPN."""
+
+    def build(self, input_shape):
+        self.w = self.add_weight("w", (2,), initializer="ones")
+
+    def call(self, inputs):
+        w = tf.nn.relu(self.w)
+        total = tf.reduce_sum([w[i] * inputs[i] for i in range(2)], axis=0)
+        return total / (tf.reduce_sum(w) + 1e-4)
+
+
+def test_single_numbers_are_compared_layer_by_layer():
+    """Micro's interpreter takes the pieces' inputs without any axis as such."""
+    inputs = layers.Input((4, 4, 3))
+    model = keras.Model(inputs, Fused()([inputs, layers.Conv2D(3, 3, padding="same")(inputs)]))
+    x = np.random.default_rng(1).normal(size=(4, 4, 4, 3)).astype(np.float32)
+    qat = keras_qat.quantize_model(model, target="ethos_u55")
+    keras_qat.calibrate(qat, x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
+    assert report.identical == 1
+    assert not report.differing
