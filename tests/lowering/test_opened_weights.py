@@ -211,6 +211,7 @@ class Fused(layers.Layer):
 
 def test_single_numbers_are_compared_layer_by_layer():
     """Micro's interpreter takes the pieces' inputs without any axis as such."""
+    pytest.importorskip("tflite_micro")
     inputs = layers.Input((4, 4, 3))
     model = keras.Model(inputs, Fused()([inputs, layers.Conv2D(3, 3, padding="same")(inputs)]))
     x = np.random.default_rng(1).normal(size=(4, 4, 4, 3)).astype(np.float32)
