@@ -21,8 +21,9 @@ def split_multi_head_attention(
 ) -> list[Call]:
     """Lowers MultiHeadAttention to projections, products, masks and a softmax.
 
-    It stays whole with a constant mask, with attention over several axes, or if its inputs carry
-    masks, but none are given.
+    Several axes become one, between the projections. It stays whole with a constant mask, with
+    some of several axes or a mask or scores of several, or if its inputs carry masks, but none are
+    given.
 
     Args:
         call: the call.
@@ -37,8 +38,15 @@ def split_multi_head_attention(
     steps = (query.shape[1], value.shape[1])
     is_masked = any(x.masked for x in (query, value, key))
     is_unknown = not (mask is None or isinstance(mask, Value)) or (is_masked and masks is None)
-    if is_unknown or details is None or (causal and None in steps):
+    if is_unknown or (causal and None in steps):
         return []
+    inner, are_several = query.shape[1:-1], len(details["axes"]) > 1
+    if are_several:
+        is_plain = not (is_masked or with_scores or causal or mask is not None)
+        are_all = details["axes"] == tuple(range(1, len(query.shape) - 1))
+        if not (is_plain and are_all) or None in (*inner, *value.shape[1:-1]):
+            return []
+        details |= {"product": "aecd,abcd->acbe", "combination": "acbe,aecd->abcd"}
     if is_masked and masks is not None:
         if mask is not None and (mask.is_float or len(mask.shape) != 3):
             return []
@@ -50,8 +58,12 @@ def split_multi_head_attention(
         trainable = layer.trainable and dense.trainable
         options = {"weights": dense.weights, "trainable": trainable}
         part = parts.new("" if name == "output" else name, clone, dense, **options)
-        shape = dense.compute_output_shape(source.shape)
-        return parts.add(part, source, output=output, shape=shape)
+        kept = len(source.shape) - (2 if name == "output" else 1)
+        sizes = tuple(dense.compute_output_shape(source.shape)[kept:])
+        y = parts.add(part, source, output=output, shape=(*source.shape[:kept], *sizes))
+        if not are_several or name == "output":
+            return y
+        return parts.add(parts.new(f"{name}_axes", layers.Reshape, (-1, *sizes)), y)
 
     result, scores = call.outputs if with_scores else (call.output, None)
     scale = parts.new("scale", layers.Rescaling, details["scale"])
@@ -68,6 +80,9 @@ def split_multi_head_attention(
         weights = parts.add(parts.new("dropout", layers.Dropout, details["dropout"]), weights)
     combination = parts.new("values", Contract, details["combination"])
     mixed = parts.add(combination, [weights, project("value", value)])
+    if are_several:
+        sizes = (*inner, *mixed.shape[-2:])
+        mixed = parts.add(parts.new("axes", layers.Reshape, sizes), mixed)
     if layer.activity_regularizer is None:
         project("output", mixed, result)
     else:  # The projections keep their regularizers; this one is for the whole layer.

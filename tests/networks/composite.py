@@ -79,9 +79,15 @@ def _attend(*args: Any, **kwargs: Any) -> Structure:
     return build
 
 
+def _attend_over_images(x: Any, z: Any) -> Any:
+    images = layers.Reshape((2, 3, 4))(x), layers.Reshape((5, 1, 4))(z)
+    return layers.MultiHeadAttention(2, 3, output_shape=(2, 5))(*images)
+
+
 ATTENTION = {
     "cross": _attend(2, 3),
     "self": lambda x, z: layers.MultiHeadAttention(2, 4)(x, x),
+    "over_images": _attend_over_images,
     "no_bias": _attend(2, 3, use_bias=False, dropout=0.1),
     "value_size": _attend(2, 3, value_dim=4, output_shape=7),
     "dot_product": lambda x, z: layers.Attention()([x, z]),

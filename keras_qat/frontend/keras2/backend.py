@@ -103,14 +103,12 @@ def set_mask(x: Any, mask: Any) -> None:
         x._keras_mask = mask
 
 
-def attention_parts(layer: Any) -> dict[str, Any] | None:
-    """Returns the parts of a MultiHeadAttention; None if it attends over several axes at once.
+def attention_parts(layer: Any) -> dict[str, Any]:
+    """Returns the parts of a MultiHeadAttention.
 
-    The parts are its four EinsumDense layers by name, its equations, the scale of its queries and
-    its dropout rate.
+    They are its four EinsumDense layers by name, its equations, the axes that it attends over, the
+    scale of its queries and its dropout rate.
     """
-    if len(layer._attention_axes) > 1:
-        return None
     projections = {
         part: getattr(layer, f"_{part}_dense") for part in ("query", "key", "value", "output")
     }
@@ -118,6 +116,7 @@ def attention_parts(layer: Any) -> dict[str, Any] | None:
         **projections,
         "product": layer._dot_product_equation,
         "combination": layer._combine_equation,
+        "axes": tuple(layer._attention_axes),
         "scale": layer._key_dim**-0.5,
         "dropout": layer._dropout,
     }
