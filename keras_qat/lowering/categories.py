@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.ops.weighted_sums import RECENT
+from keras_qat.ops.composed import NO_WIDE
 
 
 def binned(layer: Any, x: Any) -> Any:
     """Computes `Discretization`: a value's bin is as high as the boundaries that it reaches."""
     boundaries = np.asarray(layer.bin_boundaries, np.float32)
-    if layer.sparse or not boundaries.size or not RECENT:  # Its QUANTIZE takes no 16 bits.
+    if layer.sparse or not boundaries.size or NO_WIDE:
         raise NotImplementedError
     reached = tf.cast(x[..., None] >= boundaries, tf.float32)
     below, above = reached[..., :-1], reached[..., 1:]

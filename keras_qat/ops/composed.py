@@ -19,6 +19,7 @@ from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import Arguments, Attributes, Op, held_in
+from keras_qat.ops.weighted_sums import RECENT
 
 Number = tuple[Any, QuantParams]
 """Quantized values less their zero point, or a tensor of a file, with quantization parameters."""
@@ -26,6 +27,9 @@ Number = tuple[Any, QuantParams]
 Shape = tuple[int | None, ...]
 
 WIDE = QuantParams(None, None, 16)
+
+NO_WIDE = None if RECENT else "this TensorFlow has no QUANTIZE from int8 to int16"
+"""Why int8 cannot become 16 bits, if it cannot."""
 """Stands for the parameters of a number of 16 bits where they are prepared already."""
 
 MOST = float(WIDE.highest)

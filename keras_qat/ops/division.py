@@ -14,6 +14,7 @@ from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.frontend.finite_functions import Quotient
 from keras_qat.ops.composed import (
     MOST,
+    NO_WIDE,
     WIDE,
     Computing,
     Machine,
@@ -99,7 +100,7 @@ DIVIDE = Op(
     doc="quotients of two tensors, in parts of 16 bits; the largest quotient where one is by 0",
     layers=(Quotient,),
     symbols=("math.truediv", "math.divide", "__operators__.truediv"),
-    accepts=accepts_up_to(5),
+    accepts=lambda call, attributes: NO_WIDE or accepts_up_to(5)(call, attributes),
     max_axes=5,
     bits=(8,),
     takes_constants=True,

@@ -29,6 +29,7 @@ from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.composed import (
     MOST,
+    NO_WIDE,
     WIDE,
     Computing,
     Machine,
@@ -45,7 +46,6 @@ from keras_qat.ops.matmul import ROW_PRODUCTS
 from keras_qat.ops.movement import transposed
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.requantize import REQUANTIZE
-from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.ops.whole_numbers import LARGER, PRODUCT, SMALLER, SUM
 
 WHOLE = whole(32)
@@ -289,8 +289,8 @@ def _emit(e: Emission) -> None:
 
 
 def _accepts(call: Call, attributes: Attributes) -> str | None:
-    if not RECENT:
-        return "this TensorFlow has no QUANTIZE from int8 to int16"
+    if NO_WIDE:
+        return NO_WIDE
     shape, axes = call.output.shape, tf.nest.flatten([getattr(call.layer, "axis", -1)])
     if [axis % len(shape) for axis in axes] != [len(shape) - 1]:
         return "not along the last axis alone"

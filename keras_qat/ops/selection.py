@@ -14,6 +14,7 @@ from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.tf_operations import number, operands
 from keras_qat.ops.composed import (
+    NO_WIDE,
     WIDE,
     Computing,
     Machine,
@@ -84,7 +85,7 @@ _OPERATORS = {"not_equal": ("__operators__.ne",), "equal": ("__operators__.eq",)
 def _accepts_comparison(call: Call, attributes: Attributes) -> str | None:
     if not all(value.is_float for value in call.inputs):
         return ""
-    return accepts_up_to(4, reals=False)(call, attributes)
+    return NO_WIDE or accepts_up_to(4, reals=False)(call, attributes)
 
 
 COMPARISONS: tuple[Op, ...] = tuple(

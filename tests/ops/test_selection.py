@@ -38,6 +38,17 @@ def test_a_quotient_by_zero_is_the_largest():
     np.testing.assert_allclose(predicted[:2], ends, rtol=1e-6)
 
 
+@pytest.mark.legacy
+def test_this_version_runs_files_with_comparisons_and_quotients():
+    """Their numbers have 16 bits, which runtimes before 2.17 cannot make of int8."""
+    x = keras.Input((6,))
+    y = keras.layers.Dense(6)(x)
+    qat = keras_qat.quantize_model(keras.Model(x, tf.where(y > x, x, y / (tf.abs(x) + 1.0))))
+    data = images(32, (6,))
+    observe(qat, data)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "function",
