@@ -38,7 +38,7 @@ METHODS = ("minmax", "percentile", "mse", "entropy")
 RECIPES: dict[str, Any] = {
     "8/8": recipes.int8(),
     "8/4": recipes.int8(activation_bits=4),
-    "4/8": recipes.int4_weights(),
+    "4/8": recipes.int8(weight_bits=4),
 }
 """Bits of weights and activations -> recipe."""
 NETWORKS: dict[str, Callable[[networks.Shape], Any]] = networks.NETWORKS | {
@@ -155,7 +155,7 @@ def of_table() -> Rows:
         return of_qat(calibrated(case.model, unlabelled(case), "minmax", recipe), case.data)
 
     def learn(case: Case) -> float:
-        qat = calibrated(case.model, unlabelled(case), "mse", recipes.int4_weights())
+        qat = calibrated(case.model, unlabelled(case), "mse", recipes.int8(weight_bits=4))
         keras_qat.learn_rounding(qat, unlabelled(case), iterations=case.budget.iterations)
         return of_qat(qat, case.data)
 

@@ -74,6 +74,9 @@ class Recipe:
         end_bits: bits of the first and last layers; None for the same as the others. They hold for
             weights, inputs and outputs of these layers, and for activations that no weighted layer
             multiplies, such as terms of sums. Activations never get fewer bits than `activations`.
+        unpacked_bits: bits of weights that no file packs two in a byte, where fewer than 8 would
+            save nothing: all but those of convolutions and dense layers. None for the same as the
+            others.
         without_float: whether LayerNormalization, GroupNormalization and layers of users that
             normalize are computed in integers too, which is slower where there is float. Targets
             without float and `strict=True` set it for models that have no float layer then.
@@ -89,11 +92,13 @@ class Recipe:
     freeze_bn_delay: int | None = None
     overrides: tuple[Override, ...] = ()
     end_bits: int | None = None
+    unpacked_bits: int | None = None
     without_float: bool = False
 
     def __post_init__(self) -> None:
-        if self.end_bits is not None:
-            specs.check_bits(self.end_bits)
+        for bits in (self.end_bits, self.unpacked_bits):
+            if bits is not None:
+                specs.check_bits(bits)
         wide = self.activations.bits == 16
         for override in self.overrides:
             if override.activation_bits is not None and wide:

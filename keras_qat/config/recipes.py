@@ -174,8 +174,10 @@ def int4_weights(
     """Returns a recipe with 4-bit weights and int8 activations: half the size of `int8`.
 
     `export_tflite` writes the weights as int8, which every kernel runs at full speed, or, after
-    `qat.pack_int4 = True`, two to a byte. The model needs `learn_rounding` or training. Sensitive
-    layers can get more bits: `end_bits`, `override(name, weight_bits=8)`, `search_bits`.
+    `qat.pack_int4 = True`, two to a byte. Only convolutions and dense layers can be packed: other
+    weights, as of depthwise convolutions, keep 8 bits, which costs no byte and loses less
+    (`int8(weight_bits=4)` gives all of them 4). The model needs `learn_rounding` or training.
+    Sensitive layers can get more bits: `end_bits`, `override(name, weight_bits=8)`, `search_bits`.
 
     Args:
         activation_bits: 2 to 8.
@@ -190,7 +192,7 @@ def int4_weights(
         ValueError: on bits outside 2 to 8.
     """
     base = int8(4, activation_bits, ema_decay, per_channel=per_channel, ranges=ranges)
-    return dataclasses.replace(base, name="int4_weights", end_bits=end_bits)
+    return dataclasses.replace(base, name="int4_weights", end_bits=end_bits, unpacked_bits=8)
 
 
 @answers_unknown(bits="two numbers, low_bits(4, 4): of weights and of activations")

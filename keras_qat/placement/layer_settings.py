@@ -129,9 +129,11 @@ class Settings:
     def weights(self, call: Call, folded: bool = False) -> QuantSpec:
         """Returns the specification of a layer's weights, plain or folded."""
         spec = (folded and self.recipe.folded_weights) or self.recipe.weights
-        if self.recipe.end_bits is not None and call in self.ends:
-            spec = dataclasses.replace(spec, bits=self.recipe.end_bits)
-        bits = self._override(call, "weight_bits")
+        bits, op = self._override(call, "weight_bits"), op_of(call)
+        if bits is None and op is not None and not op.takes_int4:
+            bits = self.recipe.unpacked_bits
+        if bits is None and call in self.ends:
+            bits = self.recipe.end_bits
         return spec if bits is None else dataclasses.replace(spec, bits=bits)
 
     def activations(self, value: Value) -> QuantSpec:

@@ -103,7 +103,7 @@ def test_structures_in_halves_of_bytes_are_simulated_exactly(name):
         pytest.skip("this TensorFlow's runtime has other kernels")
     else:
         model = family.model()
-    qat = keras_qat.quantize_model(scramble(model), "int4_weights")
+    qat = keras_qat.quantize_model(scramble(model), keras_qat.recipes.int8(weight_bits=4))
     x = family.inputs(6)
     observe(qat, *x)
     if not packs_int4(with_int4(resolve(qat))):
@@ -140,7 +140,8 @@ def separable():
         ),
     )
     x = images(8, (6, 6, 2))
-    return observe(keras_qat.quantize_model(scramble(model), "int4_weights"), x), x
+    recipe = keras_qat.recipes.int8(weight_bits=4)
+    return observe(keras_qat.quantize_model(scramble(model), recipe), x), x
 
 
 @pytest.mark.skipif(not RECENT, reason="this TensorFlow's runtime has other kernels")
@@ -243,7 +244,7 @@ def test_half_of_the_size():
 
 
 def test_layers_of_other_bits_stay_in_bytes():
-    recipe = keras_qat.recipes.int4_weights().override("logits", weight_bits=8)
+    recipe = keras_qat.recipes.int8(weight_bits=4).override("logits", weight_bits=8)
     qat = observe(keras_qat.quantize_model(scramble(residual_net()), recipe), X)
     contents = keras_qat.export_tflite(qat, pack_int4=True)
     kinds = [kind for kind, _ in weights_of(contents)]
@@ -252,6 +253,25 @@ def test_layers_of_other_bits_stay_in_bytes():
     assert keras_qat.verify(qat, contents, X).max_difference <= 3
     (name,) = FileInterpreter(contents).inputs
     assert name == "image"
+
+
+def test_weights_that_no_file_packs_keep_8_bits():
+    """Fewer would cost accuracy, and make no file smaller."""
+
+    def build(x):
+        x = layers.SeparableConv2D(4, 3)(layers.DepthwiseConv2D(3)(x))
+        x = layers.Conv2DTranspose(4, 3)(layers.Conv2D(4, 1)(x))
+        return layers.Dense(2)(layers.SimpleRNN(3)(layers.Reshape((-1, 4))(x)))
+
+    model = functional((7, 7, 2), build=build)
+    recipe = keras_qat.recipes.int4_weights()
+    for few, bits in ((recipe, 8), (recipe.override("*", weight_bits=4), 4)):
+        lines = [line.rstrip() for line in str(keras_qat.plan(model, few)).splitlines()]
+        kernels = {line for line in lines if line.endswith("  kernel")}
+        packed = {line for line in kernels if " Conv2D " in line or " Dense " in line}
+        assert len(packed) == 3 and all("4-bit" in line for line in packed)
+        assert len(kernels - packed) == 5
+        assert all(f"{bits}-bit" in line for line in kernels - packed)
 
 
 def test_nothing_to_pack():

@@ -155,13 +155,15 @@ def test_learned_rounding_ends_on_the_levels(learned):
         layer = qat.get_layer(f"quant_{name}")
         ((weight, quantizer),) = layer.weight_quantizers.items()
         value, axes = getattr(layer.layer, weight).numpy(), quantizer.channel_axes
+        bits = quantizer.spec.bits
+        most = 2 ** (bits - 1) - 1
         limits = fake_quant.channel_limits(value, axes)
-        computed = fake_quant.fake_quantize_channels(value, limits, 4).numpy()
+        computed = fake_quant.fake_quantize_channels(value, limits, bits).numpy()
         np.testing.assert_allclose(computed, value, rtol=1e-5, atol=1e-7)
         before = getattr(plain.get_layer(f"quant_{name}").layer, weight).numpy()
-        limits = least_squares_limits(before, axes, 4)
-        steps = np.clip(before, -limits, limits) * 7 / limits
-        assert np.all(np.abs(value * 7 / limits - steps) < 1 + 1e-4)
+        limits = least_squares_limits(before, axes, bits)
+        steps = np.clip(before, -limits, limits) * most / limits
+        assert np.all(np.abs(value * most / limits - steps) < 1 + 1e-4)
 
 
 def test_learned_rounding_is_what_the_file_computes(learned):
