@@ -142,11 +142,13 @@ class Covering:
         """Returns the tests that execute one of the lines, the most telling per second first.
 
         A test tells more of a file if more of the lines that it executes are that file's. For lines
-        that run only while the package is imported, all tests of the file's other lines do.
+        that run while the package is imported, all tests of the file's other lines do.
         """
         recorded = self.lines.get(path, {})
         covering = {test for line in lines for test in recorded.get(line, ())}
         in_file = self._counts(path)
+        if self.before.get(path, set()).intersection(lines):
+            covering = set(in_file)
         return sorted(
             covering or in_file,
             key=lambda test: (self.seconds[test] + 0.05) * self.totals[test] / in_file[test],

@@ -57,6 +57,10 @@ EQUIVALENT = {
     "keras_qat/ops/elementwise.py _prepare_multiply: factor < 2.0 ** 8 -> factor <= 2.0 ** 8": (
         "256 times a product is exact in float32 and in fixed point"
     ),
+    "keras_qat/ops/dense.py _sizes: known.count(None) > 1 -> known.count(None) >= 1": SLOWER,
+    "keras_qat/ops/movement.py take_parts: 0 -> 1": (
+        "kernels take one entry of a dropped axis, whatever its end is"
+    ),
     "keras_qat/ops/movement.py take_parts: 1 -> 2": (
         "kernels take one entry of a dropped axis, whatever its end is"
     ),

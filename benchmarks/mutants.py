@@ -227,7 +227,7 @@ def run_from_import(mutant: Mutant, tests: list[str], words: list[str], note: Pa
     """Imports the changed code, collects the tests and runs them. Returns pytest's exit code."""
     use(mutant)
     for part in (tests[:ROUND], tests[ROUND:]):
-        files = sorted({test.split("::")[0] for test in part})
+        files = list(dict.fromkeys(test.split("::")[0] for test in part))
         if files:
             given = ["-x", "-q", "-p", "no:cacheprovider", *files, *words]
             status = int(pytest.main(given, plugins=[Chosen(part, bool(words), note)]))
@@ -331,9 +331,9 @@ def main() -> None:
         for mutant in filter(covering.only_in_tests, pending):
             tests = ordered(mutant, covering, results)
             places = {test: place for place, test in enumerate(tests)}
-            files = {test.split("::")[0] for test in tests}
+            files = list(dict.fromkeys(test.split("::")[0] for test in tests))
             chosen = [i for i in items if i.nodeid in places or (words and file_of(i) in files)]
-            chosen.sort(key=lambda item: places.get(item.nodeid, len(places)))
+            chosen.sort(key=lambda i: (places.get(i.nodeid, len(places)), files.index(file_of(i))))
             attempt(mutant, functools.partial(run_collected, mutant, chosen, note))
             while (test := by_name.get(results[mutant.key])) and fails_unchanged(test):
                 chosen.remove(test)

@@ -267,10 +267,11 @@ def test_sources_say_what_begins_anew(tmp_path):
     assert len(codes.codes) == 3
 
 
-def test_states_are_whole_steps():
-    """In float32 a multiple of a scale may lie next to it."""
-    q = np.arange(-128, 128)
-    params = QuantParams(np.float32(0.1), 0, 8)
+@pytest.mark.parametrize("zero_point", [0, -128, 100])
+def test_states_are_whole_steps_of_their_range(zero_point):
+    """In float32 a multiple of a scale may lie next to it. What is beyond the range is its end."""
+    q = np.arange(-300, 300)
+    params = QuantParams(np.float32(0.1), zero_point, 8)
     layer = types.SimpleNamespace(states=[tf.constant(np.float32(q) * params.scale)])
     (codes,) = kept_states(layer, [params])
-    np.testing.assert_array_equal(codes, q)
+    np.testing.assert_array_equal(codes, np.clip(q, -128 - zero_point, 127 - zero_point))

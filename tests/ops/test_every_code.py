@@ -7,6 +7,7 @@ results are compared with the real function as well.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from keras_qat.ops.registry import op_named
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS
 from tests.ops.examples.example import BATCH
-from tests.ops.harness import assert_same, file_of, in_integers, node_of
+from tests.ops.harness import assert_same, file_of, in_integers, make_node, node_of
 from tests.ops.test_contracts import CASES
+from tests.ops.test_options import OPTIONS, last_call
 
 UNARY = [
     case
@@ -95,6 +97,13 @@ INTERPOLATED = {("sigmoid", 16): 1.25, ("tanh", 16): 2.5}
 """Operator and bits -> steps that TFLite's kernel is off, as it interpolates in a table."""
 
 
+def nodes_of(op: Any, bits: int) -> Iterator[Node]:
+    """Nodes of random examples, and of all calls that `test_options` has."""
+    yield from (node_of(op, bits, seed)[0] for seed in range(2))
+    for build, shapes, _ in OPTIONS.get(op.name, ()):
+        yield make_node(last_call(build, shapes), bits, np.random.default_rng(0))
+
+
 @pytest.mark.parametrize(
     ("op", "bits", "family"),
     [
@@ -107,10 +116,9 @@ INTERPOLATED = {("sigmoid", 16): 1.25, ("tanh", 16): 2.5}
 )
 def test_results_are_those_of_the_function(op, bits, family):
     """Rounded once or twice, or as a kernel approximates it; where there are infinite many."""
-    for seed in range(2):
+    for original in nodes_of(op, bits):
         for scale in SCALES[::2]:
-            node, _ = node_of(op, bits, seed)
-            node, (inputs, real) = with_scales(node, bits, scale, 0.5, 1.0)
+            node, (inputs, real) = with_scales(original, bits, scale, 0.5, 1.0)
             params = node.output.params
             (codes,) = in_integers(node, inputs, family)
             ends = [params.dequantize(np.array(end)) for end in (params.lowest, params.highest)]
@@ -119,7 +127,7 @@ def test_results_are_those_of_the_function(op, bits, family):
             steps = np.maximum(low - values, values - high) / params.scale
             is_finite = np.isfinite(real).all(0)
             most = INTERPOLATED.get((op.name, bits), 1.01)
-            assert steps[is_finite].max(initial=0) < most, (seed, scale, node.attributes)
+            assert steps[is_finite].max(initial=0) < most, (scale, node.attributes)
 
 
 @pytest.mark.parametrize("family", KERNELS)

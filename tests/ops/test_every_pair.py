@@ -33,6 +33,7 @@ BINARY = [
     for case in CASES
     if case.values[0].takes_constants and case.values[0].name != "select" and case.values[1] == 8
 ]
+COMPARISONS = ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal")
 MEANS = [case for case in CASES if case.values[0].name == "mean" and case.values[1] == 8]
 SCALES = {
     "the same": (1.0, 1.0, 1.0),
@@ -156,3 +157,18 @@ def test_quotients_are_near_the_real_ones(scales, zeros, steps):
     y[y == 0] = scales[1]  # By zero: as by one step.
     real = np.clip(x / y / scales[2] + zeros[2], -128, 127)
     assert np.abs(np.float64(quotients) - real).max() <= steps
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_comparisons_are_those_of_the_real_numbers(name):
+    """But of those that are less than 128ths of the wider step apart."""
+    original = of_two(op_named(name))
+    pairs = [np.resize(codes, (BATCH, 2**16 // BATCH + 1)) for codes in PAIRS]
+    for scales in ((0.1, 0.07), (0.01, 0.3)):
+        for zeros in ((-128, -128), (3, -7)):
+            node = with_params(original, (*scales, 1.0), (*zeros, 0))
+            inputs = {item.name: q for item, q in zip(node.inputs, pairs, strict=True)}
+            x, y = (scales[i] * (np.float64(pairs[i]) - zeros[i]) for i in range(2))
+            apart = np.abs(x - y) > max(scales) / 128
+            (values,) = in_integers(node, inputs, "xnnpack")
+            np.testing.assert_array_equal(values[apart], getattr(np, name)(x, y)[apart])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
@@ -23,8 +24,9 @@ from keras_qat.ops.registry import match
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import unpack
-from tests.comparison import KERNELS
+from tests.comparison import KERNELS, RUNNABLE
 from tests.ops.harness import (
+    BATCH,
     assert_same,
     file_of,
     make_node,
@@ -305,6 +307,19 @@ def test_a_masked_mean_has_no_kernel():
 def test_a_mean_over_the_batch():
     assert check(lambda x: tf.reduce_mean(x, [0, 1]), (4, 5)) == ["MEAN"]
     assert check(tf.reduce_mean, (4, 5)) == ["MEAN"]
+
+
+def test_means_of_more_values_than_float32_can_add():
+    """The sum of 2^18 values is 2 less than that of which the mean is rounded up."""
+    (call,) = calls_of(lambda x: tf.reduce_mean(x, 1), (2**18,))
+    node = make_node(call, 8, np.random.default_rng(0))
+    params = QuantParams(np.float32(1), -128, 8)
+    ends = [dataclasses.replace(end, params=params) for end in (*node.inputs, node.output)]
+    node = dataclasses.replace(node, inputs=tuple(ends[:1]), outputs=tuple(ends[1:]))
+    codes = np.resize(np.int8([73, 74]), (BATCH, 2**18))
+    codes[:, 1:4] = 73
+    for family in RUNNABLE:
+        assert_same(node, {ends[0].name: codes}, family)
 
 
 def test_layers_that_augment_are_nothing_at_run_time():

@@ -54,6 +54,14 @@ OPTIONS = {
         (lambda x: -2 / x, [ROW], {"numerator": -2.0}),
         (lambda x: tf.divide(0.5, x), [ROW], {"numerator": 0.5}),
     ],
+    "thresholded_relu": [
+        (layers.ThresholdedReLU(0.5), [ROW], {"slope": 0.0, "maximum": INF, "threshold": 0.5}),
+        (
+            layers.ReLU(4.0, negative_slope=0.25, threshold=0.5),
+            [ROW],
+            {"slope": 0.25, "maximum": 4.0, "threshold": 0.5},
+        ),
+    ],
     "elu": [
         (layers.ELU(0.5), [ROW], {"alpha": 0.5}),
         (tf.nn.elu, [ROW], {"alpha": 1.0}),

@@ -47,6 +47,15 @@ def test_powers_are_exact():
     assert np.isnan(fake_quant.power_of_two(tf.constant(np.nan)))
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8, 16])
+def test_ranges_are_widened_to_the_next_power_of_two(bits):
+    steps, half = 2**bits - 1, 2 ** (bits - 1)
+    for width, scale in ((steps, 1), (steps + 0.5, 2), (steps - 0.5, 1), (steps / 2, 0.5)):
+        end = tf.constant(width / 2)
+        ends = fake_quant.power_of_two_range(-end, end, bits)
+        np.testing.assert_array_equal(ends, [-half * scale, (half - 1) * scale])
+
+
 def test_all_scales_are_powers_of_two(qat):
     """TFLite's own softmax and sigmoid have another zero point, which a QUANTIZE brings to 0."""
     tensors = [
