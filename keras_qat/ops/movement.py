@@ -42,11 +42,8 @@ def symbol_of(call: Call) -> str:
 
 
 def first(call: Call) -> Any:
-    """Returns the tensor that a call works on."""
-    if call.args:
-        return call.args[0]
-    names = ("input", "input_", "input_tensor", "tensor", "a", "params", "value", "values")
-    return next((call.kwargs[name] for name in names if name in call.kwargs), call.inputs[0])
+    """Returns the tensor that a call works on: Keras hands it on by position."""
+    return call.args[0]
 
 
 def integers(argument: Any) -> tuple[int, ...] | None:

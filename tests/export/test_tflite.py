@@ -90,6 +90,8 @@ def test_names_and_order_of_several_inputs_and_outputs():
     assert [tensor["name"] for tensor in interpreter.get_input_details()] == ["right", "left"]
     assert [tensor["name"] for tensor in interpreter.get_output_details()] == ["zebra", "apple"]
     assert list(interpreter.get_signature_list()) == ["serving_default"]
+    runner = interpreter.get_signature_runner("serving_default")
+    assert runner.get_output_details().keys() == {"zebra", "apple"}
     report = keras_qat.verify(qat, contents, x)
     assert [tensor.name for tensor in report.outputs] == ["zebra", "apple"]
     assert report.identical >= 0.99
