@@ -21,7 +21,7 @@ from keras_qat.ops.node import Node, Tensor
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import unpack
 from keras_qat.tflite.splice import splice_model
-from keras_qat.tflite.tensor_names import SCOPE
+from keras_qat.tflite.tensor_names import SCOPE, in_scope
 from keras_qat.tflite.weight_packing import pack_weights
 from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
@@ -55,7 +55,7 @@ def write_island(
         model = unpack(_converted(graph, nodes, entering, ends))
     except ConverterError as error:
         raise ValueError(_explained(error, graph)) from error
-    _rename(model, nodes[0])
+    _rename(model, nodes)
     pack_weights(model, [scale for node in nodes for scale in weight_scales(node)])
     main = model.subgraphs[0]
     starts, results = (list(map(int, end)) for end in (main.inputs, main.outputs))
@@ -76,16 +76,21 @@ def write_island(
     splice_model(builder, model, inputs, outputs)
 
 
-def _rename(file: Any, node: Node) -> None:
-    """Removes the process's counters from names, so that the same model gives the same file."""
+def _rename(file: Any, nodes: Sequence[Node]) -> None:
+    """Names constants, and all tensors in loops, by nodes and positions.
+
+    Else they hold counters of the process, and say how an argument was given, which is another way
+    in a loaded model: the same model gives the same file.
+    """
+    scopes = [node.name for node in nodes]
     for number, graph in enumerate(file.subgraphs):
-        name = f"{SCOPE}/{node.name}/{number}"
-        graph.name = name.encode()
-        for position, index in enumerate(graph.inputs if number else ()):
-            graph.tensors[index].name = f"{name}/input_{position}".encode()
-        for tensor in graph.tensors:
-            if file.buffers[tensor.buffer].data is not None:  # A captured variable or tensor.
-                tensor.name = re.sub(rb"/\d+(?=;|$)", b"", tensor.name)
+        graph.name = f"{SCOPE}/{scopes[0]}/{number}".encode()
+        for position, tensor in enumerate(graph.tensors):
+            if number:
+                tensor.name = f"{SCOPE}/{scopes[0]}/{number}/{position}".encode()
+            elif file.buffers[tensor.buffer].data is not None:
+                scope = in_scope(tensor.name.decode(), scopes) or scopes[0]
+                tensor.name = f"{SCOPE}/{scope}/constant_{position}".encode()
 
 
 def _real_index(

@@ -215,6 +215,9 @@ class Roll(keras.layers.Layer):
 class TrainingOnly(SameShape):
     """Applies a model in training and passes its input on otherwise, as stochastic depth does.
 
+    The model computes from that input, or from the tensors that the call gives it:
+    `TrainingOnly(model)(y, given=[x])`.
+
     Args:
         model: the model, or its configuration.
     """
@@ -223,12 +226,13 @@ class TrainingOnly(SameShape):
         super().__init__(**kwargs)
         self.model = model_from(model) if isinstance(model, dict) else model
 
-    def call(self, inputs: Any, training: Any = None) -> Any:
+    def call(self, inputs: Any, given: Any = None, training: Any = None) -> Any:
         training = resolve_training(training)
+        read = inputs if given is None else given
         if isinstance(training, bool):
-            return self.model(inputs, training=True) if training else inputs
+            return self.model(read, training=True) if training else inputs
         return tf.cond(
-            training, lambda: self.model(inputs, training=True), lambda: tf.identity(inputs)
+            training, lambda: self.model(read, training=True), lambda: tf.identity(inputs)
         )
 
     def get_config(self) -> dict[str, Any]:

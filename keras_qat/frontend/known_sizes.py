@@ -52,6 +52,40 @@ def sizes_of(value: Any) -> list[int] | None:
     return known if len(known) == len(sizes) else None
 
 
+def computed_sizes(shape: Any) -> list[int] | None:
+    """Returns the sizes in a shape that operations compute from those of tensors; None if unknown.
+
+    Sizes that vary with that of the first axis, which is open, are -1.
+    """
+    with tf.init_scope():
+        runs = [_with_batch(shape, batch) for batch in (2, 3)]
+    if any(sizes is None or sizes.ndim != 1 for sizes in runs):
+        return None
+    return [int(a) if a == b else -1 for a, b in zip(*runs, strict=True)]
+
+
+def _with_batch(shape: Any, batch: int) -> np.ndarray | None:
+    """Returns a shape as it is with so many examples; None if it depends on anything else."""
+
+    def number_of(value: Value) -> Any:
+        call = value.producer
+        if call is None or not is_operation(call.layer) or value.is_float:
+            raise LookupError
+        if call.layer.symbol in ("compat.v1.shape", "shape"):
+            first, *sizes = call.inputs[0].shape
+            if None in sizes:
+                raise LookupError
+            return tf.constant([batch if first is None else first, *sizes])
+        args, kwargs = map_values(number_of, (call.args, call.kwargs))
+        results = tf.nest.flatten(call.layer(*args, **kwargs))
+        return results[values_in(call.outputs).index(value)]
+
+    try:
+        return np.asarray(map_values(number_of, shape))
+    except LookupError:
+        return None
+
+
 def with_known_sizes(graph: Graph) -> Graph:
     """Replaces what is computed from known sizes by constants, where real numbers take part.
 

@@ -27,6 +27,7 @@ from keras_qat.lowering.channels_last import with_channels_last
 from keras_qat.lowering.common_subexpressions import merge_common_subexpressions
 from keras_qat.lowering.convolutions import split_separable
 from keras_qat.lowering.hard_swish import recognize_hard_swish
+from keras_qat.lowering.image_ops import split_random_crop
 from keras_qat.lowering.merges import (
     convert_fixed_ranges,
     convert_second_factor,
@@ -138,6 +139,7 @@ LOWERINGS: dict[Any, Lowering] = {
     layers.Bidirectional: split_bidirectional,
     **dict.fromkeys((layers.GRU, layers.SimpleRNN), split_recurrent),
     layers.LSTM: with_mask,
+    layers.RandomCrop: split_random_crop,
     layers.Attention: split_attention,
     layers.MultiHeadAttention: split_multi_head_attention,
     layers.Concatenate: convert_fixed_ranges,

@@ -18,8 +18,10 @@ from keras_qat.frontend.graph import Call, Value, map_values
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import array, is_operation, number
 from keras_qat.lowering.conv_lstm import CONVOLUTIONS, unrolled_convolutions
+from keras_qat.lowering.spectra import spectrum
 from keras_qat.lowering.unrolling import unrolled
 from keras_qat.lowering.written_out import written_out
+from keras_qat.ops.weighted_sums import RECENT
 
 
 class Equivalent(keras.layers.Layer):
@@ -43,12 +45,15 @@ class Equivalent(keras.layers.Layer):
         return (self.function if is_symbolic else self.operation.layer)(*args, **kwargs)
 
 
-def equivalent(call: Call) -> Call | None:
+def equivalent(call: Call, forced: bool = False) -> Call | None:
     """Returns the call of an operation, or of a recurrent layer, as one that can be opened.
 
-    None if none is known.
+    None if none is known, or if it is better in float and not forced.
     """
-    if not all(value.is_float for value in call.inputs):
+    function: Callable[..., Any] | None
+    if (found := spectrum(call)) and (forced or not found.has_kernels):
+        function, call = found.in_pairs, Call(found, found.reals, {}, copies(call), call.name)
+    elif not all(value.is_float for value in call.inputs):
         function = written_out(call)
     elif is_operation(call.layer):
         function = EQUIVALENTS.get(str(call.layer.symbol).removeprefix("compat.v1."))
@@ -58,8 +63,12 @@ def equivalent(call: Call) -> Call | None:
     if function is None:
         return None
     layer = Equivalent(call, function)
-    copy = map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
-    return Call(layer, (list(dict.fromkeys(call.inputs)),), {}, copy, call.name)
+    return Call(layer, (list(dict.fromkeys(call.inputs)),), {}, copies(call), call.name)
+
+
+def copies(call: Call) -> Any:
+    """Returns new values like the outputs of a call, which stay those of that call."""
+    return map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
 
 
 def _require(condition: bool) -> None:
@@ -137,6 +146,29 @@ def _of_colors(function: Callable[[Any], Any]) -> Callable[..., Any]:
         return tf.matmul(images, matrix)
 
     return multiply
+
+
+def _flattened(x: Any) -> Any:
+    _require(None not in x.shape[1:])
+    return tf.reshape(x, [-1, math.prod(x.shape[1:])])
+
+
+def _separable(
+    input: Any,
+    depthwise_filter: Any,
+    pointwise_filter: Any,
+    strides: Any,
+    padding: Any,
+    rate: Any = None,
+    name: Any = None,
+    data_format: Any = None,
+    dilations: Any = None,
+) -> Any:
+    _require(data_format in (None, "NHWC"))
+    y = tf.nn.depthwise_conv2d(
+        input, depthwise_filter, strides, padding, dilations=dilations or rate or 1
+    )
+    return tf.nn.conv2d(y, pointwise_filter, 1, "VALID")
 
 
 def _flipped(axis: int) -> Callable[[Any], Any]:
@@ -244,6 +276,16 @@ def _cross(a: Any, b: Any, name: Any = None) -> Any:
     return a_next * b_last - a_last * b_next
 
 
+def _angle(y: Any, x: Any, name: Any = None) -> Any:
+    """Computes the angle of the eighth of a circle that mirrors give, and mirrors it back."""
+    _require(RECENT)  # Quotients have 16 bits.
+    width, height = tf.abs(x), tf.abs(y)
+    angle = tf.atan(tf.minimum(width, height) / tf.maximum(width, height))
+    angle = tf.where(height > width, math.pi / 2 - angle, angle)
+    angle = tf.where(x < 0.0, math.pi - angle, angle)
+    return tf.where(y < 0.0, -angle, angle)
+
+
 def _quotient_or_zero(x: Any, y: Any, name: Any = None) -> Any:
     return tf.where(tf.equal(y, 0.0), tf.zeros_like(x), x / y)
 
@@ -297,6 +339,7 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "math.reduce_logsumexp": _log_sum_exp,
     "math.log_sigmoid": _log_sigmoid,
     "math.erfc": lambda x, name=None: 1.0 - tf.math.erf(x),
+    "math.atan2": _angle,
     "math.divide_no_nan": _quotient_or_zero,
     "math.pow": _power,
     "math.reduce_prod": _product,
@@ -323,5 +366,7 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "tensordot": _tensordot,
     "einsum": _einsum,
     "signal.frame": _frame,
+    "keras.backend.batch_flatten": _flattened,
+    "nn.separable_conv2d": _separable,
 }
 """TensorFlow's name of an operation -> a function that computes the same in other operations."""

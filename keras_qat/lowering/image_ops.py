@@ -8,7 +8,9 @@ import math
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.helper_layers import TrainingOnly
+from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 from keras_qat.ops.movement import window
@@ -31,6 +33,27 @@ def split_old_resize(call: Call, context: LoweringContext) -> list[Call]:
     if len(before) != 4 or tuple(before[1:3]) != (1, 1) or None in sizes:
         return []
     return replace_by(call, context, layers.Resizing, *sizes, interpolation="nearest")
+
+
+def split_random_crop(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers RandomCrop to what it computes at inference: a crop of the new ratio, resized.
+
+    In training it crops as before.
+    """
+    layer, x = call.layer, call.inputs[0]
+    if len(x.shape) != 4 or None in x.shape[1:]:
+        return []
+    (rows, columns), (height, width) = x.shape[1:3], (layer.height, layer.width)
+    kept = min(rows, columns * height // width), min(columns, rows * width // height)
+    margins = rows - kept[0], columns - kept[1]
+    parts = PartsBuilder(call, context)
+    crop = [(margin // 2, margin - margin // 2) for margin in margins]
+    y = parts.add(parts.new("crop", layers.Cropping2D, crop), x)
+    y = parts.add(parts.new("resize", layers.Resizing, height, width), y)
+    image = keras.Input(x.shape[1:], dtype=x.dtype)
+    in_training = keras.Model(image, clone(layer)(image))
+    last = parts.new("", TrainingOnly, in_training, weights=in_training.weights)
+    return parts.end(last, y, kwargs={"given": [x]})
 
 
 def split_patches(call: Call, context: LoweringContext) -> list[Call]:

@@ -67,7 +67,7 @@ class MaskTensors:
         Raises:
             CannotOpen, OnlyTrains: if it cannot be opened.
         """
-        inputs = list(dict.fromkeys(call.inputs))
+        inputs = list(dict.fromkeys((written_out or call).inputs))
         masks = {} if written_out else self.of(inputs)
         if written_out or masks or lenders:
             opened = open_layer(written_out or call, masks, lenders)

@@ -67,6 +67,9 @@ def open_layers(
     whole: dict[Any, str] = {}
     apart, lent = set[Any](), LentWeights(graph)
     while True:
+        # Copies, as values know which call computes them.
+        calls = [dataclasses.replace(call) for call in graph.calls]
+        graph = dataclasses.replace(graph, calls=calls)
         context.lenders, changes = lent.shared, lent.changes
         opened = _open_each(graph, context, may_open, whole, apart | lent.apart(), lent)
         mixed = {layer: context.refused[layer] for layer in context.opened.keys() & context.refused}
@@ -77,9 +80,6 @@ def open_layers(
         whole.update(mixed)
         apart |= split
         context.clear()
-        # Copies, as values know which call computes them.
-        calls = [dataclasses.replace(call) for call in graph.calls]
-        graph = dataclasses.replace(graph, calls=calls)
 
 
 def _open_each(
@@ -112,7 +112,8 @@ def _open_each(
         allowed = may_open(call)
         if allowed is False:
             return [call]
-        parts, written_out = _unknown_activation(call, context), equivalent(call)
+        written_out = equivalent(call, forced=allowed is True)
+        parts = _unknown_activation(call, context)
         if not parts and _is_closed(call.layer):
             parts = plain_batch_norm(call, context)
         if parts:

@@ -12,7 +12,7 @@ from keras_qat.frontend.finite_functions import Logarithm, Power, Quotient, Reci
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import OnGrid, Roll
 from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.known_sizes import BATCH, size_of
+from keras_qat.frontend.known_sizes import computed_sizes
 from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.activations import split_swish
 from keras_qat.lowering.attention import split_einsum
@@ -179,14 +179,14 @@ def _split_reshape(call: Call, context: LoweringContext) -> list[Call]:
     x, shape = operands(call, "tensor", "shape")
     if not values_in(shape):
         return []
-    sizes = list(call.output.shape[1:])
-    if None in sizes:
-        if not isinstance(shape, (list, tuple)) or None in x.shape[1:]:
+    sizes = [size or 0 for size in call.output.shape[1:]]
+    if 0 in sizes:
+        if None in x.shape[1:]:
             return []
-        batch, *sizes = [size_of(size) if isinstance(size, Value) else size for size in shape]
-        if batch != BATCH or not all(isinstance(size, int) for size in sizes):
+        batch, *sizes = computed_sizes(shape) or [0]
+        if batch != -1 or sizes.count(-1) > 1:
             return []
-        rest = math.prod(size for size in sizes if isinstance(size, int))
+        rest = math.prod(sizes)
         sizes = [math.prod(x.shape[1:]) // -rest if size == -1 else size for size in sizes]
         call.output.shape = (x.shape[0], *sizes)
     return PartsBuilder(call, context).end(call.layer, x, [-1, *sizes])
@@ -303,6 +303,7 @@ OPERATIONS: dict[str, Lowering] = {
     "__operators__.getitem": _split_getitem,
     **dict.fromkeys(("math.equal", "__operators__.eq"), _split_equality),
     **dict.fromkeys(NOT_EQUAL, _split_equality),
+    "nn.conv2d_transpose": split_constant_convolution,  # Reads a shape, too.
     "cast": _split_cast,
     "roll": _split_roll,
     "reshape": _split_reshape,

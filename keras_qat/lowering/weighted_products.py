@@ -14,6 +14,7 @@ from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.helper_layers import WeightTensor
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.layers_and_models import clone
+from keras_qat.frontend.known_sizes import computed_sizes
 from keras_qat.frontend.tf_operations import array, is_operation, operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.movement import window
@@ -38,6 +39,8 @@ def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
             bias = None if bias is None or _source(bias) in shared else bias
             end = readers[0] if bias is not None else call
         weights = [weight for weight in (kernel, bias) if weight is not None]
+        if layer_class not in COMPUTED and not _is_plain(_source(kernel)):
+            continue
         source, variables = _source(kernel), [context.weights_of(_source(w)) for w in weights]
         if _is_plain(source):
             is_depthwise = layer_class is layers.DepthwiseConv2D
@@ -164,6 +167,26 @@ def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Produ
     return read
 
 
+def _transposed(call: Call) -> Product | None:
+    """Reads a transposed convolution to the size that the layer has."""
+    names = ("input", "filters", "output_shape", "strides", "padding", "data_format", "dilations")
+    x, kernel, shape, strides, padding, layout, dilations = operands(call, *names)
+    kernel = kernel if isinstance(kernel, Value) else array(kernel)
+    steps, is_plain = window(strides, 2), layout in (None, "NHWC") and dilations in (None, 1)
+    if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel, 4)):
+        return None
+    if steps is None or not is_plain or not isinstance(x, Value) or None in x.shape[1:3]:
+        return None
+    padding, size = (padding or "SAME").lower(), kernel.shape[:2]
+    more = [0 if padding == "same" else max(k - s, 0) for k, s in zip(size, steps, strict=True)]
+    sizes = [(n or 0) * s + m for n, s, m in zip(x.shape[1:3], steps, more, strict=True)]
+    known = list(call.output.shape[1:3])
+    if sizes != (known if None not in known else (computed_sizes(shape) or [])[1:3]):
+        return None
+    options = {"kernel_size": size, "strides": steps, "padding": padding}
+    return x, kernel, layers.Conv2DTranspose, {**options, "filters": kernel.shape[2]}
+
+
 def _dense(x: Any, kernel: Any) -> Product | None:
     if not _is_weight(kernel, 2) or not isinstance(x, Value) or x.shape[-1] != kernel.shape[0]:
         return None
@@ -197,12 +220,16 @@ CONVOLUTIONS: dict[str, Callable[[Call], Product | None]] = {
     "nn.conv2d": _CONV2D_2,
     "compat.v1.nn.conv2d": _CONV2D,
     "nn.convolution": _CONV2D_2,
+    "compat.v1.nn.convolution": _convolution(
+        "input", "filter", "strides", "padding", "data_format", "dilation_rate"
+    ),
     "nn.depthwise_conv2d": _convolution(
         "input", "filter", "strides", "padding", "data_format", "dilations", depthwise=True
     ),
     "compat.v1.nn.depthwise_conv2d": _convolution(
         "input", "filter", "strides", "padding", "data_format", "rate", depthwise=True
     ),
+    "nn.conv2d_transpose": _transposed,
 }
 PRODUCTS = {
     **CONVOLUTIONS,

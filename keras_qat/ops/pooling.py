@@ -76,7 +76,7 @@ MAX_POOLING = move(
     "the largest value of windows",
     _emit_pool("MAX_POOL_2D"),
     layers=(layers.MaxPooling1D, layers.MaxPooling2D),
-    symbols=("nn.max_pool", "nn.max_pool1d", "nn.max_pool2d"),
+    symbols=("nn.max_pool", "nn.max_pool1d", "nn.max_pool2d", "compat.v1.nn.max_pool"),
     attributes=_pool_attributes,
     needs=("pool", "strides", "padding"),
     defaults={"channels_last": True},
@@ -105,7 +105,7 @@ AVERAGE_POOLING = dataclasses.replace(
     integers=(),
     output=SharedRange(rounds=True),
     layers=(layers.AveragePooling1D, layers.AveragePooling2D),
-    symbols=("nn.avg_pool", "nn.avg_pool1d", "nn.avg_pool2d"),
+    symbols=("nn.avg_pool", "nn.avg_pool1d", "nn.avg_pool2d", "compat.v1.nn.avg_pool"),
 )
 
 

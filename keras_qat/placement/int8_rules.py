@@ -178,7 +178,7 @@ class Int8Placement:
                 limits = _around_zero(*limits)
             return FixedSpec(*limits, own.bits), f"{op.name} has a fixed range"
         if isinstance(output, SharedRange):
-            sources = [source for source in call.inputs if source in self.specs]
+            sources = [source for source in _sources(call) if source in self.specs]
             if not sources:
                 return None, "its input is in float"
             roots = {spec for source in sources for spec in self.roots(source)}
@@ -254,7 +254,7 @@ class Int8Placement:
         if not isinstance(spec, SharedSpec):
             return {spec}
         assert value.producer is not None
-        sources = [source for source in value.producer.inputs if source.is_float]
+        sources = [source for source in _sources(value.producer) if source.is_float]
         return {root for source in sources for root in self.roots(source)}
 
     def ranges(self) -> list[Range]:
@@ -265,7 +265,7 @@ class Int8Placement:
                 range_of[value] = Range(spec, [value])
                 continue
             assert value.producer is not None
-            sources = [range_of[x] for x in value.producer.inputs if x in range_of]
+            sources = [range_of[x] for x in _sources(value.producer) if x in range_of]
             op = op_of(value.producer)
             is_constant = op is not None and op.is_constant
             if is_constant and value.producer.layer.number:  # Every range holds 0, but not others.
@@ -285,6 +285,12 @@ class Int8Placement:
                     shared.spec, ema_decay=0.0, observer="moving_average"
                 )
         return ranges
+
+
+def _sources(call: Call) -> list[Value]:
+    """Returns the tensors that a call brings together; what is read in training only is none."""
+    op = op_of(call)
+    return call.inputs[:1] if op is not None and op.alias else call.inputs
 
 
 def _around_zero(minimum: float, maximum: float) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from tests.helpers import images
 
 SHAPE = (6, 8)
 MATRIX = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+KERNELS = MATRIX[:2, :2, None, None], MATRIX[None, None, :1]
 MASK = [True, False, True, True, False, True]
 
 
@@ -44,6 +45,7 @@ FORMS = {
     "math.reduce_logsumexp": (log_sum_exp,),
     "math.log_sigmoid": (tf.math.log_sigmoid,),
     "math.erfc": (tf.math.erfc,),
+    "math.atan2": (lambda x: tf.atan2(x[..., :4], x[..., 4:]),),
     "math.divide_no_nan": (zero_where_divided_by_zero,),
     "math.pow": (lambda x: 2.0**x, lambda x: tf.abs(x) ** tf.sigmoid(x), by_channel),
     "math.reduce_prod": (
@@ -100,6 +102,10 @@ FORMS = {
         lambda x: tf.einsum("...c,cd->...d", x, MATRIX),
         lambda x: tf.einsum("ct,btc->btc", np.tile(MATRIX, 2), x),
         of_three,
+    ),
+    "keras.backend.batch_flatten": (keras.backend.batch_flatten,),
+    "nn.separable_conv2d": (
+        lambda x: keras.backend.separable_conv2d(x[..., None], KERNELS[0], KERNELS[1], (2, 2)),
     ),
     "signal.frame": (lambda x: tf.signal.frame(x, 4, 2, axis=1),),
 }

@@ -104,6 +104,10 @@ def test_what_is_opened_is_exact(name, tmp_path):
         assert np.abs(ours - there).mean() < 0.02 * np.abs(ours).max()
 
 
+def test_functions_of_the_backend(tmp_path):
+    test_what_is_opened_is_exact("Keras' backend", tmp_path)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("recipe", ["int16x8", "int4_weights"])
 @pytest.mark.parametrize(
@@ -177,6 +181,38 @@ def test_paths_are_dropped_in_training_only():
     kept = np.asarray(qat(data, training=True))[:, 0, 0, 0]
     assert {round(float(layer), 2) for layer in kept} == {0.0, 1.25}
     assert np.ptp(qat(data)) == 0
+
+
+class Compressed(layers.Layer):
+    """Rounds its difference to another tensor, in training with noise in the place of that."""
+
+    def call(self, inputs, training=None):
+        x, y = inputs
+        z = (x - y) * 4.0
+        return z + tf.random.uniform(tf.shape(z), -0.5, 0.5) if training else tf.round(z)
+
+
+def test_what_training_computes_otherwise_stays_in_training(tmp_path):
+    def build(x):
+        y = layers.Conv2D(4, 3, padding="same")(x)
+        return layers.Conv2D(2, 3)(Compressed(name="code")([x, y]))
+
+    model, x = model_of(build), images(8, SHAPE)
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, x).identical == 1
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(loaded) == contents
+    inner = loaded.get_layer("quant_code/in_training")
+    z = np.arange(256, dtype=np.float32).reshape(1, *SHAPE)
+    np.testing.assert_array_equal(inner(z, given=[z, 2 * z]), z)
+    noise = inner(z, given=[z, 2 * z], training=True) + 4 * z
+    assert 0 < np.abs(noise).min() <= np.abs(noise).max() <= 0.5
+    assert np.any(loaded(x, training=True) != loaded(x, training=True))
+    plain = keras_qat.strip_quantization(qat)
+    np.testing.assert_array_equal(plain(x), model(x))
 
 
 def test_parts_are_overridden_by_their_names():

@@ -60,6 +60,27 @@ def test_center_crop_is_a_slice():
     assert keras_qat.plan(larger).float_layers.keys() == {"crop"}
 
 
+@pytest.mark.parametrize("size", [(3, 4), (6, 4), (7, 9)])
+def test_random_crops_are_resized_at_inference(size, tmp_path):
+    inputs = layers.Input((6, 7, 2))
+    y = layers.RandomCrop(*size, seed=1, name="crop")(inputs)
+    model, x = keras.Model(inputs, layers.Conv2D(2, 3)(y)), images(8, (6, 7, 2))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, x).identical == 1
+    np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.05)
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(loaded) == contents
+    z = np.arange(84, dtype=np.float32).reshape(1, 6, 7, 2)
+    crop = loaded.get_layer("quant_crop")(
+        z[:, : size[0], : size[1]], given=[z], training=True
+    ).numpy()
+    is_crop = np.all(np.diff(crop, axis=1) == 14) and np.all(np.diff(crop, axis=2) == 2)
+    assert is_crop == (size != (7, 9))  # Smaller images are resized in training, too.
+
+
 def test_layers_that_cannot_be_written_out_keep_their_weights_in_int8():
     """Groups, sizes that are open, and regularizers of what a layer returns."""
     inputs = layers.Input((4, 4, None, 2)), layers.Input((4, 4, 4, 2))

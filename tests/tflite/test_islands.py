@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import set_mask
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras, set_mask
 from keras_qat.tflite.interpreter import FileInterpreter
+from keras_qat.tflite.schema import unpack
 from tests.tflite.islands import (
     PARAMS,
     SEQUENCE,
@@ -219,6 +221,44 @@ def test_tensors_are_named_after_their_nodes():
     ]
     assert made_names[0].startswith("keras_qat/tf.math.cos")
     assert all(name.startswith("keras_qat/block/norm/") for name in made_names[1:-1])
+
+
+@tf.custom_gradient
+def spike(x: Any) -> Any:
+    return tf.cast(x > 0.0, tf.float32), lambda slope: 0.3 * slope
+
+
+class Spiking(layers.Layer):
+    """A cell whose own gradient keeps it closed."""
+
+    state_size = output_size = 4
+
+    def call(self, inputs: Any, states: Any) -> Any:
+        potential = 0.9 * states[0] + inputs
+        return spike(potential), [potential]
+
+
+def test_names_in_loops_have_no_counters():
+    """What is built or loaded later in a process has others."""
+
+    def names() -> list[Any]:
+        model = made(lambda x: layers.RNN(Spiking(), name="rnn")(x), SEQUENCE)
+        graphs = unpack(file_of(in_float(model))).subgraphs
+        return [tensor.name for graph in graphs for tensor in graph.tensors[1:]]
+
+    assert names() == names()
+
+
+def test_constants_are_named_alike_once_a_model_is_loaded(tmp_path):
+    """A loaded model gives `tf.tile` a list where it was given a tensor."""
+    x = layers.Input((4,))
+    grid = tf.tile(tf.constant([[1, 2, 3, 4]]), [tf.shape(x)[0], 1])
+    model = keras.Model(x, layers.Dense(2)(x) + tf.cast(grid[:, :2], tf.float32))
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, np.eye(4, dtype=np.float32))
+    contents = keras_qat.export_tflite(qat)
+    qat.save(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
 
 
 def test_names_the_layers_that_the_converter_refuses():

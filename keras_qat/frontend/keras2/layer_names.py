@@ -58,20 +58,23 @@ def _name_of_class(layer: Any) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", parted).lower()
 
 
+def _is_of_keras(layer: Any) -> bool:
+    return type(layer).__module__.split(".")[0] in ("keras", "tf_keras")
+
+
 @contextlib.contextmanager
 def named_by_attributes(layer: Any) -> Iterator[None]:
-    """Runs a block in which the layers inside a user's own layer are named after its attributes.
+    """Runs a block in which a user's own layers, and layers in them, are named after attributes.
 
     The names that Keras gives differ in every copy, as a counter of the process is part of them.
     """
     with contextlib.ExitStack() as stack:
-        if type(layer).__module__.split(".")[0] not in ("keras", "tf_keras"):
-            names = names_of_calls(layer)
-            for inner in layer._flatten_layers(include_self=False):
-                if id(inner) in names:
-                    name = names[id(inner)].rsplit("/", 1)[-1]
-                    stack.enter_context(swapped(inner, _name=name))
-                    stack.enter_context(named_by_attributes(inner))
+        names = names_of_calls(layer)
+        for inner in layer._flatten_layers(include_self=False):
+            if id(inner) in names and not (_is_of_keras(layer) and _is_of_keras(inner)):
+                name = names[id(inner)].rsplit("/", 1)[-1]
+                stack.enter_context(swapped(inner, _name=name))
+                stack.enter_context(named_by_attributes(inner))
         yield
 
 

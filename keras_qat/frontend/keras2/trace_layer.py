@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.frontend.helper_layers import TrainingOnly
 from keras_qat.frontend.keras2.backend import keras, set_mask, swapped, takes_mask
 from keras_qat.frontend.keras2.compare_traces import NOISE, equal, identity, in_order, numbered
 from keras_qat.frontend.keras2.inner_calls import ReadsConstants, calls_inside
@@ -105,10 +106,14 @@ def open_layer(
                 ]
             except ReadsConstants as error:
                 lenders = [*lenders, error.layer]
+        trace = traces[0]
         if trained:
-            _follow_training(*traces)
+            try:
+                _follow_training(*traces)
+            except CannotOpen as error:
+                trace = _with_both_phases(traces[0], traces[1], error)
         _check_numbers(call, traces[-1])
-    return traces[0].read()
+    return trace.read()
 
 
 def _check(call: Call) -> None:
@@ -143,8 +148,8 @@ class _Trace:
         training: bool | None,
         lenders: Sequence[Any] = (),
     ) -> None:
-        self.layer = layer = call.layer
-        self.lenders = lenders
+        self.call, self.layer = call, call.layer
+        layer, self.lenders = call.layer, lenders
         attributes = {owner: weight_attributes(owner) for owner in (layer, *lenders)}
         variables = tf.nest.flatten([list(own.values()) for own in attributes.values()])
         self.weights = list({id(w): w for w in variables if isinstance(w, tf.Variable)}.values())
@@ -285,6 +290,27 @@ def _follow_training(trained: _Trace, tested: _Trace) -> None:
         node.call_kwargs = {key: None if arg is PHASE else arg for key, arg in kwargs.items()}
 
 
+def _with_both_phases(trained: _Trace, tested: _Trace, refusal: CannotOpen) -> _Trace:
+    """Returns the trace of inference, of which training computes the other one instead.
+
+    For layers without weights, such as those that add noise where others round: in training their
+    operations stay in float.
+
+    Raises:
+        CannotOpen: the refusal, for other layers.
+    """
+    traces = trained, tested
+    ends = [tf.nest.flatten(trace.outputs) for trace in traces]
+    kinds = [[(tensor.shape.as_list(), tensor.dtype) for tensor in tensors] for tensors in ends]
+    has_state = any(trace.weights or trace.model.weights or trace.masks for trace in traces)
+    if has_state or len(ends[0]) > 1 or kinds[0] != kinds[1] or not _varies_alike(trained):
+        raise refusal
+    layer = TrainingOnly(trained.model, name="in_training")
+    tested.outputs = layer(ends[1][0], given=list(tested.inputs.values()))
+    tested.model = keras.Model(list(tested.inputs.values()), tested.outputs)
+    return tested
+
+
 def _passes_on(trace: _Trace) -> bool:
     """Returns whether a trace returns its input, possibly through `tf.identity`."""
     symbols = {getattr(node.layer, "symbol", "") for node in trace.nodes}
@@ -296,8 +322,13 @@ def _varies_alike(trained: _Trace) -> bool:
     symbols = [str(getattr(node.layer, "symbol", "")) for node in trained.nodes]
     if any(map(draws_random_numbers, symbols)):
         return True  # Runs may still be equal, if it drops one example of a thousand.
-    (x,) = _numbers(trained)
-    runs: Any = (lambda: trained.layer(x, training=True)), (lambda: trained.model(x, training=True))
+    drawn, call = _numbers(trained), trained.call
+    numbers = dict(zip(trained.inputs, drawn, strict=False))
+    args, kwargs = map_values(numbers.__getitem__, (call.args, dict(call.kwargs)))
+    runs: Any = (
+        lambda: trained.layer(*args, **{**kwargs, "training": True}),
+        lambda: trained.model(drawn, training=True),
+    )
     return len({all(np.all(run() == run()) for _ in range(8)) for run in runs}) == 1
 
 
