@@ -44,13 +44,13 @@ class Multiplier(NamedTuple):
     """A ratio of scales by which integers are multiplied, in one of two ways.
 
     Args:
-        fixed: the ratio in fixed point.
+        fixed: the ratio in fixed point, None where it is never read.
         other: what the family's own kernel multiplies by, None where no kernel does.
         is_other: whether the family's kernel does.
         steps: int16 steps for each int8 step, where values are held in int16 in between.
     """
 
-    fixed: tuple[Any, Any]
+    fixed: Any
     other: Any = None
     is_other: Any = False
     steps: Any = None
@@ -85,7 +85,7 @@ def requantization(family: KernelFamily, params: QuantParams, output: QuantParam
     if family.requantize == "float32":
         by_levels = openvino.prepare_levels(output.as_tensors()) if family.by_levels else None
         known = before, after, family.halves, by_levels
-        return Multiplier(fixed_point(before / after), known, True)
+        return Multiplier(None, known, True)
     coarse = single(before / after)
     one, finer = (tf.constant(steps, tf.float64) for steps in (1.0, FINER_STEPS))
     steps = tf.where(coarse < LEAST_RATIO, finer, one)

@@ -9,6 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.integer_graph import fold_recurrent
 from keras_qat.integer_graph.fold_weights import weights_of_calls
 from keras_qat.training.layers import QuantizeWrapper
 
@@ -148,3 +149,23 @@ def test_channels_on_other_axes(kind):
     expected = np.abs(kernel).max(axes, keepdims=True) / 127
     np.testing.assert_allclose(weights.scale, expected, rtol=1e-6)
     assert np.all(np.abs(weights.q * weights.scale - kernel) <= 0.501 * weights.scale)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("kind", [layers.SimpleRNN, layers.GRU])
+def test_each_channel_of_a_recurrent_layer_has_its_own_steps(kind, per_channel):
+    x = keras.Input((2, 5))
+    recipe = keras_qat.recipes.int8(per_channel=per_channel)
+    qat = keras_qat.quantize_model(keras.Model(x, kind(3, use_bias=False)(x)), recipe)
+    (wrapper,) = (layer for layer in qat.layers if isinstance(layer, QuantizeWrapper))
+    kernels = [drawn(*weight.shape) for weight in wrapper.layer.weights]
+    wrapper.layer.set_weights(kernels)
+    coarse = QuantParams(np.float32(1e4), 0, 8)
+    (weights,) = fold_recurrent.weights_of_calls(
+        wrapper, [(coarse, coarse)], False, lambda _: coarse
+    )
+    for part, kernel in zip((weights, weights.recurrent), kernels, strict=True):
+        largest = np.abs(kernel).max(0, keepdims=True)
+        expected = (largest if per_channel else largest.max(keepdims=True)) / 127
+        np.testing.assert_allclose(part.scale, expected, rtol=1e-6)
+        assert np.all(np.abs(part.q * part.scale - kernel) <= 0.501 * part.scale)

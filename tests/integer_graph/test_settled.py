@@ -175,6 +175,14 @@ def test_what_follows_from_ranges_alone_is_not_traced(qat):
     assert len([operation for operation in operations if operation.type != "Placeholder"]) < 100
 
 
+def test_calls_share_what_was_traced(qat):
+    functions = []
+    for _ in range(2):
+        qat(X, training=False)
+        functions.append(qat._inference.traced[1])
+    assert functions[0] is functions[1]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not RECENT, reason="this TensorFlow lacks a kernel")
 def test_norms_of_one_size_are_traced_as_one_function():

@@ -54,6 +54,8 @@ def test_ranges_are_widened_to_the_next_power_of_two(bits):
         end = tf.constant(width / 2)
         ends = fake_quant.power_of_two_range(-end, end, bits)
         np.testing.assert_array_equal(ends, [-half * scale, (half - 1) * scale])
+    limits = fake_quant.power_of_two_limits(tf.constant([half - 1, half - 0.5, half - 1.2]), bits)
+    np.testing.assert_array_equal(limits, (half - 1) * np.array([1, 2, 1]))
 
 
 def test_all_scales_are_powers_of_two(qat):
