@@ -42,6 +42,7 @@ EQUIVALENT = {
     "keras_qat/ops/composed.py Preparing.reshaped: 0 -> 1": (
         "products and sums of 32 bits prepare nothing by the type of their numbers"
     ),
+    "keras_qat/ops/composed.py Preparing.split: 1 -> 2": "of a part's sizes only the last is read",
     "keras_qat/ops/composed.py Preparing._run: 32 -> 33": "32 bits are cut off at their own ends",
     "keras_qat/ops/division.py _parts: 2.0 -> 3.0 (2)": BEYOND,
     "keras_qat/ops/division.py _parts: 8 -> 9": BEYOND,
@@ -73,6 +74,7 @@ EQUIVALENT = {
     "keras_qat/ops/softmax.py _prepare: 256 -> 257": UNUSED,
     "keras_qat/ops/weights.py reach_of: 0 -> 1 (3)": SLOWER,
     "keras_qat/ops/weights.py reach_of: -len(channels) -> len(channels)": SLOWER,
+    "keras_qat/ops/recurrent/lstm.py _prepare: 0 -> 1": SLOWER,
     "keras_qat/ops/recurrent/lstm.py _zeros: times > 1 -> times >= 1": SLOWER,
     "keras_qat/ops/tiling.py _emit_reverse: len(shape) > SLICED_ANYWHERE -> len(shape) >= "
     "SLICED_ANYWHERE": "axes may be merged where they need not be",

@@ -50,6 +50,7 @@ def test_the_graph_can_be_read(qat):
     text = str(keras_qat.resolve(qat))
     assert "quant_stem: conv" in text and "merged ReLU up to inf" in text
     assert "weights [3, 3, 1, 6] of 8 bits per channel, bias" in text
+    assert text.startswith("inputs: image [None, 8, 8, 1] (int8 x 0.0")
 
 
 @pytest.mark.slow
