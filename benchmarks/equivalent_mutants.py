@@ -10,6 +10,10 @@ EQUIVALENT = {
     "keras_qat/arithmetic/int16_sigmoid.py _tanh_along_lines: 0 -> 1": (
         "both sides give 0 for 0 steps: 127 and 128, 8 bits behind the point"
     ),
+    "keras_qat/arithmetic/fake_quant.py : 2 -> 3": SLOWER,
+    "keras_qat/arithmetic/gradient_masks.py mask_of_relu: True -> False": (
+        "left out, the range ends with the ReLU"
+    ),
     "keras_qat/arithmetic/gemmlowp.py _exponential: 2 -> 3 (3)": "no x of 16 bits has that bit",
     "keras_qat/arithmetic/plain_operations.py _steps: sign > 0 -> sign >= 0": (
         "the sign of a scale is 1 or -1"
@@ -97,6 +101,9 @@ EQUIVALENT = {
         "the buffer in which a file is packed grows where it does not suffice"
     ),
     "keras_qat/tflite/builder.py Builder.quantize: 0 -> 1 (2)": "no tensor is empty",
+    "keras_qat/tflite/op_versions.py : 1 -> 2 (3)": (
+        "DEQUANTIZE and TOPK_V2 are written for quantized values alone"
+    ),
     "keras_qat/tflite/op_versions.py version_of: 1 -> 2 (8)": (
         "convolutions of quantized values have version 3 anyway"
     ),

@@ -165,6 +165,20 @@ def test_which_numbers_pass_the_gradient(
     np.testing.assert_array_equal(tape.gradient(y, x, tf.fill([len(x)], 3.0)), expected)
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("ceiling", [6.0, math.inf])
+def test_without_quantization_the_gradient_is_that_of_the_relu(monkeypatch, on_gpu, ceiling):
+    monkeypatch.setattr(as_written, "has_gpu", lambda: on_gpu)
+    x = tf.constant([-1.0, 0.0, 0.5, 5.99999, 6.0, 7.0])
+    for applies in (False, tf.constant(False)):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = fake_quant.fake_quantize_if(applies, x, 0.0, 2.0, ceiling=ceiling)
+        np.testing.assert_array_equal(y, np.clip(x, 0, ceiling))
+        expected = (x.numpy() > 0) & (x.numpy() < ceiling)
+        np.testing.assert_array_equal(tape.gradient(y, x), expected)
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("bits", [4, 8, 16])

@@ -309,6 +309,20 @@ def test_a_mean_over_the_batch():
     assert check(tf.reduce_mean, (4, 5)) == ["MEAN"]
 
 
+def test_five_axes_are_turned_around_as_four_where_that_is_possible():
+    """TFLite Micro slices no more."""
+    written = [check(lambda x, axis=axis: tf.reverse(x, [axis]), (2, 3, 2, 2)) for axis in (2, 3)]
+    assert written == [["RESHAPE", "STRIDED_SLICE", "RESHAPE"], ["STRIDED_SLICE"]]
+
+
+def test_entries_of_the_batch():
+    x, numbers = keras.Input((4,), 3), np.random.default_rng(0)
+    (call,) = graph_lib.read(keras.Model(x, tf.unstack(x))).calls
+    node = make_node(call, 8, numbers)
+    for family in KERNELS:
+        assert_same(node, random_inputs(node, numbers), family)
+
+
 def test_means_of_more_values_than_float32_can_add():
     """The sum of 2^18 values is 2 less than that of which the mean is rounded up."""
     (call,) = calls_of(lambda x: tf.reduce_mean(x, 1), (2**18,))
