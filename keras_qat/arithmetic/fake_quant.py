@@ -321,7 +321,7 @@ def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> 
         low, high = (tf.cast(end, tf.float32) for end in (minimum, maximum))
         scale = (high - low) / levels
         scale = tf.where(scale > 0, scale, 1.0)  # Of zeros only, before anything else was seen.
-        zero_point = tf.clip_by_value(tf.round(-low / scale), 0.0, levels) - 2 ** (bits - 1)
+        zero_point = tf.clip_by_value(tf.floor(0.5 - low / scale), 0.0, levels) - 2 ** (bits - 1)
         codes = x / scale + zero_point
         # Halves are off by float rounding: far less than this for any window up to 16x16.
         codes = tf.sign(codes) * tf.floor(tf.abs(codes) + 0.501)

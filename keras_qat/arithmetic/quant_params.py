@@ -113,7 +113,9 @@ def _of_range(bits: int) -> Callable[[Any, Any], tuple[Any, Any]]:
         scale = tf.where(scale > 0, scale, tf.ones_like(scale))
         if bits == 16:
             return single(scale), tf.zeros([], tf.float64)
-        below = tf.clip_by_value(tf.round(-low / scale), 0.0, levels)
+        # In float32 and halves up, as training does, so that zero is the same level there.
+        below = tf.math.divide_no_nan(-low, single(quotient(single(high - low), levels)))
+        below = tf.clip_by_value(tf.floor(single(below) + 0.5), 0.0, levels)
         if bits == 8:
             scale = quotient(single((levels - below) * scale) - single(-below * scale), levels)
         else:  # The file's range has 256 levels, of which the lower ones are used.

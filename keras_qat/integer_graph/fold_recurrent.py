@@ -81,7 +81,9 @@ def _of_unrolled(
     def held(path: str, bias: Any, inputs: list[Any], output: Any, **more: Any) -> list[Weights]:
         kernel = weight_at(layer, path)
         shape = [-1, kernel.shape[-1] if wrapper.weight_spec.per_channel else 1]
-        q, scale = quantized(bits)(tf.reshape(kernel, shape), tf.ones([1], tf.float64))
+        limits = tf.reshape(wrapper.weight_quantizers[path].limits(kernel), [1, -1])
+        columns = tf.reshape(kernel, shape)
+        q, scale = quantized(bits, True)(columns, tf.ones([1], tf.float64), limits)
         q, scale = tf.reshape(q, kernel.shape), tf.reshape(scale, [1, -1])
         q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide=False)
         finest = output if scale.shape[1] > 1 else tf.reduce_min(output, keepdims=True)

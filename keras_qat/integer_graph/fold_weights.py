@@ -217,17 +217,17 @@ _VECTOR = tf.TensorSpec([None], tf.float64)
 
 
 @functools.cache
-def quantized(bits: int, is_learned: bool = False) -> Any:
+def quantized(bits: int, takes_limits: bool = False) -> Any:
     """Returns a function from kernel columns and channel factors to quantized values and scales.
 
-    With `is_learned`, the function also takes the learned limits.
+    With `takes_limits`, the function also takes the columns' limits, which may be learned.
     """
-    limits_spec = [tf.TensorSpec([1, None])] if is_learned else []
+    limits_spec = [tf.TensorSpec([1, None])] if takes_limits else []
     levels, divisor = 2 ** (bits - 1) - 1, finer(bits)
 
     @partial(traced_once, signature=[tf.TensorSpec([None, None]), _VECTOR, *limits_spec])
-    def quantize(kernel: Any, factor: Any, *learned: Any) -> tuple[Any, Any]:
-        limits = learned[0] if learned else fake_quant.channel_limits(kernel, (-1,))
+    def quantize(kernel: Any, factor: Any, *given: Any) -> tuple[Any, Any]:
+        limits = given[0] if given else fake_quant.channel_limits(kernel, (-1,))
         q = fake_quant.quantize_channels(kernel, limits, bits)
         q *= tf.cast(tf.sign(factor), tf.float32) * divisor
         return q, single(tf.cast(limits, tf.float64) / (levels * divisor) * _size(factor))

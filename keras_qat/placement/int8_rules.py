@@ -85,7 +85,7 @@ class Int8Placement:
         The entries of an embedding's table are what it gives: they are held in the range of
         that.
         """
-        if is_table(group.kernel) and not self.is_int16:
+        if is_table(group.kernel):
             return None
         return self.settings.weights(group.kernel)
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.legacy
 def scale_of(minimum, maximum, bits=8) -> tuple[float, int]:
     """Scale and zero point of a range, counted from the lowest level."""
     scale = (maximum - minimum) / (2**bits - 1)
-    return scale, round(-minimum / scale)
+    return scale, math.floor(0.5 - minimum / scale)
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -225,7 +225,9 @@ def test_scale_and_zero_point(minimum, maximum, scale, zero_point):
     assert (params.scale, params.zero_point + 128) == (scale, zero_point)
 
 
-@pytest.mark.parametrize(("minimum", "maximum"), [(0.0, 6.0), (-1.0, 3.0), (-5.0, 0.0)])
+@pytest.mark.parametrize(
+    ("minimum", "maximum"), [(0.0, 6.0), (-1.0, 3.0), (-5.0, 0.0), (-2.5, 252.5)]
+)
 def test_averages_are_rounded_as_integer_kernels_do(minimum, maximum):
     """TFLite adds signed codes and divides, halves away from zero."""
     scale, zero_point = scale_of(minimum, maximum)

@@ -395,7 +395,7 @@ def test_recurrent_layers_train_in_float_as_files_compute_them(kind):
 
 
 def test_tensors_have_the_ranges_of_their_quantizers():
-    """Entries of a table, too, whose own weights have 8 bits."""
+    """Entries of a table, too."""
     words = keras.Input((6,), dtype="int32")
     outputs = layers.Conv1D(3, 2, activation="relu")(layers.Embedding(20, 4)(words))
     qat = keras_qat.quantize_model(keras.Model(words, outputs), "int16x8")
@@ -403,3 +403,14 @@ def test_tensors_have_the_ranges_of_their_quantizers():
     of_outputs = [q.maximum for q in keras_qat.quantizers(qat) if q.name.endswith("/output")]
     in_graph = [32767 * node.output.params.scale for node in keras_qat.resolve(qat).nodes]
     assert in_graph == pytest.approx(of_outputs, rel=1e-6)
+
+
+def test_embeddings_train_with_the_table_of_the_file():
+    """It has 16 bits; training rounded the table to the bits of weights besides."""
+    words = keras.Input((6,), dtype="int32")
+    model = keras.Model(words, layers.Embedding(20, 4)(words))
+    x = np.arange(96).reshape(16, 6) % 20
+    qat = observe(keras_qat.quantize_model(model, recipes.int16x8(weight_bits=4)), x)
+    (output,) = keras_qat.resolve(qat).outputs.values()
+    trained = qat(x, training=True)
+    np.testing.assert_allclose(trained, qat.predict(x, verbose=0), atol=output.params.scale)

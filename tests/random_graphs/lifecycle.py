@@ -12,10 +12,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.analysis.verify.match_tensors import pair
-from keras_qat.frontend.graph import Value
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.layers import Quantize
 from keras_qat.ops.node import Constant, Tensor
 from keras_qat.ops.op import SharedRange
 from keras_qat.recipes import Recipe
@@ -24,6 +22,7 @@ from keras_qat.tflite.interpreter import Kernels
 from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS
+from tests.random_graphs.beside_training import assert_alike_in_training, quantizer_of
 
 __all__ = ["Refused", "live", "live_on"]
 
@@ -55,7 +54,7 @@ def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> 
     loaded = keras.models.load_model(folder / "qat.keras")
     given = inputs if len(inputs) > 1 else inputs[0]
     options = {}
-    if recipe.fold != "per_channel":
+    if recipe.fold == "correction":
         sizes = [float(np.abs(array).max()) for array in inputs if array.dtype.kind == "f"]
         options["input_range"] = (-max(sizes, default=1.0), max(sizes, default=1.0))
     try:
@@ -197,7 +196,7 @@ def compare(
     if not families:
         return
     resolved = keras_qat.resolve(qat, **options)
-    assert_ranges_are_those_of_training(resolved)
+    assert_alike_in_training(resolved, inputs)
     if options:
         inputs = [on_grid(*item) for item in zip(inputs, resolved.inputs.values(), strict=True)]
     given = inputs if len(inputs) > 1 else inputs[0]
@@ -232,16 +231,6 @@ def compare(
             codes = values_of(simulated.outputs[name])
             differing = np.count_nonzero(codes != result[name])
             assert not differing, f"{kernels}: {differing} of {codes.size} values of {name} differ"
-
-
-def assert_ranges_are_those_of_training(graph: ResolvedGraph) -> None:
-    """Asserts that tensors of integers have the ranges that training has quantized them to."""
-    for tensor, value in graph.values.items():
-        quantizer = quantizer_of(value)
-        if quantizer is not None and tensor.params is not None:
-            low, high = map(float, quantizer.current_range())
-            width = float(tensor.params.scale) * (2**tensor.params.bits - 1)
-            assert width == pytest.approx(high - low, rel=1e-4), tensor.name
 
 
 def exact_outputs(graph: ResolvedGraph) -> set[str]:
@@ -297,10 +286,3 @@ def as_trained(graph: ResolvedGraph) -> set[Tensor]:
             if quantizer_of(graph.values.get(output)) is not None or (moves and is_exact):
                 exact.add(output)
     return result
-
-
-def quantizer_of(value: Value | None) -> Any:
-    """Returns what quantizes a value in training, or None."""
-    layer = None if value is None or value.producer is None else value.producer.layer
-    is_one = isinstance(layer, Quantize)
-    return layer.quantizer if is_one else getattr(layer, "output_quantizer", None)

@@ -63,5 +63,5 @@ def as_program(
         inputs=", ".join(drawn),
         recipe=recipe.to_config(),
         target=target,
-        options=f", input_range={(-largest, largest)}" * (recipe.fold != "per_channel"),
+        options=f", input_range={(-largest, largest)}" * (recipe.fold == "correction"),
     )

@@ -94,6 +94,21 @@ def test_scales_stay_powers_of_two_in_training(qat):
         assert is_power(scale), quantizer.name
 
 
+@pytest.mark.parametrize("layer", [layers.GRU, layers.SimpleRNN])
+def test_weights_of_recurrent_layers(layer):
+    """Files had weights of other scales than those that training multiplied with."""
+    keras.utils.set_random_seed(0)
+    model = scramble(functional((4, 3), build=layer(3)))
+    qat = observe(keras_qat.quantize_model(model, recipes.power_of_two()), images(16, (4, 3)))
+    (weights,) = (node.weights for node in keras_qat.resolve(qat).nodes if node.weights)
+    cell = model.layers[-1].cell
+    for part, kernel in ((weights, cell.kernel), (weights.recurrent, cell.recurrent_kernel)):
+        (listed,) = (x for x in keras_qat.quantizers(qat) if x.name.endswith(f"/{part.name}"))
+        assert is_power(part.scale)
+        np.testing.assert_allclose(part.scale, [[listed.maximum[0] / 127]])
+        np.testing.assert_array_equal(part.q, np.round(kernel.numpy() / part.scale))
+
+
 def test_the_recipe_survives_saving(qat, tmp_path):
     qat.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")

@@ -1,0 +1,264 @@
+"""What training computes, beside the integers of the resolved graph.
+
+Model, file and simulation read one resolved graph, so that a wrong number in it moves all three
+alike. Training does not know that graph: it computes each layer in float, with fake-quantized
+weights. Here every layer of the model gets the real numbers that the integers before it stand for.
+The integers behind it have to be the codes next to what it gives: half a step away from it, and
+what kernels round on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic import fake_quant
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend import finite_functions
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import Call, Value, values_in
+from keras_qat.frontend.keras2.backend import mask_of, set_mask, swapped
+from keras_qat.integer_graph.execute import prepare
+from keras_qat.integer_graph.fold_weights import (
+    BIAS_MAX,
+    LARGEST_MULTIPLIER,
+    LEAST_MULTIPLIER,
+    LEAST_SCALE,
+    finer,
+)
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.simulate import run_batch
+from keras_qat.ops.node import Constant, Node, Tensor
+from keras_qat.ops.op import FixedRange
+from keras_qat.ops.weights import Weights
+from keras_qat.training.batch_norm import fold_modes
+from keras_qat.training.calibration.watch import infer
+from keras_qat.training.layers import Quantize, QuantizeWrapper, ScheduledLayer
+from keras_qat.training.layers.scheduled_layer import QUANTIZED, assuming
+from keras_qat.training.layers.weight_quantizer import weight_at
+
+__all__ = ["assert_alike_in_training", "quantizer_of"]
+
+NEXT = 0.51
+"""Steps to the code that is next to a number, and what float32 rounds."""
+
+OF_FACTOR = 0.5
+"""Steps by which 255 may be off that is multiplied by a factor in 256ths, as in XNNPACK."""
+
+MORE: dict[int, dict[str, float]] = {
+    8: {
+        **{"leaky_relu": OF_FACTOR, "requantize": OF_FACTOR, "softmax": 1.0},
+        **{"divide": 0.5, "group_norm": 0.5, "layer_norm": 0.5, "mean": 0.5, "unit_norm": 0.5},
+    },
+    16: {
+        **{"contract": 1.0, "matmul": 1.0, "mean": 0.5},
+        **{"sigmoid": 2.0, "tanh": 2.0, "softmax": 32.0},
+    },
+}
+"""Bits -> operator -> steps that its kernels round beyond the code next to the exact result: tables
+and tensors of 16 bits inside of it, and in 16 bits multipliers of 15."""
+
+RECURRENT = ("gru", "lstm", "masked", "simple_rnn", "conv_lstm")
+"""Beginnings of the names of operators that round at each step what the next one reads."""
+
+MEAN = 2.0
+"""Steps by which those may be off on average, as a sum that is rounded can turn a gate."""
+
+
+def assert_alike_in_training(graph: ResolvedGraph, inputs: list[np.ndarray]) -> None:
+    """Asserts that values, levels and weights are those of training."""
+    assert_levels_are_those_of_training(graph)
+    assert_weights_are_those_of_training(graph)
+    assert_values_are_those_of_training(graph, inputs)
+
+
+def assert_values_are_those_of_training(graph: ResolvedGraph, inputs: list[np.ndarray]) -> None:
+    """Asserts that all codes are next to what training computes from the codes before them."""
+    family = graph.origin.family
+    computed = run_batch(graph, inputs, family, prepare(graph, family))
+    known = {x for value, x in graph.tensors.items() if graph.values.get(x) is value}
+    makers = {output: node for node in graph.nodes for output in node.outputs}
+    differing: list[str] = []
+
+    def forced(value: Value, real: Any) -> Any:
+        """Returns what the integers of a value stand for; of another value what training gives."""
+        tensor = graph.tensors.get(value)
+        if tensor not in known or tensor.params is None or graph.values[tensor] is not value:
+            return real
+        ours = np.reshape(tensor.params.dequantize(computed[tensor]), real.shape)
+        low, high = ends_of(tensor.params)
+        steps = np.abs(ours - np.clip(real, low, high)) / tensor.params.scale
+        if is_undefined_somewhere(makers.get(tensor)):
+            steps = np.where((ours == low) | (ours == high), 0.0, steps)
+        name = name_of(tensor, makers)
+        far, most = steps.max(initial=0.0), allowed_steps(tensor, makers, known)
+        if name.startswith(RECURRENT):
+            far, most = steps.mean(), MEAN
+        if not far <= most:
+            differing.append(f"{tensor.name} ({name}): {far:.3f} steps off, not {most:.3f}")
+        result = tf.constant(ours, real.dtype)
+        set_mask(result, mask_of(real))
+        return result
+
+    def apply(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+        return tf.nest.map_structure(forced, call.outputs, unrounded(call, args, kwargs))
+
+    calls = graph.origin.calls
+    layers = dict.fromkeys(call.layer for call in calls.calls)
+    with assuming(QUANTIZED, [x for x in layers if isinstance(x, ScheduledLayer)]):
+        pairs = zip(values_in(calls.inputs), inputs, strict=True)
+        given = [forced(value, tf.constant(x, value.dtype)) for value, x in pairs]
+        graph_lib.evaluate(calls, given, apply)
+    assert not differing, f"not what training computes: {differing}"
+
+
+def is_undefined_somewhere(node: Node | None) -> bool:
+    """Whether training has a number of its batch where a function is infinite, kernels an end."""
+    return node is not None and type(node.call.layer).__module__ == finite_functions.__name__
+
+
+def allowed_steps(tensor: Tensor, makers: dict[Tensor, Node], known: set[Tensor]) -> float:
+    """How far codes may be from what training computes from `known` tensors, in steps.
+
+    Half a step, and what is rounded besides: biases, constants, tensors in between, and weights
+    where kernels do not take those of training.
+    """
+    node, params = makers.get(tensor), tensor.params
+    if node is None or node.op is None or params is None:
+        return NEXT
+    bits = 16 if params.bits == 16 else 8
+    steps, rounded = NEXT + MORE[bits].get(node.op.name, 0.0), 0.0
+    for operand in node.inputs:
+        if isinstance(operand, Constant):
+            others = [x.params for x in node.inputs if isinstance(x, Tensor) and x.params]
+            factor = max(1.0, *(largest(x) for x in others)) if node.op.name == "multiply" else 1.0
+            rounded += 0.5 * operand.params.scale * factor
+        elif operand not in known and operand.params is not None:
+            rounded += allowed_steps(operand, makers, known) * operand.params.scale
+    if isinstance(node.op.output, FixedRange):
+        own = node.op.output.params(params.bits)
+        if own.scale != params.scale:
+            rounded, steps = rounded + 0.5 * own.scale, steps + OF_FACTOR
+    if node.weights is not None and node.inputs[0].params is not None:
+        scale = float(np.max(node.weights.scale))
+        source = node.inputs[0].params
+        products = node.weights.count / (node.weights.scale.size if node.weights.name else 1)
+        rounded += 0.5 * source.scale * scale
+        rounded += node.weights.rounding * scale * largest(source) * products
+        steps += 1.0 if bits == 16 else 0.0  # Multipliers of 15 bits: see `fold_weights`.
+    return steps + rounded / float(params.scale)
+
+
+def ends_of(params: QuantParams) -> np.ndarray:
+    """The real values of the lowest and the highest code."""
+    return params.dequantize(np.array([params.lowest, params.highest]))
+
+
+def largest(params: QuantParams) -> float:
+    """The largest magnitude in a range."""
+    return float(np.abs(ends_of(params)).max())
+
+
+def name_of(tensor: Tensor, makers: dict[Tensor, Node]) -> str:
+    """The name of the operator that a tensor comes from, before it was rounded again."""
+    node = makers.get(tensor)
+    if node is None or node.op is None:
+        return "input" if node is None else "float"
+    is_again = node.op.name == "requantize" and isinstance(node.inputs[0], Tensor)
+    return name_of(node.inputs[0], makers) if is_again else node.op.name
+
+
+def unrounded(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Computes a call as in training, but for the quantizer of its output."""
+    layer = call.layer
+    if isinstance(layer, Quantize):
+        return args[0]
+    if not isinstance(layer, QuantizeWrapper):
+        return infer(call, args, kwargs)
+    with swapped(layer, output_quantizer=None):
+        real = infer(call, args, kwargs)
+    result = fake_quant.with_ceiling(real, layer.ceiling)
+    set_mask(result, mask_of(real))
+    return result
+
+
+def assert_levels_are_those_of_training(graph: ResolvedGraph) -> None:
+    """Asserts that the codes of each tensor stand for the levels that training rounds it to."""
+    for tensor, value in graph.values.items():
+        quantizer, params = quantizer_of(value), tensor.params
+        if quantizer is not None and params is not None:
+            levels = params.dequantize(np.arange(params.lowest, params.highest + 1))
+            trained = quantizer(tf.constant(levels), QUANTIZED).numpy()
+            steps = np.abs(trained - levels).max() / params.scale
+            assert steps < NEXT - 0.5, f"{tensor.name}: levels are {steps:.3f} steps off"
+
+
+def quantizer_of(value: Value | None) -> Any:
+    """Returns what quantizes a value in training, or None."""
+    layer = None if value is None or value.producer is None else value.producer.layer
+    is_one = isinstance(layer, Quantize)
+    return layer.quantizer if is_one else getattr(layer, "output_quantizer", None)
+
+
+def assert_weights_are_those_of_training(graph: ResolvedGraph) -> None:
+    """Asserts that quantized weights are what training multiplies with, biases what it adds."""
+    for node in graph.nodes:
+        op, weights = node.op, node.weights
+        if op is None or weights is None or not op.is_weighted or op.is_table:
+            continue
+        if weights.recurrent is not None:
+            for part in (weights, weights.recurrent):
+                kernel = weight_at(node.layer.layer, part.name)
+                trained = node.layer.weight_quantizers[part.name](kernel, QUANTIZED)
+                far = np.abs(part.q * part.scale - trained) / part.scale
+                assert far.max() < 1e-4, f"{part.name} of {node.name}: {far.max()} steps off"
+        else:
+            _assert_sums_are_those_of_training(node, weights)
+
+
+def _assert_sums_are_those_of_training(node: Node, weights: Weights) -> None:
+    """Compares sums of products with random numbers, which are alike if all weights are."""
+    wrapper, source = node.layer, node.inputs[0]
+    assert isinstance(source, Tensor) and source.params and node.output.params
+    numbers = np.random.default_rng(0)
+    shape = [2, *(6 if size is None else size for size in source.shape[1:])]
+    x = tf.constant(numbers.normal(size=shape), tf.float32)
+    compute = fold_modes.FOLDS[wrapper.fold]
+    bias = np.asarray(compute(wrapper, tf.zeros_like(x), QUANTIZED), np.float64)
+    trained = np.asarray(compute(wrapper, x, QUANTIZED), np.float64) - bias
+
+    scale = np.asarray(weights.scale, np.float64)
+    wide = source.params.bits == 16
+    unit = float(source.params.scale) * scale
+    multiplier = unit / float(node.output.params.scale)
+    kernel = weights.q * scale
+    slack = weights.rounding * scale
+    is_wider = (scale < 1.001 * LEAST_SCALE) | (wide & (multiplier < 1.001 * LEAST_MULTIPLIER))
+    if weights.bias is not None and not wide and weights.name:
+        large = np.abs(weights.bias) > BIAS_MAX / 2
+        is_wider |= large.reshape(scale.shape) if scale.size > 1 else large.any()
+    slack += np.where(is_wider, 0.5 * finer(weights.bits) * scale, 0.0)
+    slack[multiplier > 0.999 * LARGEST_MULTIPLIER[16 if wide else 8]] = np.inf
+    ours = linear(wrapper.layer, weights.name, kernel, x)
+    size = linear(wrapper.layer, weights.name, np.abs(kernel), tf.abs(x))
+    slack = linear(wrapper.layer, weights.name, slack + np.zeros_like(kernel), tf.abs(x))
+    share = 2.0**-15 if wide else 2e-6
+    far = np.abs(ours - trained) - slack - share * size - 1e-6 * np.abs(bias)
+    assert not far.max() > 0, f"{node.name}: sums of products differ by {far.max()}"
+
+    held = np.zeros(1) if weights.bias is None else np.asarray(weights.bias, np.float64)
+    unit = unit.reshape(held.shape) if unit.size > 1 and weights.bias is not None else unit.max()
+    far = np.abs(held * unit - bias) - 0.5 * unit * (weights.bias is not None) - 1e-6 * np.abs(bias)
+    assert not far.max() > 0, f"{node.name}: a bias differs by {far.max()}"
+
+
+def linear(layer: Any, name: str, kernel: np.ndarray, x: Any) -> np.ndarray:
+    """Computes a layer with another kernel and without its bias."""
+    if not name:
+        return np.asarray(x * kernel, np.float64)
+    without = {"use_bias": False, "bias": None}
+    changed = {key: value for key, value in without.items() if hasattr(layer, key)}
+    with swapped(layer, **{name: tf.constant(kernel, tf.float32)}, **changed):
+        return np.asarray(layer.call(x), np.float64)
