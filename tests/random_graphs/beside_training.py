@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
+from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend import finite_functions
 from keras_qat.frontend import graph as graph_lib
@@ -47,10 +48,13 @@ NEXT = 0.51
 OF_FACTOR = 0.5
 """Steps by which 255 may be off that is multiplied by a factor in 256ths, as in XNNPACK."""
 
+TWICE = 0.25
+"""Steps that a product in fixed point may be off by besides, as it is rounded twice."""
+
 MORE: dict[int, dict[str, float]] = {
     8: {
-        **{"leaky_relu": OF_FACTOR, "requantize": OF_FACTOR, "softmax": 1.0},
-        **{"divide": 0.5, "group_norm": 0.5, "layer_norm": 0.5, "mean": 0.5, "unit_norm": 0.5},
+        **{"leaky_relu": OF_FACTOR, "requantize": OF_FACTOR, "contract": TWICE, "matmul": TWICE},
+        **{"divide": 0.5, "group_norm": 0.5, "layer_norm": 0.5, "unit_norm": 0.5, "softmax": 1.0},
     },
     16: {
         **{"contract": 1.0, "matmul": 1.0, "mean": 0.5},
@@ -63,8 +67,8 @@ and tensors of 16 bits inside of it, and in 16 bits multipliers of 15."""
 RECURRENT = ("gru", "lstm", "masked", "simple_rnn", "conv_lstm")
 """Beginnings of the names of operators that round at each step what the next one reads."""
 
-MEAN = 2.0
-"""Steps by which those may be off on average, as a sum that is rounded can turn a gate."""
+MEAN = {8: 2.0, 16: 32.0}
+"""Bits -> steps by which those may be off on average, as a sum that is rounded can turn a gate."""
 
 
 def assert_alike_in_training(graph: ResolvedGraph, inputs: list[np.ndarray]) -> None:
@@ -93,9 +97,9 @@ def assert_values_are_those_of_training(graph: ResolvedGraph, inputs: list[np.nd
         if is_undefined_somewhere(makers.get(tensor)):
             steps = np.where((ours == low) | (ours == high), 0.0, steps)
         name = name_of(tensor, makers)
-        far, most = steps.max(initial=0.0), allowed_steps(tensor, makers, known)
+        far, most = steps.max(initial=0.0), allowed_steps(tensor, makers, known, family)
         if name.startswith(RECURRENT):
-            far, most = steps.mean(), MEAN
+            far, most = steps.mean(), MEAN[16 if tensor.params.bits == 16 else 8]
         if not far <= most:
             differing.append(f"{tensor.name} ({name}): {far:.3f} steps off, not {most:.3f}")
         result = tf.constant(ours, real.dtype)
@@ -119,7 +123,9 @@ def is_undefined_somewhere(node: Node | None) -> bool:
     return node is not None and type(node.call.layer).__module__ == finite_functions.__name__
 
 
-def allowed_steps(tensor: Tensor, makers: dict[Tensor, Node], known: set[Tensor]) -> float:
+def allowed_steps(
+    tensor: Tensor, makers: dict[Tensor, Node], known: set[Tensor], family: KernelFamily
+) -> float:
     """How far codes may be from what training computes from `known` tensors, in steps.
 
     Half a step, and what is rounded besides: biases, constants, tensors in between, and weights
@@ -130,13 +136,15 @@ def allowed_steps(tensor: Tensor, makers: dict[Tensor, Node], known: set[Tensor]
         return NEXT
     bits = 16 if params.bits == 16 else 8
     steps, rounded = NEXT + MORE[bits].get(node.op.name, 0.0), 0.0
+    if family.sums is None:
+        steps += TWICE
     for operand in node.inputs:
         if isinstance(operand, Constant):
             others = [x.params for x in node.inputs if isinstance(x, Tensor) and x.params]
             factor = max(1.0, *(largest(x) for x in others)) if node.op.name == "multiply" else 1.0
             rounded += 0.5 * operand.params.scale * factor
         elif operand not in known and operand.params is not None:
-            rounded += allowed_steps(operand, makers, known) * operand.params.scale
+            rounded += allowed_steps(operand, makers, known, family) * operand.params.scale
     if isinstance(node.op.output, FixedRange):
         own = node.op.output.params(params.bits)
         if own.scale != params.scale:
