@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,11 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.tf_operations import draws_random_numbers, is_operation
+
+SHAPES = ("compat.v1.shape", "shape")
+
+BATCHES = 5, 7
+"""Numbers of examples: what is the same with both depends on other sizes alone."""
 
 BATCH = "batch"
 """Stands for the size of the first axis, which may vary."""
@@ -21,7 +27,7 @@ def size_of(value: Value) -> Any:
     source = call.inputs[0].producer if call is not None and call.inputs else None
     if call is None or source is None or not is_operation(call.layer):
         return None
-    if getattr(source.layer, "symbol", "") not in ("compat.v1.shape", "shape"):
+    if getattr(source.layer, "symbol", "") not in SHAPES:
         return None
     if call.layer.symbol == "unstack":
         axis = values_in(call.outputs).index(value)
@@ -41,7 +47,7 @@ def sizes_of(value: Any) -> list[int] | None:
     source = call.inputs[0].producer if call is not None and call.inputs else None
     if call is None or source is None or not is_operation(call.layer):
         return None
-    if getattr(source.layer, "symbol", "") not in ("compat.v1.shape", "shape"):
+    if getattr(source.layer, "symbol", "") not in SHAPES:
         return None
     part = call.args[1] if len(call.args) > 1 else None
     part = part[0] if isinstance(part, (list, tuple)) and len(part) == 1 else part
@@ -57,33 +63,27 @@ def computed_sizes(shape: Any) -> list[int] | None:
 
     Sizes that vary with that of the first axis, which is open, are -1.
     """
-    with tf.init_scope():
-        runs = [_with_batch(shape, batch) for batch in (2, 3)]
-    if any(sizes is None or sizes.ndim != 1 for sizes in runs):
-        return None
-    return [int(a) if a == b else -1 for a, b in zip(*runs, strict=True)]
+    runs: dict[Value, tuple[Any, Any]] = {}
 
-
-def _with_batch(shape: Any, batch: int) -> np.ndarray | None:
-    """Returns a shape as it is with so many examples; None if it depends on anything else."""
-
-    def number_of(value: Value) -> Any:
+    def compute(value: Value) -> None:
         call = value.producer
-        if call is None or not is_operation(call.layer) or value.is_float:
-            raise LookupError
-        if call.layer.symbol in ("compat.v1.shape", "shape"):
-            first, *sizes = call.inputs[0].shape
-            if None in sizes:
-                raise LookupError
-            return tf.constant([batch if first is None else first, *sizes])
-        args, kwargs = map_values(number_of, (call.args, call.kwargs))
-        results = tf.nest.flatten(call.layer(*args, **kwargs))
-        return results[values_in(call.outputs).index(value)]
+        if call is None or value in runs or value.is_float:
+            return
+        for read in call.inputs:
+            compute(read)
+        if (both := _in_both_runs(call, runs)) is not None:
+            runs.update(zip(values_in(call.outputs), both, strict=True))
 
-    try:
-        return np.asarray(map_values(number_of, shape))
-    except LookupError:
+    needed = values_in(shape)
+    for value in needed:
+        compute(value)
+    if not all(value in runs for value in needed):
         return None
+    first, second = (
+        np.ravel(tf.nest.flatten(map_values({v: runs[v][run] for v in needed}.get, shape)))
+        for run in (0, 1)
+    )
+    return [int(a) if a == b else -1 for a, b in zip(first, second, strict=True)]
 
 
 def with_known_sizes(graph: Graph) -> Graph:
@@ -92,17 +92,20 @@ def with_known_sizes(graph: Graph) -> Graph:
     Integers that are computed without real numbers stay, such as the sizes that a reshape takes,
     and so does what layers read, whose weights would be constants else.
     """
+    runs: dict[Value, tuple[Any, Any]] = {}
+    """Values that depend on sizes alone -> what they are with both numbers of examples."""
     known: dict[Value, Any] = {}
     reals: set[Value] = set()
     for call in graph.calls:
         values = values_in(call.outputs)
-        size = size_of(values[0]) if len(values) == 1 else None
-        if isinstance(size, int):
-            known[values[0]] = np.array(size, values[0].dtype)
-        elif len(values) == 1 and _is_computable(call, known):
-            known[values[0]] = _computed(call, known)
-            if values[0].is_float or not reals.isdisjoint(call.inputs):
-                reals.add(values[0])
+        if (both := _in_both_runs(call, runs)) is None:
+            continue
+        runs.update(zip(values, both, strict=True))
+        same = {value: runs[value][0] for value in values if np.array_equal(*runs[value])}
+        known.update(same)
+        if not reals.isdisjoint(call.inputs):
+            reals.update(same)
+        reals.update(value for value in same if value.is_float)
     if not reals:
         return graph
 
@@ -132,14 +135,32 @@ def _constant(number: Any) -> Any:
         return tf.constant(number)
 
 
-def _is_computable(call: Call, known: dict[Value, Any]) -> bool:
-    """Returns whether an operation reads known sizes alone, and draws no random numbers."""
-    if not is_operation(call.layer) or draws_random_numbers(call.layer.symbol):
-        return False
-    return bool(call.inputs) and all(value in known for value in call.inputs)
+def _in_both_runs(
+    call: Call, runs: Mapping[Value, tuple[Any, Any]]
+) -> list[tuple[Any, Any]] | None:
+    """Returns the outputs of a call that depends on sizes alone, with both numbers of examples.
+
+    None for other calls, and for those that draw random numbers.
+    """
+    if not is_operation(call.layer):
+        return None
+    size = size_of(call.output) if len(values_in(call.outputs)) == 1 else None
+    if isinstance(size, int):
+        return [(np.array(size, call.output.dtype),) * 2]
+    if call.layer.symbol in SHAPES:
+        first, *sizes = call.inputs[0].shape or [None]
+        if None in sizes or not call.inputs[0].shape:
+            return None
+        shapes = [np.array([first or batch, *sizes], call.output.dtype) for batch in BATCHES]
+        return [(shapes[0], shapes[1])]
+    is_known = call.inputs and all(value in runs for value in call.inputs)
+    if not is_known or draws_random_numbers(call.layer.symbol):
+        return None
+    results = [_computed(call, {v: runs[v][index] for v in call.inputs}) for index in (0, 1)]
+    return list(zip(*results, strict=True))
 
 
-def _computed(call: Call, known: dict[Value, Any]) -> Any:
+def _computed(call: Call, known: Mapping[Value, Any]) -> list[Any]:
     with tf.init_scope():
         args, kwargs = map_values(lambda value: tf.constant(known[value]), (call.args, call.kwargs))
-        return np.asarray(call.layer(*args, **kwargs))
+        return [np.asarray(x) for x in tf.nest.flatten(call.layer(*args, **kwargs))]

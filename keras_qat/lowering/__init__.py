@@ -36,6 +36,7 @@ from keras_qat.lowering.merges import (
     split_custom_scale,
     split_dot,
     split_extremum,
+    split_of_numbers,
 )
 from keras_qat.lowering.open_layers import open_layers
 from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, with_mask
@@ -132,6 +133,7 @@ LOWERINGS: dict[Any, Lowering] = {
     **ALWAYS,
     **OPERATIONS,
     Contract: convert_second_factor,
+    **dict.fromkeys((layers.Normalization, layers.Rescaling), split_of_numbers),
     layers.Dot: split_dot,
     layers.AveragePooling3D: split_pooling_3d,
     layers.MaxPooling3D: split_pooling_3d,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.known_sizes import BATCH, size_of
+from keras_qat.frontend.known_sizes import BATCH, computed_sizes, size_of
 from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.movement import integers
@@ -51,6 +51,17 @@ def split_filled(call: Call, context: LoweringContext, names: tuple[str, str]) -
         return []
     x = np.full([1, *np.array(inner, int)], value, np.float32)
     return _for_each_example(call, context, sizes[0], x, len(sizes))
+
+
+def split_eye(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers a unit matrix for each example, as masks are made of, to zeros and a sum."""
+    *sizes, batch = operands(call, "num_rows", "num_columns", "batch_shape")
+    rows, columns = (size_of(size) if isinstance(size, Value) else number(size) for size in sizes)
+    is_batch = isinstance(batch, Value) and computed_sizes(batch) == [-1]
+    if not is_batch or not call.output.is_float or rows in (None, BATCH) or columns == BATCH:
+        return []
+    x = np.eye(int(rows), None if columns is None else int(columns), dtype=np.float32)[None]
+    return _for_each_example(call, context, batch, x, 3)
 
 
 def _for_each_example(

@@ -105,6 +105,16 @@ def split_custom_scale(call: Call, context: LoweringContext) -> list[Call]:
     return parts.end(parts.new("", layers.Add), [a, scaled])
 
 
+def split_of_numbers(call: Call, context: LoweringContext) -> list[Call]:
+    """Gives the numbers of Rescaling or Normalization, one for each example, an axis meanwhile."""
+    (x,), parts = call.inputs, PartsBuilder(call, context)
+    if len(x.shape) != 1:
+        return []
+    column = parts.add(parts.new("column", layers.Reshape, (1,)), x)
+    scaled = parts.add(call.layer, column, shape=column.shape)
+    return parts.end(parts.new("flat", layers.Reshape, ()), scaled)
+
+
 def stack_lists(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers tf.matmul of lists of tensors to one of what tf.stack makes of them."""
     pair, parts = operands(call, "a", "b"), PartsBuilder(call, context)

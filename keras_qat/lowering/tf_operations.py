@@ -23,7 +23,7 @@ from keras_qat.lowering.constant_products import (
     split_linear_resize,
     split_product,
 )
-from keras_qat.lowering.copies import COPIES, split_copies, split_filled
+from keras_qat.lowering.copies import COPIES, split_copies, split_eye, split_filled
 from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_resize
 from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor, stack_lists
 from keras_qat.lowering.statistics import STATISTICS
@@ -320,6 +320,7 @@ OPERATIONS: dict[str, Lowering] = {
     "compat.v1.zeros_like": partial(_split_constant, number=0.0),
     "compat.v1.ones_like": partial(_split_constant, number=1.0),
     **dict.fromkeys(("zeros", "ones"), partial(split_filled, names=("shape", "dtype"))),
+    "eye": split_eye,
     "fill": partial(split_filled, names=("dims", "value")),
     "image.extract_patches": split_patches,
     **dict.fromkeys(COPIES, split_copies),

@@ -264,7 +264,7 @@ def _mean(a: Arguments) -> Any:
 
 
 def _accepts_mean(call: Call, attributes: Attributes) -> str | None:
-    is_masked = any(value.masked for value in call.inputs)
+    is_masked = not symbol_of(call) and any(value.masked for value in call.inputs)
     return REDUCE_MAX.accepts(call, attributes) or ("with a mask" if is_masked else None)
 
 

@@ -13,7 +13,7 @@ from keras_qat.frontend.graph import Call, Graph, Value, rebuild, symbols, value
 from keras_qat.frontend.graph_copy import InsertedCall, Replacement, copy_graph
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.configurations import missing_config
-from keras_qat.frontend.keras2.layers_and_models import clone, name_outputs
+from keras_qat.frontend.keras2.layers_and_models import clone, name_outputs, own_initializers
 from keras_qat.frontend.keras2.precision import is_half, policy_of
 from keras_qat.ops.registry import gates_of, on_request
 from keras_qat.placement.fusion_groups import Group
@@ -41,10 +41,13 @@ def _scope(name: str) -> str:
 
 
 def _clone(layer: Any, **changes: Any) -> Any:
-    """Clones a layer; a Normalization in float32, as its statistics are numbers of its own."""
+    """Clones a layer; a Normalization in float32, as its statistics are numbers of its own.
+
+    It has its weights already: initializers of one's own are not needed to load it.
+    """
     if isinstance(layer, keras.layers.Normalization):
         changes["dtype"] = "float32"
-    return clone(layer, **changes)
+    return clone(layer, **dict.fromkeys(own_initializers(layer), "zeros"), **changes)
 
 
 def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:

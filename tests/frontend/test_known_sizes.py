@@ -32,6 +32,31 @@ def flattened(x):
     return tf.reshape(y, tf.concat([tf.shape(y)[:-2], [12]], axis=0))
 
 
+def multiplied(x):
+    """As `K.batch_flatten`."""
+    y = tf.reshape(x, [tf.shape(x)[0], tf.reduce_prod(tf.shape(x)[1:])])
+    return tf.reshape(y, [-1, *SHAPE])
+
+
+def on_a_grid(x):
+    """As anchors of detectors, with copies for each example."""
+    count, rows, columns = tf.unstack(tf.shape(x))
+    parts = tf.meshgrid(tf.range(0.0, columns), tf.range(0.0, rows))
+    return x + tf.tile(tf.expand_dims(parts[0] * 0.1 - parts[1] * 0.2, 0), [count, 1, 1])
+
+
+def clipped(x):
+    """As boxes are clipped to the size of an image."""
+    _, rows, columns = tf.unstack(tf.cast(tf.shape(x), tf.float32))
+    return tf.clip_by_value(x * 5.0, 0.0, columns - 1.0) / rows
+
+
+def of_earlier_steps(x):
+    """As the masks of temporal fusion transformers."""
+    earlier = tf.cumsum(tf.eye(tf.shape(x)[1], batch_shape=tf.shape(x)[:1]), 1)
+    return tf.matmul(earlier, x)
+
+
 def model_of(function, shape=SHAPE):
     x = keras.Input(shape)
     y = function(layers.Dense(6, activation="relu")(x))
@@ -40,7 +65,10 @@ def model_of(function, shape=SHAPE):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("opened", [False, True], ids=["operations", "Lambda"])
-@pytest.mark.parametrize("function", [halved, with_positions, flattened])
+@pytest.mark.parametrize(
+    "function",
+    [halved, with_positions, flattened, multiplied, on_a_grid, clipped, of_earlier_steps],
+)
 def test_what_sizes_give_is_constant(function, opened, tmp_path):
     model, x = model_of(layers.Lambda(function) if opened else function), images(32, SHAPE)
     qat = keras_qat.quantize_model(model, strict=True)

@@ -244,6 +244,24 @@ def test_a_recurrent_layer_reads_the_mask_behind_an_opened_one(units):
     assert list(report.float_operations) == ([] if units == 4 else ["rnn"])
 
 
+class OwnNorm(layers.Layer):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def call(self, inputs):
+        x = inputs - tf.reduce_mean(inputs, -1, keepdims=True)
+        return x / tf.sqrt(tf.reduce_mean(x * x, -1, keepdims=True) + 1e-3)
+
+
+def test_operations_read_no_masks():
+    """As in BERT, whose norms are behind its tokens."""
+    tokens = layers.Input((6,), dtype="int32")
+    x = OwnNorm()(layers.Embedding(10, 8, mask_zero=True)(tokens))
+    model = keras.Model(tokens, layers.LSTM(3)(x))
+    assert not keras_qat.plan(model, target="ethos_u55").float_layers
+
+
 def test_a_softmax_by_hand_hides_what_its_mask_says():
     """The large number that hides scores sets no range."""
     tokens, x = by_hand()

@@ -321,6 +321,20 @@ def saved_and_loaded(model, path):
     return keras.models.load_model(path)
 
 
+class Prior(keras.initializers.Initializer):
+    def __call__(self, shape, dtype=None, **options):
+        return tf.fill(shape, -2.0)
+
+
+def test_initializers_of_ones_own_are_not_needed_again(tmp_path):
+    model = model_of(lambda x: layers.Conv2D(2, 3, bias_initializer=Prior())(x))
+    qat = keras_qat.quantize_model(model)
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    np.testing.assert_array_equal(loaded.get_weights()[0], qat.get_weights()[0])
+    assert keras_qat.strip_quantization(qat).layers[1].get_config()["bias_initializer"] != "zeros"
+
+
 def test_what_keras_finds_by_its_name_is_no_matter(tmp_path):
     make, _ = CLOSED["numpy"]
     with keras.utils.custom_object_scope({"InNumpy": type(make())}):

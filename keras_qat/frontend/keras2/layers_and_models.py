@@ -88,6 +88,19 @@ def _functions_in_place_of_names(layer: Any, config: dict[str, Any]) -> dict[str
     }
 
 
+def own_initializers(layer: Any) -> list[str]:
+    """Returns the arguments of a layer of Keras that are initializers of a user's own."""
+    if type(layer).__module__.split(".")[0] not in ("keras", "tf_keras"):
+        return []
+    return [
+        name
+        for name, value in vars(layer).items()
+        if name.endswith("_initializer")
+        and callable(value)
+        and type(value).__module__.split(".")[0] not in ("keras", "tf_keras", "tensorflow")
+    ]
+
+
 def rename(layer: Any, name: str) -> None:
     """Renames a layer that is in no model."""
     layer._name = name
