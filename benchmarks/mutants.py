@@ -167,6 +167,14 @@ def drawn(count: int, seed: int = 0, rooms: Sequence[str] = ROOMS) -> list[Mutan
     return sorted(mutants, key=lambda mutant: zlib.crc32(mutant.key.encode(), seed))[:count]
 
 
+def never_shrink() -> None:
+    """Lets hypothesis keep what fails as it is: making it smaller takes minutes."""
+    from hypothesis import Phase, settings  # pytest has to import it first.
+
+    settings.register_profile("as it is", phases=[Phase.generate])
+    settings.load_profile("as it is")
+
+
 class Chosen:
     """Runs the given tests in their order, or all of their files, and notes which one failed."""
 
@@ -176,6 +184,7 @@ class Chosen:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        never_shrink()
         if not self.whole_files:
             items[:] = [item for item in items if item.nodeid in self.places]
             items.sort(key=lambda item: self.places[item.nodeid])
@@ -192,6 +201,7 @@ class Collected:
         self.try_all, self.note = try_all, note
 
     def pytest_runtestloop(self, session: Any) -> bool:
+        never_shrink()
         session.config.pluginmanager.unregister(name="terminalreporter")
         self.try_all(session.items)
         return True
