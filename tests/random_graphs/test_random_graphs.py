@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,6 +30,37 @@ RECIPES = some.one_of(
     some.builds(recipes.int8, BITS, BITS, per_channel=some.booleans()),
     some.builds(recipes.int16x8, BITS, per_channel=some.booleans()),
     some.builds(recipes.contrib, BITS, BITS),
+)
+
+
+def symmetric(recipe: recipes.Recipe, narrow: bool) -> recipes.Recipe:
+    """A recipe with symmetric ranges of activations, which users make by themselves."""
+    activations = dataclasses.replace(recipe.activations, symmetric=True, narrow_range=narrow)
+    return dataclasses.replace(recipe, activations=activations)
+
+
+SYMMETRIC = some.one_of(
+    some.just(recipes.symmetric()),
+    some.just(recipes.power_of_two()),
+    some.builds(
+        symmetric,
+        some.builds(recipes.int8, BITS, BITS, per_channel=some.booleans()),
+        some.booleans(),
+    ),
+)
+
+MORE_RECIPES = some.one_of(
+    RECIPES,
+    SYMMETRIC,
+    some.builds(
+        recipes.int4_weights, BITS, per_channel=some.booleans(), end_bits=some.none() | BITS
+    ),
+    some.builds(
+        recipes.contrib,
+        *(BITS, BITS, some.booleans()),
+        weight_narrow_range=some.booleans(),
+        quantize_folded_weights_use_ema=some.booleans(),
+    ),
 )
 
 FOR_TARGETS = some.one_of(
@@ -164,7 +196,7 @@ def test_a_sample(folder, sketch, recipe):
 @pytest.mark.slow
 def test_many_more(folder, seeds):
     @trials(seeds, derandomize=True)
-    @given(SKETCHES, RECIPES)
+    @given(SKETCHES, MORE_RECIPES)
     def test(sketch, recipe):
         try_out(sketch, recipe, folder)
 
@@ -183,7 +215,7 @@ def test_many_more_on_targets(seeds):
     pytest.importorskip("tflite_micro")
 
     @trials(seeds, derandomize=True)
-    @given(PLACES, KNOWN_SIZES, FOR_TARGETS)
+    @given(PLACES, KNOWN_SIZES, some.one_of(FOR_TARGETS, SYMMETRIC))
     def test(name, sketch, recipe):
         try_on(name, sketch, recipe)
 
@@ -194,7 +226,7 @@ def test_many_more_on_targets(seeds):
 @pytest.mark.parametrize("name", [None, "tflm"])
 def test_recurrent_layers(folder, seeds, name):
     @trials(max(1, seeds // 4), derandomize=True)
-    @given(RECURRENT, RECIPES if name is None else FOR_TARGETS)
+    @given(RECURRENT, MORE_RECIPES if name is None else some.one_of(FOR_TARGETS, SYMMETRIC))
     def test(sketch, recipe):
         if name is None:
             try_out(sketch, recipe, folder)
