@@ -276,6 +276,15 @@ def _cross(a: Any, b: Any, name: Any = None) -> Any:
     return a_next * b_last - a_last * b_next
 
 
+def _segments(data: Any, segment_ids: Any, num_segments: Any, name: Any = None) -> Any:
+    """Sums rows, as graph networks sum what reaches a node, by a matrix of zeros and ones."""
+    ids, count = array(segment_ids), number(num_segments)
+    if ids is None or count is None or ids.ndim != 1 or len(data.shape) != 2:
+        raise NotImplementedError
+    members = np.asarray(ids[:, None] == np.arange(count), np.float32)
+    return tf.transpose(tf.matmul(tf.transpose(data), members))
+
+
 def _angle(y: Any, x: Any, name: Any = None) -> Any:
     """Computes the angle of the eighth of a circle that mirrors give, and mirrors it back."""
     _require(RECENT)  # Quotients have 16 bits.
@@ -340,6 +349,7 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "math.log_sigmoid": _log_sigmoid,
     "math.erfc": lambda x, name=None: 1.0 - tf.math.erf(x),
     "math.atan2": _angle,
+    "math.unsorted_segment_sum": _segments,
     "math.divide_no_nan": _quotient_or_zero,
     "math.pow": _power,
     "math.reduce_prod": _product,

@@ -67,6 +67,8 @@ def test_what_is_opened_is_exact(name, tmp_path):
     """The float model stays as it is, weights go there and back, the file has the model's codes."""
     if name == "Lambda, mean and maximum" and not RECENT:
         pytest.skip("older kernels round means otherwise whose range is their input's")
+    if name == "Keras' backend" and not RECENT:
+        pytest.skip("older kernels round transposed convolutions otherwise")
     data = images(32)
     if name in OPENED:
         model = model_of(OPENED[name])
