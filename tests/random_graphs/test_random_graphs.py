@@ -33,20 +33,16 @@ RECIPES = some.one_of(
 )
 
 
-def symmetric(recipe: recipes.Recipe, narrow: bool) -> recipes.Recipe:
+def symmetric(recipe: recipes.Recipe) -> recipes.Recipe:
     """A recipe with symmetric ranges of activations, which users make by themselves."""
-    activations = dataclasses.replace(recipe.activations, symmetric=True, narrow_range=narrow)
+    activations = dataclasses.replace(recipe.activations, symmetric=True)
     return dataclasses.replace(recipe, activations=activations)
 
 
 SYMMETRIC = some.one_of(
     some.just(recipes.symmetric()),
     some.just(recipes.power_of_two()),
-    some.builds(
-        symmetric,
-        some.builds(recipes.int8, BITS, BITS, per_channel=some.booleans()),
-        some.booleans(),
-    ),
+    some.builds(symmetric, some.builds(recipes.int8, BITS, BITS, per_channel=some.booleans())),
 )
 
 MORE_RECIPES = some.one_of(

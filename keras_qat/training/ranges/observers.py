@@ -201,7 +201,8 @@ class MovingAverage(_Average):
         """Returns a range, up to 1 if the ends are equal although it `is_range` of data."""
         is_dead = tf.logical_and(is_range, tf.equal(minimum, maximum))
         if self.spec.symmetric:
-            minimum = tf.where(is_dead, -1.0, minimum)
+            longer = 1.0 if self.spec.narrow_range else 2**self.spec.bits / (2**self.spec.bits - 2)
+            minimum = tf.where(is_dead, -longer, minimum)
         return minimum, tf.where(is_dead, 1.0, maximum)
 
 

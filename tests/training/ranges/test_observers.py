@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.layers import Quantize
 from keras_qat.specs import QuantSpec
 from tests.helpers import rng
@@ -142,3 +144,12 @@ def test_models_in_half_precision_pass_over_what_is_not_finite(observer, bad, in
     assert first == (initial or (0.0, 0.0))
     start = QuantSpec(observer=observer, lower_bound=0.0)
     assert observed(start, [good[0], broken], mixed=True)[1][0] == 0.0
+
+
+@pytest.mark.parametrize("bits", [2, 8])
+def test_symmetric_ranges_of_zeros_have_the_zero_point_of_others(bits):
+    """From -1 to 1, zero was halfway between two codes, and kernels refuse another one than 0."""
+    layer = Quantize(QuantSpec(bits, symmetric=True))
+    layer(tf.zeros([4]), training=True)
+    params = QuantParams.of_range(*layer.quantizer.current_range(), bits)
+    assert params.zero_point == 2 ** (bits - 1) - 128
