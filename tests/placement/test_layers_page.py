@@ -130,7 +130,7 @@ ARGUMENTS: dict[str, Any] = {
 }
 """Operation -> its arguments behind the tensor, of shape [6, 6, 4]."""
 
-OF_TWO = {"tf.math.squared_difference", "tf.math.divide_no_nan", "tf.math.floormod"}
+OF_TWO = {"tf.atan2", "tf.math.squared_difference", "tf.math.divide_no_nan", "tf.math.floormod"}
 
 KERNEL = np.ones((3, 3, 4, 2), np.float32)
 CALLS: dict[str, Any] = {
@@ -145,6 +145,12 @@ CALLS: dict[str, Any] = {
     "tf.concat": lambda x: tf.concat([x, x], -1),
     "tf.stack": lambda x: tf.stack([x, x], 1),
     "tf.squeeze": lambda x: tf.squeeze(x[:, :1], 1),
+    "tf.signal.fft": lambda x: tf.abs(tf.signal.fft(tf.cast(x, tf.complex64))),
+    "tf.signal.fft2d": lambda x: tf.math.real(tf.signal.fft2d(tf.cast(x, tf.complex64))),
+    "tf.signal.stft": lambda x: tf.abs(tf.signal.stft(tf.reshape(x, [-1, 144]), 16, 8)),
+    "tf.math.unsorted_segment_sum": lambda x: (
+        x + tf.reshape(tf.math.unsorted_segment_sum(tf.reshape(x[:1], [36, 4]), [0] * 36, 1), [4])
+    ),
     "tf.where": lambda x: tf.where(x > 0.0, x, 0.1),
 }
 """Operations that are called in another way."""
