@@ -67,7 +67,7 @@ and tensors of 16 bits inside of it, and in 16 bits multipliers of 15."""
 RECURRENT = ("gru", "lstm", "masked", "simple_rnn", "conv_lstm")
 """Beginnings of the names of operators that round at each step what the next one reads."""
 
-MEAN = {8: 2.0, 16: 32.0}
+MEAN = {8: 8.0, 16: 64.0}
 """Bits -> steps by which those may be off on average, as a sum that is rounded can turn a gate."""
 
 
