@@ -14,8 +14,8 @@ from keras_qat.frontend.tf_operations import draws_random_numbers, is_operation
 
 SHAPES = ("compat.v1.shape", "shape")
 
-BATCHES = 5, 7
-"""Numbers of examples: what is the same with both depends on other sizes alone."""
+BATCHES = 2, 61
+"""Numbers of examples, far apart: what is the same with both depends on other sizes alone."""
 
 BATCH = "batch"
 """Stands for the size of the first axis, which may vary."""
