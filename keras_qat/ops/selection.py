@@ -85,7 +85,8 @@ _OPERATORS = {"not_equal": ("__operators__.ne",), "equal": ("__operators__.eq",)
 def _accepts_comparison(call: Call, attributes: Attributes) -> str | None:
     if not all(value.is_float for value in call.inputs):
         return ""
-    return NO_WIDE or accepts_up_to(4, reals=False)(call, attributes)
+    on_one_grid = any(set(value.shape) == {1} for value in call.inputs)  # With a number, OnGrid.
+    return (None if on_one_grid else NO_WIDE) or accepts_up_to(4, reals=False)(call, attributes)
 
 
 COMPARISONS: tuple[Op, ...] = tuple(
