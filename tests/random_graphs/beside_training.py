@@ -53,7 +53,8 @@ TWICE = 0.25
 
 MORE: dict[int, dict[str, float]] = {
     8: {
-        **{"leaky_relu": OF_FACTOR, "requantize": OF_FACTOR, "contract": TWICE, "matmul": TWICE},
+        **{"leaky_relu": OF_FACTOR, "requantize": OF_FACTOR, "select": OF_FACTOR},
+        **{"contract": TWICE, "matmul": TWICE},
         **{"divide": 0.5, "group_norm": 0.5, "layer_norm": 0.5, "unit_norm": 0.5, "softmax": 1.0},
     },
     16: {
