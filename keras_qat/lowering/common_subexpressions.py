@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, Value, map_values
+from keras_qat.frontend.keras2.layer_names import is_of_keras
 from keras_qat.frontend.keras2.layers_and_models import takes_training
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.ops.registry import op_of
@@ -55,4 +56,4 @@ def _key(call: Call, has_weights: bool) -> Any:
 
 def is_known(layer: Any) -> bool:
     """Returns whether a layer is Keras' own or an operation."""
-    return is_operation(layer) or type(layer).__module__.split(".")[0] in ("keras", "tf_keras")
+    return is_operation(layer) or is_of_keras(layer)

@@ -20,8 +20,8 @@ from keras_qat.frontend.tf_operations import array, is_operation, number
 from keras_qat.lowering.conv_lstm import CONVOLUTIONS, unrolled_convolutions
 from keras_qat.lowering.spectra import spectrum
 from keras_qat.lowering.unrolling import unrolled
-from keras_qat.lowering.written_out import written_out
-from keras_qat.ops.weighted_sums import RECENT
+from keras_qat.lowering.written_out import require, written_out
+from keras_qat.ops.composed import NO_WIDE
 
 
 class Equivalent(keras.layers.Layer):
@@ -71,12 +71,6 @@ def copies(call: Call) -> Any:
     return map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
 
 
-def _require(condition: bool) -> None:
-    """Leaves the operation as it is, unless its options are among those that are written out."""
-    if not condition:
-        raise NotImplementedError
-
-
 def _log_sum(x: Any, axis: Any) -> tuple[Any, Any]:
     """Returns x less its largest value, and the logarithm of the sum of its exponentials."""
     below = x - tf.reduce_max(x, axis, keepdims=True)
@@ -91,7 +85,7 @@ def _log_softmax(logits: Any, axis: Any = None, name: Any = None) -> Any:
 def _log_sum_exp(
     input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None
 ) -> Any:
-    _require(axis is not None)
+    require(axis is not None)
     largest = tf.reduce_max(input_tensor, axis, keepdims=True)
     y = largest + _log_sum(input_tensor, axis)[1]
     return y if keepdims else tf.squeeze(y, axis)
@@ -104,15 +98,15 @@ def _log_sigmoid(x: Any, name: Any = None) -> Any:
 def _power(x: Any, y: Any, name: Any = None) -> Any:
     base = number(x)
     if base is None:
-        _require(number(y) is None)
+        require(number(y) is None)
         return tf.exp(y * tf.math.log(x))
-    _require(base > 0)
+    require(base > 0)
     return tf.exp(y * math.log(base))
 
 
 def _silu(features: Any, beta: Any = 1.0) -> Any:
     beta = number(beta)
-    _require(beta not in (None, 1.0))
+    require(beta not in (None, 1.0))
     return features * tf.sigmoid(features * beta)
 
 
@@ -122,17 +116,17 @@ def _crelu(features: Any, name: Any = None, axis: Any = -1) -> Any:
 
 def _boolean_mask(tensor: Any, mask: Any, name: Any = None, axis: Any = 0) -> Any:
     mask = np.asarray(mask)
-    _require(mask.ndim > 0 and mask.dtype == bool and number(axis) is not None and axis > 0)
+    require(mask.ndim > 0 and mask.dtype == bool and number(axis) is not None and axis > 0)
     before, after = tensor.shape[1:axis], tensor.shape[axis + mask.ndim :]
     if mask.ndim > 1:
-        _require(None not in (*before, *after))
+        require(None not in (*before, *after))
         tensor = tf.reshape(tensor, [-1, *before, mask.size, *after])
     return tf.gather(tensor, np.flatnonzero(mask), axis=axis)
 
 
 def _softmax(logits: Any, axis: Any = None, name: Any = None) -> Any:
     """Softmax along the first axis, of tensors that were stacked there."""
-    _require(axis == 0 and logits.shape[0] is not None)
+    require(axis == 0 and logits.shape[0] is not None)
     order = [*range(1, len(logits.shape)), 0]
     return tf.transpose(tf.nn.softmax(tf.transpose(logits, order)), np.argsort(order).tolist())
 
@@ -149,7 +143,7 @@ def _of_colors(function: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def _flattened(x: Any) -> Any:
-    _require(None not in x.shape[1:])
+    require(None not in x.shape[1:])
     return tf.reshape(x, [-1, math.prod(x.shape[1:])])
 
 
@@ -164,7 +158,7 @@ def _separable(
     data_format: Any = None,
     dilations: Any = None,
 ) -> Any:
-    _require(data_format in (None, "NHWC"))
+    require(data_format in (None, "NHWC"))
     y = tf.nn.depthwise_conv2d(
         input, depthwise_filter, strides, padding, dilations=dilations or rate or 1
     )
@@ -177,14 +171,14 @@ def _flipped(axis: int) -> Callable[[Any], Any]:
 
 def _band_part(input: Any, num_lower: Any, num_upper: Any, name: Any = None) -> Any:
     rows, columns = input.shape[-2:]
-    _require(None not in (rows, columns))
+    require(None not in (rows, columns))
     return input * tf.linalg.band_part(np.ones((rows, columns), np.float32), num_lower, num_upper)
 
 
 def _norm(
     tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: Any = None, **_: Any
 ) -> Any:
-    _require(number(ord) in (1, math.inf) and isinstance(axis, int))
+    require(number(ord) in (1, math.inf) and isinstance(axis, int))
     reduce = tf.reduce_sum if number(ord) == 1 else tf.reduce_max
     return reduce(tf.abs(tensor), axis, keepdims=bool(keepdims))
 
@@ -200,14 +194,14 @@ def _padded(
     image: Any, offset_height: int, offset_width: int, target_height: int, target_width: int
 ) -> Any:
     *examples, height, width, _ = image.shape
-    _require(None not in (height, width))
+    require(None not in (height, width))
     rows = offset_height, target_height - offset_height - height
     columns = offset_width, target_width - offset_width - width
     return tf.pad(image, [(0, 0)] * len(examples) + [rows, columns, (0, 0)])
 
 
 def _clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: Any = None) -> Any:
-    _require(axes is not None and number(clip_norm) is not None)
+    require(axes is not None and number(clip_norm) is not None)
     norm = tf.sqrt(tf.reduce_sum(tf.square(t), axes, keepdims=True))
     return t * (clip_norm / tf.maximum(norm, clip_norm))
 
@@ -215,7 +209,7 @@ def _clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: Any = None) ->
 def _normalize(x: Any, axis: Any = None, epsilon: Any = 1e-12, name: Any = None) -> Any:
     rank, shape = len(x.shape), list(x.shape[1:])
     axes = sorted(a % rank for a in tf.nest.flatten(axis) if isinstance(a, int))
-    _require(len(axes) > 1 and axes == list(range(axes[0], rank)) and None not in shape)
+    require(len(axes) > 1 and axes == list(range(axes[0], rank)) and None not in shape)
     kept = shape[: axes[0] - 1]
     flat = tf.reshape(x, [-1, *kept, math.prod(shape[axes[0] - 1 :])])
     return tf.reshape(tf.math.l2_normalize(flat, -1, epsilon), [-1, *shape])
@@ -224,9 +218,9 @@ def _normalize(x: Any, axis: Any = None, epsilon: Any = 1e-12, name: Any = None)
 def _tensordot(a: Any, b: Any, axes: Any, name: Any = None) -> Any:
     """Moves the axis to sum over to the end, for a product with a matrix or a vector."""
     given = [[len(a.shape) - 1], [0]] if axes == 1 else list(map(tf.nest.flatten, axes))
-    _require([len(part) for part in given] == [1, 1] and len(b.shape) in (1, 2))
+    require([len(part) for part in given] == [1, 1] and len(b.shape) in (1, 2))
     axis, row = given[0][0] % len(a.shape), given[1][0] % len(b.shape)
-    _require(axis > 0)  # The batch stays in front.
+    require(axis > 0)  # The batch stays in front.
     order = [other for other in range(len(a.shape)) if other != axis] + [axis]
     x = a if order[-2:] == sorted(order[-2:]) else tf.transpose(a, order)
     matrix = array(b)
@@ -247,13 +241,13 @@ def _frame(
     name: Any = None,
 ) -> Any:
     size = signal.shape[axis]
-    _require(not pad_end and size is not None)
+    require(not pad_end and size is not None)
     starts = np.arange(0, size - frame_length + 1, frame_step)
     return tf.gather(signal, starts[:, None] + np.arange(frame_length), axis=axis)
 
 
 def _product(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None) -> Any:
-    _require(isinstance(axis, int) and (input_tensor.shape[axis] or 99) <= 8)
+    require(isinstance(axis, int) and (input_tensor.shape[axis] or 99) <= 8)
     first, *rest = tf.unstack(input_tensor, axis=axis)
     for factor in rest:
         first = first * factor
@@ -263,8 +257,8 @@ def _product(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: A
 def _products(
     x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: Any = None
 ) -> Any:
-    _require(isinstance(axis, int) and axis != 0 and (x.shape[axis] or 99) <= 8)
-    _require(not (exclusive or reverse))
+    require(isinstance(axis, int) and axis != 0 and (x.shape[axis] or 99) <= 8)
+    require(not (exclusive or reverse))
     first, *rest = tf.unstack(x, axis=axis)
     return tf.stack(list(itertools.accumulate(rest, lambda a, b: a * b, initial=first)), axis)
 
@@ -287,7 +281,7 @@ def _segments(data: Any, segment_ids: Any, num_segments: Any, name: Any = None) 
 
 def _angle(y: Any, x: Any, name: Any = None) -> Any:
     """Computes the angle of the eighth of a circle that mirrors give, and mirrors it back."""
-    _require(RECENT)  # Quotients have 16 bits.
+    require(not NO_WIDE)  # Quotients have 16 bits.
     width, height = tf.abs(x), tf.abs(y)
     angle = tf.atan(tf.minimum(width, height) / tf.maximum(width, height))
     angle = tf.where(height > width, math.pi / 2 - angle, angle)
@@ -310,7 +304,7 @@ def _einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
     if len(inputs) == 1:
         (term,) = terms
         # The batch stays in front.
-        _require(len(set(term)) == len(term) and output[:1] == term[:1])
+        require(len(set(term)) == len(term) and output[:1] == term[:1])
         summed = [term.index(axis) for axis in term if axis not in output]
         kept = [axis for axis in term if axis in output]
         x = tf.reduce_sum(inputs[0], summed) if summed else inputs[0]
@@ -331,7 +325,7 @@ def _einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
 def _written_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
     """Returns the terms and the output of an equation, with letters in the place of "..."."""
     left, arrow, output = equation.replace(" ", "").partition("->")
-    _require(bool(arrow))
+    require(bool(arrow))
     unused = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
     terms = left.split(",")
     counts = [rank - len(term.replace("...", "")) for rank, term in zip(ranks, terms, strict=True)]

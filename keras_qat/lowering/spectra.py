@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, map_values, values_in
 from keras_qat.frontend.tf_operations import array, is_operation
+from keras_qat.lowering.written_out import require
 
 Pair = tuple[Any, Any]
 """Real and imaginary part; None for an imaginary part of zeros."""
@@ -100,27 +101,22 @@ def _with_part(call: Call, known: Mapping[Value, Any], index: int) -> Any:
     return map_values(parts.__getitem__, (call.args, call.kwargs))
 
 
-def _require(condition: Any) -> None:
-    if not condition:
-        raise NotImplementedError
-
-
 def _cast(x: Any, dtype: Any, name: Any = None) -> Any:
     if not isinstance(x, tuple):
-        _require(x is not None)
+        require(x is not None)
         return x, None
     return x if tf.as_dtype(dtype).is_complex else x[0]
 
 
 def _pair(real: Any, imag: Any, name: Any = None) -> Pair:
-    _require(real is not None)
+    require(real is not None)
     constant = array(imag)
     return real, imag if constant is None or constant.any() else None
 
 
 def _waves(size: int, bins: int, length: int) -> Pair:
     """Returns cosines and negative sines: a row for each number, a column for each frequency."""
-    _require(size * bins <= LARGEST)
+    require(size * bins <= LARGEST)
     steps = np.outer(np.arange(size), np.arange(bins)) % length
     waves = np.round(np.exp(-2j * np.pi / length * steps), 12) + 0.0  # Zeros have no sign.
     return waves.real.astype(np.float32), waves.imag.astype(np.float32)
@@ -128,7 +124,7 @@ def _waves(size: int, bins: int, length: int) -> Pair:
 
 def _fft(input: Pair, name: Any = None) -> Pair:
     (real, imag), size = input, input[0].shape[-1]
-    _require(size is not None)
+    require(size is not None)
     cosines, sines = _waves(size, size, size)
     if imag is None:
         return tf.matmul(real, cosines), tf.matmul(real, sines)
@@ -158,7 +154,7 @@ def _stft(
 ) -> Pair:
     """Convolves a signal with the waves in their window."""
     size, step, rows = signals.shape[-1], int(frame_step), int(frame_length)
-    _require(len(signals.shape) == 2 and size is not None)
+    require(len(signals.shape) == 2 and size is not None)
     length = 1 << (rows - 1).bit_length() if fft_length is None else int(fft_length)
     bins, window = length // 2 + 1, np.ones(rows, np.float32)
     if window_fn is not None:
@@ -188,13 +184,13 @@ def _magnitude(x: Pair, name: Any = None) -> Any:
 
 
 def _angle(input: Pair, name: Any = None) -> Any:
-    _require(input[1] is not None)
+    require(input[1] is not None)
     return tf.atan2(input[1], input[0])
 
 
 def _part(index: int) -> Callable[..., Any]:
     def part(input: Pair, name: Any = None) -> Any:
-        _require(input[index] is not None)
+        require(input[index] is not None)
         return input[index]
 
     return part

@@ -19,6 +19,12 @@ from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.lowering.categories import binned, encoded
 
 
+def require(condition: Any) -> None:
+    """Leaves the operation as it is, unless its options are among those that are written out."""
+    if not condition:
+        raise NotImplementedError
+
+
 def written_out(call: Call) -> Callable[..., Any] | None:
     """Returns a function that computes what a layer of Keras computes, or None.
 

@@ -27,10 +27,10 @@ Number = tuple[Any, QuantParams]
 Shape = tuple[int | None, ...]
 
 WIDE = QuantParams(None, None, 16)
+"""Stands for the parameters of a number of 16 bits where they are prepared already."""
 
 NO_WIDE = None if RECENT else "this TensorFlow has no QUANTIZE from int8 to int16"
 """Why int8 cannot become 16 bits, if it cannot."""
-"""Stands for the parameters of a number of 16 bits where they are prepared already."""
 
 MOST = float(WIDE.highest)
 """The largest quantized value of 16 bits."""

@@ -58,7 +58,8 @@ def _name_of_class(layer: Any) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", parted).lower()
 
 
-def _is_of_keras(layer: Any) -> bool:
+def is_of_keras(layer: Any) -> bool:
+    """Returns whether the class of a layer is Keras' own."""
     return type(layer).__module__.split(".")[0] in ("keras", "tf_keras")
 
 
@@ -71,7 +72,7 @@ def named_by_attributes(layer: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         names = names_of_calls(layer)
         for inner in layer._flatten_layers(include_self=False):
-            if id(inner) in names and not (_is_of_keras(layer) and _is_of_keras(inner)):
+            if id(inner) in names and not (is_of_keras(layer) and is_of_keras(inner)):
                 name = names[id(inner)].rsplit("/", 1)[-1]
                 stack.enter_context(swapped(inner, _name=name))
                 stack.enter_context(named_by_attributes(inner))

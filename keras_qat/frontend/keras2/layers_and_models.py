@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend, configurations
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.layer_names import is_of_keras
 
 
 def flat_inputs(model: Any, x: Any) -> list[Any]:
@@ -90,7 +91,7 @@ def _functions_in_place_of_names(layer: Any, config: dict[str, Any]) -> dict[str
 
 def own_initializers(layer: Any) -> list[str]:
     """Returns the arguments of a layer of Keras that are initializers of a user's own."""
-    if type(layer).__module__.split(".")[0] not in ("keras", "tf_keras"):
+    if not is_of_keras(layer):
         return []
     return [
         name

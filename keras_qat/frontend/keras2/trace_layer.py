@@ -299,10 +299,9 @@ def _with_both_phases(trained: _Trace, tested: _Trace, refusal: CannotOpen) -> _
     Raises:
         CannotOpen: the refusal, for other layers.
     """
-    traces = trained, tested
-    ends = [tf.nest.flatten(trace.outputs) for trace in traces]
+    ends = [tf.nest.flatten(trace.outputs) for trace in (trained, tested)]
     kinds = [[(tensor.shape.as_list(), tensor.dtype) for tensor in tensors] for tensors in ends]
-    has_state = any(trace.weights or trace.model.weights or trace.masks for trace in traces)
+    has_state = any(x.weights or x.model.weights or x.masks for x in (trained, tested))
     if has_state or len(ends[0]) > 1 or kinds[0] != kinds[1] or not _varies_alike(trained):
         raise refusal
     layer = TrainingOnly(trained.model, name="in_training")
