@@ -109,9 +109,6 @@ EQUIVALENT = {
         "the buffer in which a file is packed grows where it does not suffice"
     ),
     "keras_qat/tflite/builder.py Builder.quantize: 0 -> 1 (2)": "no tensor is empty",
-    "keras_qat/tflite/op_versions.py : 1 -> 2 (3)": (
-        "DEQUANTIZE and TOPK_V2 are written for quantized values alone"
-    ),
     "keras_qat/tflite/op_versions.py version_of: 1 -> 2 (8)": (
         "convolutions of quantized values have version 3 anyway"
     ),

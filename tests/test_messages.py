@@ -226,9 +226,10 @@ class Mine(layers.Layer):
 
     def build(self, shape):
         self.weight = self.add_weight("kernel", (shape[-1], 3))
+        self.offset = self.add_weight("bias", (3,))
 
     def call(self, x):
-        return x @ self.weight
+        return x @ self.weight + self.offset
 
 
 REGISTERED = {
@@ -241,7 +242,7 @@ REGISTERED = {
 @pytest.mark.parametrize("kind", REGISTERED)
 def test_weights_registered_where_there_are_none(kind):
     model = functional((4,), build=Mine(name="mine"))
-    message = r"Mine was registered .* 'kernel', which layer 'mine' does not have.*: weight\."
+    message = r"Mine was registered .* 'kernel', which layer 'mine' does not have.*: weight, offset\."
     with REGISTERED[kind](), pytest.raises(ValueError, match=message):
         keras_qat.quantize_model(model)
 

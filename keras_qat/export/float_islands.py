@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,9 +155,7 @@ def _converted(
     converter = _Converter.from_concrete_functions([concrete], tf.Module())
     # A SavedModel would write weights to the disk and read them twice: half of the time.
     converter.experimental_lower_to_saved_model = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return converter.convert()
+    return converter.convert()
 
 
 def _trace(graph: ResolvedGraph, nodes: Sequence[Node], numbers: dict[Tensor, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -65,9 +64,7 @@ def _converted(node: Node) -> bytes:
     module.weights = list(node.call.layer.weights)
     concrete = function.get_concrete_function()
     converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], module)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        contents: bytes = converter.convert()
+    contents: bytes = converter.convert()
     return contents
 
 

@@ -15,25 +15,28 @@ from keras_qat.tflite.schema import OPERATORS, code_of
 _Type = schema.TensorType
 
 _BY_TYPE = (
-    ("ADD SOFTMAX MEAN MIRROR_PAD REDUCE_MAX REDUCE_MIN RELU6 RELU TANH LOGISTIC", (1, 2, 3)),
-    ("CONCATENATION MAX_POOL_2D AVERAGE_POOL_2D PACK PAD PADV2 BATCH_MATMUL", (1, 2, 3)),
-    ("DEQUANTIZE TOPK_V2", (1, 2, 3)),
-    ("MUL SPLIT SLICE MAXIMUM MINIMUM UNPACK GATHER RESIZE_BILINEAR", (1, 2, 4)),
-    ("RESIZE_NEAREST_NEIGHBOR SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND", (1, 2, 4)),
-    ("QUANTIZE LEAKY_RELU", (1, 1, 2)),
-    ("L2_NORMALIZATION STRIDED_SLICE ARG_MAX ARG_MIN EXP LOG", (1, 2, 2)),
-    ("SUB TRANSPOSE", (1, 2, 5)),
-    ("TRANSPOSE_CONV REVERSE_V2 TILE SVDF", (1, 3, 3)),
-    ("CONV_2D", (1, 3, 4)),
-    ("DEPTHWISE_CONV_2D", (1, 3, 5)),
-    ("FULLY_CONNECTED", (1, 4, 7)),
-    ("BROADCAST_TO", (2, 3, 3)),
-    ("CAST", (1, 3, 1)),
+    ("ADD SOFTMAX MEAN MIRROR_PAD REDUCE_MAX REDUCE_MIN RELU6 RELU TANH LOGISTIC", (2, 3)),
+    ("CONCATENATION MAX_POOL_2D AVERAGE_POOL_2D PACK PAD PADV2 BATCH_MATMUL", (2, 3)),
+    ("DEQUANTIZE TOPK_V2", (2, 3)),
+    ("MUL SPLIT SLICE MAXIMUM MINIMUM UNPACK GATHER RESIZE_BILINEAR", (2, 4)),
+    ("RESIZE_NEAREST_NEIGHBOR SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND", (2, 4)),
+    ("QUANTIZE LEAKY_RELU", (1, 2)),
+    ("L2_NORMALIZATION STRIDED_SLICE ARG_MAX ARG_MIN EXP LOG", (2, 2)),
+    ("SUB TRANSPOSE", (2, 5)),
+    ("TRANSPOSE_CONV REVERSE_V2 TILE SVDF", (3, 3)),
+    ("CONV_2D", (3, 4)),
+    ("DEPTHWISE_CONV_2D", (3, 5)),
+    ("FULLY_CONNECTED", (4, 7)),
+    ("BROADCAST_TO", (3, 3)),
+    ("CAST", (3, 1)),
     # DEPTH_TO_SPACE has version 1 in int8 too: TFLite's reference kernels know no other.
-    ("GELU SPACE_TO_DEPTH SPLIT_V NOT_EQUAL", (1, 2, 1)),
+    ("GELU SPACE_TO_DEPTH SPLIT_V NOT_EQUAL", (2, 1)),
 )
 BY_TYPE = {name: versions for names, versions in _BY_TYPE for name in names.split()}
-"""Operator -> its version for activations in float, int8 and int16; others have one version."""
+"""Operator -> its version for int8 and int16; others have version 1."""
+
+OF_OTHER_TYPES = {"BROADCAST_TO": 2}
+"""Operator -> its version for booleans and integers that are no quantized values, if not 1."""
 
 RUNTIMES: dict[str, dict[int, str]] = {
     "DEPTHWISE_CONV_2D": {5: "2.3.0"},
@@ -90,10 +93,11 @@ def version_of(code: int, operator: Any, tensors: list[Any]) -> int:
     data = inputs[{"SPLIT": 1, "TRANSPOSE_CONV": 2}.get(name, 0)]
     makes_int8 = name == "CAST" and outputs[0].type == _Type.INT8
     deciding = outputs[0] if name == "QUANTIZE" or makes_int8 else data
-    by_type = BY_TYPE.get(name, (1, 1, 1))
-    type_index = {_Type.INT8: 1, _Type.INT16: 2}.get(deciding.type, 0)
-    version, rank = by_type[type_index], len(data.shape)
-    needed = 1
+    of_int8, of_int16 = BY_TYPE.get(name, (1, 1))
+    version = {_Type.INT8: of_int8, _Type.INT16: of_int16}.get(
+        deciding.type, OF_OTHER_TYPES.get(name, 1)
+    )
+    needed, rank = 1, len(data.shape)
     if name == "CONV_2D":  # Version 8 is for `quantizedBiasType`, which no file needs: it is int64.
         grouped = inputs[1].shape[3] != data.shape[3]
         needed = 6 if grouped else 7 if inputs[1].type == _Type.INT4 else 1
@@ -105,7 +109,7 @@ def version_of(code: int, operator: Any, tensors: list[Any]) -> int:
         needed = 10 if inputs[1].type == _Type.INT4 else needed
     elif name == "TRANSPOSE_CONV":
         needed = 4 if getattr(options, "fusedActivationFunction", 0) else 1
-    elif name == "MUL" and type_index == 1:
+    elif name == "MUL" and data.type == _Type.INT8:
         scales = [float(tensor.quantization.scale[0]) for tensor in [*inputs, outputs[0]]]
         needed = 3 if scales[0] * scales[1] / scales[2] >= 1 else 1
     elif name in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"):

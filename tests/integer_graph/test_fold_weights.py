@@ -109,6 +109,27 @@ def test_biases_fit_half_of_32_bits():
     np.testing.assert_allclose(alike.scale[0], 1e-3 / 127, rtol=1e-6)
 
 
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("per_gate", [True, False])
+def test_biases_of_an_lstm_fit_32_bits_or_have_64(per_gate, bits):
+    """Each gate has its own scale. Of 16 bits, none is widened for a bias."""
+    x = keras.Input((2, 5))
+    recipe = keras_qat.recipes.int8(per_channel=per_gate)
+    qat = keras_qat.quantize_model(keras.Model(x, layers.LSTM(3)(x)), recipe)
+    (wrapper,) = (layer for layer in qat.layers if isinstance(layer, QuantizeWrapper))
+    kernels = [np.full(weight.shape, 1e-3, np.float32) for weight in wrapper.layer.weights[:2]]
+    bias = np.zeros(12, np.float32)
+    bias[4], bias[7] = -3e6, 0.5
+    wrapper.layer.set_weights([*kernels, bias])
+    (weights,) = fold_recurrent.weights_of_calls(wrapper, [ends(1.0, 1e4, bits)], False, None)
+    expected = np.full(12, 1e-3 / 127)
+    if bits == 8:
+        expected[3:6] = 3e6 / 2**30
+    np.testing.assert_allclose(weights.scale[0], expected, rtol=1e-6)
+    np.testing.assert_allclose(weights.recurrent.scale, 1e-3 / 127, rtol=1e-6)
+    np.testing.assert_allclose(weights.bias, np.rint(bias / weights.scale[0]))
+
+
 def test_steps_have_a_least_size():
     kernel = np.float32([[1e-12, 4.9e-7, 5.1e-7]])
     (weights,) = weights_of_calls(dense(kernel), [ends(1.0, 1.0)], False)

@@ -201,3 +201,34 @@ def test_all_values_with_another_scale(family):
             np.testing.assert_array_equal(values[0], clipped(numbers, after), str(ratio))
             if family in RUNNABLE:
                 assert_same(node, {"x": np.repeat(q, BATCH, 0)}, family, f"ratio {ratio}")
+
+
+GATES = (
+    *((-3530, 1145, 5298, -3920), (-1725, 5792, 6337, -5290), (5676, -3641, 1920, 6008)),
+    *((-4478, 5024, 1526, 4949), (2901, -1849, 6289, 3909), (3469, -1053, 7553, 5251)),
+)
+"""Gates of an LSTM, in steps of 2^-12, for which within four steps of time the output depends on
+how a product of cell and forget gate is rounded: one product of 32 768 does."""
+
+
+@pytest.mark.parametrize(("bits", "family"), [*((8, name) for name in RUNNABLE), (16, "tflm")])
+def test_products_in_an_lstm_that_are_rounded_once_or_twice(bits, family):
+    """The gates are realised as biases, beside weights of zero."""
+    inputs = keras.Input((4, 1))
+    layer = layers.LSTM(len(GATES), return_sequences=True)
+    *_, call = graph_lib.read(keras.Model(inputs, layer(inputs))).calls
+    node = make_node(call, bits, np.random.default_rng(0))
+    assert node.weights is not None
+    assert node.weights.recurrent is not None
+    recurrent = dataclasses.replace(node.weights.recurrent, q=0 * node.weights.recurrent.q)
+    weights = dataclasses.replace(
+        node.weights,
+        q=0 * node.weights.q,
+        scale=np.full_like(node.weights.scale, 2.0**-8),
+        bias=np.transpose(GATES).reshape(-1).astype(np.float64),
+        recurrent=recurrent,
+    )
+    x = dataclasses.replace(node.inputs[0], params=QuantParams(np.float32(2.0**-4), 0, bits))
+    node = dataclasses.replace(node, weights=weights, inputs=(x,))
+    q = np.zeros((BATCH, 4, 1), x.params.dtype)
+    assert_same(node, {x.name: q}, family)

@@ -49,6 +49,12 @@ def test_versions_are_tensorflows(op, bits):
         assert_tensorflows(file_of(node_of(op, bits, 0)[0]))
 
 
+def test_depth_to_space_has_its_first_version():
+    contents = file_of(node_of(op_named("depth_to_space"), 8, 0)[0])
+    assert versions(contents) == {LOWER: 1}
+    assert oldest_runtime(contents) == [2, 1, 0]
+
+
 @pytest.mark.parametrize("name", ["split", "gather"])
 def test_versions_of_other_options(name):
     for seed in range(1, 4):
