@@ -24,7 +24,7 @@ from keras_qat.frontend.keras2.layers_and_models import (
     takes_training,
     training_by_name,
 )
-from keras_qat.frontend.keras2.loadable_config import loadable
+from keras_qat.frontend.keras2.loadable_config import as_one_array, loadable
 from keras_qat.frontend.keras2.names_in_configs import note_names
 from keras_qat.frontend.keras2.readability import check_readable, is_graph_model
 
@@ -225,6 +225,7 @@ def read(model: Any) -> Graph:
         keep(model.inputs, inputs)
         for node in nodes_of(model):
             args, kwargs = tf.nest.map_structure(value_of, (node.call_args, dict(node.call_kwargs)))
+            args = tuple(map(as_one_array, args))
             layer, name = node.layer, path + node.layer.name
             args, kwargs = training_by_name(layer, args, kwargs)
             if isinstance(layer, keras.layers.InputLayer):

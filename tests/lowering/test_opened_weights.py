@@ -138,6 +138,19 @@ def test_functions_that_regularize_are_found_by_name(tmp_path):
         assert len(model.losses) == 2
 
 
+class Clip(keras.constraints.Constraint):
+    def __call__(self, weight):
+        return tf.clip_by_value(weight, -0.1, 0.1)
+
+
+def test_constraints_of_ones_own_need_no_registration():
+    inputs, clip = keras.Input((3, 4)), Clip()
+    gru = layers.GRU(2, activation="relu", recurrent_constraint=clip, bias_constraint=clip)
+    qat = keras_qat.quantize_model(scramble(keras.Model(inputs, gru(inputs))))
+    constraints = [weight.constraint for weight in qat.trainable_weights]
+    assert sum(isinstance(constraint, Clip) for constraint in constraints) == 2
+
+
 class FixedPositions(layers.Layer):
     """Positions that do not train, as sines are given to an embedding in tutorials."""
 

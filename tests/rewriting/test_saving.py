@@ -244,6 +244,19 @@ def test_a_constant_on_the_left(make, numbers, tmp_path):
     assert keras_qat.verify(qat, contents, images(16, (4,))).outputs[0].identical == 1
 
 
+def test_truth_values_on_the_left(tmp_path):
+    """Keras loads them as a list of single tensors, of which TensorFlow makes no operand."""
+    inputs, seen = keras.Input((4,)), np.array([[True, False, True, True]])
+    x = tf.where(seen, layers.Dense(4)(inputs), inputs)
+    x = x * tf.cast(tf.logical_and(seen, inputs > 0.5), tf.float32)
+    qat = keras_qat.quantize_model(keras.Model(inputs, x))
+    qat.save(tmp_path / "qat.keras")
+    keras_qat.calibrate(qat, images(16, (4,)))
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    loaded.set_weights(qat.get_weights())
+    assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["a name", "früh/ä", "层", "a;b", "-x"])
 def test_names_that_are_no_scopes(name, tmp_path):

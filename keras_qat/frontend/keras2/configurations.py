@@ -89,7 +89,9 @@ def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
     own = ("keras", "tf_keras", "keras_qat")
     kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
     kinds = (*kinds, keras.constraints.Constraint)
-    parts = [part for layer in layers for part in vars(layer).values() if isinstance(part, kinds)]
+    values = [value for layer in layers for value in vars(layer).values()]
+    lists = [value if isinstance(value, (list, tuple)) else [value] for value in values]
+    parts = [part for parts in lists for part in parts if isinstance(part, kinds)]
     custom: dict[str, Any] = {
         type(item).__name__: type(item)
         for item in [*layers, *parts]

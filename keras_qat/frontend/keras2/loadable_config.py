@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from keras_qat.frontend.helper_layers import Contract
 from keras_qat.frontend.keras2.backend import keras
@@ -41,6 +42,15 @@ def loadable(model: Any, config: dict[str, Any]) -> dict[str, Any]:
         elif function == "einsum":
             _contract(model, layer, entry)
     return config
+
+
+def as_one_array(argument: Any) -> Any:
+    """Makes one array of the list of single tensors that Keras loads an array as."""
+    is_list = isinstance(argument, (list, tuple)) and len(argument) > 0
+    leaves = tf.nest.flatten(argument) if is_list else [None]
+    if not all(isinstance(leaf, tf.__internal__.EagerTensor) and not leaf.ndim for leaf in leaves):
+        return argument
+    return np.asarray(tf.nest.map_structure(lambda leaf: leaf.numpy(), argument))
 
 
 _CONSTANT = "_CONSTANT_VALUE"
