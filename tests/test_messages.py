@@ -242,7 +242,8 @@ REGISTERED = {
 @pytest.mark.parametrize("kind", REGISTERED)
 def test_weights_registered_where_there_are_none(kind):
     model = functional((4,), build=Mine(name="mine"))
-    message = r"Mine was registered .* 'kernel', which layer 'mine' does not have.*: weight, offset\."
+    message = r"Mine was registered .* 'kernel', which layer 'mine' does not have"
+    message += r".*: weight, offset\."
     with REGISTERED[kind](), pytest.raises(ValueError, match=message):
         keras_qat.quantize_model(model)
 
