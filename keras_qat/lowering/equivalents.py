@@ -216,19 +216,33 @@ def _normalize(x: Any, axis: Any = None, epsilon: Any = 1e-12, name: Any = None)
 
 
 def _tensordot(a: Any, b: Any, axes: Any, name: Any = None) -> Any:
-    """Moves the axis to sum over to the end, for a product with a matrix or a vector."""
-    given = [[len(a.shape) - 1], [0]] if axes == 1 else list(map(tf.nest.flatten, axes))
-    require([len(part) for part in given] == [1, 1] and len(b.shape) in (1, 2))
-    axis, row = given[0][0] % len(a.shape), given[1][0] % len(b.shape)
-    require(axis > 0)  # The batch stays in front.
-    order = [other for other in range(len(a.shape)) if other != axis] + [axis]
-    x = a if order[-2:] == sorted(order[-2:]) else tf.transpose(a, order)
+    """Moves the axes to sum over to the end, for a product with a matrix or a vector."""
+    count = axes if isinstance(axes, int) else 0
+    given = [range(-count, 0), range(count)] if count else map(tf.nest.flatten, axes)
+    summed, rows = (
+        [axis % len(x.shape) for axis in part] for x, part in zip((a, b), given, strict=True)
+    )
+    require(0 < len(rows) == len(summed) and 0 not in summed)  # The batch stays in front.
+    kept, others = (
+        [axis for axis in range(len(x.shape)) if axis not in part]
+        for x, part in ((a, summed), (b, rows))
+    )
+    order = kept + summed
+    x = a if order == sorted(order) else tf.transpose(a, order)
     matrix = array(b)
     if matrix is not None:
         b = matrix.astype(np.float32)
-    if len(b.shape) == 1:
+    if len(rows) == 1 and len(b.shape) == 1:
         return tf.squeeze(tf.matmul(x, b[:, None]), -1)
-    return tf.matmul(x, b, transpose_b=row == 1)
+    if len(rows) == 1 and len(b.shape) == 2:
+        return tf.matmul(x, b, transpose_b=rows == [1])
+    sizes = [a.shape[axis] for axis in kept[1:]]
+    require(None not in [*sizes, *b.shape])
+    b = b if rows + others == sorted(rows + others) else tf.transpose(b, rows + others)
+    summed_size = math.prod(b.shape[: len(rows)])
+    matrix = tf.reshape(b, [summed_size, -1])
+    y = tf.matmul(tf.reshape(x, [-1, *sizes, summed_size]), matrix)
+    return tf.reshape(y, [-1, *sizes, *b.shape[len(rows) :]])
 
 
 def _frame(

@@ -102,14 +102,15 @@ class _View(NamedTuple):
 
 
 def _view(shape: Any, attributes: Attributes) -> _View:
-    batch, *pixels, channels = shape
     groups = attributes.get("groups")
     if groups is None:
-        lead = (batch, *pixels)
+        count = attributes["axes"]
+        lead, size = tuple(shape[:-count]), math.prod(shape[-count:])
         if len(lead) > 1 and lead.count(None) < 2:
             lead = (None if None in lead else math.prod(lead),)
-        rows = (*lead, 1, channels)
-        return _View(rows, tuple(range(len(rows))), rows, rows, (channels,))
+        rows = (*lead, 1, size)
+        return _View(rows, tuple(range(len(rows))), rows, rows, (size,))
+    batch, *pixels, channels = shape
     count, size = math.prod(pixels), channels // groups
     rows, weights = (batch, groups, 1, count * size), (groups, 1, size)
     shape = (batch, groups, count, size)
@@ -267,7 +268,8 @@ def _function_of(
 
 def _compute(a: Arguments) -> Any:
     shape, layer = a.call.inputs[0].shape, a.call.layer
-    view = _view(shape if "groups" in a.attributes else (None, shape[-1]), a.attributes)
+    shape = shape if "groups" in a.attributes else (None, *shape[-a.attributes["axes"] :])
+    view = _view(shape, a.attributes)
     gamma, beta = (getattr(layer, name, None) is not None for name in ("gamma", "beta"))
     bits = a.params[0].bits, a.output.bits
     return _function_of(view, a.family, bits, (gamma, beta))(a.q[0], a.numbers)
@@ -291,14 +293,20 @@ def _emit(e: Emission) -> None:
 def _accepts(call: Call, attributes: Attributes) -> str | None:
     if NO_WIDE:
         return NO_WIDE
-    shape, axes = call.output.shape, tf.nest.flatten([getattr(call.layer, "axis", -1)])
-    if [axis % len(shape) for axis in axes] != [len(shape) - 1]:
-        return "not along the last axis alone"
-    if shape[-1] is None:
+    shape, axes = call.output.shape, _axes(call)
+    count = attributes.get("axes", 1)
+    if axes != list(range(1, len(shape)))[-count:]:
+        return "not along the last axes"
+    if None in shape[-count:]:
         return "of an open size"
     if len(shape) > 4 and shape.count(None) > 1:
         return "several open sizes of five"
     return of_reals(call)
+
+
+def _axes(call: Call) -> list[int]:
+    axes = tf.nest.flatten([getattr(call.layer, "axis", -1)])
+    return [axis % len(call.output.shape) for axis in axes]
 
 
 LAYER_NORM = Op(
@@ -306,10 +314,11 @@ LAYER_NORM = Op(
     _compute,
     _emit,
     prepare=_prepare,
-    doc="normalization along the last axis, in whole numbers of 32 bits, where asked for",
+    doc="normalization along the last axes, in whole numbers of 32 bits, where asked for",
     layers=(keras.layers.LayerNormalization,),
-    attributes=lambda call: {"epsilon": call.layer.epsilon},
+    attributes=lambda call: {"epsilon": call.layer.epsilon, "axes": len(_axes(call))},
     needs=("epsilon",),
+    defaults={"axes": 1},
     accepts=_accepts,
     max_axes=5,
     integers=(),
@@ -324,6 +333,7 @@ GROUP_NORM = dataclasses.replace(
     layers=(keras.layers.GroupNormalization,),
     attributes=lambda call: {"epsilon": call.layer.epsilon, "groups": call.layer.groups},
     needs=("epsilon", "groups"),
+    defaults={},
     accepts=lambda call, attributes: (
         "of an open size" if None in call.output.shape[1:] else _accepts(call, attributes)
     ),

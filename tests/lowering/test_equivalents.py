@@ -102,6 +102,8 @@ FORMS = {
         lambda x: (
             tf.tensordot(x, MATRIX[:6], [[1], [0]]) + tf.tensordot(x, MATRIX.T[:, :6], (-2, 1))
         ),
+        lambda x: tf.tensordot(x, np.tile(MATRIX, (6, 1, 1)), 2),
+        lambda x: tf.tensordot(x, np.tile(MATRIX, (2, 1, 1)), (2, 1)),
     ),
     "einsum": (
         lambda x: tf.einsum("btc->bc", x),

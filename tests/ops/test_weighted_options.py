@@ -19,7 +19,8 @@ FILM = (5, 4, 4, 2)
 OPTIONS = [
     ("layer_norm", layers.LayerNormalization(), STEPS, {"epsilon": 1e-3}),
     ("layer_norm", layers.LayerNormalization([1], 0.25), ROW, {"epsilon": 0.25}),
-    ("layer_norm", layers.LayerNormalization(), (1, 2, 2, 6), {}),
+    ("layer_norm", layers.LayerNormalization(), (1, 2, 2, 6), {"axes": 1}),
+    ("layer_norm", layers.LayerNormalization([1, 2]), STEPS, {"axes": 2}),
     ("group_norm", layers.GroupNormalization(3), IMAGE, {"groups": 3, "epsilon": 1e-3}),
     ("embedding", layers.Embedding(5, 3), ROW, {}),
     ("prelu", layers.PReLU(), ROW, {}),
@@ -55,8 +56,9 @@ def test_options(name, build, shape, attributes):
 
 
 REFUSED = [
-    (layers.LayerNormalization(1), STEPS, "not along the last axis alone"),
-    (layers.LayerNormalization([1, 2]), STEPS, "not along the last axis alone"),
+    (layers.LayerNormalization(1), STEPS, "not along the last axes"),
+    (layers.LayerNormalization([2, 1]), STEPS, "not along the last axes"),
+    (layers.LayerNormalization([1, 3]), IMAGE, "not along the last axes"),
     (layers.LayerNormalization(), (None, 2, None, 6), "several open sizes of five"),
     (layers.LayerNormalization(), (1,) * 5, "more than 5 axes"),
     (layers.GroupNormalization(3), (None, 4, 6), "of an open size"),

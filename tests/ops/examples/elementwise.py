@@ -84,7 +84,14 @@ class LayerNorm(_layers.LayerNormalization):
     """Computed in 16 bits."""
 
 
-keras_qat.register_op(LayerNorm, "layer_norm", attributes=lambda layer: {"epsilon": layer.epsilon})
+keras_qat.register_op(
+    LayerNorm,
+    "layer_norm",
+    attributes=lambda layer: {
+        "epsilon": layer.epsilon,
+        "axes": np.size(layer.axis),
+    },
+)
 
 
 @keras.utils.register_keras_serializable("tests")
@@ -108,7 +115,11 @@ def _norm_options(numbers):
 
 def _layer_norm(numbers):
     shape = sizes(numbers, 1, 20, numbers.integers(1, 5))
-    return Example(LayerNorm(**_norm_options(numbers)), (shape,))
+    options = _norm_options(numbers)
+    if len(shape) > 1 and numbers.random() < 0.3:
+        shape = sizes(numbers, 1, 7, len(shape))
+        options["axis"] = list(range(-int(numbers.integers(2, len(shape) + 1)), 0))
+    return Example(LayerNorm(**options), (shape,))
 
 
 def _group_norm(numbers):
