@@ -76,6 +76,7 @@ PLAIN = {
     "unit_norm": (lambda x: tf.math.l2_normalize(x, -1, 0.0), (6,)),
     "reciprocal": (tf.math.reciprocal, (6,)),
     "one_hot": (lambda x: tf.one_hot(tf.argmax(x, -1), 3), (6,)),
+    "layer_norm": (keras.layers.LayerNormalization(), (6,)),
     "matmul": (lambda x: tf.matmul(x, x), (4, 4)),
     "max_pooling": (keras.layers.MaxPooling2D(2), (6, 6, 2)),
     "average_pooling": (keras.layers.AveragePooling2D(2), (6, 6, 2)),
