@@ -176,7 +176,7 @@ def _one_over_one_plus(x: Any) -> Any:
     result = 1515870810 + high_product(half, -1010580540)  # 48/17 - 32/17 half, in Q2.
     for _ in range(3):
         error = 2**29 - high_product(half, result)
-        result = result + saturate(shift(high_product(result, error), 2), 31)
+        result = result + shift(high_product(result, error), 2)
     return saturate(shift(result, 1), 31)
 
 
