@@ -112,8 +112,5 @@ EQUIVALENT = {
         "the buffer in which a file is packed grows where it does not suffice"
     ),
     "keras_qat/tflite/builder.py Builder.quantize: 0 -> 1 (2)": "no tensor is empty",
-    "keras_qat/tflite/op_versions.py version_of: 1 -> 2 (8)": (
-        "convolutions of quantized values have version 3 anyway"
-    ),
 }
 """Key of a mutant -> why it computes the same."""

@@ -6,6 +6,7 @@ writes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tensorflow.lite.python import schema_py_generated as schema
@@ -87,49 +88,67 @@ that has both."""
 
 def version_of(code: int, operator: Any, tensors: list[Any]) -> int:
     """Returns the lowest version of operator number `code` that does what its options ask."""
-    name, options = OPERATORS[code], operator.builtinOptions
+    name = OPERATORS[code]
     inputs = [tensors[index] for index in operator.inputs if index >= 0]
-    outputs = [tensors[index] for index in operator.outputs]
-    data = inputs[{"SPLIT": 1, "TRANSPOSE_CONV": 2}.get(name, 0)]
-    makes_int8 = name == "CAST" and outputs[0].type == _Type.INT8
-    deciding = outputs[0] if name == "QUANTIZE" or makes_int8 else data
+    output, data = tensors[operator.outputs[0]], _data(name, inputs)
+    makes_int8 = name == "CAST" and output.type == _Type.INT8
+    deciding = output if name == "QUANTIZE" or makes_int8 else data
     of_int8, of_int16 = BY_TYPE.get(name, (1, 1))
     version = {_Type.INT8: of_int8, _Type.INT16: of_int16}.get(
         deciding.type, OF_OTHER_TYPES.get(name, 1)
     )
-    needed, rank = 1, len(data.shape)
+    return max([version, *_asked_for(name, operator.builtinOptions, inputs, output)])
+
+
+def _data(name: str, inputs: list[Any]) -> Any:
+    """Returns the input with the values that an operator computes with."""
+    return inputs[{"SPLIT": 1, "TRANSPOSE_CONV": 2}.get(name, 0)]
+
+
+def _asked_for(name: str, options: Any, inputs: list[Any], output: Any) -> Iterator[int]:
+    """Yields the versions that options, shapes and types of weights ask for."""
+    data = _data(name, inputs)
+    rank = len(data.shape)
     if name == "CONV_2D":  # Version 8 is for `quantizedBiasType`, which no file needs: it is int64.
-        grouped = inputs[1].shape[3] != data.shape[3]
-        needed = 6 if grouped else 7 if inputs[1].type == _Type.INT4 else 1
-    elif name == "DEPTHWISE_CONV_2D":
-        needed = 7 if inputs[1].type == _Type.INT4 else 1
+        if inputs[1].shape[3] != data.shape[3]:
+            yield 6
+        elif inputs[1].type == _Type.INT4:
+            yield 7
+    elif name == "DEPTHWISE_CONV_2D" and inputs[1].type == _Type.INT4:
+        yield 7
     elif name == "FULLY_CONNECTED":
-        needed = 5 if options.keepNumDims else 1
-        needed = 6 if len(inputs) == 2 else needed
-        needed = 10 if inputs[1].type == _Type.INT4 else needed
-    elif name == "TRANSPOSE_CONV":
-        needed = 4 if getattr(options, "fusedActivationFunction", 0) else 1
+        if options.keepNumDims:
+            yield 5
+        if len(inputs) == 2:
+            yield 6
+        if inputs[1].type == _Type.INT4:
+            yield 10
+    elif name == "TRANSPOSE_CONV" and getattr(options, "fusedActivationFunction", False):
+        yield 4
     elif name == "MUL" and data.type == _Type.INT8:
-        scales = [float(tensor.quantization.scale[0]) for tensor in [*inputs, outputs[0]]]
-        needed = 3 if scales[0] * scales[1] / scales[2] >= 1 else 1
+        scales = [float(tensor.quantization.scale[0]) for tensor in [*inputs, output]]
+        if scales[0] * scales[1] / scales[2] >= 1:
+            yield 3
     elif name in ("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"):
-        corners = name == "RESIZE_NEAREST_NEIGHBOR" and options.alignCorners
-        needed = 3 if options.halfPixelCenters or corners else 1
-    elif name == "TRANSPOSE":
-        needed = 6 if rank > 5 else 4 if rank > 4 else 1
-    elif name in ("PAD", "PADV2"):
-        needed = 4 if rank > 4 else 1
-    elif name == "SLICE":
-        needed = 5 if rank > 4 else 1
+        if options.halfPixelCenters or (name == "RESIZE_NEAREST_NEIGHBOR" and options.alignCorners):
+            yield 3
+    elif name == "TRANSPOSE" and rank > 4:
+        yield 6 if rank > 5 else 4
+    elif name in ("PAD", "PADV2") and rank > 4:
+        yield 4
+    elif name == "SLICE" and rank > 4:
+        yield 5
     elif name == "STRIDED_SLICE":
-        masks = options.ellipsisMask or options.newAxisMask
-        least = 3 if data.type == _Type.BOOL else 1
-        needed = 6 if masks else 4 if rank > 4 else least
+        if options.ellipsisMask or options.newAxisMask:
+            yield 6
+        elif rank > 4:
+            yield 4
+        elif data.type == _Type.BOOL:
+            yield 3
     elif name in ("SUB", "MAXIMUM", "MINIMUM"):
         ranks = [len(tensor.shape) for tensor in inputs]
-        differ = len({tuple(tensor.shape) for tensor in inputs}) > 1
-        needed = 3 if differ and max(ranks) > 4 else 1
-    return max(version, needed)
+        if len({tuple(tensor.shape) for tensor in inputs}) > 1 and max(ranks) > 4:
+            yield 3
 
 
 def min_runtime_version(codes: list[Any]) -> str:
