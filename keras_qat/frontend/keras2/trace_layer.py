@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import traceback
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +29,8 @@ from keras_qat.frontend.keras2.layer_weights import (
     with_symbols,
 )
 from keras_qat.frontend.keras2.layers_and_models import nodes_of, takes_training
+from keras_qat.frontend.keras2.own_errors import describe_error, first_line
+from keras_qat.frontend.keras2.training_sections import Sections
 from keras_qat.frontend.masks import first_argument
 from keras_qat.frontend.tf_operations import draws_random_numbers
 
@@ -111,6 +111,8 @@ def open_layer(
             try:
                 _follow_training(*traces)
             except CannotOpen as error:
+                # The first one has been changed.
+                traces[0] = _Trace(call, masks or {}, True, lenders)
                 trace = _with_both_phases(traces[0], traces[1], error)
         _check_numbers(call, traces[-1])
     return trace.read()
@@ -186,7 +188,7 @@ class _Trace:
             except (CannotOpen, ReadsConstants):
                 raise
             except Exception as error:  # Whatever a user's own code may raise.
-                raise CannotOpen(_describe_error(error)) from error
+                raise CannotOpen(describe_error(error)) from error
         symbolic = [*self.inputs.values(), *self.masks.values(), *symbols.values()]
         outputs = tf.nest.flatten(self.outputs)
         if not outputs or not all(map(keras.backend.is_keras_tensor, outputs)):
@@ -194,7 +196,7 @@ class _Trace:
         try:
             self.model = keras.Model(symbolic, self.outputs)
         except ValueError as error:
-            raise CannotOpen(_first_line(error)) from error
+            raise CannotOpen(first_line(error)) from error
         arguments = tf.nest.flatten([(node.call_args, node.call_kwargs) for node in self.nodes])
         read = [leaf for leaf in arguments if isinstance(leaf, tf.Variable)]
         if read := [*tape.watched_variables(), *read]:
@@ -215,7 +217,7 @@ class _Trace:
         try:
             graph = graph_lib.read(self.model)
         except ValueError as error:
-            raise CannotOpen(_first_line(error)) from error
+            raise CannotOpen(first_line(error)) from error
         values = values_in(graph.inputs)
         own = values[len(self.inputs) + len(self.masks) :]
         # The layer's own output structure: Keras turns a list of one output into a tensor.
@@ -291,18 +293,24 @@ def _follow_training(trained: _Trace, tested: _Trace) -> None:
 
 
 def _with_both_phases(trained: _Trace, tested: _Trace, refusal: CannotOpen) -> _Trace:
-    """Returns the trace of inference, of which training computes the other one instead.
+    """Returns a trace with what training computes instead, which stays in float.
 
-    For layers without weights, such as those that add noise where others round: in training their
-    operations stay in float.
+    That may be parts, as stochastic depth, or all of a layer without weights, such as those that
+    add noise where others round.
 
     Raises:
         CannotOpen: the refusal, for other layers.
     """
-    ends = [tf.nest.flatten(trace.outputs) for trace in (trained, tested)]
+    if not _varies_alike(trained):
+        raise refusal
+    inputs, ends = trained.model.inputs, [tf.nest.flatten(x.outputs) for x in (trained, tested)]
+    if (joined := Sections(trained, tested).joined()) is not None:
+        trained.outputs = joined
+        trained.model = keras.Model(inputs, joined)
+        return trained
     kinds = [[(tensor.shape.as_list(), tensor.dtype) for tensor in tensors] for tensors in ends]
     has_state = any(x.weights or x.model.weights or x.masks for x in (trained, tested))
-    if has_state or len(ends[0]) > 1 or kinds[0] != kinds[1] or not _varies_alike(trained):
+    if has_state or len(ends[0]) > 1 or kinds[0] != kinds[1]:
         raise refusal
     layer = TrainingOnly(trained.model, name="in_training")
     tested.outputs = layer(ends[1][0], given=list(tested.inputs.values()))
@@ -321,6 +329,8 @@ def _varies_alike(trained: _Trace) -> bool:
     symbols = [str(getattr(node.layer, "symbol", "")) for node in trained.nodes]
     if any(map(draws_random_numbers, symbols)):
         return True  # Runs may still be equal, if it drops one example of a thousand.
+    if trained.weights or trained.model.weights:
+        return False  # A run may change them, as moving statistics.
     drawn, call = _numbers(trained), trained.call
     numbers = dict(zip(trained.inputs, drawn, strict=False))
     args, kwargs = map_values(numbers.__getitem__, (call.args, dict(call.kwargs)))
@@ -383,18 +393,3 @@ def _check_numbers(call: Call, trace: _Trace) -> None:
 def _values_of(weights: list[Any]) -> list[np.ndarray]:
     """Returns copies of what variables hold."""
     return [tf.convert_to_tensor(weight).numpy() for weight in weights]
-
-
-def _describe_error(error: Exception) -> str:
-    """Describes an error in a layer's own code, with the line of that code."""
-    foreign = ("site-packages", str(Path(__file__).parent.parent), "<", "__autograph_generated")
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(part in frame.filename for part in foreign)]
-    where = f" in `{own[-1].line}` (line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}{where}: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else ""
-    return text if len(text) < 120 else text[:117] + "..."

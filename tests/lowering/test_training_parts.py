@@ -1,0 +1,85 @@
+"""Layers of one's own with weights, of which training computes parts that inference leaves out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.helpers import images, scramble
+
+layers = keras.layers
+SHAPE = (4, 4, 3)
+
+
+@keras.utils.register_keras_serializable("tests")
+class Block(layers.Layer):
+    """Two branches with stochastic depth by hand, as repositories of transformers have it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first, self.second = layers.Conv2D(3, 1), layers.Conv2D(3, 1)
+        self.dropout = layers.Dropout(0.1)
+
+    def drop_path(self, x, training):
+        if not training:
+            return x
+        mask = tf.floor(0.8 + tf.random.uniform((tf.shape(x)[0], 1, 1, 1)))
+        return x / 0.8 * mask
+
+    def call(self, inputs, training=None):
+        y = self.dropout(self.first(inputs), training=training)
+        x = inputs + self.drop_path(y, training)
+        return x + self.drop_path(self.second(x), training)
+
+
+def test_branches_are_dropped_in_training_only(tmp_path):
+    inputs, x = keras.Input(SHAPE), images(64, SHAPE)
+    model = scramble(keras.Model(inputs, Block()(inputs)))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, x).identical == 1
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(loaded) == contents
+    for trained in (qat, loaded):
+        # Where both branches are dropped, only the input is left, within a step of it.
+        errors = np.abs(trained(x, training=True) - x).max((1, 2, 3))
+        assert 0 < np.sum(errors < 0.1) < 32
+    assert isinstance(keras_qat.strip_quantization(qat).layers[-1], Block)
+
+
+class Factors(layers.Layer):
+    """Multiplies by a factor, and does something else in training than to add noise."""
+
+    def __init__(self, kind, **kwargs):
+        super().__init__(**kwargs)
+        self.kind, self.dense = kind, layers.Dense(3)
+
+    def build(self, shape):
+        self.factors = [self.add_weight(f"factor_{i}", (3,), initializer="ones") for i in (0, 1)]
+
+    def call(self, x, training=None):
+        y = self.dense(x)
+        if not training:
+            return y * 2.0 if self.kind == "number" else y * self.factors[0]
+        noise = tf.random.normal(tf.shape(y))
+        if self.kind == "noise":
+            return (y + noise * self.factors[1]) * self.factors[0]
+        if self.kind == "order":
+            return self.dense((x + noise) * self.factors[0])
+        y += noise
+        if self.kind == "number":
+            return y * 3.0
+        return (y * self.factors[0])[:, :1] if self.kind == "shape" else y * self.factors[1]
+
+
+@pytest.mark.parametrize("kind", ["number", "weight", "noise", "order", "shape"])
+def test_other_layers_compute_in_float(kind):
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, Factors(kind, name="factors")(inputs))
+    reason = keras_qat.plan(model).float_layers["factors"]
+    assert "it computes differently in training" in reason
