@@ -15,6 +15,7 @@ EQUIVALENT = {
         "left out, the range ends with the ReLU"
     ),
     "keras_qat/arithmetic/gemmlowp.py _exponential: 2 -> 3 (3)": "no x of 16 bits has that bit",
+    "keras_qat/arithmetic/plain_operations.py are_numbers: maximum -> minimum": SLOWER,
     "keras_qat/arithmetic/plain_operations.py _steps: sign > 0 -> sign >= 0": (
         "the sign of a scale is 1 or -1"
     ),
@@ -89,6 +90,9 @@ EQUIVALENT = {
     "keras_qat/ops/softmax.py _prepare: 256 -> 257": UNUSED,
     "keras_qat/ops/weights.py reach_of: 0 -> 1 (3)": SLOWER,
     "keras_qat/ops/weights.py reach_of: -len(channels) -> len(channels)": SLOWER,
+    "keras_qat/ops/recurrent/kept_states.py keep_states: False -> True": (
+        "what was assigned is read once more, by nobody"
+    ),
     "keras_qat/ops/recurrent/lstm.py _prepare: 0 -> 1": SLOWER,
     "keras_qat/ops/recurrent/lstm.py _zeros: times > 1 -> times >= 1": SLOWER,
     "keras_qat/ops/tiling.py _emit_reverse: len(shape) > SLICED_ANYWHERE -> len(shape) >= "

@@ -11,7 +11,10 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.op import Arguments
+from keras_qat.ops.recurrent.lstm import LSTM
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.end_to_end.exact import assert_exact_everywhere
@@ -208,6 +211,24 @@ def test_wide_sums_past_what_float32_holds():
     weights = dataclasses.replace(weights, recurrent=recurrent, bias=bias)
     node = dataclasses.replace(node, weights=weights)
     assert_same(node, random_inputs(node, numbers), "tflm")
+
+
+def test_sums_of_many_units_past_what_float32_holds():
+    units = 1040
+    (call,) = calls_of(layers.LSTM(2, return_sequences=True), (3, 4))
+    node = make_node(call, 8, np.random.default_rng(0))
+    q = np.full((units, 4), -127.0)
+    weights = dataclasses.replace(
+        node.weights, recurrent=dataclasses.replace(node.weights.recurrent, q=q, scale=np.ones(4))
+    )
+    params = [node.inputs[0].params.as_tensors()], node.output.params.as_tensors()
+    numbers = LSTM.prepare(
+        Arguments(kernel_family("xnnpack"), {}, [], params[0], params[1], call, weights)
+    )
+    hidden = np.full((1, units), -128)
+    hidden[0, 0] = 127  # So that the sum is odd.
+    sums = hidden.astype(numbers.recurrent.dtype.as_numpy_dtype) @ numbers.recurrent.numpy()
+    np.testing.assert_array_equal(sums.astype(np.int64), hidden @ q.astype(np.int64))
 
 
 @pytest.mark.slow
