@@ -131,6 +131,11 @@ class _Converter(tf.lite.TFLiteConverter):
 
     def _freeze_concrete_function(self) -> Any:
         (function,) = self._funcs
+        if not all(isinstance(x, tf.__internal__.EagerTensor) for x in function.captured_inputs):
+            raise ConverterError(
+                "it reads a tensor that an earlier call kept in an attribute: return it there, and "
+                "give it to the later call as an argument"
+            )
         if function.captured_inputs:
             return super()._freeze_concrete_function()
         return function.graph.as_graph_def(), function.inputs, function.outputs, function

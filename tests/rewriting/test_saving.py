@@ -176,6 +176,31 @@ def test_a_layer_in_float_without_a_name_in_its_configuration_is_loaded(tmp_path
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
 
 
+class Activated(layers.Layer):
+    """Its configuration holds what it was made with: Keras writes it."""
+
+    def __init__(self, activation, **options):
+        super().__init__(**options)
+        self.activation = keras.activations.get(activation)
+
+    def build(self, input_shape):
+        self.scale = self.add_weight("scale", (), initializer="ones")
+
+    def call(self, x):
+        return tf.ensure_shape(
+            tf.numpy_function(self.activation, [self.scale * x], tf.float32), x.shape
+        )
+
+
+@pytest.mark.filterwarnings("ignore:These layers compute in float")
+def test_a_layer_in_float_that_makes_a_function_of_a_name_is_saved(tmp_path):
+    qat = keras_qat.quantize_model(functional((6,), build=Activated("relu")))
+    qat.save(tmp_path / "qat.keras")
+    with keras.utils.custom_object_scope({"Activated": Activated}):
+        loaded = keras.models.load_model(tmp_path / "qat.keras")
+    np.testing.assert_array_equal(loaded(images(8, (6,))), qat(images(8, (6,))))
+
+
 def test_functions_that_only_the_float_model_holds_are_no_matter(tmp_path):
     """Keras has no JSON of one of its own functions in a `Lambda`, which was opened."""
     squeezed = layers.Lambda(keras.backend.squeeze, arguments={"axis": 1})

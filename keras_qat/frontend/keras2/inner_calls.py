@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras, mask_of, set_mask, takes_mask
+from keras_qat.frontend.keras2.backend import keras, mask_of, set_mask, swapped, takes_mask
 from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.frontend.tf_operations import is_operation
 
@@ -90,3 +90,32 @@ def _inline(layer: Any, *args: Any, **kwargs: Any) -> Any:
         for output, own in zip(tf.nest.flatten(outputs), tf.nest.flatten(masks), strict=False):
             set_mask(output, own)
     return outputs
+
+
+@contextlib.contextmanager
+def without_nodes(layer: Any) -> Iterator[None]:
+    """Runs a block, then removes the Keras nodes that calls of inner layers left."""
+    inside = list(layer._flatten_layers(include_self=False))
+    counts = [(len(inner._inbound_nodes), len(inner._outbound_nodes)) for inner in inside]
+    try:
+        yield
+    finally:
+        for inner, (inbound, outbound) in zip(inside, counts, strict=True):
+            del inner._inbound_nodes[inbound:], inner._outbound_nodes[outbound:]
+
+
+@contextlib.contextmanager
+def keeping_symbols(layer: Any) -> Iterator[None]:
+    """Runs a block, after which attributes have the symbolic tensors again that a trace left.
+
+    A later call that reads one is not opened: numbers in its place would become constants.
+    """
+    with contextlib.ExitStack() as block:
+        for owner in layer._flatten_layers():
+            symbols = {
+                name: value
+                for name, value in vars(owner).items()
+                if hasattr(value, "_keras_history")
+            }
+            block.enter_context(swapped(owner, **symbols))
+        yield

@@ -46,7 +46,8 @@ def clone(layer: Any, **changes: Any) -> Any:
             layer.function, shape, layer.mask, layer.arguments, **{**base, **changes}
         )
     activation = vars(layer).get("activation")
-    if callable(activation) and not isinstance(activation, keras.layers.Layer):
+    is_function = callable(activation) and not isinstance(activation, keras.layers.Layer)
+    if is_function and not getattr(layer, "_auto_get_config", False):
         changes = {"activation": activation, **changes}  # A config may be unable to hold it.
         with backend.swapped(layer, activation=keras.activations.linear):
             config = layer.get_config()

@@ -65,6 +65,8 @@ def why_not_saved(call: Call) -> str | None:
 
 def why_not_loaded(call: Call) -> str | None:
     """Returns why Keras cannot load a layer that is not opened; None if no reason is known."""
+    if any(isinstance(argument, slice) for argument in tf.nest.flatten([call.args, call.kwargs])):
+        return "no .keras file holds a slice that a layer is called with; give its ends"
     activation = vars(call.layer).get("activation")
     for part in (type(call.layer), activation if inspect.isfunction(activation) else None):
         if part is not None and not _is_known(part):

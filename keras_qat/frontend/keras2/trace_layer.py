@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,12 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly
 from keras_qat.frontend.keras2.backend import keras, set_mask, swapped, takes_mask
 from keras_qat.frontend.keras2.compare_traces import NOISE, equal, identity, in_order, numbered
-from keras_qat.frontend.keras2.inner_calls import ReadsConstants, calls_inside
+from keras_qat.frontend.keras2.inner_calls import (
+    ReadsConstants,
+    calls_inside,
+    keeping_symbols,
+    without_nodes,
+)
 from keras_qat.frontend.keras2.layer_names import of_different_names
 from keras_qat.frontend.keras2.layer_weights import (
     let_assign,
@@ -96,7 +101,7 @@ def open_layer(
     trained = takes_training(layer) and call.kwargs.get("training") is None
     # tf.init_scope stops the tapes that look for weights of other layers.
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
-    with eagerly, _without_nodes(layer), of_different_names(layer):
+    with eagerly, without_nodes(layer), of_different_names(layer):
         traces: list[_Trace] = []
         while not traces:
             try:
@@ -114,7 +119,8 @@ def open_layer(
                 # The first one has been changed.
                 traces[0] = _Trace(call, masks or {}, True, lenders)
                 trace = _with_both_phases(traces[0], traces[1], error)
-        _check_numbers(call, traces[-1])
+        with keeping_symbols(layer):
+            _check_numbers(call, traces[-1])
     return trace.read()
 
 
@@ -126,18 +132,6 @@ def _check(call: Call) -> None:
         raise CannotOpen("it adds to the loss")
     if layer.compute_dtype != layer.variable_dtype:
         raise CannotOpen("it computes in mixed precision")
-
-
-@contextlib.contextmanager
-def _without_nodes(layer: Any) -> Iterator[None]:
-    """Runs a block, then removes the Keras nodes that calls of inner layers left."""
-    inside = list(layer._flatten_layers(include_self=False))
-    counts = [(len(inner._inbound_nodes), len(inner._outbound_nodes)) for inner in inside]
-    try:
-        yield
-    finally:
-        for inner, (inbound, outbound) in zip(inside, counts, strict=True):
-            del inner._inbound_nodes[inbound:], inner._outbound_nodes[outbound:]
 
 
 class _Trace:
@@ -196,7 +190,9 @@ class _Trace:
         try:
             self.model = keras.Model(symbolic, self.outputs)
         except ValueError as error:
-            raise CannotOpen(first_line(error)) from error
+            foreign = "Graph disconnected" in str(error)
+            reason = "it reads a tensor that is none of its arguments"
+            raise CannotOpen(reason if foreign else first_line(error)) from error
         arguments = tf.nest.flatten([(node.call_args, node.call_kwargs) for node in self.nodes])
         read = [leaf for leaf in arguments if isinstance(leaf, tf.Variable)]
         if read := [*tape.watched_variables(), *read]:

@@ -1,0 +1,40 @@
+"""Layers that keep a tensor of one call in an attribute, which a later call reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.helpers import images
+
+layers = keras.layers
+
+pytestmark = pytest.mark.legacy
+
+
+class Centered(layers.Layer):
+    """Subtracts the mean of its input, and adds it again, as forecasting networks do."""
+
+    def call(self, x, undo=False):
+        if undo:
+            return x + self.mean
+        self.mean = tf.reduce_mean(x)
+        return x - self.mean
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_tensor_of_another_call_is_no_constant(eagerly):
+    inputs, layer = keras.Input((6, 2)), Centered()
+    model = keras.Model(inputs, layer(layers.Dense(2)(layer(inputs)), undo=True))
+    data = images(16, (6, 2)) + 3.0
+    if eagerly:
+        model(data[:1])
+    with pytest.warns(UserWarning, match="reads a tensor that is none of its arguments"):
+        qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, data)
+    assert np.abs(qat(data) - model(data)).max() < 0.1
+    with pytest.raises(ValueError, match="that an earlier call kept in an attribute: return it"):
+        keras_qat.export_tflite(qat)
