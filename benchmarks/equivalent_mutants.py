@@ -14,6 +14,12 @@ EQUIVALENT = {
     "keras_qat/arithmetic/gradient_masks.py mask_of_relu: True -> False": (
         "left out, the range ends with the ReLU"
     ),
+    "keras_qat/arithmetic/gradient_masks.py between: True -> False (2)": (
+        "the end of a range that counts is chosen between itself and infinity"
+    ),
+    "keras_qat/arithmetic/fixed_point.py inverse_square_root: 1 -> 2": (
+        "what is computed of 0 and 1 is replaced"
+    ),
     "keras_qat/arithmetic/gemmlowp.py _exponential: 2 -> 3 (3)": "no x of 16 bits has that bit",
     "keras_qat/arithmetic/plain_operations.py are_numbers: maximum -> minimum": SLOWER,
     "keras_qat/arithmetic/plain_operations.py _steps: sign > 0 -> sign >= 0": (
@@ -109,10 +115,10 @@ EQUIVALENT = {
     "keras_qat/tflite/builder.py Builder.copy: sizes.count(-1) > 1 -> sizes.count(-1) >= 1": (
         "a SLICE of everything copies as well"
     ),
-    "keras_qat/tflite/builder.py Builder.finish: 64 -> 65": (
+    "keras_qat/tflite/builder.py Builder.finish: 17 -> 18": (
         "the buffer in which a file is packed grows where it does not suffice"
     ),
-    "keras_qat/tflite/builder.py Builder.finish: 16 -> 17 (2)": (
+    "keras_qat/tflite/builder.py Builder.finish: 2 -> 3": (
         "the buffer in which a file is packed grows where it does not suffice"
     ),
     "keras_qat/tflite/builder.py Builder.quantize: 0 -> 1 (2)": "no tensor is empty",

@@ -26,8 +26,8 @@ from keras_qat.ops.requantize import Multiplier
 
 Shape = tuple[int | None, ...]
 
-EXACT_DEPTH = 258
-"""Products of two int8 numbers that float32 adds up without an error."""
+EXACT_DEPTH = 2**24 // 255**2
+"""Products of two int8 numbers, less their zero points, that float32 adds up without an error."""
 
 MAX_AXES = 5
 """Most axes of an input of the TFLite kernel, with the two of the matrices."""

@@ -306,8 +306,7 @@ class Builder:
         self.metadata("min_runtime_version", oldest.ljust(16, b"\0"))
         for name, entry in metadata.items():
             self.metadata(name, compressed(entry))
-        buffers = [buffer for buffer in self.model.buffers if buffer.data is not None]
-        size = sum(buffer.data.size + 64 for buffer in buffers)
-        packer = _Packer(size + 2**16)
+        data = [buffer.data for buffer in self.model.buffers if buffer.data is not None]
+        packer = _Packer(sum(numbers.size for numbers in data) + 2**17)
         packer.Finish(self.model.Pack(packer), b"TFL3")
         return bytes(packer.Output())

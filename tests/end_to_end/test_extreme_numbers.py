@@ -121,6 +121,17 @@ def test_weights_of_zeros_in_contrib():
     assert_identical(qat, x, "xnnpack", input_range=(-4.0, 4.0))
 
 
+def test_weights_past_127_in_contrib_are_as_large_in_files():
+    """Codes of one-sided weights go up to 255; files have the half of them, with twice the scale."""
+    model = model_of(layers.Dense(4), (6,))
+    kernel = np.linspace(0, 1, 24, dtype=np.float32).reshape(6, 4)
+    model.set_weights([kernel, np.zeros(4)])
+    qat = observe(keras_qat.quantize_model(model, "contrib"), images(32, (6,)))
+    graph = keras_qat.resolve(qat, input_range=(-4.0, 4.0))
+    (weights,) = [node.weights for node in graph.nodes if node.weights is not None]
+    np.testing.assert_allclose(weights.q * weights.scale, kernel, atol=1 / 127)
+
+
 def test_biases_of_weights_of_zeros_in_contrib():
     """The file rounded them to what inputs are quantized to."""
     layer = layers.Dense(3, kernel_initializer="zeros", bias_initializer=small(seed=1))

@@ -23,6 +23,7 @@ OTHER = {
     "in_front": (((1, 0), (1, 0)), layers.Conv2D(4, 3, strides=2)),
     "both_sides": (1, layers.Conv2D(4, 3, strides=2)),
     "of_same": (((2, 1), (1, 1)), layers.Conv2D(4, 3, padding="same")),
+    "beside_same": (((0, 0), (2, 2)), layers.Conv2D(4, (1, 5), padding="same")),
     "transposed": (((1, 2), (1, 1)), layers.Conv2DTranspose(4, 3)),
 }
 """What stays as it is."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.recurrent.step_math import parts
 from keras_qat.ops.recurrent.unrolled import MOST_STEPS, SIMPLE_RNN
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.end_to_end.exact import (
@@ -144,6 +147,15 @@ def test_without_quantization_it_is_the_float_layer(build):
 def test_models_train_are_saved_and_exported_to_saved_models(tmp_path):
     qat = keras_qat.quantize_model(functional(SHAPE, build=mixed))
     assert_trains_and_is_kept(qat, images(32, SHAPE), tmp_path)
+
+
+@pytest.mark.parametrize("kind", [layers.GRU, layers.LSTM, layers.ConvLSTM1D])
+def test_gates_are_keras_hard_sigmoids_lines(kind):
+    kwargs = {"kernel_size": 1} if kind is layers.ConvLSTM1D else {}
+    gates = parts(kind(3, recurrent_activation="hard_sigmoid", **kwargs))["gates"]
+    x = tf.constant(np.linspace(-4, 4, 33, dtype=np.float32))
+    line = tf.clip_by_value(gates.slope * (x + gates.offset), 0.0, 1.0)
+    np.testing.assert_allclose(line, keras.activations.hard_sigmoid(x), atol=1e-6)
 
 
 def test_ranges_inside_are_planned_named_and_shared_by_all_steps():

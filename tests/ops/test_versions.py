@@ -103,6 +103,24 @@ class Moves(keras.layers.Layer):
         ]
 
 
+@register
+class Begins(keras.layers.Layer):
+    """One movement that TFLite's converter writes as SLICE."""
+
+    def call(self, x):
+        return tf.slice(x, 0 * tf.shape(x), tf.shape(x) - 1)
+
+
+@pytest.mark.parametrize("axes", [4, 5])
+def test_runtimes_of_slices_alone(axes):
+    with register_op(Begins, "move"):
+        (call,) = calls_of(Begins(), (4, 2, 3, 2)[: axes - 1])
+        contents = file_of(make_node(call, 8, np.random.default_rng(0)))
+    assert "SLICE" in versions(contents)
+    assert_tensorflows(contents)
+    assert oldest_runtime(contents)[:2] == ([2, 5] if axes == 5 else [1, 14])
+
+
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("axes", [4, 5])
 def test_versions_of_what_the_converter_writes(axes, bits):

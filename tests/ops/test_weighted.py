@@ -17,6 +17,7 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.passes.pack_int4 import packed
 from keras_qat.ops import conv, dense, weighted_sums
+from keras_qat.ops.matmul import EXACT_DEPTH
 from keras_qat.ops.node import Tensor
 from keras_qat.ops.registry import match
 from keras_qat.ops.weighted_sums import RECENT
@@ -275,6 +276,21 @@ def test_so_many_products_are_exact_in_float32_whatever_they_are(bits):
     arguments = SimpleNamespace(params=[QuantParams(np.float32(1), 0, bits)])
     count, largest = weighted_sums._most(arguments), (2**bits - 1) * 127
     assert count * largest < 2**24 <= (count + 1) * largest
+
+
+def test_so_many_products_of_two_tensors_are_exact_in_float32():
+    largest = 255**2
+    assert EXACT_DEPTH * largest < 2**24 < (EXACT_DEPTH + 1) * largest
+
+
+@pytest.mark.parametrize(("shape", "count"), [((4, 3, 2), 24), ((None, 3, 2), 6), ((), 1)])
+def test_elements_of_one_example_or_of_a_known_batch(shape, count):
+    assert Tensor("x", shape, "float32", None).elements == count
+
+
+def test_elements_of_open_sizes_are_refused():
+    with pytest.raises(ValueError, match=r"'x' is not known: \[4, None, 2\]"):
+        assert Tensor("x", (4, None, 2), "float32", None).elements
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.specs import QuantSpec
 from keras_qat.tflite.interpreter import FileInterpreter
-from keras_qat.tflite.schema import unpack
+from keras_qat.tflite.schema import TYPES, new, unpack
+from keras_qat.tflite.weight_packing import pack_weights
 from tests.tflite.islands import (
     check,
     layers,
@@ -117,3 +118,19 @@ def test_folded_wrappers(name, fold, quantized):
     norm = layers.BatchNormalization()
     wrapper = QuantizeWrapper(inner, weights, spec if quantized else None, norm, fold=fold)
     check(scrambled(made(wrapper, shape)))
+
+
+def test_constants_past_127_steps_take_a_wider_scale():
+    """They are multiples of both scales; of the finer one 8 bits do not hold them."""
+    values = (np.arange(-100, 101) * 0.5).astype(np.float32)
+    tensor = new("TensorT", name=b"kernel", shape=[201], type=TYPES["float32"], buffer=1)
+    model = new(
+        "ModelT",
+        buffers=[new("BufferT"), new("BufferT", data=values.view(np.uint8))],
+        operatorCodes=[],
+        subgraphs=[new("SubGraphT", tensors=[tensor], operators=[])],
+    )
+    pack_weights(model, [0.25, 0.5])
+    codes = np.asarray(model.buffers[-1].data).view(np.int8)
+    (packed,) = [item for item in model.subgraphs[0].tensors if item.type == TYPES["int8"]]
+    np.testing.assert_array_equal(codes * np.float32(packed.quantization.scale[0]), values)
