@@ -36,6 +36,7 @@ from keras_qat.frontend.keras2.layer_weights import (
 from keras_qat.frontend.keras2.layers_and_models import nodes_of, takes_training
 from keras_qat.frontend.keras2.own_errors import describe_error, first_line
 from keras_qat.frontend.keras2.training_sections import Sections
+from keras_qat.frontend.keras2.written_out_loops import steps_written_out
 from keras_qat.frontend.masks import first_argument
 from keras_qat.frontend.tf_operations import draws_random_numbers
 
@@ -178,6 +179,7 @@ class _Trace:
                         let_assign(owner, own, symbols, self.assigned)
                     block.enter_context(swapped(layer, **refusals))
                     block.enter_context(calls_inside(tape, layer, lenders))
+                    block.enter_context(steps_written_out())
                     self.outputs = layer.call(*args, **kwargs)
             except (CannotOpen, ReadsConstants):
                 raise
