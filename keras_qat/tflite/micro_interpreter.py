@@ -28,7 +28,7 @@ ARENA = 64
 SMALLEST = 1 << 20
 """Smallest size of the arena in bytes."""
 
-IN_FLOAT = ("LOG",)
+IN_FLOAT = ("LOG", "FLOOR_DIV", "FLOOR_MOD")
 """Operators that it loads with integers, and refuses once they run."""
 
 
@@ -67,7 +67,8 @@ class MicroInterpreter(FileInterpreter):
         positions = {index: i for i, index in enumerate(graph.ends("outputs"))}
         self._output_positions = {name: positions[t.index] for name, t in self._outputs.items()}
         for operation in graph.operations:
-            if operation.kernel in IN_FLOAT and graph.tensors[operation.inputs[0]].is_quantized:
+            dtype = graph.tensors[operation.inputs[0]].dtype
+            if operation.kernel in IN_FLOAT and dtype != "float32":
                 raise Refusal(f"TFLite Micro refuses this file: no {operation.kernel} of integers")
         self._interpreter = self._load(max(SMALLEST, ARENA * self.size))
         self.runtime = f"tflite-micro {importlib.metadata.version('tflite-micro')}"

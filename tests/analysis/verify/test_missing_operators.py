@@ -52,11 +52,23 @@ def test_xnnpack_runs_what_has_no_reference_kernel_either():
     assert report.refused == "GELU: no kernel"
 
 
-def test_another_runtime_runs_what_is_only_refused_when_it_runs():
-    qat, contents = quantized(lambda x: tf.math.log(tf.square(x) + 1e-3))
+def largest(x):
+    return tf.argmax(x, -1, tf.int32)[..., None]
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (lambda x: tf.math.log(tf.square(x) + 1e-3), "LOG"),
+        (lambda x: x * tf.cast(largest(x) // 2, tf.float32), "FLOOR_DIV"),
+        (lambda x: x * tf.cast(largest(x) % 3, tf.float32), "FLOOR_MOD"),
+    ],
+)
+def test_another_runtime_runs_what_is_only_refused_when_it_runs(function, operator):
+    qat, contents = quantized(function)
     report = keras_qat.verify(qat, contents, X)
     assert report.kernels == "reference" and report.identical == 1
-    assert report.refused.startswith("LOG: ")
+    assert report.refused.startswith(f"{operator}: ")
 
 
 def test_another_file_is_not_the_same():
