@@ -122,7 +122,7 @@ def test_weights_of_zeros_in_contrib():
 
 
 def test_weights_past_127_in_contrib_are_as_large_in_files():
-    """Codes of one-sided weights go up to 255; files have the half of them, with twice the scale."""
+    """Codes of one-sided weights go up to 255; files have half of that, at twice the scale."""
     model = model_of(layers.Dense(4), (6,))
     kernel = np.linspace(0, 1, 24, dtype=np.float32).reshape(6, 4)
     model.set_weights([kernel, np.zeros(4)])

@@ -83,3 +83,24 @@ def test_other_layers_compute_in_float(kind):
     model = keras.Model(inputs, Factors(kind, name="factors")(inputs))
     reason = keras_qat.plan(model).float_layers["factors"]
     assert "it computes differently in training" in reason
+
+
+class Chain(layers.Layer):
+    """Adds noise in training, and has a billion ways to it: thirty sums of two terms."""
+
+    def build(self, shape):
+        self.scale = self.add_weight("scale", shape[-1:], initializer="ones")
+
+    def call(self, x, training=None):
+        y = x
+        if training:
+            y += tf.random.normal(tf.shape(x))
+            for _ in range(30):
+                y = (y + tf.nn.relu(y)) * 0.5
+        return y * self.scale
+
+
+def test_a_part_with_many_ways_through_it_is_looked_at_once():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, Chain()(layers.Dense(4)(inputs)))
+    assert not keras_qat.plan(model).float_layers

@@ -77,9 +77,9 @@ class Sections:
             return self._corresponds(a, b)
         return _is_phase(a, b) or (not _is_symbolic(a) and not _is_symbolic(b) and equal(a, b))
 
-    def _before(self, a: Any) -> Iterator[Any]:
-        """Yields the tensors that a tensor is computed from, the nearest first."""
-        queue, seen = [a], {id(a)}
+    def _before(self, end: Any, start: Any = None) -> Iterator[Any]:
+        """Yields what a tensor is computed from, the nearest first, and nothing through `start`."""
+        queue, seen = [end], {id(end), id(start)}
         for tensor in queue:
             for x in self._read(tensor):
                 if id(x) not in seen:
@@ -96,13 +96,8 @@ class Sections:
         kinds = {(tuple(x.shape), x.dtype) for x in (start, end, b)}
         if len(kinds) > 1 or not self._equals(start, b):
             return False
-        queue = [end]
-        for tensor in queue:
-            node = self.made[0].get(id(tensor))
-            if node is None or node.layer.weights:
-                return False
-            queue += [x for x in self._read(tensor) if x is not start]
-        return True
+        nodes = (self.made[0].get(id(x)) for x in (end, *self._before(end, start)))
+        return all(node is not None and not node.layer.weights for node in nodes)
 
     def _rebuilt(self, a: Any, b: Any) -> Any:
         start = self.begins[id(a), id(b)]
