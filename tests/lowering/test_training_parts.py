@@ -26,8 +26,8 @@ class Block(layers.Layer):
     def drop_path(self, x, training):
         if not training:
             return x
-        mask = tf.floor(0.8 + tf.random.uniform((tf.shape(x)[0], 1, 1, 1)))
-        return x / 0.8 * mask
+        mask = tf.floor(0.5 + tf.random.uniform((tf.shape(x)[0], 1, 1, 1)))
+        return x / 0.5 * mask
 
     def call(self, inputs, training=None):
         y = self.dropout(self.first(inputs), training=training)
@@ -46,9 +46,9 @@ def test_branches_are_dropped_in_training_only(tmp_path):
     loaded = keras.models.load_model(tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == contents
     for trained in (qat, loaded):
-        # Where both branches are dropped, only the input is left, within a step of it.
+        # Both branches are dropped of a quarter of the images: the input is left, within a step.
         errors = np.abs(trained(x, training=True) - x).max((1, 2, 3))
-        assert 0 < np.sum(errors < 0.1) < 32
+        assert 0 < np.sum(errors < 0.1) < 48
     assert isinstance(keras_qat.strip_quantization(qat).layers[-1], Block)
 
 
