@@ -48,6 +48,19 @@ class OwnGelu(layers.Layer):
         return tf.nn.gelu(inputs)
 
 
+@tf.function
+def powered(x):
+    return tf.square(x) + x
+
+
+class OfFunctions(layers.Layer):
+    """A `call` that TensorFlow compiles, and a function that it compiles inside."""
+
+    @tf.function
+    def call(self, inputs):
+        return powered(tf.tanh(inputs))
+
+
 class ReflectionPadding2D(layers.Layer):
     def call(self, inputs):
         return tf.pad(inputs, [[0, 0], [1, 1], [2, 2], [0, 0]], mode="REFLECT")
@@ -376,6 +389,7 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "called twice": twice,
     "a gain": lambda x: layers.Add()([x, ZeroInitGain()(conv(x))]),
     "an own GELU": lambda x: OwnGelu()(conv(x)),
+    "tf.function": lambda x: OfFunctions()(conv(x)),
     "padding": lambda x: conv(ReflectionPadding2D()(x)),
     "positions": lambda x: PositionEmbedding()(x),
     "embedded positions": lambda x: EmbeddedPositions()(layers.Reshape((64, 4))(x)),

@@ -93,6 +93,17 @@ def _inline(layer: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
+def functions_as_code() -> Iterator[None]:
+    """Runs a block in which `tf.function` calls Python, as it takes no symbolic tensors."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
+@contextlib.contextmanager
 def without_nodes(layer: Any) -> Iterator[None]:
     """Runs a block, then removes the Keras nodes that calls of inner layers left."""
     inside = list(layer._flatten_layers(include_self=False))

@@ -23,6 +23,7 @@ from keras_qat.frontend.keras2.compare_traces import NOISE, equal, identity, in_
 from keras_qat.frontend.keras2.inner_calls import (
     ReadsConstants,
     calls_inside,
+    functions_as_code,
     keeping_symbols,
     without_nodes,
 )
@@ -180,6 +181,7 @@ class _Trace:
                     block.enter_context(swapped(layer, **refusals))
                     block.enter_context(calls_inside(tape, layer, lenders))
                     block.enter_context(steps_written_out())
+                    block.enter_context(functions_as_code())
                     self.outputs = layer.call(*args, **kwargs)
             except (CannotOpen, ReadsConstants):
                 raise
