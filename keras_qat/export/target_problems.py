@@ -29,6 +29,7 @@ CHANGES = {
     **dict.fromkeys(("GELU", "HARD_SWISH", "ELU", "PRELU", "EXP", "LOG"), ACTIVATION),
     "RESIZE_BILINEAR": "resize by 2, or by interpolation='nearest'",
     "RESIZE_NEAREST_NEIGHBOR": "resize by 2",
+    **dict.fromkeys(("ARG_MAX", "ARG_MIN"), "say output_type=tf.int32 in the call"),
     "GATHER": "index before the model",
     "WHILE": "unroll the layer, or leave it out of the model",
 }

@@ -28,9 +28,6 @@ ARENA = 64
 SMALLEST = 1 << 20
 """Smallest size of the arena in bytes."""
 
-IN_FLOAT = ("LOG", "FLOOR_DIV", "FLOOR_MOD")
-"""Operators that it loads with integers, and refuses once they run."""
-
 
 class Refusal(ValueError):
     """TFLite Micro lacks an operator of a file, or refuses what it is given."""
@@ -66,11 +63,10 @@ class MicroInterpreter(FileInterpreter):
         self._input_positions = {name: positions[t.index] for name, t in self._inputs.items()}
         positions = {index: i for i, index in enumerate(graph.ends("outputs"))}
         self._output_positions = {name: positions[t.index] for name, t in self._outputs.items()}
-        for operation in graph.operations:
-            dtype = graph.tensors[operation.inputs[0]].dtype
-            if operation.kernel in IN_FLOAT and dtype != "float32":
-                raise Refusal(f"TFLite Micro refuses this file: no {operation.kernel} of integers")
         self._interpreter = self._load(max(SMALLEST, ARENA * self.size))
+        # Some operators are refused only once they run, as LOG of integers.
+        self.run_once({name: np.zeros(t.shape, t.dtype) for name, t in self._inputs.items()})
+        self.reset_states()
         self.runtime = f"tflite-micro {importlib.metadata.version('tflite-micro')}"
 
     def _load(self, arena: int) -> Any:
@@ -115,9 +111,7 @@ class MicroInterpreter(FileInterpreter):
                 return
             except RuntimeError as error:
                 failed = error
-        raise ValueError(
-            f"TFLite Micro can't run this file: {_joined(lines) or failed}"
-        ) from failed
+        raise Refusal(f"TFLite Micro refuses this file: {_joined(lines) or failed}") from failed
 
     def reset_states(self) -> None:
         """Resets the states that operators keep between runs to zeros."""

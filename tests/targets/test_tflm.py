@@ -79,6 +79,13 @@ def test_types_and_axes_are_told():
     assert problem.reason == "at most 5 axes, not 6"
 
 
+def test_long_positions():
+    inputs = keras.Input((4,))
+    qat = keras_qat.quantize_model(keras.Model(inputs, tf.argmax(inputs, -1)))
+    (problem,) = problems(qat, TFLM)
+    assert "no kernel for int64; say output_type=tf.int32" in str(problem)
+
+
 def test_concatenations_of_many():
     inputs = keras.Input((2,))
     qat = keras_qat.quantize_model(

@@ -62,6 +62,7 @@ def largest(x):
         (lambda x: tf.math.log(tf.square(x) + 1e-3), "LOG"),
         (lambda x: x * tf.cast(largest(x) // 2, tf.float32), "FLOOR_DIV"),
         (lambda x: x * tf.cast(largest(x) % 3, tf.float32), "FLOOR_MOD"),
+        (lambda x: tf.argmax(x, -1), "ARG_MAX"),
     ],
 )
 def test_another_runtime_runs_what_is_only_refused_when_it_runs(function, operator):
