@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.graph import Call, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.known_sizes import BATCH, computed_sizes, size_of
 from keras_qat.frontend.tf_operations import array, number, operands
@@ -21,10 +21,15 @@ COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to":
 def split_copies(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers copies of a tensor for each example, such as a class token, to zeros and a sum.
 
-    All sizes are then known before the file runs, which runtimes need.
+    All sizes are then known before the file runs, which runtimes need. Counts that are known sizes
+    become numbers.
     """
     symbol = str(call.layer.symbol)
     x, counts, *axis = operands(call, "input", *COPIES[symbol])
+    sizes = {value: size_of(value) for value in values_in(counts)}
+    if sizes and all(isinstance(size, int) for size in sizes.values()):
+        args, kwargs = map_values(lambda value: sizes.get(value, value), (call.args, call.kwargs))
+        return [Call(call.layer, args, kwargs, call.outputs, call.name)]
     count, *inner_counts = counts if isinstance(counts, (list, tuple)) else [counts]
     if not isinstance(x, Value):
         x, inner_counts = _repeated_inside(call, x, inner_counts)

@@ -18,6 +18,7 @@ from keras_qat.frontend.graph import Call, Value, map_values
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import array, is_operation, number
 from keras_qat.lowering.conv_lstm import CONVOLUTIONS, unrolled_convolutions
+from keras_qat.lowering.einsums import einsum
 from keras_qat.lowering.spectra import spectrum
 from keras_qat.lowering.unrolling import unrolled
 from keras_qat.lowering.written_out import require, written_out
@@ -307,50 +308,6 @@ def _quotient_or_zero(x: Any, y: Any, name: Any = None) -> Any:
     return tf.where(tf.equal(y, 0.0), tf.zeros_like(x), x / y)
 
 
-def _einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
-    ranks = [len(np.shape(tensor)) for tensor in inputs]
-    terms, output = _written_out(equation, ranks)
-    if len(inputs) > 2:  # One product after the other.
-        needed = set(output).union(*terms[2:])
-        middle = "".join(dict.fromkeys(axis for axis in terms[0] + terms[1] if axis in needed))
-        first = tf.einsum(f"{terms[0]},{terms[1]}->{middle}", *inputs[:2])
-        return tf.einsum(f"{','.join([middle, *terms[2:]])}->{output}", first, *inputs[2:])
-    if len(inputs) == 1:
-        (term,) = terms
-        # The batch stays in front.
-        require(len(set(term)) == len(term) and output[:1] == term[:1])
-        summed = [term.index(axis) for axis in term if axis not in output]
-        kept = [axis for axis in term if axis in output]
-        x = tf.reduce_sum(inputs[0], summed) if summed else inputs[0]
-        order = [kept.index(axis) for axis in output]
-        return x if order == sorted(order) else tf.transpose(x, order)
-    if "..." in equation:
-        return tf.einsum(f"{','.join(terms)}->{output}", *inputs)
-    position = 0 if array(inputs[0]) is not None else 1
-    factor = array(inputs[position])
-    x, term, own = inputs[1 - position], terms[1 - position], terms[position]
-    if factor is None or term != output or not set(own) <= set(term):
-        raise NotImplementedError
-    order = sorted(range(len(own)), key=lambda axis: term.index(own[axis]))
-    sizes = [x.shape[term.index(axis)] if axis in own else 1 for axis in term]
-    return x * np.transpose(factor, order).reshape(sizes).astype(np.float32)
-
-
-def _written_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """Returns the terms and the output of an equation, with letters in the place of "..."."""
-    left, arrow, output = equation.replace(" ", "").partition("->")
-    require(bool(arrow))
-    unused = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
-    terms = left.split(",")
-    counts = [rank - len(term.replace("...", "")) for rank, term in zip(ranks, terms, strict=True)]
-    letters = "".join(unused[: max(counts)])
-    terms = [
-        term.replace("...", letters[len(letters) - count :])
-        for term, count in zip(terms, counts, strict=True)
-    ]
-    return terms, output.replace("...", letters)
-
-
 EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "nn.log_softmax": _log_softmax,
     "math.reduce_logsumexp": _log_sum_exp,
@@ -382,7 +339,7 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "image.yuv_to_rgb": _of_colors(tf.image.yuv_to_rgb),
     "image.pad_to_bounding_box": _padded,
     "tensordot": _tensordot,
-    "einsum": _einsum,
+    "einsum": einsum,
     "signal.frame": _frame,
     "keras.backend.batch_flatten": _flattened,
     "nn.separable_conv2d": _separable,

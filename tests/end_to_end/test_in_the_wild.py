@@ -121,6 +121,14 @@ FORMS = {
     "a size of another": (of_another_size, SHAPE),
     "divided by the root of a size": (scaled_by_size, SHAPE),
     "a number over a tensor": (lambda x: 2.0 / (1.0 + tf.abs(conv(x))), SHAPE),
+    "copies by a size": (
+        lambda x: tf.tile(tf.reduce_max(conv(x), 1, keepdims=True), [1, tf.shape(x)[1], 2, 1]),
+        SHAPE,
+    ),
+    "repeated by a size": (
+        lambda x: tf.repeat(tf.convert_to_tensor(conv(x)), tf.shape(x)[-1], axis=1),
+        SHAPE,
+    ),
 }
 IN_FLOAT = {"a mean of all of them"}
 

@@ -13,6 +13,7 @@ from tests.helpers import images
 
 SHAPE = (6, 8)
 MATRIX = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+KERNEL = np.random.default_rng(1).normal(size=(6, 8, 2)).astype(np.float32)
 KERNELS = MATRIX[:2, :2, None, None], MATRIX[None, None, :1]
 MASK = [True, False, True, True, False, True]
 
@@ -111,6 +112,9 @@ FORMS = {
         lambda x: tf.einsum("...c,cd->...d", x, MATRIX),
         lambda x: tf.einsum("ct,btc->btc", np.tile(MATRIX, 2), x),
         of_three,
+        lambda x: tf.einsum("btc,tcd->bdt", x, KERNEL),
+        lambda x: tf.einsum("tcd,btc->bd", KERNEL, x),
+        lambda x: tf.einsum("btc,td->btdc", x, KERNEL[:, 0]),
     ),
     "keras.backend.batch_flatten": (keras.backend.batch_flatten,),
     "nn.separable_conv2d": (
