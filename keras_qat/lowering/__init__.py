@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from keras_qat.frontend.closed_sizes import close_sizes
 from keras_qat.frontend.graph import Call, Graph, is_batch_norm, values_in
 from keras_qat.frontend.helper_layers import Contract
 from keras_qat.frontend.keras2.backend import layers
@@ -70,8 +71,10 @@ def lower(
         parts = parts or (lowering(call, context) if lowering else [])
         return [c for part in parts for c in expand(part.as_part_of(call))] or [call]
 
+    close_sizes(graph)
     if may_open is not None:
         graph = open_layers(graph, context, may_open)
+        close_sizes(graph)
     if activations:
         graph = with_channels_last(
             recognize_masks(recognize_softmax(recognize_hard_swish(graph))), context

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.closed_sizes import close_sizes
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
 from keras_qat.frontend.keras2.backend import keras, layers
@@ -216,6 +217,7 @@ def _calls_of(
     What it computes from weights alone becomes one tensor of weights, unless they are kept `apart`.
     """
     parts, graph = PartsBuilder(call, context), with_known_sizes(opened.graph)
+    close_sizes(graph)
     inputs = values_in(graph.inputs)
     current: dict[Value, Value] = dict(zip(inputs, read, strict=False))
     of_weights = set(opened.weights) if apart else _computed_from_weights(graph, opened.weights)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import numpy as np
@@ -12,7 +11,6 @@ from keras_qat.frontend.finite_functions import Logarithm, Power, Quotient, Reci
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import OnGrid, Roll
 from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.known_sizes import computed_sizes
 from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.activations import split_swish
 from keras_qat.lowering.attention import split_einsum
@@ -179,16 +177,9 @@ def _split_reshape(call: Call, context: LoweringContext) -> list[Call]:
     x, shape = operands(call, "tensor", "shape")
     if not values_in(shape):
         return []
-    sizes = [size or 0 for size in call.output.shape[1:]]
-    if 0 in sizes:
-        if None in x.shape[1:]:
-            return []
-        batch, *sizes = computed_sizes(shape) or [0]
-        if batch != -1 or sizes.count(-1) > 1:
-            return []
-        rest = math.prod(sizes)
-        sizes = [math.prod(x.shape[1:]) // -rest if size == -1 else size for size in sizes]
-        call.output.shape = (x.shape[0], *sizes)
+    sizes = call.output.shape[1:]
+    if None in sizes:
+        return []
     return PartsBuilder(call, context).end(call.layer, x, [-1, *sizes])
 
 

@@ -1,0 +1,53 @@
+"""Finds sizes that tracing left open, as of `tf.reshape(x, [tf.shape(x)[0], -1, size])`."""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Graph, map_values, values_in
+from keras_qat.frontend.known_sizes import computed_sizes
+from keras_qat.frontend.tf_operations import is_operation, operands
+
+Shape = tuple[int | None, ...]
+
+
+def close_sizes(graph: Graph) -> None:
+    """Sets the sizes of values that follow from those of the inputs of their calls, in place."""
+    for call in graph.calls:
+        values = values_in(call.outputs)
+        read = [size for value in call.inputs for size in value.shape[1:]]
+        if None in read or all(None not in value.shape[1:] for value in values):
+            continue
+        is_reshape = getattr(call.layer, "symbol", "") == "reshape"
+        shapes = _of_reshape(call) if is_reshape else _inferred(call)
+        for value, shape in zip(values, shapes, strict=False):
+            value.shape = shape
+
+
+def _of_reshape(call: Call) -> list[Shape]:
+    x, shape = operands(call, "tensor", "shape")
+    batch, *sizes = computed_sizes(shape) or [0]
+    if batch != -1 or sizes.count(-1) > 1 or 0 in sizes:
+        return []
+    rest = math.prod(sizes)
+    known = [math.prod(x.shape[1:]) // -rest if size == -1 else size for size in sizes]
+    return [(x.shape[0], *known)]
+
+
+def _inferred(call: Call) -> list[Shape]:
+    """Returns the shapes of what a call computes, as TensorFlow infers them."""
+    if not is_operation(call.layer):
+        is_single = len(call.inputs) == len(values_in(call.outputs)) == 1
+        kind = type(call.layer)
+        is_keras = kind.__module__.split(".")[0] in ("keras", "tf_keras")
+        # The method of the base class would call the layer.
+        knows = is_keras and "compute_output_shape" in vars(kind)
+        shape = call.inputs[0].shape
+        return [tuple(call.layer.compute_output_shape(shape))] if is_single and knows else []
+    with tf.Graph().as_default():
+        tensors = {x: tf.compat.v1.placeholder(x.dtype, x.shape) for x in call.inputs}
+        args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
+        results = tf.nest.flatten(call.layer.call(*args, **kwargs))
+    return [tuple(result.shape.as_list()) for result in results]
