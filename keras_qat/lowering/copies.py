@@ -27,7 +27,8 @@ def split_copies(call: Call, context: LoweringContext) -> list[Call]:
     symbol = str(call.layer.symbol)
     x, counts, *axis = operands(call, "input", *COPIES[symbol])
     sizes = {value: size_of(value) for value in values_in(counts)}
-    if sizes and all(isinstance(size, int) for size in sizes.values()):
+    sizes = {value: size for value, size in sizes.items() if isinstance(size, int)}
+    if sizes:
         args, kwargs = map_values(lambda value: sizes.get(value, value), (call.args, call.kwargs))
         return [Call(call.layer, args, kwargs, call.outputs, call.name)]
     count, *inner_counts = counts if isinstance(counts, (list, tuple)) else [counts]
@@ -112,4 +113,6 @@ def _repeated_inside(call: Call, x: Any, counts: list[Any]) -> tuple[Any, list[A
     if call.layer.symbol == "tile":
         repeated = np.tile(values, (1, *known))
         return repeated.astype(np.float32), [1] * len(known)
+    if call.layer.symbol == "broadcast_to" and values.ndim <= len(known) + 1:
+        values = np.broadcast_to(values, (1, *known))
     return values.astype(np.float32), counts

@@ -6,7 +6,6 @@ custom layer, and used if it gives the numbers that the operation gives.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -272,10 +271,19 @@ def _product(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: A
 def _products(
     x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: Any = None
 ) -> Any:
-    require(isinstance(axis, int) and axis != 0 and (x.shape[axis] or 99) <= 8)
-    require(not (exclusive or reverse))
-    first, *rest = tf.unstack(x, axis=axis)
-    return tf.stack(list(itertools.accumulate(rest, lambda a, b: a * b, initial=first)), axis)
+    """Multiplies by the products of 1, 2, 4 and more numbers before, so that few are rounded."""
+    require(isinstance(axis, int) and axis % len(x.shape) != 0 and x.shape[axis] is not None)
+    axis, size = axis % len(x.shape), x.shape[axis]
+
+    def later(y: Any, count: int) -> Any:
+        ends = tf.split(y, [count, size - count], axis)[0]
+        return tf.concat([tf.ones_like(ends), tf.split(y, [size - count, count], axis)[0]], axis)
+
+    y = tf.reverse(x, [axis]) if reverse else x
+    y = later(y, 1) if exclusive else y
+    for power in range((size - 1).bit_length()):
+        y = y * later(y, 2**power)
+    return tf.reverse(y, [axis]) if reverse else y
 
 
 def _cross(a: Any, b: Any, name: Any = None) -> Any:

@@ -133,6 +133,10 @@ FORMS = {
         SHAPE,
     ),
     "heads of linear attention": (heads, SHAPE),
+    "a number for each": (
+        lambda x: tf.concat([x, tf.broadcast_to([0.5], [*tf.unstack(tf.shape(x))[:3], 2])], -1),
+        SHAPE,
+    ),
     "repeated by a size": (
         lambda x: tf.repeat(tf.convert_to_tensor(conv(x)), tf.shape(x)[-1], axis=1),
         SHAPE,

@@ -60,7 +60,11 @@ FORMS = {
         lambda x: tf.reduce_prod(tf.sigmoid(x), axis=1),
         lambda x: tf.reduce_prod(x[:, :, :2], -1, keepdims=True),
     ),
-    "math.cumprod": (lambda x: tf.math.cumprod(tf.sigmoid(x), axis=-1),),
+    "math.cumprod": (
+        lambda x: tf.math.cumprod(tf.sigmoid(x), axis=-1),
+        lambda x: tf.math.cumprod(1.0 - 0.3 * tf.sigmoid(tf.tile(x, [1, 3, 1])), 1, exclusive=True),
+        lambda x: tf.math.cumprod(tf.sigmoid(x), 1, exclusive=True, reverse=True),
+    ),
     "linalg.cross": (lambda x: tf.linalg.cross(x[..., :3], x[..., 3:6]),),
     "math.l2_normalize": (lambda x: tf.math.l2_normalize(x, axis=[1, 2]),),
     "nn.silu": (lambda x: tf.nn.silu(x, 1.702),),
