@@ -305,15 +305,40 @@ def _segments(data: Any, segment_ids: Any, num_segments: Any, name: Any = None) 
 def _angle(y: Any, x: Any, name: Any = None) -> Any:
     """Computes the angle of the eighth of a circle that mirrors give, and mirrors it back."""
     require(not NO_WIDE)  # Quotients have 16 bits.
-    width, height = tf.abs(x), tf.abs(y)
+    x, y = (end if (known := number(end)) is None else known for end in (x, y))
+    width, height = abs(x), abs(y)
     angle = tf.atan(tf.minimum(width, height) / tf.maximum(width, height))
     angle = tf.where(height > width, math.pi / 2 - angle, angle)
-    angle = tf.where(x < 0.0, math.pi - angle, angle)
-    return tf.where(y < 0.0, -angle, angle)
+    angle = _where(x < 0.0, math.pi - angle, angle)
+    return _where(y < 0.0, -angle, angle)
+
+
+def _where(condition: Any, if_true: Any, if_false: Any) -> Any:
+    if isinstance(condition, bool):
+        return if_true if condition else if_false
+    return tf.where(condition, if_true, if_false)
 
 
 def _quotient_or_zero(x: Any, y: Any, name: Any = None) -> Any:
-    return tf.where(tf.equal(y, 0.0), tf.zeros_like(x), x / y)
+    if (divisor := array(y)) is not None:
+        return x * tf.math.divide_no_nan(np.float32(1.0), divisor.astype(np.float32))
+    return tf.where(tf.equal(y, 0.0), tf.zeros_like(y), x / y)
+
+
+def _clipped(t: Any, clip_value_min: Any, clip_value_max: Any, name: Any = None) -> Any:
+    return tf.maximum(tf.minimum(t, clip_value_max), clip_value_min)
+
+
+def _order(
+    values: Any, axis: Any = -1, direction: Any = "ASCENDING", stable: Any = False, name: Any = None
+) -> Any:
+    require(axis in (-1, len(values.shape) - 1) and values.shape[-1] is not None)
+    values = values if direction == "DESCENDING" else -values
+    return tf.math.top_k(values, values.shape[-1]).indices
+
+
+def _length(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None) -> Any:
+    return tf.norm(input_tensor, axis=axis, keepdims=keepdims)
 
 
 EQUIVALENTS: dict[str, Callable[..., Any]] = {
@@ -324,6 +349,17 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "math.atan2": _angle,
     "math.unsorted_segment_sum": _segments,
     "math.divide_no_nan": _quotient_or_zero,
+    "math.reciprocal_no_nan": lambda x, name=None: tf.math.divide_no_nan(1.0, x),
+    "math.multiply_no_nan": lambda x, y, name=None: x * y,
+    "realdiv": lambda x, y, name=None: x / y,
+    "math.rint": lambda x, name=None: tf.round(x),
+    "math.accumulate_n": lambda inputs, *_: tf.add_n(inputs),
+    "math.conj": lambda x, name=None: tf.identity(x),
+    "math.real": lambda input, name=None: tf.identity(input),
+    "identity_n": lambda input, name=None: [tf.identity(x) for x in input],
+    "clip_by_value": _clipped,
+    "argsort": _order,
+    "math.reduce_euclidean_norm": _length,
     "math.pow": _power,
     "math.reduce_prod": _product,
     "math.cumprod": _products,

@@ -55,7 +55,11 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
         for name, function, doc in (
             ("sin", tf.sin, "sine"),
             ("cos", tf.cos, "cosine"),
+            ("tan", tf.tan, "tangent"),
             ("atan", tf.atan, "arc tangent"),
+            ("sinh", tf.sinh, "hyperbolic sine"),
+            ("cosh", tf.cosh, "hyperbolic cosine"),
+            ("asinh", tf.asinh, "inverse hyperbolic sine"),
             ("erf", tf.math.erf, "error function"),
             ("expm1", tf.math.expm1, "exp(x) - 1"),
             ("sign", tf.sign, "-1, 0 or 1"),

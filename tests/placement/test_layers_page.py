@@ -127,10 +127,14 @@ ARGUMENTS: dict[str, Any] = {
     "tf.signal.frame": (4, 2, False, 0, 1),
     "tf.reduce_prod": (1,),
     "tf.math.cumulative_logsumexp": (1,),
+    "tf.math.reduce_euclidean_norm": (-1,),
 }
 """Operation -> its arguments behind the tensor, of shape [6, 6, 4]."""
 
-OF_TWO = {"tf.atan2", "tf.math.squared_difference", "tf.math.divide_no_nan", "tf.math.floormod"}
+OF_TWO = {
+    *("tf.atan2", "tf.math.squared_difference", "tf.math.divide_no_nan", "tf.math.floormod"),
+    "tf.math.multiply_no_nan",
+}
 
 KERNEL = np.ones((3, 3, 4, 2), np.float32)
 CALLS: dict[str, Any] = {

@@ -218,7 +218,11 @@ EXAMPLES = {
         for name in (
             "sin",
             "cos",
+            "tan",
             "atan",
+            "sinh",
+            "cosh",
+            "asinh",
             "erf",
             "expm1",
             "log1p",
