@@ -86,7 +86,7 @@ def _of_unrolled(
         q, scale = quantized(bits, True)(columns, tf.ones([1], tf.float64), limits)
         q, scale = tf.reshape(q, kernel.shape), tf.reshape(scale, [1, -1])
         q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide=False)
-        finest = output if scale.shape[1] > 1 else tf.reduce_min(output, keepdims=True)
+        finest = output if scale.shape[1] > 1 else tf.reduce_min(output)
         weights = Weights(path, q, scale, bits=bits, **more)
         return for_each_call(weights, bias, inputs, [finest] * len(inputs), in_graph)
 

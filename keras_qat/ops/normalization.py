@@ -93,7 +93,9 @@ class _View(NamedTuple):
     @property
     def size(self) -> int:
         """Number of values that are normalized together."""
-        return int(self.rows[-1] or 0)
+        size = self.rows[-1]
+        assert size is not None
+        return size
 
     @property
     def reduced(self) -> Shape:

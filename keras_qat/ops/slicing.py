@@ -133,7 +133,7 @@ def _split_attributes(call: Call) -> Attributes:
 def _emit_split(e: Emission) -> None:
     axis = e.constant("axis", e.attributes["axis"])
     count, sizes = e.attributes["count"], e.attributes["sizes"]
-    if len(set(sizes)) > 1 or -1 in sizes:
+    if len(set(sizes)) > 1:
         lengths = e.constant("sizes", sizes)
         e.add("SPLIT_V", [e.source, lengths, axis], numSplits=count)
     else:
