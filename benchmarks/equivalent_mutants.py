@@ -90,6 +90,7 @@ EQUIVALENT = {
     "keras_qat/ops/op.py Op: 99 -> 100": "no tensor has 99 axes",
     "keras_qat/ops/op.py held_in: 8 -> 9": "tensors have 2 to 8 bits, 16 or 32",
     "keras_qat/ops/relu.py _leaky_relu: q >= 0 -> q > 0": "0 has the same multiple for both slopes",
+    "keras_qat/ops/relu.py _prelu: x >= 0 -> x > 0": "0 has the same multiple for both slopes",
     "keras_qat/ops/requantize.py requantization: 8 -> 9": "tensors have 2 to 8 bits, 16 or 32",
     "keras_qat/ops/selection.py _common: 0 -> 1": "both tensors have the same bits",
     "keras_qat/ops/slicing.py _slice_attributes: 0 -> 1": "no tensor is empty",
@@ -100,6 +101,8 @@ EQUIVALENT = {
         "what was assigned is read once more, by nobody"
     ),
     "keras_qat/ops/recurrent/lstm.py _prepare: 0 -> 1": SLOWER,
+    "keras_qat/ops/recurrent/lstm.py _prepare: own.q.shape[0] < 2 ** 24 // (128 * 127) -> "
+    "own.q.shape[0] <= 2 ** 24 // (128 * 127)": "sums of 1032 products are still below 2^24",
     "keras_qat/ops/recurrent/lstm.py _zeros: times > 1 -> times >= 1": SLOWER,
     "keras_qat/ops/tiling.py _emit_reverse: len(shape) > SLICED_ANYWHERE -> len(shape) >= "
     "SLICED_ANYWHERE": "axes may be merged where they need not be",

@@ -125,6 +125,18 @@ def test_each_fault_has_an_example():
     assert set(CMSIS_NN.faults) - set(TFLM.faults) == set(met)
 
 
+def test_loops_keep_their_constants_beside_other_forms():
+    """Constants that nothing reads any more are dropped; a loop's are in graphs of its own."""
+    inputs = keras.Input((4, 3), 1)
+    x = layers.GRU(2)(layers.Dense(3, "relu")(inputs))
+    recipe = SOLE.override("GRU", quantize=False)
+    qat = keras_qat.quantize_model(keras.Model(inputs, x), recipe)
+    keras_qat.calibrate(qat, images(4, (4, 3)))
+    plain, contents = (keras_qat.export_tflite(qat, target=name) for name in (None, "cmsis_nn"))
+    files = [keras_qat.TFLiteModel(file) for file in (plain, contents)]
+    assert np.array_equal(*(file.predict(images(4, (4, 3))) for file in files))
+
+
 CASES = [
     pytest.param(op, bits, id=f"{op.name}-{bits}")
     for op in MATCHING
