@@ -18,6 +18,7 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import array, is_operation, number
 from keras_qat.lowering.conv_lstm import CONVOLUTIONS, unrolled_convolutions
 from keras_qat.lowering.einsums import einsum
+from keras_qat.lowering.normalizing import WHOLE
 from keras_qat.lowering.spectra import spectrum
 from keras_qat.lowering.unrolling import unrolled
 from keras_qat.lowering.written_out import require, written_out
@@ -56,7 +57,9 @@ def equivalent(call: Call, forced: bool = False) -> Call | None:
     elif not all(value.is_float for value in call.inputs):
         function = written_out(call)
     elif is_operation(call.layer):
-        function = EQUIVALENTS.get(str(call.layer.symbol).removeprefix("compat.v1."))
+        is_better_in_float = call.layer.symbol in WHOLE and not forced
+        name = str(call.layer.symbol).removeprefix("compat.v1.")
+        function = None if is_better_in_float else EQUIVALENTS.get(name)
     else:
         is_image = type(call.layer) in CONVOLUTIONS
         function = unrolled_convolutions(call) if is_image else unrolled(call) or written_out(call)
@@ -215,6 +218,20 @@ def _normalize(x: Any, axis: Any = None, epsilon: Any = 1e-12, name: Any = None)
     return tf.reshape(tf.math.l2_normalize(flat, -1, epsilon), [-1, *shape])
 
 
+def _near_channels_normalized(
+    input: Any,
+    depth_radius: Any = 5,
+    bias: Any = 1.0,
+    alpha: Any = 1.0,
+    beta: Any = 0.5,
+    name: Any = None,
+) -> Any:
+    channels = np.arange(input.shape[-1])
+    near = np.abs(channels[:, None] - channels) <= depth_radius
+    sums = tf.matmul(tf.square(input), (alpha * near).astype(np.float32))
+    return input * tf.pow(sums + bias, -beta)
+
+
 def _tensordot(a: Any, b: Any, axes: Any, name: Any = None) -> Any:
     """Moves the axes to sum over to the end, for a product with a matrix or a vector."""
     count = axes if isinstance(axes, int) else 0
@@ -365,6 +382,7 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "math.cumprod": _products,
     "linalg.cross": _cross,
     "math.l2_normalize": _normalize,
+    "nn.local_response_normalization": _near_channels_normalized,
     "nn.silu": _silu,
     "nn.softmax": _softmax,
     "nn.crelu": _crelu,

@@ -83,6 +83,9 @@ FORMS = {
         lambda x: tf.math.cumprod(tf.sigmoid(x), 1, exclusive=True, reverse=True),
     ),
     "linalg.cross": (lambda x: tf.linalg.cross(x[..., :3], x[..., 3:6]),),
+    "nn.local_response_normalization": (
+        lambda x: tf.nn.local_response_normalization(x[:, None], 2, 2.0, 1e-2, 0.75),
+    ),
     "math.l2_normalize": (lambda x: tf.math.l2_normalize(x, axis=[1, 2]),),
     "nn.silu": (lambda x: tf.nn.silu(x, 1.702),),
     "nn.crelu": (tf.nn.crelu,),
