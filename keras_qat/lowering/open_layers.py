@@ -30,6 +30,7 @@ from keras_qat.frontend.keras2.trace_layer import (
     ReadsWeights,
 )
 from keras_qat.frontend.known_sizes import with_known_sizes
+from keras_qat.frontend.operation_calls import call_in_layer
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import ACTIVATIONS, split_activation
 from keras_qat.lowering.attention import split_masked_attention
@@ -370,7 +371,7 @@ def _weight_tensor(
             calls=_behind(value),
             name="expression",
         )
-        expression = graph_lib.rebuild(graph)
+        expression = graph_lib.rebuild(graph, apply=call_in_layer)
     layer = parts.context.layer(
         owner,
         f"weight {name}",

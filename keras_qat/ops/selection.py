@@ -165,8 +165,16 @@ def _from_integers(a: Arguments) -> Any:
 
 
 def _emit_cast(e: Emission) -> None:
-    """Writes integers of 32 bits with the scale 1, cut off beyond the range, and QUANTIZE."""
+    """Writes integers of 32 bits with the scale 1, cut off beyond the range, and QUANTIZE.
+
+    QUANTIZE takes pixels, of type uint8, as they are.
+    """
     (source,), shape = e.inputs, e.shape(e.inputs[0])
+    if e.dtype(source) == "uint8" and e.params.dtype == np.int8:
+        pixels = e.builder.tensor(f"{SCOPE}/{e.node.name}/pixels", shape, "uint8", _WHOLE)
+        e.reshape(source, pixels)
+        e.add("QUANTIZE", [pixels])
+        return
 
     def integers(name: str) -> int:
         return e.builder.tensor(f"{SCOPE}/{e.node.name}/{name}", shape, "int32", _WHOLE)

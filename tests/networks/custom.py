@@ -17,7 +17,7 @@ __all__ = ["CLOSED", "COMPUTED", "OPENED"]
 
 COMPUTED = (
     *("standardized weights", "normalized weights", "a standardized kernel", "a masked kernel"),
-    "a normalized depthwise kernel",
+    *("a normalized depthwise kernel", "a kernel of complex numbers"),
 )
 """Names in `OPENED` of layers whose kernel is computed from weights."""
 
@@ -374,6 +374,22 @@ class NormalizedDepthwise(layers.Layer):
         return tf.nn.depthwise_conv2d(inputs, kernel, [1, 1, 1, 1], "VALID")
 
 
+class Oscillating(layers.Layer):
+    """A depthwise kernel of oscillations that fade, as those of state spaces."""
+
+    def build(self, input_shape):
+        shape = (input_shape[-1],)
+        self.rate = self.add_weight("rate", shape, initializer="ones")
+        self.pitch = self.add_weight("pitch", shape, initializer="ones")
+        super().build(input_shape)
+
+    def call(self, inputs):
+        rates = tf.complex(-tf.exp(self.rate), self.pitch)
+        steps = rates[:, None] * tf.cast(tf.range(3), tf.complex64)
+        kernel = tf.transpose(tf.math.real(tf.exp(steps) - 0.5j))[:, None, :, None]
+        return tf.nn.depthwise_conv2d(inputs, kernel, [1, 1, 1, 1], "VALID")
+
+
 class Blur(layers.Layer):
     """A blur of each channel and a mixture of neighbours, which do not train."""
 
@@ -412,6 +428,7 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "a standardized kernel": lambda x: layers.BatchNormalization()(WeightStandardized(5, 3)(x)),
     "a masked kernel": lambda x: MaskedSteps()(layers.Reshape((64, 4))(x)),
     "a normalized depthwise kernel": lambda x: NormalizedDepthwise()(x),
+    "a kernel of complex numbers": lambda x: Oscillating()(x),
     "two outputs": two_parts,
     "at each step": lambda x: layers.TimeDistributed(ChannelAffine())(conv(x)),
     "a model at each step": lambda x: layers.TimeDistributed(

@@ -254,7 +254,7 @@ def test_the_last_values_of_sums_of_16_bits(shapes):
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
 def test_integers_of_all_sizes(dtype, bits, family):
     """What lies beyond the range is cut off before it overflows, also at the ends of 32 bits."""
     nodes = (node_of(op_named("from_integers"), bits, seed)[0] for seed in range(99))

@@ -63,7 +63,7 @@ TFLM = Target(
         ("QUANTIZE", Kernel((*REAL, "uint8", "int32"))),
         ("STRIDED_SLICE", Kernel((*INDEXED, "bool"), max_axes=4)),
         ("CAST", Kernel(INDEXED, reads=(*INDEXED, "bool"))),
-        ("RESHAPE", Kernel((*INDEXED, "int64", "bool"))),
+        ("RESHAPE", Kernel((*INDEXED, "int64", "uint8", "bool"))),
         ("SELECT_V2 WHILE IF", Kernel((*INDEXED, "bool"))),
         ("GATHER REDUCE_MAX REDUCE_MIN RESIZE_BILINEAR MIRROR_PAD", Kernel(NARROW)),
         ("ARG_MAX ARG_MIN", Kernel(NARROW, reads=("int8", "float32"))),
