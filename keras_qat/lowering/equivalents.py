@@ -18,6 +18,7 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import array, is_operation, number
 from keras_qat.lowering.conv_lstm import CONVOLUTIONS, unrolled_convolutions
 from keras_qat.lowering.einsums import einsum
+from keras_qat.lowering.image_equivalents import IMAGES
 from keras_qat.lowering.normalizing import WHOLE
 from keras_qat.lowering.spectra import spectrum
 from keras_qat.lowering.unrolling import unrolled
@@ -134,17 +135,6 @@ def _softmax(logits: Any, axis: Any = None, name: Any = None) -> Any:
     return tf.transpose(tf.nn.softmax(tf.transpose(logits, order)), np.argsort(order).tolist())
 
 
-def _of_colors(function: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Returns a function that multiplies the colors of each pixel by the matrix of an operation."""
-
-    def multiply(images: Any, name: Any = None) -> Any:
-        with tf.init_scope():
-            matrix = np.asarray(function(tf.eye(3)[None]))[0]
-        return tf.matmul(images, matrix)
-
-    return multiply
-
-
 def _flattened(x: Any) -> Any:
     require(None not in x.shape[1:])
     return tf.reshape(x, [-1, math.prod(x.shape[1:])])
@@ -168,14 +158,16 @@ def _separable(
     return tf.nn.conv2d(y, pointwise_filter, 1, "VALID")
 
 
-def _flipped(axis: int) -> Callable[[Any], Any]:
-    return lambda image: tf.reverse(image, [len(image.shape) + axis])
-
-
 def _band_part(input: Any, num_lower: Any, num_upper: Any, name: Any = None) -> Any:
     rows, columns = input.shape[-2:]
     require(None not in (rows, columns))
     return input * tf.linalg.band_part(np.ones((rows, columns), np.float32), num_lower, num_upper)
+
+
+def _diagonal(x: Any) -> Any:
+    """Returns square matrices, or columns as such, with zeros beside the diagonal."""
+    require(x.shape[-2] is not None and x.shape[-1] in (1, x.shape[-2]))
+    return x * np.eye(x.shape[-2], dtype=np.float32)
 
 
 def _norm(
@@ -184,23 +176,6 @@ def _norm(
     require(number(ord) in (1, math.inf) and isinstance(axis, int))
     reduce = tf.reduce_sum if number(ord) == 1 else tf.reduce_max
     return reduce(tf.abs(tensor), axis, keepdims=bool(keepdims))
-
-
-def _cropped(
-    image: Any, offset_height: int, offset_width: int, target_height: int, target_width: int
-) -> Any:
-    rows, columns = offset_height + target_height, offset_width + target_width
-    return image[..., offset_height:rows, offset_width:columns, :]
-
-
-def _padded(
-    image: Any, offset_height: int, offset_width: int, target_height: int, target_width: int
-) -> Any:
-    *examples, height, width, _ = image.shape
-    require(None not in (height, width))
-    rows = offset_height, target_height - offset_height - height
-    columns = offset_width, target_width - offset_width - width
-    return tf.pad(image, [(0, 0)] * len(examples) + [rows, columns, (0, 0)])
 
 
 def _clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: Any = None) -> Any:
@@ -216,20 +191,6 @@ def _normalize(x: Any, axis: Any = None, epsilon: Any = 1e-12, name: Any = None)
     kept = shape[: axes[0] - 1]
     flat = tf.reshape(x, [-1, *kept, math.prod(shape[axes[0] - 1 :])])
     return tf.reshape(tf.math.l2_normalize(flat, -1, epsilon), [-1, *shape])
-
-
-def _near_channels_normalized(
-    input: Any,
-    depth_radius: Any = 5,
-    bias: Any = 1.0,
-    alpha: Any = 1.0,
-    beta: Any = 0.5,
-    name: Any = None,
-) -> Any:
-    channels = np.arange(input.shape[-1])
-    near = np.abs(channels[:, None] - channels) <= depth_radius
-    sums = tf.matmul(tf.square(input), (alpha * near).astype(np.float32))
-    return input * tf.pow(sums + bias, -beta)
 
 
 def _tensordot(a: Any, b: Any, axes: Any, name: Any = None) -> Any:
@@ -382,7 +343,6 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "math.cumprod": _products,
     "linalg.cross": _cross,
     "math.l2_normalize": _normalize,
-    "nn.local_response_normalization": _near_channels_normalized,
     "nn.silu": _silu,
     "nn.softmax": _softmax,
     "nn.crelu": _crelu,
@@ -391,18 +351,12 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "clip_by_norm": _clip_by_norm,
     "boolean_mask": _boolean_mask,
     "linalg.band_part": _band_part,
-    "image.crop_to_bounding_box": _cropped,
-    "image.flip_left_right": _flipped(-2),
-    "image.flip_up_down": _flipped(-3),
-    "image.rgb_to_grayscale": _of_colors(tf.image.rgb_to_grayscale),
-    "image.rgb_to_yiq": _of_colors(tf.image.rgb_to_yiq),
-    "image.rgb_to_yuv": _of_colors(tf.image.rgb_to_yuv),
-    "image.yiq_to_rgb": _of_colors(tf.image.yiq_to_rgb),
-    "image.yuv_to_rgb": _of_colors(tf.image.yuv_to_rgb),
-    "image.pad_to_bounding_box": _padded,
     "tensordot": _tensordot,
     "einsum": einsum,
+    "linalg.diag": lambda diagonal, name=None: _diagonal(diagonal[..., None]),
+    "linalg.diag_part": lambda input, name=None: tf.reduce_sum(_diagonal(input), -1),
     "signal.frame": _frame,
+    **IMAGES,
     "keras.backend.batch_flatten": _flattened,
     "nn.separable_conv2d": _separable,
 }

@@ -121,6 +121,20 @@ FORMS = {
     "image.pad_to_bounding_box": (
         lambda x: tf.image.pad_to_bounding_box(x[..., None], 1, 0, 8, 11),
     ),
+    "image.resize_with_crop_or_pad": (
+        lambda x: tf.image.resize_with_crop_or_pad(x[..., None], 9, 5),
+        lambda x: tf.image.resize_with_crop_or_pad(x[..., None], 3, 11),
+    ),
+    "image.central_crop": (lambda x: tf.image.central_crop(x[..., None], 0.7),),
+    "image.rot90": tuple(
+        lambda x, quarters=quarters: tf.image.rot90(x[..., None], quarters)
+        for quarters in range(1, 5)
+    ),
+    "image.per_image_standardization": (
+        lambda x: tf.image.per_image_standardization(x[..., None] * 2.0 + 1.0),
+    ),
+    "linalg.diag": (lambda x: tf.linalg.diag(x),),
+    "linalg.diag_part": (lambda x: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),),
     "tensordot": (
         lambda x: tf.tensordot(x, MATRIX, 1),
         lambda x: tf.tensordot(x, MATRIX[:, 0], [[-1], [0]]),

@@ -148,6 +148,7 @@ CALLS: dict[str, Any] = {
     "tf.add_n": lambda x: tf.add_n([x, 2.0 * x, tf.nn.relu(x)]),
     "tf.concat": lambda x: tf.concat([x, x], -1),
     "tf.stack": lambda x: tf.stack([x, x], 1),
+    "tf.linalg.diag_part": lambda x: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),
     "tf.squeeze": lambda x: tf.squeeze(x[:, :1], 1),
     "tf.signal.fft": lambda x: tf.abs(tf.signal.fft(tf.cast(x, tf.complex64))),
     "tf.signal.fft2d": lambda x: tf.math.real(tf.signal.fft2d(tf.cast(x, tf.complex64))),

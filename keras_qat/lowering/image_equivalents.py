@@ -1,0 +1,111 @@
+"""TensorFlow's operations on images, written out in other operations for `equivalents`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.lowering.written_out import require
+
+
+def _of_colors(function: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Returns a function that multiplies the colors of each pixel by the matrix of an operation."""
+
+    def multiply(images: Any, name: Any = None) -> Any:
+        with tf.init_scope():
+            matrix = np.asarray(function(tf.eye(3)[None]))[0]
+        return tf.matmul(images, matrix)
+
+    return multiply
+
+
+def _flipped(axis: int) -> Callable[[Any], Any]:
+    return lambda image: tf.reverse(image, [len(image.shape) + axis])
+
+
+def _cropped(
+    image: Any, offset_height: int, offset_width: int, target_height: int, target_width: int
+) -> Any:
+    rows, columns = offset_height + target_height, offset_width + target_width
+    return image[..., offset_height:rows, offset_width:columns, :]
+
+
+def _padded(
+    image: Any, offset_height: int, offset_width: int, target_height: int, target_width: int
+) -> Any:
+    *examples, height, width, _ = image.shape
+    require(None not in (height, width))
+    rows = offset_height, target_height - offset_height - height
+    columns = offset_width, target_width - offset_width - width
+    return tf.pad(image, [(0, 0)] * len(examples) + [rows, columns, (0, 0)])
+
+
+def _cropped_or_padded(image: Any, target_height: int, target_width: int) -> Any:
+    height, width = image.shape[-3:-1]
+    require(None not in (height, width))
+    rows, columns = min(height, target_height), min(width, target_width)
+    image = _cropped(image, (height - rows) // 2, (width - columns) // 2, rows, columns)
+    above, left = (target_height - rows) // 2, (target_width - columns) // 2
+    return _padded(image, above, left, target_height, target_width)
+
+
+def _central(image: Any, central_fraction: float) -> Any:
+    sizes = image.shape[-3:-1]
+    require(None not in sizes)
+    starts = [int((size - size * central_fraction) / 2) for size in sizes]
+    sizes = [size - 2 * start for size, start in zip(sizes, starts, strict=True)]
+    return _cropped(image, *starts, *sizes)
+
+
+def _turned(image: Any, k: int = 1, name: Any = None) -> Any:
+    """Turns images by `k` quarters of a circle, against the clock."""
+    require(len(image.shape) == 4)
+    turned = tf.transpose(image, (0, 2, 1, 3)) if k % 2 else image
+    axes = [[], [1], [1, 2], [2]][k % 4]
+    return tf.reverse(turned, axes) if axes else tf.identity(turned)
+
+
+def _standardized(image: Any) -> Any:
+    axes = [-3, -2, -1]
+    require(None not in image.shape[-3:])
+    least = 1.0 / math.sqrt(math.prod(image.shape[-3:]))
+    centered = image - tf.reduce_mean(image, axes, keepdims=True)
+    deviation = tf.sqrt(tf.reduce_mean(tf.square(centered), axes, keepdims=True))
+    return centered / tf.maximum(deviation, least)
+
+
+def _near_channels_normalized(
+    input: Any,
+    depth_radius: Any = 5,
+    bias: Any = 1.0,
+    alpha: Any = 1.0,
+    beta: Any = 0.5,
+    name: Any = None,
+) -> Any:
+    channels = np.arange(input.shape[-1])
+    near = np.abs(channels[:, None] - channels) <= depth_radius
+    sums = tf.matmul(tf.square(input), (alpha * near).astype(np.float32))
+    return input * tf.pow(sums + bias, -beta)
+
+
+IMAGES: dict[str, Callable[..., Any]] = {
+    "image.central_crop": _central,
+    "image.resize_with_crop_or_pad": _cropped_or_padded,
+    "image.rot90": _turned,
+    "image.per_image_standardization": _standardized,
+    "image.crop_to_bounding_box": _cropped,
+    "image.flip_left_right": _flipped(-2),
+    "image.flip_up_down": _flipped(-3),
+    "image.pad_to_bounding_box": _padded,
+    "image.rgb_to_grayscale": _of_colors(tf.image.rgb_to_grayscale),
+    "image.rgb_to_yiq": _of_colors(tf.image.rgb_to_yiq),
+    "image.rgb_to_yuv": _of_colors(tf.image.rgb_to_yuv),
+    "image.yiq_to_rgb": _of_colors(tf.image.yiq_to_rgb),
+    "image.yuv_to_rgb": _of_colors(tf.image.yuv_to_rgb),
+    "nn.local_response_normalization": _near_channels_normalized,
+}
+"""TensorFlow's name of an operation -> a function that takes its arguments."""
