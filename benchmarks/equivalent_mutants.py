@@ -54,6 +54,7 @@ EQUIVALENT = {
         "what an LSTM reads and what it gives have the same bits"
     ),
     "keras_qat/ops/activations.py : True -> False (3)": SLOWER,
+    "keras_qat/ops/activations.py _elu: x < 0 -> x <= 0": "both sides give 0 for 0",
     "keras_qat/ops/activations.py _bounded.prepare: x.scale > FARTHEST -> x.scale >= FARTHEST": (
         "a scale that is brought to itself changes nothing"
     ),
@@ -103,6 +104,7 @@ EQUIVALENT = {
     "keras_qat/ops/recurrent/lstm.py _prepare: 0 -> 1": SLOWER,
     "keras_qat/ops/recurrent/lstm.py _prepare: own.q.shape[0] < 2 ** 24 // (128 * 127) -> "
     "own.q.shape[0] <= 2 ** 24 // (128 * 127)": "sums of 1032 products are still below 2^24",
+    "keras_qat/ops/recurrent/lstm.py _emit: 1 -> 2 (8)": "of the last step alone, each second one",
     "keras_qat/ops/recurrent/lstm.py _zeros: times > 1 -> times >= 1": SLOWER,
     "keras_qat/ops/tiling.py _emit_reverse: len(shape) > SLICED_ANYWHERE -> len(shape) >= "
     "SLICED_ANYWHERE": "axes may be merged where they need not be",

@@ -17,6 +17,8 @@ from keras_qat.ops.op import Arguments
 from keras_qat.ops.recurrent.lstm import LSTM
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.interpreter import FileInterpreter
+from keras_qat.tflite.reader import FileGraph
+from keras_qat.tflite.schema import unpack
 from tests.end_to_end.exact import assert_exact_everywhere
 from tests.helpers import observe
 from tests.networks.small import functional
@@ -80,6 +82,22 @@ def test_each_run_of_a_file_begins_with_zeros():
     model, x = FileInterpreter(file()), {trained().input_names[0]: images()}
     (first,), (again,) = model.run(x).values(), model.run(x, batch=7).values()
     np.testing.assert_array_equal(first, again)
+
+
+def test_zeros_are_written_before_sizes_are_told():
+    model = functional(
+        (None, 4), build=lambda x: layers.LSTM(3)(layers.Conv1DTranspose(2, 2, 2)(x))
+    )
+    qat = observe(keras_qat.quantize_model(model), images())
+    graph = unpack(contents := keras_qat.export_tflite(qat)).subgraphs[0]
+    kernels = [operation.kernel for operation in FileGraph(contents).operations]
+    written = [
+        position
+        for position, operator in enumerate(graph.operators)
+        if any(graph.tensors[index].isVariable for index in operator.outputs)
+    ]
+    assert len(written) == 2
+    assert max(written) < kernels.index("SHAPE")
 
 
 @pytest.mark.slow
