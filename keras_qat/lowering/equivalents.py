@@ -22,7 +22,7 @@ from keras_qat.lowering.image_equivalents import IMAGES
 from keras_qat.lowering.normalizing import WHOLE
 from keras_qat.lowering.spectra import spectrum
 from keras_qat.lowering.unrolling import unrolled
-from keras_qat.lowering.written_out import require, written_out
+from keras_qat.lowering.written_out import by_matrix, require, written_out
 from keras_qat.ops.composed import NO_WIDE
 
 
@@ -356,6 +356,14 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "linalg.diag": lambda diagonal, name=None: _diagonal(diagonal[..., None]),
     "linalg.diag_part": lambda input, name=None: tf.reduce_sum(_diagonal(input), -1),
     "signal.frame": _frame,
+    **{
+        f"signal.{operation.__name__}": by_matrix(operation)
+        for operation in (
+            *(tf.signal.dct, tf.signal.idct),
+            tf.signal.mfccs_from_log_mel_spectrograms,
+        )
+    },
+    "keras.backend.cast_to_floatx": lambda x: tf.identity(x),
     **IMAGES,
     "keras.backend.batch_flatten": _flattened,
     "nn.separable_conv2d": _separable,

@@ -9,18 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.lowering.written_out import require
-
-
-def _of_colors(function: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Returns a function that multiplies the colors of each pixel by the matrix of an operation."""
-
-    def multiply(images: Any, name: Any = None) -> Any:
-        with tf.init_scope():
-            matrix = np.asarray(function(tf.eye(3)[None]))[0]
-        return tf.matmul(images, matrix)
-
-    return multiply
+from keras_qat.lowering.written_out import by_matrix, require
 
 
 def _flipped(axis: int) -> Callable[[Any], Any]:
@@ -96,16 +85,17 @@ IMAGES: dict[str, Callable[..., Any]] = {
     "image.central_crop": _central,
     "image.resize_with_crop_or_pad": _cropped_or_padded,
     "image.rot90": _turned,
+    "image.transpose": lambda image, name=None: tf.transpose(image, (0, 2, 1, 3)),
     "image.per_image_standardization": _standardized,
     "image.crop_to_bounding_box": _cropped,
     "image.flip_left_right": _flipped(-2),
     "image.flip_up_down": _flipped(-3),
     "image.pad_to_bounding_box": _padded,
-    "image.rgb_to_grayscale": _of_colors(tf.image.rgb_to_grayscale),
-    "image.rgb_to_yiq": _of_colors(tf.image.rgb_to_yiq),
-    "image.rgb_to_yuv": _of_colors(tf.image.rgb_to_yuv),
-    "image.yiq_to_rgb": _of_colors(tf.image.yiq_to_rgb),
-    "image.yuv_to_rgb": _of_colors(tf.image.yuv_to_rgb),
+    "image.rgb_to_grayscale": by_matrix(tf.image.rgb_to_grayscale),
+    "image.rgb_to_yiq": by_matrix(tf.image.rgb_to_yiq),
+    "image.rgb_to_yuv": by_matrix(tf.image.rgb_to_yuv),
+    "image.yiq_to_rgb": by_matrix(tf.image.yiq_to_rgb),
+    "image.yuv_to_rgb": by_matrix(tf.image.yuv_to_rgb),
     "nn.local_response_normalization": _near_channels_normalized,
 }
 """TensorFlow's name of an operation -> a function that takes its arguments."""

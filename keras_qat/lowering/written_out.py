@@ -25,6 +25,18 @@ def require(condition: Any) -> None:
         raise NotImplementedError
 
 
+def by_matrix(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a linear operation along the last axis as a product with its matrix."""
+
+    def multiply(x: Any, *args: Any, **kwargs: Any) -> Any:
+        require(x.shape[-1] is not None)
+        with tf.init_scope():
+            matrix = np.asarray(operation(tf.eye(x.shape[-1])[None], *args, **kwargs))[0]
+        return tf.matmul(x, matrix)
+
+    return multiply
+
+
 def written_out(call: Call) -> Callable[..., Any] | None:
     """Returns a function that computes what a layer of Keras computes, or None.
 

@@ -159,6 +159,13 @@ FORMS = {
         lambda x: keras.backend.separable_conv2d(x[..., None], KERNELS[0], KERNELS[1], (2, 2)),
     ),
     "signal.frame": (lambda x: tf.signal.frame(x, 4, 2, axis=1),),
+    "signal.dct": (lambda x: tf.signal.dct(x, norm="ortho"), lambda x: tf.signal.dct(x, 3)),
+    "signal.idct": (tf.signal.idct,),
+    "signal.mfccs_from_log_mel_spectrograms": (
+        lambda x: tf.signal.mfccs_from_log_mel_spectrograms(x)[..., :5],
+    ),
+    "keras.backend.cast_to_floatx": (lambda x: keras.backend.cast_to_floatx(x) + 1.0,),
+    "image.transpose": (lambda x: tf.image.transpose(x[..., None]),),
 }
 CASES = {
     f"{name} {number}": form for name, forms in FORMS.items() for number, form in enumerate(forms)
