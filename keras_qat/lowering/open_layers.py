@@ -271,7 +271,8 @@ def _calls_of(
     for index, (value, output) in enumerate(pairs):
         if tensor_of(value) is not output:  # The layer returns its input, or a tensor twice.
             identity = parts.new(f"output_{index}", layers.Activation, "linear")
-            name = f"{call.name}/output_{index}" if index else call.name
+            is_taken = index > 0 or namer.gave_output
+            name = f"{call.name}/output_{index}" if is_taken else call.name
             parts.calls.append(
                 Call(identity, (current[value],), {}, output, name, source=call.source)
             )
