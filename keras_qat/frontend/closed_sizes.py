@@ -46,7 +46,7 @@ def _inferred(call: Call) -> list[Shape]:
         knows = is_keras and "compute_output_shape" in vars(kind)
         shape = call.inputs[0].shape
         return [tuple(call.layer.compute_output_shape(shape))] if is_single and knows else []
-    with tf.Graph().as_default():
+    with tf.__internal__.FuncGraph("sizes").as_default():  # Takes constants of arguments.
         tensors = {x: tf.compat.v1.placeholder(x.dtype, x.shape) for x in call.inputs}
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
         results = tf.nest.flatten(call.layer.call(*args, **kwargs))

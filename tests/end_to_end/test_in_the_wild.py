@@ -47,7 +47,7 @@ def old_resize(x):
 def heads(x):
     """Tracing leaves a size open."""
     q = tf.reshape(tf.nn.relu(conv(x)), (tf.shape(x)[0], -1, 2, 2))
-    q = tf.transpose(q, (0, 2, 1, 3))
+    q = tf.transpose(q, (0, 2, 1, 3)) * tf.constant([1.0, 0.5])
     return tf.einsum("bhnd,bhd->bhn", tf.nn.softmax(q, 2), tf.reduce_sum(layers.Dense(2)(q), 2))
 
 

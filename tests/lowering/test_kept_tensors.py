@@ -38,3 +38,33 @@ def test_a_tensor_of_another_call_is_no_constant(eagerly):
     assert np.abs(qat(data) - model(data)).max() < 0.1
     with pytest.raises(ValueError, match="that an earlier call kept in an attribute: return it"):
         keras_qat.export_tflite(qat)
+
+
+class Scaled(Centered):
+    """The same with a weight."""
+
+    def build(self, shape):
+        self.scale = self.add_weight("scale", shape[-1:], initializer="ones")
+
+    def call(self, x, undo=False):
+        return super().call(x / self.scale, True) if undo else super().call(x) * self.scale
+
+
+class Forecast(keras.Model):
+    def __init__(self, centered):
+        super().__init__()
+        self.centered, self.dense = centered, layers.Dense(2)
+
+    def call(self, x):
+        return self.centered(self.dense(self.centered(x)), undo=True)
+
+
+@pytest.mark.parametrize("kind", [Centered, Scaled])
+def test_inside_of_a_model_of_ones_own_it_is_a_tensor(kind):
+    model, data = Forecast(kind()), images(16, (6, 2)) + 3.0
+    expected = model(data)
+    qat = keras_qat.quantize_model(model, strict=True)
+    assert len(qat.trainable_weights) == len(model.trainable_weights)
+    keras_qat.calibrate(qat, data)
+    assert np.abs(qat(data) - expected).max() < 0.1
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1

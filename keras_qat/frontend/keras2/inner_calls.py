@@ -14,11 +14,15 @@ from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.frontend.tf_operations import is_operation
 
 
-class ReadsConstants(Exception):
-    """Raised for a layer with weights that reads no tensor, as an embedding of positions."""
+class HasToLend(Exception):
+    """Raised for a layer whose code has to be traced as a part of the layer around it.
+
+    One with weights that reads no tensor, as an embedding of positions, or one that keeps a tensor
+    of one call in an attribute and is called again.
+    """
 
     def __init__(self, layer: Any) -> None:
-        super().__init__(f"the layer '{layer.name}' reads constants alone")
+        super().__init__(f"the layer '{layer.name}' reads what is none of its arguments")
         self.layer = layer
 
 
@@ -31,10 +35,10 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
     weights: what it keeps in its attributes may be read there.
 
     Raises:
-        ReadsConstants: for a layer that has to lend its weights, or they would be constants.
+        HasToLend: for a layer that has to lend its weights, or what it reads would be constants.
     """
     call, is_inside = keras.layers.Layer.__call__, False
-    known = {id(layer) for layer in outer._flatten_layers()}
+    known, keeping = {id(layer) for layer in outer._flatten_layers()}, set[int]()
 
     def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal is_inside
@@ -44,14 +48,16 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
         if lends or (id(layer) not in known and _is_plain_code(layer)):
             return _inline(layer, *args, **kwargs)
         reads = any(map(keras.backend.is_keras_tensor, tf.nest.flatten((args, kwargs))))
-        if id(layer) in known and layer.weights and not reads:
-            raise ReadsConstants(layer)
+        if id(layer) in known and ((layer.weights and not reads) or id(layer) in keeping):
+            raise HasToLend(layer)
         is_inside = True
         try:
             with tape.stop_recording():
                 return call(layer, *args, **kwargs)
         finally:
             is_inside = False
+            if _keeps_tensors(layer):
+                keeping.add(id(layer))
 
     keras.layers.Layer.__call__ = called
     try:
@@ -63,11 +69,22 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
 def _is_plain_code(layer: Any) -> bool:
     """Returns whether a layer is a user's own, and nothing but its `call`."""
     kind = type(layer)
-    is_keras = kind.__module__.split(".")[0] in ("keras", "tf_keras", "keras_qat")
     has_build = kind.build is not keras.layers.Layer.build
     has_parts = bool(layer.weights) or len(list(layer._flatten_layers())) > 1
     has_phases = "training" in inspect.signature(kind.call).parameters
-    return not (is_keras or has_build or has_parts or has_phases)
+    return not (_is_keras(layer) or has_build or has_parts or has_phases)
+
+
+def _keeps_tensors(layer: Any) -> bool:
+    """Returns whether a user's own layer without phases holds tensors that a trace computed."""
+    if _is_keras(layer) or "training" in inspect.signature(type(layer).call).parameters:
+        return False
+    is_constant = (tf.Variable, tf.__internal__.EagerTensor)
+    return any(tf.is_tensor(x) and not isinstance(x, is_constant) for x in vars(layer).values())
+
+
+def _is_keras(layer: Any) -> bool:
+    return type(layer).__module__.split(".")[0] in ("keras", "tf_keras", "keras_qat")
 
 
 def _inline(layer: Any, *args: Any, **kwargs: Any) -> Any:

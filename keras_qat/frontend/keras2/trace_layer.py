@@ -21,7 +21,7 @@ from keras_qat.frontend.helper_layers import TrainingOnly
 from keras_qat.frontend.keras2.backend import keras, set_mask, swapped, takes_mask
 from keras_qat.frontend.keras2.compare_traces import NOISE, equal, identity, in_order, numbered
 from keras_qat.frontend.keras2.inner_calls import (
-    ReadsConstants,
+    HasToLend,
     calls_inside,
     functions_as_code,
     keeping_symbols,
@@ -111,7 +111,7 @@ def open_layer(
                     _Trace(call, masks or {}, phase, lenders)
                     for phase in ((True, False) if trained else (None,))
                 ]
-            except ReadsConstants as error:
+            except HasToLend as error:
                 lenders = [*lenders, error.layer]
         trace = traces[0]
         if trained:
@@ -183,7 +183,7 @@ class _Trace:
                     block.enter_context(steps_written_out())
                     block.enter_context(functions_as_code())
                     self.outputs = layer.call(*args, **kwargs)
-            except (CannotOpen, ReadsConstants):
+            except (CannotOpen, HasToLend):
                 raise
             except Exception as error:  # Whatever a user's own code may raise.
                 raise CannotOpen(describe_error(error)) from error
