@@ -307,6 +307,11 @@ def _clipped(t: Any, clip_value_min: Any, clip_value_max: Any, name: Any = None)
     return tf.maximum(tf.minimum(t, clip_value_max), clip_value_min)
 
 
+def _truth(x: Any, dtype: Any, name: Any = None) -> Any:
+    require(tf.as_dtype(dtype) == tf.bool)
+    return tf.not_equal(x, 0.0)
+
+
 def _order(
     values: Any, axis: Any = -1, direction: Any = "ASCENDING", stable: Any = False, name: Any = None
 ) -> Any:
@@ -330,11 +335,13 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "math.reciprocal_no_nan": lambda x, name=None: tf.math.divide_no_nan(1.0, x),
     "math.multiply_no_nan": lambda x, y, name=None: x * y,
     "realdiv": lambda x, y, name=None: x / y,
+    "math.squared_difference": lambda x, y, name=None: tf.square(x - y),
     "math.rint": lambda x, name=None: tf.round(x),
     "math.accumulate_n": lambda inputs, *_: tf.add_n(inputs),
     "math.conj": lambda x, name=None: tf.identity(x),
     "math.real": lambda input, name=None: tf.identity(input),
     "identity_n": lambda input, name=None: [tf.identity(x) for x in input],
+    "cast": _truth,
     "clip_by_value": _clipped,
     "argsort": _order,
     "math.reduce_euclidean_norm": _length,

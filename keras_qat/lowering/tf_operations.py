@@ -139,16 +139,6 @@ def _split_cast(call: Call, context: LoweringContext) -> list[Call]:
     return replace_by(call, context, layers.Activation, "linear") if is_nothing else []
 
 
-def _split_squared_difference(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers the square of a difference to Subtract and Multiply."""
-    if len(call.inputs) != 2:
-        return []
-    parts = PartsBuilder(call, context)
-    subtract = parts.new("subtract", layers.Subtract)
-    difference = parts.add(subtract, call.inputs, shape=call.output.shape)
-    return parts.end(parts.new("", layers.Multiply), [difference, difference])
-
-
 def _split_clip(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers tf.clip_by_value with numbers to ReLU, or to a minimum and a maximum."""
     x, *limits = operands(call, "t", "clip_value_min", "clip_value_max")
@@ -276,7 +266,6 @@ ARITHMETIC: dict[str, Lowering] = {
     "math.sqrt": partial(replace_by, make=SquareRoot),
     "math.rsqrt": partial(replace_by, make=SquareRoot, inverse=True),
     "math.pow": _split_power,
-    "math.squared_difference": _split_squared_difference,
     # LeakyReLU with the slope -1: every runtime has an operator for it.
     "math.abs": partial(replace_by, make=layers.LeakyReLU, alpha=-1.0),
     "clip_by_value": _split_clip,

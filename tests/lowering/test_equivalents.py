@@ -61,6 +61,11 @@ FORMS = {
     "math.reciprocal_no_nan": (lambda x: tf.math.reciprocal_no_nan(tf.nn.relu(x) + 0.5),),
     "math.multiply_no_nan": (lambda x: tf.math.multiply_no_nan(x, tf.sigmoid(x)),),
     "realdiv": (lambda x: tf.realdiv(x, 3.0),),
+    "math.squared_difference": (
+        lambda x: tf.math.squared_difference(x, tf.sigmoid(x)),
+        lambda x: tf.math.squared_difference(x, 0.5),
+    ),
+    "cast": (lambda x: tf.where(tf.cast(tf.nn.relu(x), tf.bool), x, 0.5),),
     "math.rint": (lambda x: tf.math.rint(x * 2.0),),
     "math.accumulate_n": (lambda x: tf.math.accumulate_n([x, tf.sigmoid(x)]),),
     "math.conj": (lambda x: tf.math.conj(x) + 1.0,),
