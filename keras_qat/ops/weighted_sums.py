@@ -157,8 +157,6 @@ def weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = None) ->
     if a.wide:
         sums = linear(a.q[0], numbers.kernel)
         sums = sums if numbers.bias is None else sums + numbers.bias
-        if numbers.rounding == "double":
-            return _round_half_away(sums * numbers.factor)
         return tf.cast(multiply_sums(tf.cast(sums, tf.int64), numbers.factor), tf.float64)
     sums = sums_of_8_bits(tf.float64)
     if numbers.rounding == "double":

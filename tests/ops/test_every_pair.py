@@ -159,6 +159,21 @@ def test_quotients_are_near_the_real_ones(scales, zeros, steps):
     assert np.abs(np.float64(quotients) - real).max() <= steps
 
 
+@pytest.mark.parametrize("ratio", [2.0**6.5, 2.0**7.6, 2.0**14])
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
+def test_results_in_far_finer_steps_are_the_real_ones(name, ratio):
+    """Up to half a step; most are beyond the range."""
+    before = ratio**0.5 if name == "multiply" else ratio
+    for zeros in ZEROS:
+        node = with_params(of_two(op_named(name)), (before, before, 1.0), zeros)
+        pairs = [np.resize(codes, (BATCH, 2**16 // BATCH + 1)) for codes in PAIRS]
+        inputs = {item.name: q for item, q in zip(node.inputs, pairs, strict=True)}
+        x, y = (before * (np.float64(pairs[i]) - zeros[i]) for i in range(2))
+        real = np.clip(getattr(np, name)(x, y) + zeros[2], -128, 127)
+        (codes,) = in_integers(node, inputs, "xnnpack")
+        assert np.abs(codes - real).max() <= 0.5
+
+
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_comparisons_are_those_of_the_real_numbers(name):
     """But of those that are less than 128ths of the wider step apart."""

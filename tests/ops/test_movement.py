@@ -97,6 +97,24 @@ def test_shapes_between_new_axes_are_those_of_the_interpreter():
     assert written == [[-1, -1, 4], [-1, 1, -1, 4], [-1, 1, -1, 4, 1]]
 
 
+PRODUCTS = {
+    "abc,acd->abd": ["BATCH_MATMUL"],
+    "abc,adc->abd": ["BATCH_MATMUL"],
+    "abce,aced->abd": ["RESHAPE", "RESHAPE", "BATCH_MATMUL"],
+    "abce,adce->abd": ["RESHAPE", "RESHAPE", "BATCH_MATMUL"],
+    "acb,acd->abd": ["TRANSPOSE", "BATCH_MATMUL"],
+    "abc,acd->adb": ["BATCH_MATMUL", "TRANSPOSE"],
+}
+"""The kernel takes what is summed as the last axis of the second tensor, or before."""
+
+
+@pytest.mark.parametrize("equation", PRODUCTS)
+def test_products_move_what_they_must(equation):
+    sizes = dict(zip("bcde", (2, 3, 4, 5), strict=True))
+    shapes = [[sizes[axis] for axis in term[1:]] for term in equation.split("->")[0].split(",")]
+    assert check(lambda x, y: Contract(equation)([x, y]), *shapes) == PRODUCTS[equation]
+
+
 BY_CONVERTER = {
     "nearest": (layers.UpSampling2D((2, 3)), (None, None, 4)),
     "repeat": (layers.UpSampling1D(3), (None, 4)),
