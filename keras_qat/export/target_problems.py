@@ -72,6 +72,7 @@ def planned_file(graph: ResolvedGraph, target: Target) -> bytes:
     if target.batch_size is not None:
         graph = with_batch(graph, target.batch_size)
     graph = as_asked(graph, None, kernel_family(target.kernels))
+    graph = dataclasses.replace(graph, origin=dataclasses.replace(graph.origin, target=target))
     builder = Builder()
     ends = write_graph(graph, builder)
     return builder.finish(*ends, avoiding(target))

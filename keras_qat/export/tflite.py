@@ -72,6 +72,8 @@ def export_tflite(
             activations "int16" or "float32"), by default that of its activations. With integers
             the caller quantizes, by the scale and zero point that the file gives. With "uint8"
             the inputs of a model that begins with `Rescaling` or `Normalization` take pixels.
+            Tokens that the model takes as real numbers are int32 for targets without float, unless
+            "float32" is asked for.
         output_dtype: type of its outputs, likewise.
         input_range: minimum and maximum of inputs that have no quantizer, as those of
             `recipes.contrib`. Without it such inputs and the layers that read them are float.

@@ -39,10 +39,6 @@ def write_graph(
     indices: dict[Tensor, int] = {}
     in_float: dict[Tensor, int] = {}
     """Quantized tensor -> index of the tensor with its real values."""
-    inputs = {
-        name: _write_input(builder, indices, name, tensor, input_dtype)
-        for name, tensor in graph.inputs.items()
-    }
     island: list[Node] = []
     computed: list[Tensor] = []
     graph_outputs = set(graph.outputs.values())
@@ -50,6 +46,19 @@ def write_graph(
     for node in graph.nodes:
         for tensor in reads(graph, node):
             readers.setdefault(tensor, []).append(node)
+    takes_float = graph.origin.target is None or graph.origin.target.has_float
+    keeps_float = input_dtype == "float32" or takes_float
+    inputs = {
+        name: _write_input(
+            builder,
+            indices,
+            name,
+            tensor,
+            input_dtype,
+            not keeps_float and _are_tokens(tensor, readers.get(tensor, [])),
+        )
+        for name, tensor in graph.inputs.items()
+    }
 
     def flush() -> None:
         if island:
@@ -88,8 +97,19 @@ def _end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantParam
     return params.dtype.name, params
 
 
+def _are_tokens(tensor: Tensor, readers: list[Node]) -> bool:
+    """Returns whether an input of real numbers is only read to make integers of it."""
+    casts = [node.op is not None and node.op.casts_indices for node in readers]
+    return tensor.is_float and bool(casts) and all(casts)
+
+
 def _write_input(
-    builder: Builder, indices: dict[Tensor, int], name: str, tensor: Tensor, dtype: str | None
+    builder: Builder,
+    indices: dict[Tensor, int],
+    name: str,
+    tensor: Tensor,
+    dtype: str | None,
+    are_tokens: bool,
 ) -> int:
     if tensor.params is None:
         if tensor.dtype == "string":
@@ -97,7 +117,8 @@ def _write_input(
                 f"{name}: files have no input of strings. Compute what reads it before the model, "
                 f"in the input pipeline, and quantize the model behind it."
             )
-        indices[tensor] = builder.tensor(name, tensor.shape, tensor.dtype)
+        kind = "int32" if are_tokens else tensor.dtype
+        indices[tensor] = builder.tensor(name, tensor.shape, kind)
         return indices[tensor]
     kind, params = _end_params(tensor.params, dtype)
     end = builder.tensor(name, tensor.shape, kind, params)

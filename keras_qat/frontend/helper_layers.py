@@ -269,6 +269,14 @@ class HardSwish(SameShape):
 
 
 @register
+class Indices(SameShape):
+    """Casts real numbers that are whole, such as tokens, to integers of 32 bits."""
+
+    def call(self, inputs: Any) -> Any:
+        return tf.cast(inputs, tf.int32)
+
+
+@register
 class WeightTensor(keras.layers.Layer):
     """Returns a weight, or a tensor computed from several weights, for other layers to read.
 

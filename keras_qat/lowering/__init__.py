@@ -44,6 +44,7 @@ from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, w
 from keras_qat.lowering.softmax import recognize_softmax
 from keras_qat.lowering.tf_operations import OPERATIONS
 from keras_qat.lowering.time_distributed import split_pooling_3d, split_time_distributed
+from keras_qat.lowering.tokens import tokens_as_integers
 from keras_qat.ops.registry import op_of
 
 
@@ -76,6 +77,7 @@ def lower(
         graph = open_layers(graph, context, may_open)
         close_sizes(graph)
     if activations:
+        graph = tokens_as_integers(graph, context)
         graph = with_channels_last(
             recognize_masks(recognize_softmax(recognize_hard_swish(graph))), context
         )

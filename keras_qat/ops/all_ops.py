@@ -34,14 +34,14 @@ from keras_qat.ops.recurrent.unrolled import (
     SIMPLE_RNN_RELU,
 )
 from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
-from keras_qat.ops.stored_weights import EMBEDDING, ON_GRID, WEIGHT_TENSOR
+from keras_qat.ops.stored_weights import EMBEDDING, INDICES_OF_REALS, ON_GRID, WEIGHT_TENSOR
 
 ROWS: list[Op] = [
     *(CONV, DEPTHWISE_CONV, TRANSPOSE_CONV, DENSE),
     *(EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR, EMBEDDING, AFFINE),
     *(LSTM, MASKED_LSTM, GRU, SIMPLE_RNN, SIMPLE_RNN_RELU, CONV_LSTM),
     WEIGHT_TENSOR,
-    ON_GRID,
+    *(INDICES_OF_REALS, ON_GRID),
     *(elementwise.ADD, elementwise.SUBTRACT, elementwise.MULTIPLY),
     *(elementwise.MAXIMUM, elementwise.MINIMUM),
     *(relu.RELU, relu.LEAKY_RELU, relu.PRELU, *ACTIVATIONS, *LOOKUPS, SOFTMAX, UNIT_NORM),

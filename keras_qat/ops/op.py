@@ -180,8 +180,8 @@ class Op:
         reads_only_weights: whether it computes from weights alone: the values of its inputs are
             not read, and its range is the current minimum and maximum of the result.
         has_mark: whether its output holds a number of its own, far outside of the others.
-        is_table: whether the weights are a table that integers index. The output consists of its
-            entries, which have the quantization parameters of the output.
+        is_table: whether its input holds indices, which are not quantized. Of weights, which are a
+            table, the output consists of entries, which have the quantization parameters of it.
         gates: number of gates that the columns of its weights are split into, each with a scale of
             its own. With more than one, training simulates the gates and the states between steps.
         multiplies_tensors: whether it adds up products of two tensors.
@@ -247,6 +247,11 @@ class Op:
     def is_weighted(self) -> bool:
         """Whether it has weights that training quantizes."""
         return bool(self.weights) and self.trains_weights
+
+    @property
+    def casts_indices(self) -> bool:
+        """Whether it makes integers of indices, which may be real numbers."""
+        return self.is_table and not self.weights
 
     @property
     def is_affine(self) -> bool:

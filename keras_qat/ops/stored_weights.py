@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
-from keras_qat.frontend.helper_layers import OnGrid, WeightTensor
+from keras_qat.frontend.helper_layers import Indices, OnGrid, WeightTensor
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
@@ -58,6 +58,24 @@ EMBEDDING = Op(
     doc="rows of a table of weights, which is held in the parameters of the output",
     layers=(layers.Embedding,),
     weights={"embeddings": ()},
+    is_table=True,
+)
+
+
+def _emit_indices(e: Emission) -> None:
+    (source,), (target,) = e.inputs, e.outputs
+    if e.dtype(source) == "int32":
+        e.builder.copy(source, target)
+    else:
+        e.cast(source, target)
+
+
+INDICES_OF_REALS = Op(
+    "indices",
+    lambda a: tf.cast(a.q[0], tf.int32),
+    _emit_indices,
+    doc="real numbers that are whole, such as tokens, as integers",
+    layers=(Indices,),
     is_table=True,
 )
 

@@ -199,7 +199,7 @@ KINDS = {
     "multiplies_tensors": {"matmul", "contract"},
     "has_mark": {"mask_scores"},
     "alias": {"linear", "identity"},
-    "is_table": {"embedding"},
+    "is_table": {"embedding", "indices"},
     "is_constant": {"on_grid"},
     "reads_only_weights": {"weight"},
     "on_request": {"layer_norm", "group_norm"},

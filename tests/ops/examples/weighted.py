@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_qat.frontend.helper_layers import OnGrid, WeightTensor
+from keras_qat.frontend.helper_layers import Indices, OnGrid, WeightTensor
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.masked_recurrent import MASKED, MaskedLSTM
 from tests.ops.examples.example import Example, chosen, sizes
@@ -130,6 +130,11 @@ def _on_grid(numbers):
     return Example(OnGrid(float(numbers.normal() * 2.0)), (shape,))
 
 
+def _indices(numbers):
+    shape = sizes(numbers, 1, 6, numbers.integers(1, 4))
+    return Example(Indices(), (shape,), ("int32",))
+
+
 def _lstm(numbers):
     options = {
         name: bool(numbers.random() < 0.5)
@@ -199,6 +204,7 @@ EXAMPLES = {
     "simple_rnn": _unrolled(_layers.SimpleRNN),
     "simple_rnn_relu": _unrolled(_layers.SimpleRNN, activation=("relu",)),
     "weight": _weight,
+    "indices": _indices,
     "on_grid": _on_grid,
     "conv": _conv,
     "depthwise_conv": _depthwise_conv,
