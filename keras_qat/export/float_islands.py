@@ -178,7 +178,7 @@ def _trace(graph: ResolvedGraph, nodes: Sequence[Node], numbers: dict[Tensor, An
                 masks.attached(value, _of_type(numbers[tensor], value.inference_dtype))
                 for value, tensor in zip(node.call.inputs, _tensors(node), strict=True)
             ]
-            results = tf.nest.flatten(compute_in_float(node, values, for_file=True))
+            results = compute_in_float(node, values, for_file=True)
         numbers.update(zip(node.outputs, results, strict=True))
 
 

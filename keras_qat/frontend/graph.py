@@ -184,7 +184,9 @@ def read(model: Any) -> Graph:
     masks: dict[Value, Any] = {}
     """Value that carries a mask -> a tensor or a value of that mask's shape and type."""
 
-    def new_value(tensor: Any, name: str, mask: Any = None) -> Value:
+    def new_value(tensor: Any, name: str, mask: Any = None) -> Value | None:
+        if _is_none(tensor):
+            return None
         mask = backend.mask_of(tensor) if mask is None else mask
         if tensor.shape.rank is None:
             raise ValueError(
@@ -252,7 +254,8 @@ def read(model: Any) -> Graph:
                 ),
                 node.outputs,
             )
-            keep(tf.nest.flatten(node.outputs), values_in(outputs))
+            known = [symbol for symbol in tf.nest.flatten(node.outputs) if not _is_none(symbol)]
+            keep(known, values_in(outputs))
             calls.append(Call(layer, args, kwargs, outputs, name))
         return tf.nest.map_structure(value_of, nested_outputs(model))
 
@@ -279,6 +282,11 @@ def _masks_handed_on(layer: Any, args: Any, kwargs: Any, masks: Mapping[Value, A
     if not layer.supports_masking or all(mask is None for mask in tf.nest.flatten(read)):
         return []
     return tf.nest.flatten(layer.compute_mask(map_values(like, first), read))
+
+
+def _is_none(symbol: Any) -> bool:
+    """Returns whether an output stands for None, which some layers return beside tensors."""
+    return not hasattr(symbol.type_spec, "shape")
 
 
 def _output_names(name: str, call_number: int, outputs: Any) -> list[str]:
@@ -379,11 +387,8 @@ def _compute(calls: list[Call], tensors: dict[Value, Any], apply: Apply) -> None
     """Computes calls in order and adds their outputs to `tensors`."""
     for call in calls:
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
-        tf.nest.map_structure(
-            lambda value, tensor: tensors.update({value: tensor}),
-            call.outputs,
-            apply(call, args, kwargs),
-        )
+        outputs = tf.nest.flatten(call.outputs), tf.nest.flatten(apply(call, args, kwargs))
+        tensors.update(zip(*outputs, strict=True))
 
 
 def is_batch_norm(call: Call) -> bool:

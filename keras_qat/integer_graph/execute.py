@@ -298,10 +298,10 @@ def run(
                 masks.attached(value, real(tensor))  # type: ignore[arg-type]
                 for value, tensor in zip(node.call.inputs, node.inputs, strict=True)
             ]
-            results = tf.nest.flatten(in_float(node, reals))
+            results = in_float(node, reals)
         elif computes_in_float(node, family):
             reals = [real(tensor) for tensor in node.inputs if isinstance(tensor, Tensor)]
-            results = tf.nest.flatten(in_float(node, reals))
+            results = in_float(node, reals)
             results = _quantized_results(results, family, prepared)
         else:
             read = [None if isinstance(x, Constant) else tensors[x] for x in node.inputs]

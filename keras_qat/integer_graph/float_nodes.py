@@ -22,7 +22,7 @@ from keras_qat.training.layers.scheduled_layer import QUANTIZED
 from keras_qat.training.layers.weight_quantizer import weight_at, weights_replaced
 
 
-def compute_in_float(node: Node, numbers: list[Any], for_file: bool = False) -> Any:
+def compute_in_float(node: Node, numbers: list[Any], for_file: bool = False) -> list[Any]:
     """Computes a node that has no operator, as at inference.
 
     Args:
@@ -34,7 +34,7 @@ def compute_in_float(node: Node, numbers: list[Any], for_file: bool = False) -> 
             constants in place of variables.
 
     Returns:
-        The tensors, in the structure of the call's outputs.
+        The tensors, without the None that some layers return beside them.
     """
     call, remaining = node.call, iter(numbers)
     args, kwargs = constants_in_float32((call.args, call.kwargs))
@@ -42,7 +42,8 @@ def compute_in_float(node: Node, numbers: list[Any], for_file: bool = False) -> 
         args, kwargs = tf.nest.map_structure(_as_array, (args, kwargs))
     args, kwargs = map_values(lambda value: next(remaining), (args, kwargs))
     with computing_in_float32(call.layer), AUTOGRAPH_AS_USUAL:
-        return _computed(call.layer, args, kwargs, for_file)
+        outputs = tf.nest.flatten(_computed(call.layer, args, kwargs, for_file))
+    return [output for output in outputs if output is not None]
 
 
 def _computed(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> Any:

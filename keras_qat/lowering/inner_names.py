@@ -16,10 +16,11 @@ class InnerNames:
         call: the call of the layer.
         prefix: what names begin with.
         named: name -> what it names, in all calls of the layer.
+        taken: names that others have already, without the prefix.
     """
 
-    def __init__(self, call: Call, prefix: str, named: dict[str, Any]) -> None:
-        self.call, self.prefix, self.taken, self.named = call, prefix, set[str](), named
+    def __init__(self, call: Call, prefix: str, named: dict[str, Any], taken: set[str]) -> None:
+        self.call, self.prefix, self.taken, self.named = call, prefix, taken, named
         self.inside = names_of_calls(call.layer)
         self.of_layer: dict[Any, str] = {}
         self.gave_output = False

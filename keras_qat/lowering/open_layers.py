@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,7 +109,7 @@ def _open_each(
         masked.update([call.layer] if reads_mask(call) else ())
         return call.layer in masked
 
-    def expand(call: Call) -> list[Call]:
+    def expand(call: Call, siblings: Sequence[Call] = ()) -> list[Call]:
         masks.note(call)
         allowed = may_open(call)
         if allowed is False:
@@ -134,7 +134,9 @@ def _open_each(
                     raise CannotOpen(whole[call.layer])
                 forced = allowed is True or is_whole(call)
                 prefix = "" if is_whole(call) else f"{call.name}/"
-                namer = InnerNames(call, prefix, context.names.setdefault(call.layer, {}))
+                taken = {other.name.removeprefix(prefix) for other in siblings}
+                named = context.names.setdefault(call.layer, {})
+                namer = InnerNames(call, prefix, named, taken)
                 with in_few_operations(call.layer):
                     read_here = [*lent.of.get(call.layer, ()), *own_weights(call.layer)]
                     opened, read = masks.opened(call, written_out, read_here)
@@ -158,7 +160,7 @@ def _open_each(
                 is_of_keras = type(call.layer) is not layers.RNN and written_out
                 if not (is_of_keras or type(call.layer) in _ATTENTION or call.layer in masked):
                     closed[call.name] = context.refused[call.layer] = str(error)
-        return [c for part in parts for c in expand(part)] or [call]
+        return [c for part in parts for c in expand(part, parts)] or [call]
 
     calls = [part for call in graph.calls for part in expand(call)]
     return masks.carried(dataclasses.replace(graph, calls=calls, closed=closed))

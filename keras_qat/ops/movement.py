@@ -149,7 +149,10 @@ IDENTITY = move(
         *(layers.RandomHeight, layers.RandomWidth, TrainingOnly, CarryMask),
         layers.Masking,
     ),
-    symbols=("identity", "stop_gradient", "ensure_shape", "convert_to_tensor"),
+    symbols=(
+        *("identity", "stop_gradient", "ensure_shape", "convert_to_tensor"),
+        "debugging.check_numerics",
+    ),
 )
 
 MOVE = move("move", "custom layers that only move, copy or select values", emit_by_converter)

@@ -449,22 +449,3 @@ def test_equality_is_saved_with_both_sides(compared, tmp_path):
     qat.save(tmp_path / "qat.keras")
     loaded = keras.models.load_model(tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
-
-
-@keras.utils.register_keras_serializable("tests")
-class Beside(layers.Layer):
-    """Returns its input beside what it computes, and that twice."""
-
-    def call(self, x):
-        y = tf.nn.relu(x) * 0.5
-        return [x, y, y]
-
-
-def test_an_input_is_returned_beside_what_is_computed(tmp_path):
-    inputs, x = keras.Input((4,)), images(16, (4,))
-    qat = keras_qat.quantize_model(keras.Model(inputs, Beside()(inputs)), strict=True)
-    keras_qat.calibrate(qat, x)
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
-    qat.save(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents

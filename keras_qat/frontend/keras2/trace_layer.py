@@ -25,6 +25,7 @@ from keras_qat.frontend.keras2.inner_calls import (
     calls_inside,
     functions_as_code,
     keeping_symbols,
+    without_checks,
     without_nodes,
 )
 from keras_qat.frontend.keras2.layer_names import of_different_names
@@ -182,13 +183,16 @@ class _Trace:
                     block.enter_context(calls_inside(tape, layer, lenders))
                     block.enter_context(steps_written_out())
                     block.enter_context(functions_as_code())
+                    block.enter_context(without_checks())
                     self.outputs = layer.call(*args, **kwargs)
             except (CannotOpen, HasToLend):
                 raise
             except Exception as error:  # Whatever a user's own code may raise.
                 raise CannotOpen(describe_error(error)) from error
         symbolic = [*self.inputs.values(), *self.masks.values(), *symbols.values()]
-        outputs = tf.nest.flatten(self.outputs)
+        outputs = _without_none(self.outputs)
+        if len(outputs) < len(tf.nest.flatten(self.outputs)):
+            self.outputs = outputs
         if not outputs or not all(map(keras.backend.is_keras_tensor, outputs)):
             raise CannotOpen("its outputs do not depend on its inputs")
         try:
@@ -368,7 +372,7 @@ def _check_numbers(call: Call, trace: _Trace) -> None:
     try:
         expected = []
         for _ in range(2):
-            expected.append(tf.nest.flatten(call.layer(*args, **kwargs)))
+            expected.append(_without_none(call.layer(*args, **kwargs)))
             after.append(_values_of(assigned))
     except Exception:  # Sizes that do not fit: nothing to compare with.
         return
@@ -388,6 +392,11 @@ def _check_numbers(call: Call, trace: _Trace) -> None:
                 first, values, rtol=1e-4, atol=1e-5 * largest + 1e-12, equal_nan=True
             ):
                 raise CannotOpen("it does not compute the same each time")
+
+
+def _without_none(outputs: Any) -> list[Any]:
+    """Returns what a layer returns as a list, without the None that some return beside it."""
+    return [output for output in tf.nest.flatten(outputs) if output is not None]
 
 
 def _values_of(weights: list[Any]) -> list[np.ndarray]:

@@ -1,0 +1,88 @@
+"""What layers of one's own do besides computing, as people write them."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.helpers import images
+
+layers = keras.layers
+
+pytestmark = pytest.mark.legacy
+
+
+class Own(layers.Layer):
+    """A layer with one inside."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(4)
+
+
+class Beside(Own):
+    """Returns its input beside what it computes, and that twice."""
+
+    def call(self, x):
+        y = tf.nn.relu(x)
+        return [x, y, y]
+
+
+class WithNone(Own):
+    """Returns None in the place of what was not asked for."""
+
+    def call(self, x):
+        return self.dense(x), None
+
+
+class Checked(Own):
+    """Asserts what it is given."""
+
+    def call(self, x):
+        tf.debugging.assert_equal(tf.shape(x)[-1], 4)
+        tf.debugging.assert_rank(x, 3)
+        return tf.debugging.check_numerics(tf.debugging.assert_all_finite(self.dense(x), ""), "")
+
+
+class Heads(layers.Layer):
+    """Attention with weights for each head, whose last product is of three tensors."""
+
+    def build(self, shape):
+        self.query = self.add_weight("query", (4, 2, 3))
+        self.result = self.add_weight("result", (2, 3, 4))
+
+    def call(self, x):
+        q = tf.einsum("btd,dhk->bthk", x, self.query)
+        shares = tf.nn.softmax(tf.einsum("bthk,bshk->bhts", q, q))
+        return tf.einsum("bhts,bshk,hkd->btd", shares, q, self.result)
+
+
+@pytest.mark.parametrize("kind", [Beside, WithNone, Checked, Heads])
+def test_in_integers(kind, tmp_path):
+    inputs, x = keras.Input((3, 4)), images(16, (3, 4))
+    outputs = kind()(inputs)
+    outputs = outputs[0] if kind is WithNone else outputs
+    qat = keras_qat.quantize_model(keras.Model(inputs, outputs), strict=True)
+    keras_qat.calibrate(qat, x)
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, x).identical == 1
+    qat.save(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
+
+
+class Closed(Own):
+    """Computes by numpy, and returns None beside it."""
+
+    def call(self, x):
+        return tf.ensure_shape(tf.numpy_function(abs, [x], tf.float32), x.shape), None
+
+
+@pytest.mark.filterwarnings("ignore:These layers compute in float")
+def test_none_beside_what_is_computed_in_float():
+    inputs, x = keras.Input((3, 4)), images(16, (3, 4))
+    hidden, _ = Closed()(layers.Dense(4)(inputs))
+    qat = keras_qat.quantize_model(keras.Model(inputs, layers.Dense(2)(hidden)))
+    keras_qat.calibrate(qat, x)
+    assert qat(x).shape == (16, 3, 2)
