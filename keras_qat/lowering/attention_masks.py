@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, split_loss_only
+from keras_qat.frontend.graph import Call, Graph, Value, split_loss_only, values_in
 from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.precision import policy_of
@@ -43,31 +44,47 @@ def recognize_masks(graph: Graph) -> Graph:
     They become a softmax of `MaskScores`. The masked scores would have a scale of 4e6 in 8 bits,
     which leaves nothing of the scores.
     """
-    readers = graph.consumers()
+    readers, outputs = graph.consumers(), set(values_in(graph.outputs))
     replaced: dict[Call, list[Call]] = {}
     constants: set[Call] = set()
     for call in graph.calls:
         op = op_of(call)
-        masking = call.inputs[0].producer if op is not None and op.name == "softmax" else None
-        if masking is None or readers[masking.output] != [call]:
-            continue
-        mask = _match_where(masking) or _match_sum(masking)
-        if mask is None:
-            continue
-        name, dtype = masking.layer.name, policy_of(masking.output.dtype)
-        added = "" if mask.sum is None else "_mask"
-        layer = MaskScores(mask.visible, hidden=mask.hidden, name=name + added, dtype=dtype)
-        inputs = [mask.scores] if mask.tensor is None else [mask.scores, mask.tensor]
-        new = Call(layer, (inputs,), {}, masking.outputs, masking.name + added)
-        parts = [new] if mask.sum is None else [mask.sum, new]
-        replaced[masking] = [part.as_part_of(masking) for part in parts]
-        constants.update(mask.constants)
+        reader, masking = call, call.inputs[0].producer if op and op.name == "softmax" else None
+        while masking and masking.output not in outputs and _is_read_by(reader, masking, readers):
+            mask = _match_where(masking) or _match_sum(masking)
+            if mask is None:
+                break
+            name, dtype = masking.layer.name, policy_of(masking.output.dtype)
+            added = "" if mask.sum is None else "_mask"
+            layer = MaskScores(mask.visible, hidden=mask.hidden, name=name + added, dtype=dtype)
+            inputs = [mask.scores] if mask.tensor is None else [mask.scores, mask.tensor]
+            new = Call(layer, (inputs,), {}, masking.outputs, masking.name + added)
+            parts = [new] if mask.sum is None else [mask.sum, new]
+            replaced[masking] = [part.as_part_of(masking) for part in parts]
+            constants.update(mask.constants)
+            # A mask of padding is often in front of one of later steps.
+            reader, masking = masking, None if mask.sum else mask.scores.producer
     if not replaced:
         return graph
     calls = [part for call in graph.calls for part in replaced.get(call, [call])]
     read = [graph.outputs, *(call.inputs for call in graph.loss_only)]
     dropped = constants.intersection(split_loss_only(calls, read)[1])
     return dataclasses.replace(graph, calls=[call for call in calls if call not in dropped])
+
+
+def _is_read_by(reader: Call, call: Call, readers: Mapping[Value, list[Call]]) -> bool:
+    """Returns whether one call alone reads the numbers of another; others may read its sizes."""
+    others = [other for other in readers[call.output] if other is not reader]
+    return all(_reads_sizes(other, readers) for other in others)
+
+
+def _reads_sizes(call: Call, readers: Mapping[Value, list[Call]]) -> bool:
+    """Returns whether nothing depends on the numbers that a call reads: `tf.ones_like(x[0])`."""
+    symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
+    if symbol.removeprefix("compat.v1.") in ("shape", "ones_like", "zeros_like"):
+        return True
+    is_part = symbol == "__operators__.getitem" and readers[call.output]
+    return bool(is_part) and all(_reads_sizes(other, readers) for other in readers[call.output])
 
 
 def _match_sum(total: Call) -> _Mask | None:
