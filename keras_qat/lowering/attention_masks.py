@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, split_loss_only, values_in
+from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only, values_in
 from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.precision import policy_of
@@ -21,6 +21,10 @@ HIDES = -1e3
 
 CONSTANT_HIDES = -1e2
 """The same of constants, whose other numbers are known: they have to be a tenth at most."""
+
+
+CHOICES = ("where", "compat.v1.where")
+MOVES = ("__operators__.getitem", "expand_dims", "reshape", "identity")
 
 
 class _Mask(NamedTuple):
@@ -36,6 +40,8 @@ class _Mask(NamedTuple):
     """Calls that compute the large numbers and are not needed any more, unless others read them."""
     sum: Call | None = None
     """A sum of the scores and the other numbers of a constant, such as distances."""
+    moves: tuple[Call, ...] = ()
+    """Calls that give the tensor the axes of the scores."""
 
 
 def recognize_masks(graph: Graph) -> Graph:
@@ -59,7 +65,7 @@ def recognize_masks(graph: Graph) -> Graph:
             layer = MaskScores(mask.visible, hidden=mask.hidden, name=name + added, dtype=dtype)
             inputs = [mask.scores] if mask.tensor is None else [mask.scores, mask.tensor]
             new = Call(layer, (inputs,), {}, masking.outputs, masking.name + added)
-            parts = [new] if mask.sum is None else [mask.sum, new]
+            parts = [*mask.moves, new] if mask.sum is None else [mask.sum, new]
             replaced[masking] = [part.as_part_of(masking) for part in parts]
             constants.update(mask.constants)
             # A mask of padding is often in front of one of later steps.
@@ -105,20 +111,49 @@ def _match_sum(total: Call) -> _Mask | None:
             added = _with_constant(total, rest) if rest.any() else None
             masked = scores if added is None else added.output
             return _Mask(masked, None, visible=_without_batch(visible), sum=added)
-        product = term.producer
-        factors = _terms(product) if product and _kind(product) == "multiply" else []
-        masks = [factor for factor in factors if isinstance(factor, Value)]
-        numbers = [factor for factor in factors if not isinstance(factor, Value)]
-        is_mask = len(masks) == len(numbers) == 1 and numbers[0].ndim == 0
-        if is_mask and sign * numbers[0] <= HIDES and len(masks[0].shape) == len(scores.shape):
-            assert product is not None
-            return _Mask(scores, masks[0], constants=(product,))
+        found = _match_added(scores, term, sign)
+        if found is not None and len(term.shape) == len(scores.shape):
+            return found
+    return None
+
+
+def _match_added(scores: Value, term: Value, sign: float) -> _Mask | None:
+    """Recognizes mask * -1e9 and tf.where(mask, 0.0, -1e9), and the same with other axes."""
+    call = term.producer
+    if call is None or not is_operation(call.layer):
+        return None
+    symbol = str(call.layer.symbol)
+    if symbol in MOVES and len(call.inputs) == 1:
+        (source,) = call.inputs
+        inner = _match_added(scores, source, sign)
+        if inner is None or inner.tensor is None:
+            return None
+        tensors = {source: inner.tensor}
+        args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
+        moved = Value(f"{term.name}_mask", term.shape, inner.tensor.dtype)
+        move = Call(call.layer, args, kwargs, moved, call.name)
+        constants = (*inner.constants, call)
+        return inner._replace(tensor=moved, constants=constants, moves=(*inner.moves, move))
+    if symbol in CHOICES:
+        mask, *values = operands(call, "condition", "x", "y")
+        calls = [call]
+        added = [sign * value for x in values if (value := _constant(x, calls)) is not None]
+        is_mask = len(added) == 2 and min(added) <= HIDES and max(added) == 0.0
+        if not (isinstance(mask, Value) and is_mask):
+            return None
+        return _Mask(scores, mask, added[0] < 0.0, constants=tuple(calls))
+    factors = _terms(call) if _kind(call) == "multiply" else []
+    masks = [factor for factor in factors if isinstance(factor, Value)]
+    numbers = [factor for factor in factors if not isinstance(factor, Value)]
+    is_mask = len(masks) == len(numbers) == 1 and numbers[0].ndim == 0
+    if is_mask and sign * numbers[0] <= HIDES:
+        return _Mask(scores, masks[0], constants=(call,))
     return None
 
 
 def _match_where(choice: Call) -> _Mask | None:
     """Recognizes tf.where(mask, scores, -1e9), also with the last two exchanged."""
-    if not is_operation(choice.layer) or choice.layer.symbol not in ("where", "compat.v1.where"):
+    if not is_operation(choice.layer) or choice.layer.symbol not in CHOICES:
         return None
     mask, first, second = operands(choice, "condition", "x", "y")
     for scores, other, hidden in ((first, second, False), (second, first, True)):
@@ -154,8 +189,8 @@ def _constant(operand: Any, calls: list[Call]) -> float | None:
     if _kind(call) == "multiply":
         first, second = (_constant(factor, calls) for factor in operands(call, "x", "y"))
         return None if first is None or second is None else first * second
-    if call.layer.symbol == "ones_like":
-        return 1.0
+    if call.layer.symbol in ("zeros_like", "ones_like"):
+        return float(call.layer.symbol == "ones_like")
     if call.layer.symbol == "fill":
         size, value = operands(call, "dims", "value")
         if isinstance(size, Value) and size.producer is not None:

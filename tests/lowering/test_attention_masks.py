@@ -109,6 +109,10 @@ CHOICES = {
     "window": lambda mask, scores: scores + np.where(abs(DISTANCES) < 2, 0.0, -100.0)[None],
     "with distances": lambda mask, scores: scores - np.where(DISTANCES < 0, 1e9, 0.5 * DISTANCES),
     "padding and later steps": lambda mask, scores: of_two(mask, scores),
+    "moved": lambda mask, scores: scores + ((1.0 - mask[:, 0]) * -1e9)[:, tf.newaxis],
+    "added": lambda mask, scores: (
+        scores - tf.where(mask[:, 0] > 0.5, tf.zeros_like(mask[:, 0]), 1e9)[:, tf.newaxis]
+    ),
 }
 """How a mask, 1 where there is something to attend to, chooses scores; or a constant one."""
 
@@ -149,6 +153,16 @@ def test_masks_that_choose_scores(choice):
     assert 10 * np.log10(np.sum(in_float**2) / np.sum(noise**2)) > 20
     filled = [c for c in symbols(exported.model) if "fill" in c or "ones_like" in c]
     assert not filled or choice == "padding and later steps"
+
+
+def test_what_is_added_beside_a_mask_is_not_lost(monkeypatch):
+    added = lambda mask, scores: scores + tf.where(mask > 0.5, 3.0 * mask + scores, -1e9)  # noqa: E731
+    monkeypatch.setitem(CHOICES, "others", added)
+    model = choosing("others")
+    x = data_of(model)
+    qat = keras_qat.quantize_model(model)
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_allclose(qat(x, training=True), model(x), rtol=1e-3, atol=1e-4)
 
 
 def symbols(model):
