@@ -85,15 +85,15 @@ class MaskScores(keras.layers.Layer):
         causal: numbers of query and key steps if later steps are hidden too, or which key steps
             [..., steps, steps] each query step sees; else None.
         hidden: whether masks are True, or not 0, for hidden steps instead.
+        below: distance of masked scores below the smallest score: exp(-12) is 6e-6. The usual -1e9
+            would leave no quantization steps for the other scores. 0 for a maximum of them.
     """
 
-    BELOW = 12.0
-    """Distance of masked scores below the smallest score: exp(-12) is 6e-6. The usual -1e9 would
-    leave no quantization steps for the other scores."""
-
-    def __init__(self, causal: Any = None, hidden: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, causal: Any = None, hidden: bool = False, below: float = 12.0, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.hidden = hidden
+        self.hidden, self.below = hidden, below
         visible = np.tri(*causal) if np.ndim(causal) == 1 else causal
         self.causal = None if visible is None else np.asarray(visible, bool)
 
@@ -109,7 +109,7 @@ class MaskScores(keras.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         scores, *masks = tf.nest.flatten(inputs)
-        low = tf.stop_gradient(tf.reduce_min(scores) - self.BELOW)
+        low = tf.stop_gradient(tf.reduce_min(scores) - self.below)
         for mask in self.masks(scores, masks):
             scores = tf.where(mask, scores, low)
         return scores
@@ -122,7 +122,8 @@ class MaskScores(keras.layers.Layer):
         if visible is not None:
             is_triangle = visible.ndim == 2 and np.array_equal(visible, np.tri(*visible.shape))
             causal = list(visible.shape) if is_triangle else visible.astype(int).tolist()
-        return {**super().get_config(), "causal": causal, "hidden": self.hidden}
+        own = {"causal": causal, "hidden": self.hidden, "below": self.below}
+        return {**super().get_config(), **own}
 
 
 @register

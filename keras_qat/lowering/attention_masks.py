@@ -1,4 +1,4 @@
-"""Recognizes masks that hide attention scores behind large negative numbers."""
+"""Recognizes masks that hide numbers behind large negative ones, in front of what ignores them."""
 
 from __future__ import annotations
 
@@ -44,25 +44,32 @@ class _Mask(NamedTuple):
     """Calls that give the tensor the axes of the scores."""
 
 
+BELOW = {"softmax": 12.0, "reduce_max": 0.0}
+"""Operator that ignores what is hidden -> how far below the smallest number that lies then."""
+
+
 def recognize_masks(graph: Graph) -> Graph:
     """Replaces softmax(scores + mask * -1e9) and softmax(tf.where(mask, scores, -1e9)).
 
-    They become a softmax of `MaskScores`. The masked scores would have a scale of 4e6 in 8 bits,
-    which leaves nothing of the scores.
+    They become a softmax of `MaskScores`, and so do maxima. The masked scores would have a scale of
+    4e6 in 8 bits, which leaves nothing of the scores.
     """
     readers, outputs = graph.consumers(), set(values_in(graph.outputs))
     replaced: dict[Call, list[Call]] = {}
     constants: set[Call] = set()
     for call in graph.calls:
         op = op_of(call)
-        reader, masking = call, call.inputs[0].producer if op and op.name == "softmax" else None
+        kind = "" if op is None else op.name
+        reader, masking = call, call.inputs[0].producer if kind in BELOW else None
         while masking and masking.output not in outputs and _is_read_by(reader, masking, readers):
             mask = _match_where(masking) or _match_sum(masking)
             if mask is None:
                 break
             name, dtype = masking.layer.name, policy_of(masking.output.dtype)
             added = "" if mask.sum is None else "_mask"
-            layer = MaskScores(mask.visible, hidden=mask.hidden, name=name + added, dtype=dtype)
+            layer = MaskScores(
+                mask.visible, mask.hidden, BELOW[kind], name=name + added, dtype=dtype
+            )
             inputs = [mask.scores] if mask.tensor is None else [mask.scores, mask.tensor]
             new = Call(layer, (inputs,), {}, masking.outputs, masking.name + added)
             parts = [*mask.moves, new] if mask.sum is None else [mask.sum, new]

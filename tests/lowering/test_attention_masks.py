@@ -165,5 +165,21 @@ def test_what_is_added_beside_a_mask_is_not_lost(monkeypatch):
     np.testing.assert_allclose(qat(x, training=True), model(x), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["sum", "where"])
+def test_maxima_of_what_a_mask_leaves(kind):
+    keras.utils.set_random_seed(1)
+    x, mask = keras.Input((STEPS, 8)), keras.Input((1, STEPS))
+    values, column = layers.Dense(6)(x), tf.transpose(mask, (0, 2, 1))
+    hidden = tf.where(column > 0.5, values, -1e9)
+    hidden = values + (1.0 - column) * -1e9 if kind == "sum" else hidden
+    pooled = tf.reduce_max(hidden, 1) if kind == "sum" else layers.GlobalMaxPooling1D()(hidden)
+    model = scramble(keras.Model([x, mask], layers.Dense(3)(pooled)))
+    qat, data = keras_qat.quantize_model(model, strict=True), data_of(model)
+    keras_qat.calibrate(qat, data)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
+    assert report.identical == 1.0
+    assert report.outputs[0].float_sqnr > 30
+
+
 def symbols(model):
     return [str(getattr(layer, "symbol", "")) for layer in model.layers]
