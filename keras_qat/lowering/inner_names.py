@@ -1,11 +1,15 @@
-"""Names for the calls inside an opened layer."""
+"""Names for the calls and weights inside an opened layer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.frontend.graph import Call
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.keras2.layer_names import names_of_calls
+from keras_qat.frontend.keras2.trace_layer import OpenedLayer
 from keras_qat.frontend.tf_operations import is_operation
 
 
@@ -52,3 +56,39 @@ class InnerNames:
             name, count = f"{base}_{count}", count + 1
         self.taken.add(name)
         return self.prefix + name
+
+
+def name_of_weight(value: Value, opened: OpenedLayer) -> str:
+    """Names a weight after its variable; a tensor computed from weights gets a suffix."""
+    if value in opened.weights:
+        return opened.weights[value].name.split(":")[0].rsplit("/", 1)[-1]
+    sources = list(weights_behind(value, opened))
+    return name_of_weight(sources[0], opened) + "_computed"
+
+
+def expression_of(value: Value, opened: OpenedLayer) -> str:
+    """Describes how a value is computed from weights: in two calls alike if in the same way."""
+    if value in opened.weights:
+        return f"weight {id(opened.weights[value])}"
+    call = value.producer
+    assert call is not None
+    layer, index = call.layer, values_in(call.outputs).index(value)
+
+    def described(leaf: Any) -> Any:
+        if isinstance(leaf, Value):
+            return expression_of(leaf, opened)
+        is_array = tf.is_tensor(leaf) or isinstance(leaf, np.ndarray)
+        return np.asarray(leaf).tobytes() if is_array else leaf
+
+    arguments = tf.nest.map_structure(described, (call.args, call.kwargs))
+    what = layer.symbol if is_operation(layer) else id(layer)
+    return f"{what}{arguments}[{index}]"
+
+
+def weights_behind(value: Value, opened: OpenedLayer) -> list[Value]:
+    """Returns the weights that a value is computed from."""
+    if value in opened.weights:
+        return [value]
+    assert value.producer is not None
+    inside = [w for read in value.producer.inputs for w in weights_behind(read, opened)]
+    return list(dict.fromkeys(inside))

@@ -11,9 +11,6 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.closed_sizes import close_sizes
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
@@ -36,7 +33,7 @@ from keras_qat.lowering.activations import ACTIVATIONS, split_activation
 from keras_qat.lowering.attention import split_masked_attention
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.equivalents import equivalent
-from keras_qat.lowering.inner_names import InnerNames
+from keras_qat.lowering.inner_names import InnerNames, expression_of, name_of_weight, weights_behind
 from keras_qat.lowering.lent_weights import LentWeights
 from keras_qat.lowering.mask_tensors import RECURRENT, MaskTensors, reads_mask
 from keras_qat.lowering.masking import finds_number, reads_floats, split_masking
@@ -241,7 +238,7 @@ def _calls_of(
     def tensor_of(value: Value) -> Value:
         """Returns the value in an inner one's place; weights become tensors at first use."""
         if value not in current:
-            name = namer.unique(_name_of_weight(value, opened), _expression_of(value, opened))
+            name = namer.unique(name_of_weight(value, opened), expression_of(value, opened))
             variable, label = id(opened.weights.get(value)), name + mark
             if variable in context.lenders:
                 name, label = context.shared_name(variable, name)
@@ -314,42 +311,6 @@ def _computed_from_weights(graph: Graph, weights: dict[Value, Any]) -> set[Value
     return set(behind)
 
 
-def _name_of_weight(value: Value, opened: OpenedLayer) -> str:
-    """Names a weight after its variable; a tensor computed from weights gets a suffix."""
-    if value in opened.weights:
-        return opened.weights[value].name.split(":")[0].rsplit("/", 1)[-1]
-    sources = list(_weights_behind(value, opened))
-    return _name_of_weight(sources[0], opened) + "_computed"
-
-
-def _expression_of(value: Value, opened: OpenedLayer) -> str:
-    """Describes how a value is computed from weights: in two calls alike if in the same way."""
-    if value in opened.weights:
-        return f"weight {id(opened.weights[value])}"
-    call = value.producer
-    assert call is not None
-    layer, index = call.layer, values_in(call.outputs).index(value)
-
-    def described(leaf: Any) -> Any:
-        if isinstance(leaf, Value):
-            return _expression_of(leaf, opened)
-        is_array = tf.is_tensor(leaf) or isinstance(leaf, np.ndarray)
-        return np.asarray(leaf).tobytes() if is_array else leaf
-
-    arguments = tf.nest.map_structure(described, (call.args, call.kwargs))
-    what = layer.symbol if is_operation(layer) else id(layer)
-    return f"{what}{arguments}[{index}]"
-
-
-def _weights_behind(value: Value, opened: OpenedLayer) -> list[Value]:
-    """Returns the weights that a value is computed from."""
-    if value in opened.weights:
-        return [value]
-    assert value.producer is not None
-    inside = [w for read in value.producer.inputs for w in _weights_behind(read, opened)]
-    return list(dict.fromkeys(inside))
-
-
 def _weight_tensor(
     value: Value, opened: OpenedLayer, parts: PartsBuilder, name: str, owner: Any
 ) -> tuple[Any, Any]:
@@ -362,7 +323,7 @@ def _weight_tensor(
         return not variable.trainable or id(variable) in of_frozen_layers
 
     # As Keras lists them: those that train first.
-    sources = sorted(_weights_behind(value, opened), key=lambda w: is_frozen(opened.weights[w]))
+    sources = sorted(weights_behind(value, opened), key=lambda w: is_frozen(opened.weights[w]))
     variables = [opened.weights[source] for source in sources]
     expression = None
     if value not in opened.weights:

@@ -19,6 +19,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly
 from keras_qat.frontend.keras2.backend import keras, set_mask, swapped, takes_mask
+from keras_qat.frontend.keras2.check_trace import random_inputs, why_other_numbers, without_none
 from keras_qat.frontend.keras2.compare_traces import NOISE, equal, identity, in_order, numbered
 from keras_qat.frontend.keras2.inner_calls import (
     HasToLend,
@@ -41,9 +42,6 @@ from keras_qat.frontend.keras2.training_sections import Sections
 from keras_qat.frontend.keras2.written_out_loops import steps_written_out
 from keras_qat.frontend.masks import first_argument
 from keras_qat.frontend.tf_operations import draws_random_numbers
-
-SIZE = 8
-"""Size of open axes in the random inputs."""
 
 
 class CannotOpen(Exception):
@@ -123,7 +121,8 @@ def open_layer(
                 traces[0] = _Trace(call, masks or {}, True, lenders)
                 trace = _with_both_phases(traces[0], traces[1], error)
         with keeping_symbols(layer):
-            _check_numbers(call, traces[-1])
+            if reason := why_other_numbers(call, traces[-1]):
+                raise CannotOpen(reason)
     return trace.read()
 
 
@@ -190,7 +189,7 @@ class _Trace:
             except Exception as error:  # Whatever a user's own code may raise.
                 raise CannotOpen(describe_error(error)) from error
         symbolic = [*self.inputs.values(), *self.masks.values(), *symbols.values()]
-        outputs = _without_none(self.outputs)
+        outputs = without_none(self.outputs)
         if len(outputs) < len(tf.nest.flatten(self.outputs)):
             self.outputs = outputs
         if not outputs or not all(map(keras.backend.is_keras_tensor, outputs)):
@@ -335,7 +334,7 @@ def _varies_alike(trained: _Trace) -> bool:
         return True  # Runs may still be equal, if it drops one example of a thousand.
     if trained.weights or trained.model.weights:
         return False  # A run may change them, as moving statistics.
-    drawn, call = _numbers(trained), trained.call
+    drawn, call = random_inputs(trained), trained.call
     numbers = dict(zip(trained.inputs, drawn, strict=False))
     args, kwargs = map_values(numbers.__getitem__, (call.args, dict(call.kwargs)))
     runs: Any = (
@@ -343,62 +342,3 @@ def _varies_alike(trained: _Trace) -> bool:
         lambda: trained.model(drawn, training=True),
     )
     return len({all(np.all(run() == run()) for _ in range(8)) for run in runs}) == 1
-
-
-def _numbers(trace: _Trace) -> list[Any]:
-    """Draws random inputs for a trace, and then their masks."""
-    draw = np.random.default_rng(0)
-    tensors = []
-    for symbol in (*trace.inputs.values(), *trace.masks.values()):
-        sizes = [SIZE if size is None else size for size in symbol.shape]
-        sizes[:1] = [2 if symbol.shape[0] is None else symbol.shape[0]] if sizes else []
-        is_float = symbol.dtype.is_floating
-        drawn = draw.normal(size=sizes) if is_float else draw.integers(0, 2, sizes)
-        tensors.append(tf.cast(drawn, symbol.dtype))
-    return tensors
-
-
-def _check_numbers(call: Call, trace: _Trace) -> None:
-    """Raises `CannotOpen` unless the operations compute what the layer computes."""
-    drawn = _numbers(trace)
-    numbers = dict(zip(trace.inputs, drawn, strict=False))
-    for value, mask in zip(trace.masks, drawn[len(numbers) :], strict=True):
-        set_mask(numbers[value], mask)
-    args, kwargs = map_values(numbers.__getitem__, (call.args, dict(call.kwargs)))
-    if takes_training(call.layer) and kwargs.get("training") is None:
-        kwargs["training"] = False
-    assigned = [weight for weight in trace.weights if id(weight) in trace.assigned]
-    before, after = _values_of(assigned), []
-    try:
-        expected = []
-        for _ in range(2):
-            expected.append(_without_none(call.layer(*args, **kwargs)))
-            after.append(_values_of(assigned))
-    except Exception:  # Sizes that do not fit: nothing to compare with.
-        return
-    finally:
-        for weight, held in zip(assigned, before, strict=True):
-            weight.assign(held)
-    if not all(map(np.allclose, *after)):
-        raise CannotOpen("it assigns another value to a weight each time")
-    computed = trace(drawn)
-    if len(computed) != len(expected[0]):
-        raise CannotOpen("it does not return the same each time")
-    for first, second, traced in zip(*expected, computed, strict=True):
-        magnitudes = np.abs(np.asarray(tf.cast(first, tf.float32)))
-        largest = np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes))
-        for values in (second, traced):
-            if first.shape != values.shape or not np.allclose(
-                first, values, rtol=1e-4, atol=1e-5 * largest + 1e-12, equal_nan=True
-            ):
-                raise CannotOpen("it does not compute the same each time")
-
-
-def _without_none(outputs: Any) -> list[Any]:
-    """Returns what a layer returns as a list, without the None that some return beside it."""
-    return [output for output in tf.nest.flatten(outputs) if output is not None]
-
-
-def _values_of(weights: list[Any]) -> list[np.ndarray]:
-    """Returns copies of what variables hold."""
-    return [tf.convert_to_tensor(weight).numpy() for weight in weights]
