@@ -10,8 +10,7 @@ from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import images
 
 layers = keras.layers
-
-pytestmark = pytest.mark.legacy
+legacy = pytest.mark.legacy
 
 
 class Own(layers.Layer):
@@ -59,7 +58,9 @@ class Heads(layers.Layer):
         return tf.einsum("bhts,bshk,hkd->btd", shares, q, self.result)
 
 
-@pytest.mark.parametrize("kind", [Beside, WithNone, Checked, Heads])
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, marks=legacy) for kind in (Beside, WithNone, Checked)), Heads]
+)
 def test_in_integers(kind, tmp_path):
     inputs, x = keras.Input((3, 4)), images(16, (3, 4))
     outputs = kind()(inputs)
@@ -79,6 +80,7 @@ class Closed(Own):
         return tf.ensure_shape(tf.numpy_function(abs, [x], tf.float32), x.shape), None
 
 
+@legacy
 @pytest.mark.filterwarnings("ignore:These layers compute in float")
 def test_none_beside_what_is_computed_in_float():
     inputs, x = keras.Input((3, 4)), images(16, (3, 4))
