@@ -304,6 +304,7 @@ def _quotient_or_zero(x: Any, y: Any, name: Any = None) -> Any:
 
 
 def _clipped(t: Any, clip_value_min: Any, clip_value_max: Any, name: Any = None) -> Any:
+    require(number(clip_value_min) is None or number(clip_value_max) is None)
     return tf.maximum(tf.minimum(t, clip_value_max), clip_value_min)
 
 

@@ -37,7 +37,8 @@ def at_least(h, mask, mark):
 def masked(combine, mark):
     x, mask = keras.Input((10, 8), name="x"), keras.Input((10, 1), name="mask")
     h = combine(layers.Dense(8, name="h")(x), mask, mark)
-    model = keras.Model([x, mask], layers.Dense(4, name="y")(layers.GlobalMaxPooling1D()(h)))
+    pooled = layers.Flatten()(layers.MaxPooling1D(10)(h))
+    model = keras.Model([x, mask], layers.Dense(4, name="y")(pooled))
     return keras_qat.quantize_model(model)
 
 
