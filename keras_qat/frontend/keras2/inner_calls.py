@@ -122,7 +122,7 @@ def functions_as_code() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_checks() -> Iterator[None]:
-    """Runs a block in which TensorFlow's assertions, of numbers only, do nothing."""
+    """Runs a block in which TensorFlow's assertions, which want numbers, pass all."""
 
     def passed_on(x: Any = None, *args: Any, **kwargs: Any) -> Any:
         return x
