@@ -22,9 +22,12 @@ HIDES = -1e3
 CONSTANT_HIDES = -1e2
 """The same of constants, whose other numbers are known: they have to be a tenth at most."""
 
-
 CHOICES = ("where", "compat.v1.where")
 MOVES = ("__operators__.getitem", "expand_dims", "reshape", "identity")
+"""Operations behind a large number that may as well move the mask in front of it."""
+
+BELOW = {"softmax": 12.0, "reduce_max": 0.0}
+"""Operator that ignores what is hidden -> how far below the smallest number that lies then."""
 
 
 class _Mask(NamedTuple):
@@ -42,10 +45,6 @@ class _Mask(NamedTuple):
     """A sum of the scores and the other numbers of a constant, such as distances."""
     moves: tuple[Call, ...] = ()
     """Calls that give the tensor the axes of the scores."""
-
-
-BELOW = {"softmax": 12.0, "reduce_max": 0.0}
-"""Operator that ignores what is hidden -> how far below the smallest number that lies then."""
 
 
 def recognize_masks(graph: Graph) -> Graph:
@@ -119,7 +118,7 @@ def _match_sum(total: Call) -> _Mask | None:
             masked = scores if added is None else added.output
             return _Mask(masked, None, visible=_without_batch(visible), sum=added)
         found = _match_added(scores, term, sign)
-        if found is not None and len(term.shape) == len(scores.shape):
+        if found and found.tensor and len(found.tensor.shape) == len(scores.shape):
             return found
     return None
 
@@ -133,7 +132,8 @@ def _match_added(scores: Value, term: Value, sign: float) -> _Mask | None:
     if symbol in MOVES and len(call.inputs) == 1:
         (source,) = call.inputs
         inner = _match_added(scores, source, sign)
-        if inner is None or inner.tensor is None:
+        # What broadcasts behind the mask has other axes than it.
+        if inner is None or inner.tensor is None or inner.tensor.shape != source.shape:
             return None
         tensors = {source: inner.tensor}
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))

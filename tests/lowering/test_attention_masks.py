@@ -155,9 +155,15 @@ def test_masks_that_choose_scores(choice):
     assert not filled or choice == "padding and later steps"
 
 
-def test_what_is_added_beside_a_mask_is_not_lost(monkeypatch):
-    added = lambda mask, scores: scores + tf.where(mask > 0.5, 3.0 * mask + scores, -1e9)  # noqa: E731
-    monkeypatch.setitem(CHOICES, "others", added)
+@pytest.mark.parametrize(
+    "added",
+    [
+        lambda mask, scores: tf.where(mask > 0.5, 3.0 * mask + scores, -1e9),
+        lambda mask, scores: tf.where(mask > 0.5, tf.zeros_like(scores), -1e9)[:, 1:2],
+    ],
+)
+def test_what_is_added_beside_a_mask_is_not_lost(added, monkeypatch):
+    monkeypatch.setitem(CHOICES, "others", lambda mask, scores: scores + added(mask, scores))
     model = choosing("others")
     x = data_of(model)
     qat = keras_qat.quantize_model(model)
