@@ -48,17 +48,11 @@ def write_graph(
             readers.setdefault(tensor, []).append(node)
     takes_float = graph.origin.target is None or graph.origin.target.has_float
     keeps_float = input_dtype == "float32" or takes_float
-    inputs = {
-        name: _write_input(
-            builder,
-            indices,
-            name,
-            tensor,
-            input_dtype,
-            not keeps_float and _are_tokens(tensor, readers.get(tensor, [])),
-        )
-        for name, tensor in graph.inputs.items()
-    }
+    inputs = {}
+    for name, tensor in graph.inputs.items():
+        are_tokens = not keeps_float and _are_tokens(tensor, readers.get(tensor, []))
+        dtype = "int32" if are_tokens else input_dtype
+        inputs[name] = _write_input(builder, indices, name, tensor, dtype)
 
     def flush() -> None:
         if island:
@@ -104,12 +98,7 @@ def _are_tokens(tensor: Tensor, readers: list[Node]) -> bool:
 
 
 def _write_input(
-    builder: Builder,
-    indices: dict[Tensor, int],
-    name: str,
-    tensor: Tensor,
-    dtype: str | None,
-    are_tokens: bool,
+    builder: Builder, indices: dict[Tensor, int], name: str, tensor: Tensor, dtype: str | None
 ) -> int:
     if tensor.params is None:
         if tensor.dtype == "string":
@@ -117,7 +106,7 @@ def _write_input(
                 f"{name}: files have no input of strings. Compute what reads it before the model, "
                 f"in the input pipeline, and quantize the model behind it."
             )
-        kind = "int32" if are_tokens else tensor.dtype
+        kind = dtype if dtype == "int32" else tensor.dtype
         indices[tensor] = builder.tensor(name, tensor.shape, kind)
         return indices[tensor]
     kind, params = _end_params(tensor.params, dtype)

@@ -7,6 +7,7 @@ import math
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, map_values, values_in
+from keras_qat.frontend.keras2.layer_names import is_of_keras
 from keras_qat.frontend.known_sizes import computed_sizes
 from keras_qat.frontend.tf_operations import is_operation, operands
 
@@ -40,10 +41,8 @@ def _inferred(call: Call) -> list[Shape]:
     """Returns the shapes of what a call computes, as TensorFlow infers them."""
     if not is_operation(call.layer):
         is_single = len(call.inputs) == len(values_in(call.outputs)) == 1
-        kind = type(call.layer)
-        is_keras = kind.__module__.split(".")[0] in ("keras", "tf_keras")
         # The method of the base class would call the layer.
-        knows = is_keras and "compute_output_shape" in vars(kind)
+        knows = is_of_keras(call.layer) and "compute_output_shape" in vars(type(call.layer))
         shape = call.inputs[0].shape
         return [tuple(call.layer.compute_output_shape(shape))] if is_single and knows else []
     with tf.__internal__.FuncGraph("sizes").as_default():  # Takes constants of arguments.
