@@ -78,8 +78,9 @@ class Recipe:
             save nothing: all but those of convolutions and dense layers. None for the same as the
             others.
         without_float: whether LayerNormalization, GroupNormalization and layers of users that
-            normalize are computed in integers too, which is slower where there is float. Targets
-            without float and `strict=True` set it for models that have no float layer then.
+            normalize are computed in integers too, which is slower where there is float, and
+            positions that are made of real numbers, which rounding moves. Targets without float
+            and `strict=True` set it for models that have no float layer then.
     """
 
     name: str

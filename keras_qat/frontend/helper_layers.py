@@ -278,6 +278,34 @@ class Indices(SameShape):
 
 
 @register
+class Positions(SameShape):
+    """Makes integers of 32 bits of real numbers, such as positions in an image.
+
+    Args:
+        rounding: "floor", "ceil", "round" (halves to even) or "truncate".
+    """
+
+    def __init__(self, rounding: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rounding = rounding
+
+    def call(self, inputs: Any) -> Any:
+        return tf.cast(ROUNDINGS[self.rounding](inputs), tf.int32)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "rounding": self.rounding}
+
+
+ROUNDINGS = {
+    "floor": tf.floor,
+    "ceil": tf.math.ceil,
+    "round": tf.round,
+    "truncate": lambda x: tf.sign(x) * tf.floor(tf.abs(x)),
+}
+"""Name -> which whole number it makes of a real one."""
+
+
+@register
 class WeightTensor(keras.layers.Layer):
     """Returns a weight, or a tensor computed from several weights, for other layers to read.
 

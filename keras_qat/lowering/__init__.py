@@ -40,6 +40,7 @@ from keras_qat.lowering.merges import (
     split_of_numbers,
 )
 from keras_qat.lowering.open_layers import open_layers
+from keras_qat.lowering.positions import positions_as_integers
 from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, with_mask
 from keras_qat.lowering.softmax import recognize_softmax
 from keras_qat.lowering.tf_operations import OPERATIONS
@@ -77,7 +78,7 @@ def lower(
         graph = open_layers(graph, context, may_open)
         close_sizes(graph)
     if activations:
-        graph = tokens_as_integers(graph, context)
+        graph = positions_as_integers(tokens_as_integers(graph, context), context)
         graph = with_channels_last(
             recognize_masks(recognize_softmax(recognize_hard_swish(graph))), context
         )

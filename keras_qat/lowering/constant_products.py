@@ -1,7 +1,7 @@
-"""Turns products with constants, and what is one, into Dense layers that do not train.
+"""Turns products with constants, and what is one, into layers that do not train.
 
 Sums so far and images of other sizes are such products: with triangles of ones, and with the
-weights of the old pixels in the new ones.
+weights of the old pixels in the new ones. Rows of a constant table are an Embedding's.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.known_sizes import sizes_of
 from keras_qat.frontend.tf_operations import array, operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.ops.slicing import GATHER_ARGUMENTS
 
 _FLAGS = ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
 
@@ -167,3 +168,27 @@ def split_linear_resize(call: Call, context: LoweringContext) -> list[Call]:
     rows = multiply_along(parts, x, 1, matrices[0], "rows")
     multiply_along(parts, rows, 2, matrices[1], "", call.output)
     return parts.calls
+
+
+def split_constant_table(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers tf.gather of a constant's rows, by a tensor of their numbers, to an Embedding."""
+    names = GATHER_ARGUMENTS[str(call.layer.symbol)]
+    arguments = dict(zip(names, operands(call, *names), strict=True))
+    table, indices = (arguments.pop(name) for name in names[:2])
+    options = [arguments.get(name) for name in ("axis", "batch_dims", "max_norm")]
+    table, shape = array(table), call.output.shape[1:]
+    if table is None or not table.ndim or any(options) or not call.output.is_float:
+        return []
+    if not isinstance(indices, Value) or not indices.shape or None in shape:
+        return []
+    rows = table.reshape(len(table), -1).astype(np.float32)
+    weights = [tf.Variable(rows, trainable=False)]
+    parts = PartsBuilder(call, context)
+    name = "" if table.ndim == 2 else "rows"
+    embedding = parts.new(
+        name, layers.Embedding, *rows.shape, trainable=False, weights=weights, dtype="float32"
+    )
+    if table.ndim == 2:
+        return parts.end(embedding, indices)
+    found = parts.add(embedding, indices, shape=(*indices.shape, rows.shape[1]))
+    return parts.end(parts.new("", type(call.layer), tf.reshape), found, [-1, *shape])

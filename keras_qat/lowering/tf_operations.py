@@ -17,6 +17,7 @@ from keras_qat.lowering.attention import split_einsum
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
 from keras_qat.lowering.constant_products import (
     split_constant_einsum,
+    split_constant_table,
     split_cumulative_sum,
     split_linear_resize,
     split_product,
@@ -26,6 +27,7 @@ from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_
 from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor, stack_lists
 from keras_qat.lowering.statistics import STATISTICS
 from keras_qat.lowering.weighted_products import CONVOLUTIONS, split_constant_convolution
+from keras_qat.ops.slicing import GATHER_ARGUMENTS
 
 
 def _split_silu(call: Call, context: LoweringContext) -> list[Call]:
@@ -294,6 +296,7 @@ OPERATIONS: dict[str, Lowering] = {
         split_linear_resize,
     ),
     "compat.v1.image.resize": _either(split_old_resize, split_linear_resize),
+    **dict.fromkeys(GATHER_ARGUMENTS, split_constant_table),
     "sort": _split_sort,
     "zeros_like": partial(_split_constant, number=0.0),
     "ones_like": partial(_split_constant, number=1.0),

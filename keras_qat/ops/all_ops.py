@@ -25,6 +25,7 @@ from keras_qat.ops.lookup import LOOKUPS
 from keras_qat.ops.math_functions import MATH_FUNCTIONS
 from keras_qat.ops.normalization import GROUP_NORM, LAYER_NORM
 from keras_qat.ops.op import Op
+from keras_qat.ops.positions import POSITIONS
 from keras_qat.ops.recurrent.lstm import LSTM
 from keras_qat.ops.recurrent.unrolled import (
     CONV_LSTM,
@@ -41,7 +42,7 @@ ROWS: list[Op] = [
     *(EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR, EMBEDDING, AFFINE),
     *(LSTM, MASKED_LSTM, GRU, SIMPLE_RNN, SIMPLE_RNN_RELU, CONV_LSTM),
     WEIGHT_TENSOR,
-    *(INDICES_OF_REALS, ON_GRID),
+    *(INDICES_OF_REALS, POSITIONS, ON_GRID),
     *(elementwise.ADD, elementwise.SUBTRACT, elementwise.MULTIPLY),
     *(elementwise.MAXIMUM, elementwise.MINIMUM),
     *(relu.RELU, relu.LEAKY_RELU, relu.PRELU, *ACTIVATIONS, *LOOKUPS, SOFTMAX, UNIT_NORM),

@@ -166,7 +166,7 @@ UNSTACK = move(
 )
 
 
-_GATHER_ARGUMENTS = {
+GATHER_ARGUMENTS = {
     "gather": ("params", "indices", "validate_indices", "axis", "batch_dims", "name"),
     "compat.v1.gather": ("params", "indices", "validate_indices", "name", "axis", "batch_dims"),
     "nn.embedding_lookup": ("params", "ids", "max_norm", "name"),
@@ -179,7 +179,7 @@ _GATHER_ARGUMENTS = {
 
 def _gather_attributes(call: Call) -> Attributes:
     """Returns the `axis`, constant `indices` and their `shape`, or () if they are a tensor."""
-    names = _GATHER_ARGUMENTS[str(symbol_of(call))]
+    names = GATHER_ARGUMENTS[str(symbol_of(call))]
     arguments = dict(zip(names, operands(call, *names), strict=True))
     batch = integers(arguments.get("batch_dims") or 0)
     given = arguments.get("axis")
@@ -211,7 +211,7 @@ GATHER = move(
     "gather",
     "entries of an axis by their number",
     _emit_gather,
-    symbols=tuple(_GATHER_ARGUMENTS),
+    symbols=tuple(GATHER_ARGUMENTS),
     attributes=_gather_attributes,
     needs=("axis",),
     defaults={"batch": 0, "indices": (), "shape": (), "constant": False},

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.lowering.masking import finds_number
 from keras_qat.ops.op import Op
-from keras_qat.ops.registry import op_of, row_listing
+from keras_qat.ops.registry import on_request, op_of, row_listing
 
 COMPUTES_INDICES = "computes indices, which rounding would move"
 
@@ -25,6 +25,7 @@ def index_calls(
     consumers: Mapping[Value, list[Call]],
     kept: Collection[Value],
     op: Callable[[Call], Op | None],
+    without_float: bool = False,
 ) -> set[Call]:
     """Returns the calls whose results become integers by a cut in float, and nothing else.
 
@@ -39,15 +40,16 @@ def index_calls(
         consumers: the calls that read each value.
         kept: values that are quantized for another reason, such as the model's outputs.
         op: the operator that computes a call in integers; None for a call in float.
+        without_float: whether comparisons that indices are made of may be in integers.
     """
     cuts: set[Call] = set()
     finders = {call.layer for call in calls if finds_number(call)}
     for call in reversed(calls):
         outputs, row = values_in(call.outputs), op(call)
-        is_cut = is_table(call) or cuts_in_float(call) or call.source in finders
+        is_cut = is_table(call) or cuts_in_float(call, row) or call.source in finders
         readers = [reader for value in outputs for reader in consumers[value]]
         is_before = readers and cuts.issuperset(readers) and not set(outputs).intersection(kept)
-        chooses = makes_integers(call) and row is not None
+        chooses = row is not None and (makes_integers(call) or (without_float and compares(call)))
         if is_cut or (is_before and not chooses and not (row and row.is_weighted)):
             cuts.add(call)
     return {
@@ -57,9 +59,15 @@ def index_calls(
     }
 
 
-def cuts_in_float(call: Call) -> bool:
-    """Returns whether a call makes integers of real numbers, and has no integer kernel."""
-    return makes_integers(call) and op_of(call) is None
+def cuts_in_float(call: Call, row: Op | None) -> bool:
+    """Returns whether a call makes integers of real numbers in float.
+
+    Args:
+        call: the call.
+        row: the operator that computes it in integers; None for a call in float.
+    """
+    may_be_asked_for = op_of(call) is None or on_request(call.layer)
+    return makes_integers(call) and row is None and may_be_asked_for
 
 
 def makes_integers(call: Call) -> bool:

@@ -51,7 +51,9 @@ class Int8Placement:
         ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
         self.index_calls: set[Call] = set()
-        self.index_calls = index_calls(graph.calls, self.consumers, self.outputs, self.op)
+        self.index_calls = index_calls(
+            graph.calls, self.consumers, self.outputs, self.op, settings.recipe.without_float
+        )
         self.symmetric = _symmetric(graph)
         self.float_layers: dict[str, str] = {}
         self.weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = {}
@@ -209,7 +211,9 @@ class Int8Placement:
         if any(map(is_table, readers)):
             return True
         others = [
-            call for call in readers if call not in self.index_calls and not cuts_in_float(call)
+            call
+            for call in readers
+            if call not in self.index_calls and not cuts_in_float(call, self.op(call))
         ]
         of_input = value.producer is None and value not in self.outputs
         return of_input and len(others) < len(readers) and all(map(compares, others))

@@ -202,7 +202,7 @@ KINDS = {
     "is_table": {"embedding", "indices"},
     "is_constant": {"on_grid"},
     "reads_only_weights": {"weight"},
-    "on_request": {"layer_norm", "group_norm"},
+    "on_request": {"layer_norm", "group_norm", "positions"},
     "falls_back_to_input_range": {"mean"},
     "takes_constants": {
         *("add", "subtract", "multiply", "divide", "maximum", "minimum", "select"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_qat.frontend.helper_layers import Indices, OnGrid, WeightTensor
+from keras_qat.frontend.helper_layers import ROUNDINGS, Indices, OnGrid, Positions, WeightTensor
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.masked_recurrent import MASKED, MaskedLSTM
 from tests.ops.examples.example import Example, chosen, sizes
@@ -135,6 +135,11 @@ def _indices(numbers):
     return Example(Indices(), (shape,), ("int32",))
 
 
+def _positions(numbers):
+    shape = sizes(numbers, 1, 6, numbers.integers(1, 4))
+    return Example(Positions(chosen(numbers, *ROUNDINGS)), (shape,))
+
+
 def _lstm(numbers):
     options = {
         name: bool(numbers.random() < 0.5)
@@ -205,6 +210,7 @@ EXAMPLES = {
     "simple_rnn_relu": _unrolled(_layers.SimpleRNN, activation=("relu",)),
     "weight": _weight,
     "indices": _indices,
+    "positions": _positions,
     "on_grid": _on_grid,
     "conv": _conv,
     "depthwise_conv": _depthwise_conv,

@@ -1,0 +1,152 @@
+"""Computes positions in integers from where real numbers are rounded to whole ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.frontend.helper_layers import Positions
+from keras_qat.frontend.tf_operations import array, is_operation
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+
+ROUNDS = {"math.floor": "floor", "math.ceil": "ceil", "math.round": "round"}
+"""Operation that makes whole numbers of real ones -> how it rounds."""
+
+MOVES = frozenset(
+    (
+        *("reshape", "transpose", "expand_dims", "squeeze", "stack", "concat", "tile"),
+        *("__operators__.getitem", "gather", "broadcast_to", "identity", "reverse", "repeat"),
+    )
+)
+"""Operations that only move numbers."""
+
+KEEPS_WHOLE = MOVES | {
+    *("math.add", "math.subtract", "math.multiply", "math.maximum", "math.minimum"),
+    *("__operators__.add", "__operators__.sub", "__operators__.mul", "clip_by_value"),
+}
+"""Operations that compute whole numbers of whole ones."""
+
+
+def positions_as_integers(graph: Graph, context: LoweringContext) -> Graph:
+    """Rounds to integers at once where whole numbers of 8 bits would become integers later.
+
+    Of `tf.cast(tf.floor(x) + 1, tf.int32)` the sum has a range, whose steps are no whole numbers,
+    so that the cast of 2.98 would be 2. Numbers of the model's inputs stay as they are: their
+    steps are not known to the model.
+    """
+    calls: list[Call] = []
+    as_integers = _AsIntegers(context, calls)
+    for call in graph.calls:
+        is_cast = is_operation(call.layer) and call.layer.symbol == "cast"
+        if is_cast and call.inputs[0].is_float and call.output.dtype in ("int32", "int64"):
+            as_integers.cast(call)
+        else:
+            calls.append(call)
+    return dataclasses.replace(graph, calls=_without_unread(graph, calls))
+
+
+def _without_unread(graph: Graph, calls: list[Call]) -> list[Call]:
+    """Drops the calls of a graph that something read, and nothing reads any more."""
+    before, read = graph.consumers(), set(values_in(graph.outputs))
+    kept: list[Call] = []
+    for call in reversed(calls):
+        values = values_in(call.outputs)
+        if read.intersection(values) or not any(before[value] for value in values):
+            kept.append(call)
+            read.update(call.inputs)
+    return kept[::-1]
+
+
+class _AsIntegers:
+    """Writes calls that compute values as integers of 32 bits."""
+
+    def __init__(self, context: LoweringContext, calls: list[Call]) -> None:
+        self.context, self.calls = context, calls
+        self.made: dict[Value, Value | None] = {}
+        """Value that holds whole numbers -> the same as integers; None for others."""
+
+    def cast(self, call: Call) -> None:
+        """Adds a cast of real numbers, or calls that compute the same."""
+        (value,) = call.inputs
+        whole = self.of(value)
+        if whole is None and not _is_given(value):
+            whole = self._rounded(value, value, "truncate")
+        if whole is None:
+            self.calls.append(call)
+            return
+        parts = PartsBuilder(call, self.context)
+        cast = parts.new("", type(call.layer), tf.cast, dtype="int32")
+        self.calls += parts.end(cast, whole, kwargs={"dtype": call.output.dtype})
+
+    def of(self, value: Value) -> Value | None:
+        """Returns the integers of whole numbers; None if they may be fractions."""
+        if value not in self.made:
+            self.made[value] = self._computed(value)
+        return self.made[value]
+
+    def _computed(self, value: Value) -> Value | None:
+        call = value.producer
+        if call is None or not is_operation(call.layer):
+            return None
+        symbol = str(call.layer.symbol)
+        if symbol in ROUNDS:
+            (x,) = call.inputs
+            return None if _is_given(x) else self._rounded(x, value, ROUNDS[symbol])
+        if symbol == "cast" and not call.inputs[0].is_float:
+            return self._end(value, "integers", tf.cast, *call.inputs, dtype="int32")
+        if symbol not in KEEPS_WHOLE or not value.is_float or _fractions(call):
+            return None
+        known = {x: self.of(x) for x in call.inputs if x.is_float}
+        if None in known.values():
+            return None
+        args, kwargs = map_values(lambda x: known.get(x, x), (call.args, call.kwargs))
+        args, kwargs = tf.nest.map_structure(_as_integer, (args, kwargs))
+        return self._end(value, "whole", call.layer.function, *args, **kwargs)
+
+    def _rounded(self, x: Value, like: Value, rounding: str) -> Value:
+        """Adds the layer that rounds a value, named after the call that made `like`."""
+        assert like.producer is not None
+        parts = PartsBuilder(like.producer, self.context)
+        return self._add(parts, parts.new(rounding, Positions, rounding), like, x)
+
+    def _end(self, like: Value, part: str, function: Any, *args: Any, **kwargs: Any) -> Value:
+        """Adds an operation on integers that stands for the one that made `like`."""
+        assert like.producer is not None
+        parts = PartsBuilder(like.producer, self.context)
+        operation = parts.new(part, type(like.producer.layer), function, dtype="int32")
+        return self._add(parts, operation, like, *args, **kwargs)
+
+    def _add(
+        self, parts: PartsBuilder, layer: Any, like: Value, *args: Any, **kwargs: Any
+    ) -> Value:
+        output = Value(parts.path(layer), like.shape, "int32")
+        parts.add(layer, *args, kwargs=kwargs, output=output)
+        self.calls += [part.as_part_of(parts.call) for part in parts.calls]
+        return output
+
+
+def _is_given(value: Value) -> bool:
+    """Returns whether a value holds numbers of the model's inputs."""
+    call = value.producer
+    if call is None:
+        return True
+    only_moves = is_operation(call.layer) and call.layer.symbol in MOVES
+    return only_moves and all(map(_is_given, call.inputs))
+
+
+def _fractions(call: Call) -> bool:
+    """Returns whether there is a number among the arguments of a call that is not whole."""
+    known = map(array, tf.nest.flatten((call.args, call.kwargs)))
+    return any(np.any(numbers != np.round(numbers)) for numbers in known if numbers is not None)
+
+
+def _as_integer(leaf: Any) -> Any:
+    """Returns real numbers among arguments as integers; anything else as it is."""
+    numbers = array(leaf)
+    if numbers is None or numbers.dtype.kind != "f":
+        return leaf
+    return numbers.astype(np.int32) if numbers.ndim else int(numbers)
