@@ -79,9 +79,9 @@ def lower(
         close_sizes(graph)
     if activations:
         graph = positions_as_integers(tokens_as_integers(graph, context), context)
-        graph = with_channels_last(
-            recognize_masks(recognize_softmax(recognize_hard_swish(graph))), context
-        )
+        for recognize in (recognize_hard_swish, recognize_softmax, recognize_masks):
+            graph = recognize(graph, context)
+        graph = with_channels_last(graph, context)
     calls = [part for call in graph.calls for part in expand(call)]
     graph = dataclasses.replace(graph, calls=calls, weights=context.weights)
     return _drop_identities(

@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only, values_in
 from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras2.precision import policy_of
 from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, number, operands
+from keras_qat.lowering.builder import LoweringContext
 from keras_qat.ops.registry import op_of
 
 HIDES = -1e3
@@ -47,7 +47,7 @@ class _Mask(NamedTuple):
     """Calls that give the tensor the axes of the scores."""
 
 
-def recognize_masks(graph: Graph) -> Graph:
+def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
     """Replaces softmax(scores + mask * -1e9) and softmax(tf.where(mask, scores, -1e9)).
 
     They become a softmax of `MaskScores`, and so do maxima. The masked scores would have a scale of
@@ -64,15 +64,12 @@ def recognize_masks(graph: Graph) -> Graph:
             mask = _match_where(masking) or _match_sum(masking)
             if mask is None:
                 break
-            name, dtype = masking.layer.name, policy_of(masking.output.dtype)
-            added = "" if mask.sum is None else "_mask"
-            layer = MaskScores(
-                mask.visible, mask.hidden, BELOW[kind], name=name + added, dtype=dtype
-            )
+            options = {"causal": mask.visible, "hidden": mask.hidden, "below": BELOW[kind]}
             inputs = [mask.scores] if mask.tensor is None else [mask.scores, mask.tensor]
-            new = Call(layer, (inputs,), {}, masking.outputs, masking.name + added)
-            parts = [*mask.moves, new] if mask.sum is None else [mask.sum, new]
-            replaced[masking] = [part.as_part_of(masking) for part in parts]
+            suffix = "" if mask.sum is None else "_mask"
+            new = context.pattern(masking, MaskScores, inputs, suffix, **options)
+            before = mask.moves if mask.sum is None else [mask.sum]
+            replaced[masking] = [*(part.as_part_of(masking) for part in before), new]
             constants.update(mask.constants)
             # A mask of padding is often in front of one of later steps.
             reader, masking = masking, None if mask.sum else mask.scores.producer

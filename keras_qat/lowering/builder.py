@@ -28,6 +28,7 @@ class LoweringContext:
         self.shared: dict[int, list[str]] = {}
         """Id of a variable that several layers read -> the labels of its tensor in each call."""
         self._layers: dict[tuple[Any, str], Any] = {}
+        self._patterns: dict[tuple[Any, str], dict[str, tuple[Any, str]]] = {}
 
     def clear(self) -> None:
         """Forgets all layers, before lowering begins again."""
@@ -57,6 +58,26 @@ class LoweringContext:
     def keep(self, source: Any, part: str, layer: Any) -> Any:
         """Returns the named part of `source`: a layer that there is, the first that was given."""
         return self.layer(source, part, lambda: layer)
+
+    def pattern(self, call: Call, make: Any, inputs: Any, suffix: str = "", **options: Any) -> Call:
+        """Returns the call that stands for a pattern of calls, of which `call` is the last.
+
+        Patterns that end in one shared layer get one layer, unless its options differ.
+
+        Args:
+            call: the last call.
+            make: called with `options`, the precision of the call's output and the name.
+            inputs: what the new call reads.
+            suffix: what follows the names of the call and its layer.
+        """
+        made = self._patterns.setdefault((call.layer, suffix), {})
+        options["dtype"] = policy_of(call.output.dtype)
+        key = repr((make, make(**options, name=suffix or "pattern").get_config()))
+        if key not in made:
+            end = f"{suffix}_{len(made)}" if made else suffix
+            made[key] = make(**options, name=call.layer.name + end), end
+        layer, end = made[key]
+        return Call(layer, (inputs,), {}, call.outputs, call.name + end).as_part_of(call)
 
     def split_weights(self) -> set[Any]:
         """Returns the layers of which a weight was split: several layers start from it."""

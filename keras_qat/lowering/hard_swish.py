@@ -9,11 +9,11 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.helper_layers import HardSwish
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras2.precision import policy_of
 from keras_qat.frontend.tf_operations import ARITHMETIC, number
+from keras_qat.lowering.builder import LoweringContext
 
 
-def recognize_hard_swish(graph: Graph) -> Graph:
+def recognize_hard_swish(graph: Graph, context: LoweringContext) -> Graph:
     """Replaces every x * relu6(x + 3) * 1/6 by one HardSwish layer."""
     matches = {call: _inside(call) for call in graph.calls}
     consumers = graph.consumers()
@@ -24,8 +24,7 @@ def recognize_hard_swish(graph: Graph) -> Graph:
         members, hidden = {call, *inner}, {part.output for part in inner}
         if x is None or hidden & outputs or any(set(consumers[v]) - members for v in hidden):
             continue
-        layer = HardSwish(name=call.layer.name, dtype=policy_of(call.output.dtype))
-        replaced[call] = Call(layer, (x,), {}, call.outputs, call.name).as_part_of(call)
+        replaced[call] = context.pattern(call, HardSwish, x)
         dropped.update(inner)
     calls = [replaced.get(call, call) for call in graph.calls if call not in dropped]
     return dataclasses.replace(graph, calls=calls)

@@ -7,11 +7,11 @@ from typing import Any
 
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.keras2.precision import policy_of
 from keras_qat.frontend.tf_operations import ARITHMETIC, is_operation, number, operands
+from keras_qat.lowering.builder import LoweringContext
 
 
-def recognize_softmax(graph: Graph) -> Graph:
+def recognize_softmax(graph: Graph, context: LoweringContext) -> Graph:
     """Replaces every exp(x - max(x)) / sum(exp(x - max(x))) by one Softmax layer.
 
     So masks of attention are recognized in front of it, and the parts need no ranges.
@@ -24,8 +24,7 @@ def recognize_softmax(graph: Graph) -> Graph:
         members, hidden = {call, *inner}, {part.output for part in inner}
         if x is None or hidden & outputs or any(set(readers[value]) - members for value in hidden):
             continue
-        layer = layers.Softmax(axis, name=call.layer.name, dtype=policy_of(call.output.dtype))
-        replaced[call] = Call(layer, (x,), {}, call.outputs, call.name).as_part_of(call)
+        replaced[call] = context.pattern(call, layers.Softmax, x, axis=axis)
         dropped.update(inner)
     calls = [replaced.get(call, call) for call in graph.calls if call not in dropped]
     return dataclasses.replace(graph, calls=calls)
