@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.keras2.layer_names import names_of_calls
 from keras_qat.frontend.keras2.trace_layer import OpenedLayer
+from keras_qat.frontend.keras2.whole_graph import WholeGraph
 from keras_qat.frontend.tf_operations import is_operation
 
 
@@ -25,7 +26,8 @@ class InnerNames:
 
     def __init__(self, call: Call, prefix: str, named: dict[str, Any], taken: set[str]) -> None:
         self.call, self.prefix, self.taken, self.named = call, prefix, taken, named
-        self.inside = names_of_calls(call.layer)
+        whole = isinstance(call.layer, WholeGraph)
+        self.inside = call.layer.names if whole else names_of_calls(call.layer)
         self.of_layer: dict[Any, str] = {}
         self.gave_output = False
 

@@ -21,11 +21,13 @@ from keras_qat.frontend.keras2.configurations import finds_by_name
 from keras_qat.frontend.keras2.layers_and_models import layers_in, rename
 from keras_qat.frontend.keras2.readability import is_graph_model
 from keras_qat.frontend.keras2.trace_layer import (
+    READS_OTHERS,
     CannotOpen,
     OnlyTrains,
     OpenedLayer,
     ReadsWeights,
 )
+from keras_qat.frontend.keras2.whole_graph import WholeGraph, as_one_call
 from keras_qat.frontend.known_sizes import with_known_sizes
 from keras_qat.frontend.operation_calls import call_in_layer
 from keras_qat.frontend.tf_operations import is_operation
@@ -56,6 +58,7 @@ def open_layers(
 
     The calls of a layer share its weights: one that cannot be opened in one call stays whole in
     all, and weights of which two calls compute different things stay apart from what they compute.
+    Where one reads a tensor that another kept in an attribute, all layers are opened as one.
 
     Args:
         graph: a graph as it was read.
@@ -63,6 +66,22 @@ def open_layers(
         may_open: whether a layer may be opened; True opens even a layer that normalizes, None opens
             as usual.
     """
+    opened = _open_all(graph, context, may_open)
+    if READS_OTHERS not in (opened.closed or {}).values() or graph.loss_only:
+        return opened
+    context.clear()
+    with contextlib.suppress(ValueError):
+        together = _open_all(as_one_call(graph), context, may_open)
+        if READS_OTHERS not in (together.closed or {}).values():
+            return together
+    context.clear()
+    return _open_all(graph, context, may_open)
+
+
+def _open_all(
+    graph: Graph, context: LoweringContext, may_open: Callable[[Call], bool | None]
+) -> Graph:
+    """Opens the layers until all calls of each one agree."""
     whole: dict[Any, str] = {}
     apart, lent = set[Any](), LentWeights(graph)
     while True:
@@ -175,7 +194,7 @@ def _is_closed(layer: Any) -> bool:
         return any(_is_closed(call.layer) for call in parts) if parts else _is_closed(inner)
     if type(layer) is layers.Activation:
         return not isinstance(layer.activation, layers.Layer) and not _is_known(layer.activation)
-    if type(layer) is layers.Lambda or type(layer) in CELLS:
+    if type(layer) in (layers.Lambda, WholeGraph, *CELLS):
         return True
     return type(layer).__module__.split(".")[0] not in ("keras", "tf_keras", "keras_qat")
 

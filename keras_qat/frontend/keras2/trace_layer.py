@@ -43,6 +43,9 @@ from keras_qat.frontend.keras2.written_out_loops import steps_written_out
 from keras_qat.frontend.masks import first_argument
 from keras_qat.frontend.tf_operations import draws_random_numbers
 
+READS_OTHERS = "it reads a tensor that is none of its arguments"
+"""Why a layer cannot be opened by itself that reads what an earlier call kept in an attribute."""
+
 
 class CannotOpen(Exception):
     """Tells in a few words why a layer cannot be opened."""
@@ -198,8 +201,7 @@ class _Trace:
             self.model = keras.Model(symbolic, self.outputs)
         except ValueError as error:
             foreign = "Graph disconnected" in str(error)
-            reason = "it reads a tensor that is none of its arguments"
-            raise CannotOpen(reason if foreign else first_line(error)) from error
+            raise CannotOpen(READS_OTHERS if foreign else first_line(error)) from error
         arguments = tf.nest.flatten([(node.call_args, node.call_kwargs) for node in self.nodes])
         read = [leaf for leaf in arguments if isinstance(leaf, tf.Variable)]
         if read := [*tape.watched_variables(), *read]:
