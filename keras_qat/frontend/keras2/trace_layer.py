@@ -29,6 +29,7 @@ from keras_qat.frontend.keras2.inner_calls import (
     without_checks,
     without_nodes,
 )
+from keras_qat.frontend.keras2.known_numbers import sizes_as_numbers
 from keras_qat.frontend.keras2.layer_names import of_different_names
 from keras_qat.frontend.keras2.layer_weights import (
     let_assign,
@@ -184,6 +185,7 @@ class _Trace:
                     block.enter_context(swapped(layer, **refusals))
                     block.enter_context(calls_inside(tape, layer, lenders))
                     block.enter_context(steps_written_out())
+                    block.enter_context(sizes_as_numbers())
                     block.enter_context(functions_as_code())
                     block.enter_context(without_checks())
                     self.outputs = layer.call(*args, **kwargs)

@@ -1,0 +1,97 @@
+"""What depends on sizes alone is a number for Python, while the code of a layer is traced."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.known_sizes import BATCHES
+from keras_qat.frontend.tf_operations import draws_random_numbers, is_operation
+
+
+class _Unknown(Exception):
+    """Raised for a tensor that depends on more than sizes."""
+
+
+def known_number(tensor: Any) -> Any:
+    """Returns what a symbolic tensor or a number holds; None if it depends on more than sizes."""
+    if not hasattr(tensor, "_keras_history"):
+        return np.asarray(tensor)
+    try:
+        with tf.init_scope():
+            first, second = (_computed(tensor, batch) for batch in BATCHES)
+    except _Unknown:
+        return None
+    return first if np.array_equal(first, second) else None
+
+
+def _computed(tensor: Any, batch: int) -> Any:
+    layer, _, index = tensor._keras_history
+    if not is_operation(layer) or draws_random_numbers(layer.symbol):
+        raise _Unknown
+    node, symbol = tensor.node, layer.symbol.removeprefix("compat.v1.")
+    if symbol in ("rank", "shape", "size"):
+        shape = node.keras_inputs[0].shape
+        if shape.rank is None or None in shape[1:]:
+            raise _Unknown
+        sizes = [batch if size is None else size for size in shape]
+        number = {"rank": len(sizes), "size": np.prod(sizes)}.get(symbol, sizes)
+        return np.array(number, tensor.dtype.as_numpy_dtype)
+
+    def number_of(leaf: Any) -> Any:
+        is_symbolic = hasattr(leaf, "_keras_history")
+        return tf.constant(_computed(leaf, batch)) if is_symbolic else leaf
+
+    args, kwargs = tf.nest.map_structure(number_of, (node.call_args, node.call_kwargs))
+    return np.asarray(tf.nest.flatten(layer.call(*args, **kwargs))[index])
+
+
+@contextlib.contextmanager
+def sizes_as_numbers() -> Iterator[None]:
+    """Runs a block in which Python reads symbolic tensors that depend on sizes alone as numbers.
+
+    These are `len(tf.shape(x))`, `range(tf.shape(x)[1])`, `if tf.rank(x) == 3` and the like, which
+    AutoGraph takes too. TensorFlow and Keras themselves see symbols as before.
+    """
+    kind: Any = type(keras.Input((1,)))
+    names = "__len__", "__bool__", "__index__", "__iter__"
+    before = {name: vars(kind).get(name) for name in names}
+
+    def length(tensor: Any) -> int:
+        size = tensor.shape[0] if tensor.shape.rank else None
+        return before["__len__"](tensor) if size is None or not _asked_by_user() else size
+
+    def convert(to: Callable[[Any], Any]) -> Any:
+        def converted(tensor: Any) -> Any:
+            number = known_number(tensor) if _asked_by_user() else None
+            return before["__len__"](tensor) if number is None else to(number)
+
+        return converted
+
+    def steps(tensor: Any) -> Iterator[Any]:
+        number = known_number(tensor) if _asked_by_user() else None
+        return before["__iter__"](tensor) if number is None else iter(tf.constant(number))
+
+    new = length, convert(bool), convert(int), steps
+    try:
+        for name, method in zip(names, new, strict=True):
+            setattr(kind, name, method)
+        yield
+    finally:
+        for name, method in before.items():
+            if method is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, method)
+
+
+def _asked_by_user() -> bool:
+    """Returns whether a user's own code calls the method that calls this function."""
+    module = str(sys._getframe(2).f_globals.get("__name__", ""))
+    return module.split(".")[0] not in ("keras", "numpy", "tensorflow", "tf_keras")

@@ -1,0 +1,174 @@
+"""Python in layers of one's own that reads sizes, and TensorFlow's loops over known steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.helpers import images, scramble
+
+layers, K = keras.layers, keras.backend
+HABITS = {}
+
+
+def habit(function):
+    HABITS[function.__name__] = function
+    return function
+
+
+def step(layer, x):
+    return tf.tanh(tf.matmul(x, layer.weight))
+
+
+@habit
+def length(layer, x):
+    share = tf.reshape(
+        step(layer, x[:, 0]), (tf.shape(x)[0],) + (1,) * (len(tf.shape(x)) - 2) + (2,)
+    )
+    return x * share + x / len(x[0])
+
+
+@habit
+def steps_of_a_range(layer, x):
+    y = x[:, 0]
+    for index in range(tf.shape(x)[1]):
+        y = y + step(layer, x[:, index])
+    return y
+
+
+@habit
+def steps_of_tensors(layer, x):
+    y = x[:, 0]
+    for index in tf.range(tf.shape(x)[1]):
+        y = y + step(layer, x[:, index])
+    return y
+
+
+@habit
+def branch_of_sizes(layer, x):
+    if tf.rank(x) == 3 and tf.shape(x)[1] > 2 and not tf.size(x[0]) < 3:
+        x = step(layer, x)
+    return x
+
+
+@habit
+def cond(layer, x):
+    return tf.cond(tf.shape(x)[1] > 2, lambda: step(layer, x), lambda: x)
+
+
+@habit
+def switch(layer, x):
+    return K.switch(tf.shape(x)[1] < 2, lambda: x, lambda: step(layer, x))
+
+
+@habit
+def while_loop(layer, x):
+    body = lambda i, y: (i + 1, y + step(layer, x[:, i]))  # noqa: E731
+    return tf.while_loop(lambda i, y: i < tf.shape(x)[1], body, (0, x[:, 0]))[1]
+
+
+@habit
+def while_loop_of_few_steps(layer, x):
+    body = lambda y: (step(layer, y),)  # noqa: E731
+    return tf.while_loop(lambda y: True, body, (x,), maximum_iterations=2)[0]
+
+
+@habit
+def array(layer, x):
+    states = tf.TensorArray(tf.float32, size=tf.shape(x)[1])
+    for index in tf.range(tf.shape(x)[1]):
+        states = states.write(index, step(layer, x[:, index]))
+    return tf.transpose(states.stack(), (1, 0, 2)) + states.read(0)[:, None]
+
+
+@habit
+def array_of_rows(layer, x):
+    states = tf.TensorArray(tf.float32, size=3).unstack(tf.transpose(x, (1, 0, 2)))
+    rows = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+    _, rows = tf.while_loop(
+        lambda i, rows: i < states.size(),
+        lambda i, rows: (i + 1, rows.write(i, step(layer, states.read(i)))),
+        (0, rows),
+    )
+    return tf.concat([rows.concat(), rows.gather([1])[0]], 0)
+
+
+@habit
+def folds(layer, x):
+    rows, add = tf.transpose(x, (1, 0, 2)), lambda y, row: step(layer, y) + row
+    return tf.foldl(add, rows) + tf.foldr(add, rows, x[:, 1]) + K.foldl(add, rows)
+
+
+@habit
+def maps(layer, x):
+    rows, function = tf.transpose(x, (1, 0, 2)), lambda row: step(layer, row)
+    return tf.map_fn(function, rows) + tf.vectorized_map(function, rows) + K.map_fn(function, rows)
+
+
+@habit
+def backend_rnn(layer, x):
+    def one(inputs, states):
+        state = step(layer, inputs) + 0.5 * states[0]
+        return state, [state]
+
+    last, outputs, _ = K.rnn(one, x, [tf.zeros_like(x[:, 0])])
+    return outputs + last[:, None]
+
+
+class Own(layers.Layer):
+    def __init__(self, habit, **kwargs):
+        super().__init__(**kwargs)
+        self.habit = habit
+
+    def build(self, shape):
+        self.weight = self.add_weight("weight", (2, 2))
+
+    def call(self, x):
+        return HABITS[self.habit](self, x)
+
+    def get_config(self):
+        return {**super().get_config(), "habit": self.habit}
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("name", HABITS)
+def test_in_integers(name):
+    inputs, x = keras.Input((3, 2)), images(32, (3, 2))
+    model = scramble(keras.Model(inputs, layers.Activation("relu")(Own(name)(inputs))))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    assert np.mean(np.abs(qat(x) - model(x))) < 0.02 * np.ptp(model(x))
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+
+
+UNKNOWN = {
+    "numbers": lambda layer, x: step(layer, x) if tf.reduce_max(x) > 0 else x,
+    "length of the batch": lambda layer, x: x / tf.cast(len(x), tf.float32),
+    "array of an unknown index": lambda layer, x: (
+        tf.TensorArray(tf.float32, 1).write(tf.cast(x[0, 0, 0], tf.int32), x).read(0)
+    ),
+    "loop without end": lambda layer, x: tf.while_loop(
+        lambda i, y: i < 40, lambda i, y: (i + 1, step(layer, y)), (0, x)
+    )[1],
+    "loop of numbers": lambda layer, x: tf.while_loop(
+        lambda y: tf.reduce_max(y) > 9, lambda y: (step(layer, y),), (x,)
+    )[0],
+    "branch of numbers": lambda layer, x: tf.cond(
+        tf.reduce_max(x) > 0, lambda: step(layer, x), lambda: x
+    ),
+    "branch of the batch": lambda layer, x: tf.cond(
+        tf.shape(x)[0] > 3, lambda: step(layer, x), lambda: x
+    ),
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_depends_on_more_is_refused(name, monkeypatch):
+    monkeypatch.setitem(HABITS, name, UNKNOWN[name])
+    inputs = keras.Input((3, 2))
+    with pytest.raises(ValueError, match="cannot be opened"):
+        keras_qat.quantize_model(keras.Sequential([inputs, Own(name)]), strict=True)
