@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-_NOT_THE_USER = {"keras_qat", "keras", "tf_keras", "tensorflow"}
+from keras_qat.frontend.origins import LIBRARIES
+
 _LOGGER = logging.getLogger("keras_qat")
 _SHOWN: set[str] = set()
 _IS_SILENT: ContextVar[bool] = ContextVar("is silent", default=False)
@@ -32,7 +33,7 @@ def show_once(message: str, key: str = "") -> None:
 def warn_caller(message: str) -> None:
     """Warns about the line of the user's program that called this library, also through Keras."""
     level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _NOT_THE_USER:
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in LIBRARIES:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
 

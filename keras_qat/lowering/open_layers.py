@@ -30,6 +30,7 @@ from keras_qat.frontend.keras2.trace_layer import (
 from keras_qat.frontend.keras2.whole_graph import WholeGraph, as_one_call
 from keras_qat.frontend.known_sizes import with_known_sizes
 from keras_qat.frontend.operation_calls import call_in_layer
+from keras_qat.frontend.origins import KERAS, KNOWN, package_of
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import ACTIVATIONS, split_activation
 from keras_qat.lowering.attention import split_masked_attention
@@ -196,12 +197,12 @@ def _is_closed(layer: Any) -> bool:
         return not isinstance(layer.activation, layers.Layer) and not _is_known(layer.activation)
     if type(layer) in (layers.Lambda, WholeGraph, *CELLS):
         return True
-    return type(layer).__module__.split(".")[0] not in ("keras", "tf_keras", "keras_qat")
+    return package_of(type(layer)) not in KNOWN
 
 
 def _is_known(function: Any) -> bool:
     """Returns whether an activation function has a row or a lowering, and is saved as it is."""
-    if str(function.__module__).startswith("tensorflow") and not finds_by_name(function):
+    if package_of(function) == "tensorflow" and not finds_by_name(function):
         return False
     with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
         return function in ACTIVATIONS or lists(function)
@@ -215,8 +216,8 @@ def _unknown_activation(call: Call, context: LoweringContext) -> list[Call]:
     is_own = is_listed(layer) and not is_registered(layer) and callable(function)
     if not is_own or type(layer) is layers.Activation or isinstance(function, layers.Layer):
         return []
-    package = str(function.__module__).split(".")[0]
-    if package in ("keras", "tf_keras") or (package == "tensorflow" and _is_known(function)):
+    package = package_of(function)
+    if package in KERAS or (package == "tensorflow" and _is_known(function)):
         return []
     return split_activation(call, context)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from keras_qat.frontend.keras2.backend import keras, swapped
+from keras_qat.frontend.origins import KNOWN, LIBRARIES, package_of
 
 
 def applications_scope() -> Any:
@@ -62,7 +63,7 @@ def _is_known(config: dict[str, Any]) -> bool:
     module, name = config.get("module"), config.get("registered_name")
     if not isinstance(module, str) or module in sys.modules:
         return True
-    if module.split(".")[0] in ("keras", "tf_keras", "tensorflow", "builtins"):
+    if module.split(".")[0] in LIBRARIES:
         return True
     return isinstance(name, str) and keras.utils.get_registered_object(name) is not None
 
@@ -86,7 +87,6 @@ def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
     other. Values of initializers are replaced by those of the model.
     """
     layers = list(layers)
-    own = ("keras", "tf_keras", "keras_qat")
     kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
     kinds = (*kinds, keras.constraints.Constraint)
     values = [value for layer in layers for value in vars(layer).values()]
@@ -95,15 +95,15 @@ def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
     custom: dict[str, Any] = {
         type(item).__name__: type(item)
         for item in [*layers, *parts]
-        if type(item).__module__.split(".")[0] not in own
+        if package_of(type(item)) not in KNOWN
     }
     functions = [
         (name, value)
         for layer in layers
         for name, value in vars(layer).items()
         if inspect.isfunction(value)
-        and str(value.__module__).split(".")[0] not in own
-        and not (str(value.__module__).startswith("tensorflow") and finds_by_name(value))
+        and package_of(value) not in KNOWN
+        and not (package_of(value) == "tensorflow" and finds_by_name(value))
     ]
     of_values = [f for name, f in functions if name.endswith(("activation", "initializer"))]
     of_weights = {f for name, f in functions if name.endswith(("regularizer", "constraint"))}

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras, mask_of, set_mask, swapped, takes_mask
 from keras_qat.frontend.keras2.layers_and_models import layers_in
+from keras_qat.frontend.origins import KNOWN, package_of
 from keras_qat.frontend.tf_operations import is_operation
 
 
@@ -84,7 +85,7 @@ def _keeps_tensors(layer: Any) -> bool:
 
 
 def _is_keras(layer: Any) -> bool:
-    return type(layer).__module__.split(".")[0] in ("keras", "tf_keras", "keras_qat")
+    return package_of(type(layer)) in KNOWN
 
 
 def _inline(layer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_qat.frontend.keras2.backend import keras, swapped
+from keras_qat.frontend.origins import KERAS, package_of
 
 
 def names_inside(layer: Any) -> dict[int, str]:
@@ -60,7 +61,7 @@ def _name_of_class(layer: Any) -> str:
 
 def is_of_keras(layer: Any) -> bool:
     """Returns whether the class of a layer is Keras' own."""
-    return type(layer).__module__.split(".")[0] in ("keras", "tf_keras")
+    return package_of(type(layer)) in KERAS
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_qat.frontend.keras2 import backend, configurations
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layer_names import is_of_keras
+from keras_qat.frontend.origins import LIBRARIES, package_of
 
 
 def flat_inputs(model: Any, x: Any) -> list[Any]:
@@ -99,7 +100,7 @@ def own_initializers(layer: Any) -> list[str]:
         for name, value in vars(layer).items()
         if name.endswith("_initializer")
         and callable(value)
-        and type(value).__module__.split(".")[0] not in ("keras", "tf_keras", "tensorflow")
+        and package_of(type(value)) not in LIBRARIES
     ]
 
 

@@ -10,13 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.origins import LIBRARIES, package_of
 
 _Model = keras.Model
 
 
 def check_readable(model: Any) -> None:
     """Raises a `ValueError` that says what to do if a model cannot be read."""
-    roots = {base.__module__.split(".")[0] for base in type(model).__mro__}
+    roots = set(map(package_of, type(model).__mro__))
     if "keras" in roots and not isinstance(model, keras.layers.Layer):
         raise ValueError(
             f"{type(model).__name__} belongs to Keras 3, but Keras 2 is needed here. Convert a "
@@ -129,7 +130,4 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
 def defines(model_class: type, *names: str) -> bool:
     """Returns whether a class of a user is the first one to define one of some names."""
     owners = (next(c for c in model_class.__mro__ if name in vars(c)) for name in names)
-    return any(owner.__module__.split(".")[0] not in _LIBRARIES for owner in owners)
-
-
-_LIBRARIES = ("keras", "tf_keras", "keras_qat", "builtins")
+    return any(package_of(owner) not in LIBRARIES for owner in owners)

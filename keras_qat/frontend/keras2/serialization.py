@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.messages import warn_caller
+from keras_qat.frontend.origins import LIBRARIES, package_of
 
 
 def read_at_once(store: Any) -> Any:
@@ -41,9 +42,6 @@ def read_at_once(store: Any) -> Any:
     stored.io_file = io.BytesIO(stored.archive.read(stored.root_path))
     stored.h5_file = h5py.File(stored.io_file, mode="r")
     return stored.h5_file[name]
-
-
-_KNOWN_PACKAGES = ("keras", "tf_keras", "keras_qat", "tensorflow")
 
 
 def why_not_saved(call: Call) -> str | None:
@@ -82,7 +80,7 @@ def _is_known(part: Any) -> bool:
     """Returns whether Keras finds a class or a function by its name."""
     name = keras.utils.get_registered_name(part)
     is_registered = keras.utils.get_registered_object(name) is not None
-    return str(part.__module__).split(".")[0] in _KNOWN_PACKAGES or is_registered
+    return package_of(part) in LIBRARIES or is_registered
 
 
 def warn_of_closed(graph: Graph, float_layers: Iterable[str]) -> None:

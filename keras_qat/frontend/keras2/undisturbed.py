@@ -10,13 +10,10 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.own_training import METHODS
+from keras_qat.frontend.origins import LIBRARIES, package_of
 
 HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 """Methods of a callback that run between steps."""
-
-LIBRARIES = ("keras", "tf_keras", "keras_qat", "tensorflow", "builtins")
-"""Packages whose callbacks and models change no counter, and no range that is frozen, on the way:
-at most when training or an epoch begins or ends, or by `ScheduledLayer.set_thresholds`."""
 
 ASYNCHRONOUS = (
     tf.distribute.experimental.ParameterServerStrategy,
@@ -46,18 +43,14 @@ def is_undisturbed(model: Any, x: Any, callbacks: Iterable[Any]) -> bool:
         x: the data that `fit` was given.
         callbacks: its callbacks.
     """
+    hooks = [getattr(item, hook, item) for item in callbacks for hook in HOOKS]
     parts = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)
     return (
-        all(_is_of_library(cls) for cls in type(model).__mro__)
+        all(package_of(base) in LIBRARIES for base in type(model).__mro__)
         and not vars(model).keys() & {*METHODS, "reset_metrics"}
         and not model.run_eagerly
         and not model.autotune_steps_per_execution
         and not isinstance(model.distribute_strategy, ASYNCHRONOUS)
-        and all(_is_of_library(getattr(item, hook, None)) for item in callbacks for hook in HOOKS)
+        and all(package_of(hook) in LIBRARIES for hook in hooks)
         and all(isinstance(part, DATA) for part in parts)
     )
-
-
-def _is_of_library(function_or_class: Any) -> bool:
-    module = getattr(function_or_class, "__module__", None) or ""
-    return module.split(".")[0] in LIBRARIES
