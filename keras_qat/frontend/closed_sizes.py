@@ -7,6 +7,7 @@ import math
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, map_values, values_in
+from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layer_names import is_of_keras
 from keras_qat.frontend.known_sizes import computed_sizes
 from keras_qat.frontend.tf_operations import is_operation, operands
@@ -40,11 +41,18 @@ def _of_reshape(call: Call) -> list[Shape]:
 def _inferred(call: Call) -> list[Shape]:
     """Returns the shapes of what a call computes, as TensorFlow infers them."""
     if not is_operation(call.layer):
-        is_single = len(call.inputs) == len(values_in(call.outputs)) == 1
-        # The method of the base class would call the layer.
-        knows = is_of_keras(call.layer) and "compute_output_shape" in vars(type(call.layer))
-        shape = call.inputs[0].shape
-        return [tuple(call.layer.compute_output_shape(shape))] if is_single and knows else []
+        method = type(call.layer).compute_output_shape
+        # That of the base class would call the layer.
+        knows = is_of_keras(call.layer) and method is not keras.layers.Layer.compute_output_shape
+        if (
+            not knows
+            or len(call.args) != 1
+            or values_in(call.kwargs)
+            or values_in(call.outputs)[1:]
+        ):
+            return []
+        shapes = map_values(lambda value: tf.TensorShape(value.shape), call.args[0])
+        return [tuple(tf.TensorShape(call.layer.compute_output_shape(shapes)))]
     with tf.__internal__.FuncGraph("sizes").as_default():  # Takes constants of arguments.
         tensors = {x: tf.compat.v1.placeholder(x.dtype, x.shape) for x in call.inputs}
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))

@@ -58,6 +58,44 @@ class Heads(layers.Layer):
         return tf.einsum("bhts,bshk,hkd->btd", shares, q, self.result)
 
 
+class Patches(layers.Layer):
+    """Returns tokens and, as numbers, how they stand in the image."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.conv = layers.Conv2D(4, 2, 2)
+
+    def call(self, x):
+        x = self.conv(x)
+        height, width = tf.shape(x)[1], tf.shape(x)[2]
+        return tf.reshape(x, (-1, height * width, 4)), height, width
+
+
+class Reduced(layers.Layer):
+    """Attention to an image of half the size, made of tokens, and a sum of two layers of it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.conv, self.dense, self.add = layers.Conv2D(4, 2, 2), layers.Dense(4), layers.Add()
+
+    def call(self, x, height, width):
+        batch = tf.shape(x)[0]
+        image = tf.reshape(x, (batch, height, width, 4))
+        reduced = tf.reshape(self.conv(image), (batch, -1, 4))
+        keys = self.dense(reduced)
+        shares = tf.nn.softmax(tf.matmul(x, self.add([keys, reduced]), transpose_b=True) / 2.0)
+        return tf.reshape(tf.matmul(shares, keys), (batch, height, width, 4))
+
+
+@legacy
+def test_sizes_that_layers_hand_on():
+    inputs, x = keras.Input((8, 8, 3)), images(8, (8, 8, 3))
+    model = keras.Model(inputs, Reduced()(*Patches()(inputs)))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+
+
 @pytest.mark.parametrize(
     "kind", [*(pytest.param(kind, marks=legacy) for kind in (Beside, WithNone, Checked)), Heads]
 )
