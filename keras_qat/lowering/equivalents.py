@@ -20,9 +20,10 @@ from keras_qat.lowering.conv_lstm import CONVOLUTIONS, unrolled_convolutions
 from keras_qat.lowering.einsums import einsum
 from keras_qat.lowering.image_equivalents import IMAGES
 from keras_qat.lowering.normalizing import WHOLE
+from keras_qat.lowering.signal_equivalents import SIGNALS
 from keras_qat.lowering.spectra import spectrum
 from keras_qat.lowering.unrolling import unrolled
-from keras_qat.lowering.written_out import by_matrix, require, written_out
+from keras_qat.lowering.written_out import require, written_out
 from keras_qat.ops.composed import NO_WIDE
 
 
@@ -223,21 +224,6 @@ def _tensordot(a: Any, b: Any, axes: Any, name: Any = None) -> Any:
     return tf.reshape(y, [-1, *sizes, *b.shape[len(rows) :]])
 
 
-def _frame(
-    signal: Any,
-    frame_length: Any,
-    frame_step: Any,
-    pad_end: Any = False,
-    pad_value: Any = 0,
-    axis: Any = -1,
-    name: Any = None,
-) -> Any:
-    size = signal.shape[axis]
-    require(not pad_end and size is not None)
-    starts = np.arange(0, size - frame_length + 1, frame_step)
-    return tf.gather(signal, starts[:, None] + np.arange(frame_length), axis=axis)
-
-
 def _product(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None) -> Any:
     require(isinstance(axis, int) and (input_tensor.shape[axis] or 99) <= 8)
     first, *rest = tf.unstack(input_tensor, axis=axis)
@@ -363,14 +349,7 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "einsum": einsum,
     "linalg.diag": lambda diagonal, name=None: _diagonal(diagonal[..., None]),
     "linalg.diag_part": lambda input, name=None: tf.reduce_sum(_diagonal(input), -1),
-    "signal.frame": _frame,
-    **{
-        f"signal.{operation.__name__}": by_matrix(operation)
-        for operation in (
-            *(tf.signal.dct, tf.signal.idct),
-            tf.signal.mfccs_from_log_mel_spectrograms,
-        )
-    },
+    **SIGNALS,
     "keras.backend.cast_to_floatx": lambda x: tf.identity(x),
     **IMAGES,
     "keras.backend.batch_flatten": _flattened,

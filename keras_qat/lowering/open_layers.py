@@ -304,7 +304,8 @@ def _computed_from_weights(graph: Graph, weights: dict[Value, Any]) -> set[Value
     """Returns the weights, and the values to compute from them alone.
 
     Of a weight one value at most is read by other calls, which is why it may be kept in the place
-    of that weight. Layers with weights of their own, or with noise in training, stay calls.
+    of that weight: of real numbers, as it is quantized. Layers with weights of their own, or with
+    noise in training, stay calls.
     """
     behind: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:
@@ -325,6 +326,8 @@ def _computed_from_weights(graph: Graph, weights: dict[Value, Any]) -> set[Value
             value for value, read in behind.items() if weight in read and is_read_by_others(value)
         ]
 
+    while values := [x for x in behind if x.is_complex and is_read_by_others(x)]:
+        behind = {x: read for x, read in behind.items() if x not in values}
     for weight in weights:
         while len(values := used(weight)) > 1:
             del behind[values[-1]]

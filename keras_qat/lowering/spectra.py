@@ -13,11 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, map_values, values_in
-from keras_qat.frontend.tf_operations import array, is_operation
+from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.lowering.complex_numbers import ARITHMETIC, MOVES, Pair, matmul
 from keras_qat.lowering.written_out import require
-
-Pair = tuple[Any, Any]
-"""Real and imaginary part; None for an imaginary part of zeros."""
 
 LARGEST = 2**20
 """Matrices with more numbers are not written out."""
@@ -54,13 +52,14 @@ class Spectrum:
         """
         known: dict[Value, Any] = dict(zip(self.reals, numbers, strict=True))
         for call in self.inside:
-            known[call.output] = _result(call, known)
+            known.update(zip(values_in(call.outputs), _results(call, known), strict=True))
         return known[self.end.output]
 
     @property
     def has_kernels(self) -> bool:
         """Whether TFLite computes it in float, as it does transforms of real numbers alone."""
-        return any(_symbol(call) == "signal.stft" for call in self.inside)
+        symbols = {_symbol(call) for call in self.inside}
+        return bool(symbols.intersection(OF_REAL)) and symbols <= HAVE_KERNELS
 
 
 def spectrum(call: Call) -> Spectrum | None:
@@ -81,66 +80,105 @@ def _symbol(call: Call) -> str:
     return str(getattr(call.layer, "symbol", ""))
 
 
-def _result(call: Call, known: Mapping[Value, Any]) -> Any:
-    rule = RULES[_symbol(call)]
-    if _symbol(call) in ZEROS:
-        return None
-    if rule is None:  # It moves numbers, or changes nothing.
-        parts = [_with_part(call, known, index) for index in (0, 1)]
-        return tuple(part and call.layer(*part[0], **part[1]) for part in parts)
-    args, kwargs = map_values(known.__getitem__, (call.args, call.kwargs))
-    return rule(*args, **kwargs)
+def _results(call: Call, known: Mapping[Value, Any]) -> list[Any]:
+    """Returns what a call gives: pairs in the place of complex numbers."""
+    symbol, values = _symbol(call), [x for x in call.inputs if x.is_complex]
+    if symbol in ZEROS:
+        return [(tf.zeros_like(known[values[0]][0]), None) if values else None]
+    if symbol not in MOVES:
+        args, kwargs = map_values(known.__getitem__, (call.args, call.kwargs))
+        return [RULES[symbol](*args, **kwargs)]
+    real = _moved(call, known, 0)
+    has_imag = any(known[value][1] is not None for value in values)
+    return list(zip(real, _moved(call, known, 1) if has_imag else [None] * len(real), strict=True))
 
 
-def _with_part(call: Call, known: Mapping[Value, Any], index: int) -> Any:
-    """Returns the arguments of a call with one part of its complex input; None if it has none."""
-    (value,) = (x for x in call.inputs if x.is_complex)
-    if known[value][index] is None:
-        return None
-    parts = {**known, value: known[value][index]}
-    return map_values(parts.__getitem__, (call.args, call.kwargs))
+def _moved(call: Call, known: Mapping[Value, Any], index: int) -> list[Any]:
+    """Returns what a call gives for one part of its complex numbers."""
+
+    def part(value: Value) -> Any:
+        parts = known[value]
+        if not value.is_complex:
+            return parts
+        return tf.zeros_like(parts[0]) if parts[index] is None else parts[index]
+
+    args, kwargs = map_values(part, (call.args, call.kwargs))
+    return tf.nest.flatten(call.layer(*args, **kwargs))
 
 
-def _cast(x: Any, dtype: Any, name: Any = None) -> Any:
-    if not isinstance(x, tuple):
-        require(x is not None)
-        return x, None
-    return x if tf.as_dtype(dtype).is_complex else x[0]
+def _matrix(transform: Callable[..., np.ndarray], size: Any, *length: int) -> np.ndarray:
+    """Returns the matrix of a transform along the last axis."""
+    require(size is not None and size * max([size, *length]) <= LARGEST)
+    return np.round(transform(np.eye(size), *length), 12) + 0.0  # Zeros have no sign.
 
 
-def _pair(real: Any, imag: Any, name: Any = None) -> Pair:
-    require(real is not None)
-    constant = array(imag)
-    return real, imag if constant is None or constant.any() else None
+def _transform(transform: Callable[..., np.ndarray]) -> Callable[..., Pair]:
+    """Returns a Fourier transform along the last axis as a product with a matrix."""
+
+    def along(input: Any, fft_length: Any = None, name: Any = None) -> Pair:
+        x = input if isinstance(input, tuple) else (input, None)
+        return matmul(x, _matrix(transform, x[0].shape[-1], *_lengths(fft_length)))
+
+    return along
 
 
-def _waves(size: int, bins: int, length: int) -> Pair:
-    """Returns cosines and negative sines: a row for each number, a column for each frequency."""
-    require(size * bins <= LARGEST)
-    steps = np.outer(np.arange(size), np.arange(bins)) % length
-    waves = np.round(np.exp(-2j * np.pi / length * steps), 12) + 0.0  # Zeros have no sign.
-    return waves.real.astype(np.float32), waves.imag.astype(np.float32)
+def _to_real(input: Pair, fft_length: Any = None, name: Any = None) -> Any:
+    """Computes `tf.signal.irfft`."""
+    bins = input[0].shape[-1]
+    lengths = _lengths(fft_length)
+    units = (lambda x, *n: np.fft.irfft(x, *n), lambda x, *n: np.fft.irfft(1j * x, *n))
+    products = [
+        tf.matmul(part, _matrix(unit, bins, *lengths).astype(np.float32))
+        for part, unit in zip(input, units, strict=True)
+        if part is not None
+    ]
+    return sum(products[1:], products[0])
 
 
-def _fft(input: Pair, name: Any = None) -> Pair:
-    (real, imag), size = input, input[0].shape[-1]
-    require(size is not None)
-    cosines, sines = _waves(size, size, size)
-    if imag is None:
-        return tf.matmul(real, cosines), tf.matmul(real, sines)
-    return (
-        tf.matmul(real, cosines) - tf.matmul(imag, sines),
-        tf.matmul(real, sines) + tf.matmul(imag, cosines),
-    )
+def _lengths(fft_length: Any) -> list[int]:
+    return [] if fft_length is None else [int(length) for length in np.ravel(fft_length)]
 
 
-def _fft2d(input: Pair, name: Any = None) -> Pair:
-    return _turned(_fft(_turned(_fft(input))))
+def _in_two(last: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a transform along the last two axes: along the other one first if it gives pairs."""
+    to_real = last is _to_real
+
+    def along_both(input: Any, fft_length: Any = None, name: Any = None) -> Any:
+        rows, columns = _lengths(fft_length) or (None, None)
+        if to_real:
+            return last(_turned(other(_turned(input), rows)), columns)
+        return _turned(other(_turned(last(input, columns)), rows))
+
+    return along_both
 
 
 def _turned(x: Pair) -> Pair:
-    real, imag = (tf.transpose(part, [*range(len(part.shape) - 2), -1, -2]) for part in x)
+    rank = len(x[0].shape)
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    real, imag = (None if part is None else tf.transpose(part, order) for part in x)
     return real, imag
+
+
+def _inverse_stft(
+    stfts: Pair,
+    frame_length: Any,
+    frame_step: Any,
+    fft_length: Any = None,
+    window_fn: Any = tf.signal.hann_window,
+    name: Any = None,
+) -> Any:
+    rows = int(frame_length)
+    length = 1 << (rows - 1).bit_length() if fft_length is None else int(fft_length)
+    require(length >= rows)
+    frames = _to_real(stfts, length)[..., :rows]
+    return tf.signal.overlap_and_add(frames * _window(window_fn, rows), int(frame_step))
+
+
+def _window(window_fn: Any, rows: int) -> np.ndarray:
+    if window_fn is None:
+        return np.ones(rows, np.float32)
+    with tf.init_scope():
+        return np.asarray(window_fn(rows, dtype=tf.float32))
 
 
 def _stft(
@@ -156,12 +194,10 @@ def _stft(
     size, step, rows = signals.shape[-1], int(frame_step), int(frame_length)
     require(len(signals.shape) == 2 and size is not None)
     length = 1 << (rows - 1).bit_length() if fft_length is None else int(fft_length)
-    bins, window = length // 2 + 1, np.ones(rows, np.float32)
-    if window_fn is not None:
-        with tf.init_scope():
-            window = np.asarray(window_fn(rows, dtype=tf.float32))
-    used = min(rows, length)
-    kernel = np.concatenate(_waves(used, bins, length), 1) * window[:used, None]
+    bins, used = length // 2 + 1, min(rows, length)
+    waves = _matrix(np.fft.rfft, used, length)
+    kernel = np.concatenate([waves.real, waves.imag], 1) * _window(window_fn, rows)[:used, None]
+    kernel = kernel.astype(np.float32)
     if pad_end:
         signals = tf.pad(
             signals, [(0, 0), (0, max(0, (-(-size // step) - 1) * step + rows - size))]
@@ -188,31 +224,32 @@ def _angle(input: Pair, name: Any = None) -> Any:
     return tf.atan2(input[1], input[0])
 
 
-def _part(index: int) -> Callable[..., Any]:
-    def part(input: Pair, name: Any = None) -> Any:
-        require(input[index] is not None)
-        return input[index]
-
-    return part
-
-
 ZEROS = ("zeros_like", "compat.v1.zeros_like")
 """Operations that give an imaginary part of zeros."""
 
-RULES: dict[str, Any] = {
-    "cast": _cast,
-    "dtypes.complex": _pair,
-    "complex": _pair,
-    "signal.fft": _fft,
-    "signal.fft2d": _fft2d,
+_FFT, _IFFT = _transform(np.fft.fft), _transform(np.fft.ifft)
+_RFFT = _transform(np.fft.rfft)
+
+OF_REAL = ("signal.stft", "signal.rfft", "signal.rfft2d")
+"""Transforms that TFLite computes in float."""
+
+HAVE_KERNELS = {*OF_REAL, "math.abs", "math.real", "math.imag", "cast", "__operators__.getitem"}
+"""Operations on complex numbers of which TFLite has kernels."""
+
+RULES: dict[str, Callable[..., Any] | None] = {
+    **ARITHMETIC,
+    "signal.fft": _FFT,
+    "signal.ifft": _IFFT,
+    "signal.rfft": _RFFT,
+    "signal.irfft": _to_real,
+    "signal.fft2d": _in_two(_FFT, _FFT),
+    "signal.ifft2d": _in_two(_IFFT, _IFFT),
+    "signal.rfft2d": _in_two(_RFFT, _FFT),
+    "signal.irfft2d": _in_two(_to_real, _IFFT),
     "signal.stft": _stft,
+    "signal.inverse_stft": _inverse_stft,
     "math.abs": _magnitude,
     "math.angle": _angle,
-    "math.real": _part(0),
-    "math.imag": _part(1),
-    **dict.fromkeys(ZEROS),
-    **dict.fromkeys(
-        ("__operators__.getitem", "expand_dims", "squeeze", "transpose", "reshape", "identity")
-    ),
+    **dict.fromkeys((*ZEROS, *MOVES)),
 }
-"""TensorFlow's name of an operation -> what it computes of pairs; None for those that move them."""
+"""TensorFlow's name of an operation -> what it computes of pairs; None for `ZEROS` and `MOVES`."""

@@ -164,6 +164,12 @@ FORMS = {
         lambda x: keras.backend.separable_conv2d(x[..., None], KERNELS[0], KERNELS[1], (2, 2)),
     ),
     "signal.frame": (lambda x: tf.signal.frame(x, 4, 2, axis=1),),
+    "signal.overlap_and_add": (
+        lambda x: tf.signal.overlap_and_add(tf.transpose(x, [0, 2, 1]), 2),
+        lambda x: tf.signal.overlap_and_add(x[:, None], 3),
+    ),
+    "signal.fftshift": (lambda x: tf.signal.fftshift(x, axes=[1, 2]),),
+    "signal.ifftshift": (lambda x: tf.signal.ifftshift(x, 1),),
     "signal.dct": (lambda x: tf.signal.dct(x, norm="ortho"), lambda x: tf.signal.dct(x, 3)),
     "signal.idct": (tf.signal.idct,),
     "signal.mfccs_from_log_mel_spectrograms": (

@@ -152,6 +152,8 @@ CALLS: dict[str, Any] = {
     "tf.squeeze": lambda x: tf.squeeze(x[:, :1], 1),
     "tf.signal.fft": lambda x: tf.abs(tf.signal.fft(tf.cast(x, tf.complex64))),
     "tf.signal.fft2d": lambda x: tf.math.real(tf.signal.fft2d(tf.cast(x, tf.complex64))),
+    "tf.signal.ifft": lambda x: tf.abs(tf.signal.ifft(tf.cast(x, tf.complex64))),
+    "tf.signal.ifft2d": lambda x: tf.math.real(tf.signal.ifft2d(tf.cast(x, tf.complex64))),
     "tf.signal.stft": lambda x: tf.abs(tf.signal.stft(tf.reshape(x, [-1, 144]), 16, 8)),
     "tf.math.unsorted_segment_sum": lambda x: (
         x + tf.reshape(tf.math.unsorted_segment_sum(tf.reshape(x[:1], [36, 4]), [0] * 36, 1), [4])

@@ -39,6 +39,7 @@ from keras_qat.frontend.keras2.layer_weights import (
 )
 from keras_qat.frontend.keras2.layers_and_models import nodes_of, takes_training
 from keras_qat.frontend.keras2.own_errors import describe_error, first_line
+from keras_qat.frontend.keras2.real_transforms import transforms_of_symbols
 from keras_qat.frontend.keras2.training_sections import Sections
 from keras_qat.frontend.keras2.written_out_loops import steps_written_out
 from keras_qat.frontend.masks import first_argument
@@ -186,6 +187,7 @@ class _Trace:
                     block.enter_context(calls_inside(tape, layer, lenders))
                     block.enter_context(steps_written_out())
                     block.enter_context(sizes_as_numbers())
+                    block.enter_context(transforms_of_symbols())
                     block.enter_context(functions_as_code())
                     block.enter_context(without_checks())
                     self.outputs = layer.call(*args, **kwargs)

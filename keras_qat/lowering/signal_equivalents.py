@@ -1,0 +1,66 @@
+"""Operations of `tf.signal` on real numbers, written out in other operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.lowering.written_out import by_matrix, require
+
+
+def _frame(
+    signal: Any,
+    frame_length: Any,
+    frame_step: Any,
+    pad_end: Any = False,
+    pad_value: Any = 0,
+    axis: Any = -1,
+    name: Any = None,
+) -> Any:
+    size = signal.shape[axis]
+    require(not pad_end and size is not None)
+    starts = np.arange(0, size - frame_length + 1, frame_step)
+    return tf.gather(signal, starts[:, None] + np.arange(frame_length), axis=axis)
+
+
+def _overlapped(signal: Any, frame_step: Any, name: Any = None) -> Any:
+    """Adds frames: those parts that lie `frame_step` apart, each shifted by its place."""
+    (count, size), step = signal.shape[-2:], int(frame_step)
+    rank = len(signal.shape)
+    require(rank > 2 and None not in signal.shape[1:])
+    parts, outer = -(-size // step), [-1, *signal.shape[1:-2]]
+    beside = [(0, 0)] * (rank - 2)
+    signal = tf.pad(signal, [*beside, (0, 0), (0, parts * step - size)])
+    total: Any = 0
+    for part in range(parts):
+        piece = signal[..., part * step : (part + 1) * step]
+        total += tf.pad(piece, [*beside, (part, parts - 1 - part), (0, 0)])
+    y = tf.reshape(total, [*outer, (count + parts - 1) * step])
+    return y[..., : (count - 1) * step + size]
+
+
+def _half_turn(x: Any, axes: Any = None, name: Any = None, back: bool = False) -> Any:
+    """Moves the frequency 0 to the middle, or back."""
+    axes = tf.nest.flatten(axes)
+    require(all(isinstance(axis, int) and x.shape[axis] for axis in axes))
+    return tf.roll(x, [(-1 if back else 1) * (x.shape[axis] // 2) for axis in axes], axes)
+
+
+SIGNALS: dict[str, Callable[..., Any]] = {
+    "signal.frame": _frame,
+    "signal.overlap_and_add": _overlapped,
+    "signal.fftshift": _half_turn,
+    "signal.ifftshift": partial(_half_turn, back=True),
+    **{
+        f"signal.{operation.__name__}": by_matrix(operation)
+        for operation in (
+            *(tf.signal.dct, tf.signal.idct),
+            tf.signal.mfccs_from_log_mel_spectrograms,
+        )
+    },
+}
+"""TensorFlow's name of an operation -> a function that computes the same in other operations."""
