@@ -14,6 +14,8 @@ from keras_qat.frontend.tf_operations import draws_random_numbers, is_operation
 
 SHAPES = ("compat.v1.shape", "shape")
 
+SLICES = ("__operators__.getitem", "slice", "strided_slice")
+
 BATCHES = 2, 61
 """Numbers of examples, far apart: what is the same with both depends on other sizes alone."""
 
@@ -87,10 +89,10 @@ def computed_sizes(shape: Any) -> list[int] | None:
 
 
 def with_known_sizes(graph: Graph) -> Graph:
-    """Replaces what is computed from known sizes by constants, where real numbers take part.
+    """Replaces what is computed from known sizes by constants, in real numbers and in slices.
 
-    Integers that are computed without real numbers stay, such as the sizes that a reshape takes,
-    and so does what layers read, whose weights would be constants else.
+    Other integers stay, such as the sizes that a reshape takes, and so does what layers read, whose
+    weights would be constants else.
     """
     runs: dict[Value, tuple[Any, Any]] = {}
     """Values that depend on sizes alone -> what they are with both numbers of examples."""
@@ -106,20 +108,20 @@ def with_known_sizes(graph: Graph) -> Graph:
         if not reals.isdisjoint(call.inputs):
             reals.update(same)
         reals.update(value for value in same if value.is_float)
-    if not reals:
+    if not known:
         return graph
-
-    def constant(value: Value) -> Any:
-        return _constant(known[value]) if value in reals else value
-
     calls = []
     read = {*values_in(graph.outputs), *(v for call in graph.loss_only for v in call.inputs)}
     for call in reversed(graph.calls):
         values = values_in(call.outputs)
         if known.keys() >= set(values) and read.isdisjoint(values):
             continue
-        if is_operation(call.layer) and not reals >= set(call.inputs):
-            args, kwargs = map_values(constant, (call.args, call.kwargs))
+        if is_operation(call.layer) and not known.keys() >= set(call.inputs):
+            constants = known if call.layer.symbol in SLICES else {v: known[v] for v in reals}
+            args, kwargs = map_values(
+                lambda value, found=constants: _constant(found[value]) if value in found else value,
+                (call.args, call.kwargs),
+            )
             new = Call(call.layer, args, kwargs, call.outputs, call.name)
             call = new.as_part_of(call)
         calls.append(call)

@@ -15,6 +15,7 @@ from keras_qat.frontend.graph import Call, Graph, is_batch_norm, values_in
 from keras_qat.frontend.helper_layers import Contract
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.layers_and_models import class_path
+from keras_qat.frontend.known_sizes import with_known_sizes
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import (
     split_activation,
@@ -75,7 +76,7 @@ def lower(
 
     close_sizes(graph)
     if may_open is not None:
-        graph = open_layers(graph, context, may_open)
+        graph = with_known_sizes(open_layers(graph, context, may_open))
         close_sizes(graph)
     if activations:
         graph = positions_as_integers(tokens_as_integers(graph, context), context)

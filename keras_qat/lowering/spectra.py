@@ -68,7 +68,7 @@ def spectrum(call: Call) -> Spectrum | None:
     if not is_end or not is_operation(call.layer):
         return None
     found = Spectrum(call)
-    return found if all(_symbol(inner) in RULES for inner in found.inside) else None
+    return found if all(_symbol(inner) in KNOWN for inner in found.inside) else None
 
 
 def _is_inside(value: Value) -> bool:
@@ -236,7 +236,7 @@ OF_REAL = ("signal.stft", "signal.rfft", "signal.rfft2d")
 HAVE_KERNELS = {*OF_REAL, "math.abs", "math.real", "math.imag", "cast", "__operators__.getitem"}
 """Operations on complex numbers of which TFLite has kernels."""
 
-RULES: dict[str, Callable[..., Any] | None] = {
+RULES: dict[str, Callable[..., Any]] = {
     **ARITHMETIC,
     "signal.fft": _FFT,
     "signal.ifft": _IFFT,
@@ -250,6 +250,7 @@ RULES: dict[str, Callable[..., Any] | None] = {
     "signal.inverse_stft": _inverse_stft,
     "math.abs": _magnitude,
     "math.angle": _angle,
-    **dict.fromkeys((*ZEROS, *MOVES)),
 }
-"""TensorFlow's name of an operation -> what it computes of pairs; None for `ZEROS` and `MOVES`."""
+"""TensorFlow's name of an operation -> what it computes of pairs."""
+
+KNOWN = {*RULES, *ZEROS, *MOVES}

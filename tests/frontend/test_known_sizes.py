@@ -57,6 +57,31 @@ def of_earlier_steps(x):
     return tf.matmul(earlier, x)
 
 
+def cut(x):
+    """As relative positions are shifted in Conformers: no size is a number in the code."""
+    rows, columns = tf.shape(x)[1], tf.shape(x)[2]
+    y = tf.reshape(tf.pad(x, [[0, 0], [0, 0], [1, 0]]), [-1, columns + 1, rows])
+    y = tf.reshape(y[:, 1:], [-1, rows, columns])
+    return y[:, : rows // 2 + 1, :columns] + tf.slice(x, [0, 0, 0], [-1, rows // 2 + 1, columns])
+
+
+class OfTable(layers.Layer):
+    """As rotations by position: the first rows of a table, that another layer reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = tf.constant(np.cos(np.arange(96.0)).reshape(16, 6), tf.float32)
+        self.inner = Product()
+
+    def call(self, x):
+        return self.inner(x, self.table[: tf.shape(x)[1]][None])
+
+
+class Product(layers.Layer):
+    def call(self, x, table):
+        return x * table
+
+
 def model_of(function, shape=SHAPE):
     x = keras.Input(shape)
     y = function(layers.Dense(6, activation="relu")(x))
@@ -67,7 +92,7 @@ def model_of(function, shape=SHAPE):
 @pytest.mark.parametrize("opened", [False, True], ids=["operations", "Lambda"])
 @pytest.mark.parametrize(
     "function",
-    [halved, with_positions, flattened, multiplied, on_a_grid, clipped, of_earlier_steps],
+    [halved, with_positions, flattened, multiplied, on_a_grid, clipped, of_earlier_steps, cut],
 )
 def test_what_sizes_give_is_constant(function, opened, tmp_path):
     model, x = model_of(layers.Lambda(function) if opened else function), images(32, SHAPE)
@@ -79,6 +104,13 @@ def test_what_sizes_give_is_constant(function, opened, tmp_path):
     assert_exact_everywhere(qat, x, "xnnpack")
     if not opened:  # Python's own lambdas need `safe_mode`.
         assert_trains_and_is_kept(keras_qat.quantize_model(model), x, tmp_path)
+
+
+@pytest.mark.parametrize("function", [cut, lambda x: OfTable()(x)], ids=["cut", "of a table"])
+def test_slices_up_to_computed_sizes(function):
+    model, x = model_of(function), images(8, SHAPE)
+    qat = observe(keras_qat.quantize_model(model, strict=True), x)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
 def test_what_is_the_same_for_many_examples_alone_is_no_constant():
