@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph, map_values, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layer_names import is_of_keras
-from keras_qat.frontend.known_sizes import computed_sizes
+from keras_qat.frontend.known_sizes import BATCH, computed_sizes
 from keras_qat.frontend.tf_operations import is_operation, operands
 
 Shape = tuple[int | None, ...]
@@ -31,7 +31,7 @@ def close_sizes(graph: Graph) -> None:
 def _of_reshape(call: Call) -> list[Shape]:
     x, shape = operands(call, "tensor", "shape")
     batch, *sizes = computed_sizes(shape) or [0]
-    if batch != -1 or sizes.count(-1) > 1 or 0 in sizes:
+    if batch not in (BATCH, -1) or BATCH in sizes or sizes.count(-1) > 1 or 0 in sizes:
         return []
     rest = math.prod(sizes)
     known = [math.prod(x.shape[1:]) // -rest if size == -1 else size for size in sizes]

@@ -60,10 +60,10 @@ def sizes_of(value: Any) -> list[int] | None:
     return known if len(known) == len(sizes) else None
 
 
-def computed_sizes(shape: Any) -> list[int] | None:
+def computed_sizes(shape: Any) -> list[Any] | None:
     """Returns the sizes in a shape that operations compute from those of tensors; None if unknown.
 
-    Sizes that vary with that of the first axis, which is open, are -1.
+    The number of examples is `BATCH`, and what else varies with it is -1.
     """
     runs: dict[Value, tuple[Any, Any]] = {}
 
@@ -85,7 +85,10 @@ def computed_sizes(shape: Any) -> list[int] | None:
         np.ravel(tf.nest.flatten(map_values({v: runs[v][run] for v in needed}.get, shape)))
         for run in (0, 1)
     )
-    return [int(a) if a == b else -1 for a, b in zip(first, second, strict=True)]
+    return [
+        int(a) if a == b else BATCH if (a, b) == BATCHES else -1
+        for a, b in zip(first, second, strict=True)
+    ]
 
 
 def with_known_sizes(graph: Graph) -> Graph:
@@ -118,10 +121,8 @@ def with_known_sizes(graph: Graph) -> Graph:
             continue
         if is_operation(call.layer) and not known.keys() >= set(call.inputs):
             constants = known if call.layer.symbol in SLICES else {v: known[v] for v in reals}
-            args, kwargs = map_values(
-                lambda value, found=constants: _constant(found[value]) if value in found else value,
-                (call.args, call.kwargs),
-            )
+            found = {v: _constant(constants.get(v, v)) for v in call.inputs}
+            args, kwargs = map_values(found.__getitem__, (call.args, call.kwargs))
             new = Call(call.layer, args, kwargs, call.outputs, call.name)
             call = new.as_part_of(call)
         calls.append(call)
@@ -131,6 +132,8 @@ def with_known_sizes(graph: Graph) -> Graph:
 
 def _constant(number: Any) -> Any:
     """Returns a number of Python, or a tensor, as the arguments of operations hold them."""
+    if isinstance(number, Value):
+        return number
     if not number.shape:
         return number.item()
     with tf.init_scope():

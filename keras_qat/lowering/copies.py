@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.known_sizes import BATCH, computed_sizes, size_of
+from keras_qat.frontend.known_sizes import BATCH, SHAPES, computed_sizes, size_of
 from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.movement import integers
@@ -50,20 +50,21 @@ def split_filled(call: Call, context: LoweringContext, names: tuple[str, str]) -
     """Lowers a number for each example, as a state that is zero at first, to zeros and a sum."""
     sizes, value = operands(call, *names)
     value = number({"zeros": 0.0, "ones": 1.0}.get(str(call.layer.symbol), value))
-    if not isinstance(sizes, (list, tuple)) or len(sizes) < 2 or not call.output.is_float:
+    known = computed_sizes(sizes) if values_in(sizes) else None
+    if not known or value is None or not call.output.is_float:
         return []
-    count, *inner = [size_of(size) if isinstance(size, Value) else number(size) for size in sizes]
-    if count != BATCH or None in (*inner, value) or BATCH in inner:
+    count, *inner = known
+    if count != BATCH or BATCH in inner:
         return []
-    x = np.full([1, *np.array(inner, int)], value, np.float32)
-    return _for_each_example(call, context, sizes[0], x, len(sizes))
+    x = np.full([1, *inner], value, np.float32)
+    return _for_each_example(call, context, sizes, x, len(known))
 
 
 def split_eye(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers a unit matrix for each example, as masks are made of, to zeros and a sum."""
     *sizes, batch = operands(call, "num_rows", "num_columns", "batch_shape")
     rows, columns = (size_of(size) if isinstance(size, Value) else number(size) for size in sizes)
-    is_batch = isinstance(batch, Value) and computed_sizes(batch) == [-1]
+    is_batch = values_in(batch) and computed_sizes(batch) == [BATCH]
     if not is_batch or not call.output.is_float or rows in (None, BATCH) or columns == BATCH:
         return []
     x = np.eye(int(rows), None if columns is None else int(columns), dtype=np.float32)[None]
@@ -71,19 +72,19 @@ def split_eye(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _for_each_example(
-    call: Call, context: LoweringContext, count: Value, x: Any, rank: int
+    call: Call, context: LoweringContext, sizes: Any, x: Any, rank: int
 ) -> list[Call]:
     """Adds a tensor with one example to zeros, of which there are as many as examples.
 
     Args:
         call: the call that is replaced.
         context: keeps the layers that are made.
-        count: the number of examples, of `tf.shape` of a tensor.
+        sizes: holds the number of examples, of `tf.shape` of a tensor.
         x: the value or array.
         rank: how many axes it has.
     """
-    batch = count.producer.inputs[0].producer.inputs[0]  # type: ignore[union-attr]
-    if not batch.is_float or not len(batch.shape) > 1:
+    batch = next(filter(None, map(_measured, values_in(sizes))), None)
+    if batch is None or not len(batch.shape) > 1:
         return []
     ones = [1] * (len(batch.shape) - 1)
     parts, operation = PartsBuilder(call, context), type(call.layer)
@@ -92,14 +93,31 @@ def _for_each_example(
         batch,
         [0] * len(batch.shape),
         [-1, *ones],
-        shape=(None, *ones),
+        output=Value(f"{call.name}_first", (None, *ones), batch.dtype),
     )
+    if not batch.is_float:
+        cast = parts.new("cast", operation, tf.cast)
+        first = parts.add(cast, first, kwargs={"dtype": "float32"}, shape=first.shape)
     if len(batch.shape) != rank:
         shape = (None, *[1] * (rank - 1))
         reshape = parts.new("reshape", operation, tf.reshape)
         first = parts.add(reshape, first, [-1, *shape[1:]], shape=shape)
-    zeros = parts.add(parts.new("zeros", layers.Rescaling, 0.0), first, shape=first.shape)
+    if rank > 1:
+        zeros = parts.add(parts.new("zeros", layers.Rescaling, 0.0), first, shape=first.shape)
+    else:  # Without channels.
+        product = parts.new("zeros", operation, tf.math.multiply)
+        zeros = parts.add(product, first, 0.0, shape=first.shape)
     return parts.end(parts.new("", operation, tf.math.add), zeros, x)
+
+
+def _measured(size: Value) -> Value | None:
+    """Returns a tensor whose sizes a value is computed from."""
+    call = size.producer
+    if call is None:
+        return None
+    if getattr(call.layer, "symbol", "") in SHAPES:
+        return call.inputs[0]
+    return next(filter(None, map(_measured, call.inputs)), None)
 
 
 def _repeated_inside(call: Call, x: Any, counts: list[Any]) -> tuple[Any, list[Any]]:

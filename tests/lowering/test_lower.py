@@ -107,6 +107,33 @@ def test_numbers_for_each_example_are_in_integers():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
+class FromTokens(layers.Layer):
+    """As decoders begin: sizes are those of tokens, or all of `tf.shape`."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = layers.Embedding(9, 3)
+
+    def call(self, tokens):
+        state = tf.zeros((tf.shape(tokens)[0], 3))
+        for index in range(2):
+            first = self.embedding(tokens[:, index])
+            largest = tf.maximum(tf.fill(tf.shape(first), 0.01), first)
+            state = 0.5 * state + largest * tf.ones([tf.shape(tokens)[0] * 1, 1])
+        return state * tf.zeros(tf.shape(tokens)[:1])[:, None] + state
+
+
+def test_numbers_for_each_example_are_in_integers_beside_tokens():
+    tokens = keras.Input((2,), dtype="int32")
+    model = keras.Model(tokens, FromTokens()(tokens))
+    x = np.arange(16).reshape(8, 2) % 9
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    expected = model.predict(x, verbose=0)
+    assert np.abs(qat.predict(x, verbose=0) - expected).max() < 0.02 * np.abs(expected).max()
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+
+
 def test_float_model_keeps_its_activation():
     model = functional((4,), build=layers.Dense(3, activation="relu", name="dense"))
     lower(graph.read(model))
