@@ -151,6 +151,20 @@ def test_constraints_of_ones_own_need_no_registration():
     assert sum(isinstance(constraint, Clip) for constraint in constraints) == 2
 
 
+class Named(Clip):
+    """As RNNoise has it: its constructor does not take its configuration."""
+
+    def get_config(self):
+        return {"name": "clip"}
+
+
+def test_constraints_that_no_configuration_makes_are_those_of_the_float_model():
+    inputs, clip = keras.Input((3, 4)), Named()
+    y = layers.GRU(2, kernel_constraint=clip)(layers.Dense(3, kernel_constraint=clip)(inputs))
+    qat = keras_qat.quantize_model(keras.Model(inputs, y))
+    assert [w.constraint is clip for w in qat.trainable_weights].count(True) == 2
+
+
 class FixedPositions(layers.Layer):
     """Positions that do not train, as sines are given to an embedding in tutorials."""
 

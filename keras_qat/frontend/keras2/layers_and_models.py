@@ -54,7 +54,7 @@ def clone(layer: Any, **changes: Any) -> Any:
             config = layer.get_config()
     else:
         config = layer.get_config()
-    changes = {**_functions_in_place_of_names(layer, config), **changes}
+    changes = {**_own_in_place_of_configs(layer, config), **changes}
     with configurations.deserialization_scope(
         configurations.custom_objects_in(layer._flatten_layers())
     ):
@@ -76,8 +76,12 @@ def _made_like(layer: Any, config: dict[str, Any]) -> Any:
     return made
 
 
-def _functions_in_place_of_names(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns functions that regularize or constrain, of which a configuration has the names."""
+def _own_in_place_of_configs(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Returns a user's functions and objects that regularize or constrain.
+
+    The configuration of a layer has the names of the former, and may have one of the latter that
+    their class does not take.
+    """
     ends = ("regularizer", "constraint", "regularizers", "constraints")
     held = {
         name: getattr(layer, name, getattr(layer, f"_{name}", None))
@@ -87,7 +91,7 @@ def _functions_in_place_of_names(layer: Any, config: dict[str, Any]) -> dict[str
     return {
         name: value
         for name, value in held.items()
-        if any(map(inspect.isfunction, tf.nest.flatten(value)))
+        if any(x is not None and not is_of_keras(x) for x in tf.nest.flatten(value))
     }
 
 
