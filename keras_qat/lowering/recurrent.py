@@ -168,9 +168,9 @@ def why_not_unrolled(call: Call) -> str:
         return "it is given constants"
     if any(map(_drops, layers_in(layer.cell))) and not _drops_inputs(layer):
         return "its cell has dropout"
-    sizes = tf.nest.flatten(layer.cell.state_size)
-    if not isinstance(layer.cell, layers.Layer) or not all(isinstance(n, int) for n in sizes):
-        return "its states are no vectors"
+    shapes = [tf.TensorShape(size) for size in tf.nest.flatten(layer.cell.state_size)]
+    if not isinstance(layer.cell, layers.Layer) or not all(s.is_fully_defined() for s in shapes):
+        return "its states are of any size"
     steps = sequence.shape[1]
     is_few = steps is not None and steps <= MOST_STEPS
     return "" if is_few else f"it has more than {MOST_STEPS} steps, or any number"

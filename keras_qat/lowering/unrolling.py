@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import layers, swapped
+from keras_qat.frontend.keras2.layer_names import is_of_keras
 from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.recurrent import split_recurrent, why_not_unrolled, why_whole
@@ -65,6 +66,8 @@ def in_few_operations(cell: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
     if type(cell) is layers.LSTMCell and cell.use_bias:
         return swapped(cell, call=functools.partial(_lstm, cell))
+    if type(cell) is layers.GRUCell and not cell.reset_after:  # Keras splits off an empty part.
+        return swapped(cell, implementation=1, dropout=0.0)
     return swapped(cell, implementation=2, dropout=0.0)
 
 
@@ -86,8 +89,7 @@ def _steps(layer: Any, tensors: list[Any]) -> Any:
         sequence = layers.SpatialDropout1D(layer.dropout, name="dropout")(sequence)
     steps = tf.unstack(sequence, axis=1)
     if not states:
-        one = steps[0][:, :1]
-        states = [one * np.zeros((1, size), np.float32) for size in tf.nest.flatten(sizes)]
+        states = _first_states(layer, sequence, steps[0], tf.nest.flatten(sizes))
     states, outputs = tf.nest.pack_sequence_as(sizes, states), []
     for x in reversed(steps) if layer.go_backwards else steps:
         output, states = cell(x, states)
@@ -95,6 +97,18 @@ def _steps(layer: Any, tensors: list[Any]) -> Any:
         outputs.append(output)
     result = tf.stack(outputs, 1) if layer.return_sequences else outputs[-1]
     return [result, *tf.nest.flatten(states)] if layer.return_state else result
+
+
+def _first_states(layer: Any, sequence: Any, step: Any, sizes: list[Any]) -> list[Any]:
+    """Returns what a cell of a user's own begins with, or zeros."""
+    if hasattr(layer.cell, "get_initial_state") and not is_of_keras(layer.cell):
+        return tf.nest.flatten(layer.get_initial_state(sequence))
+    states = []
+    for size in sizes:
+        shape = [size] if isinstance(size, int) else size.as_list()
+        one = tf.reshape(step[:, :1], [-1, *[1] * len(shape)]) if len(shape) > 1 else step[:, :1]
+        states.append(one * np.zeros([1, *shape], np.float32))
+    return states
 
 
 def _both_ways(layer: Any, tensors: list[Any]) -> Any:

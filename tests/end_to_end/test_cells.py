@@ -63,7 +63,41 @@ def both_ways(x):
     return layers.Concatenate()([layers.Flatten()(y), *states])
 
 
+@keras.utils.register_keras_serializable("cells")
+class Filter(layers.Layer):
+    """As a Kalman filter: a state is a matrix, and the first one is not zero."""
+
+    state_size = (3, tf.TensorShape([3, 3]))
+    output_size = 3
+
+    def get_initial_state(self, inputs=None, batch_size=None, dtype=None):
+        return [tf.zeros((batch_size, 3)), tf.tile(tf.eye(3)[None], [batch_size, 1, 1])]
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight("kernel", (input_shape[-1], 3))
+
+    def call(self, inputs, states):
+        x, spread = states
+        x = tf.tanh(x + tf.matmul(inputs, self.kernel) * spread[:, :, 0])
+        return x, [x, 0.5 * spread]
+
+
+@keras.utils.register_keras_serializable("cells")
+class Image(Minimal):
+    """A state with several axes, which begins with zeros."""
+
+    def build(self, input_shape):
+        self.state_size = tf.TensorShape([2, 2])
+
+    def call(self, inputs, states):
+        state = 0.5 * states[0] + tf.reshape(inputs, [-1, 2, 2])
+        return state, [state]
+
+
 MODELS = {
+    "reset before": lambda x: layers.GRU(3, "relu", reset_after=False)(x),
+    "own first states": lambda x: layers.RNN(Filter(), return_sequences=True)(x),
+    "state of several axes": lambda x: layers.RNN(Image(4))(x),
     "custom cell": lambda x: layers.RNN(Minimal(5), return_sequences=True, name="rnn")(x),
     "stacked cells": lambda x: layers.RNN([layers.LSTMCell(4), layers.GRUCell(3)])(x),
     "backwards": lambda x: layers.RNN(
@@ -111,6 +145,14 @@ def test_steps_are_integers(name, tmp_path):
     keras_qat.set_quantization(qat, False)
     stripped = keras_qat.strip_quantization(qat)
     np.testing.assert_allclose(stripped(X), qat(X), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["reset before", "own first states", "state of several axes"])
+def test_steps_are_those_of_the_float_model(name):
+    model = model_of(name)
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_allclose(qat(X), model(X), atol=1e-5)
 
 
 @pytest.mark.slow
