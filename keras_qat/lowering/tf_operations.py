@@ -26,7 +26,7 @@ from keras_qat.lowering.copies import COPIES, split_copies, split_eye, split_fil
 from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_resize
 from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor, stack_lists
 from keras_qat.lowering.statistics import STATISTICS
-from keras_qat.lowering.weighted_products import CONVOLUTIONS, split_constant_convolution
+from keras_qat.lowering.weighted_products import CONVOLUTIONS, split_convolution
 from keras_qat.ops.slicing import GATHER_ARGUMENTS
 
 
@@ -274,7 +274,7 @@ ARITHMETIC: dict[str, Lowering] = {
     "math.l2_normalize": _split_normalization,
     "einsum": _either(split_einsum, split_constant_einsum),
     "linalg.matmul": _either(stack_lists, split_product, convert_second_factor),
-    **dict.fromkeys(CONVOLUTIONS, split_constant_convolution),
+    **dict.fromkeys(CONVOLUTIONS, split_convolution),
     "math.cumsum": split_cumulative_sum,
 }
 """TensorFlow's name of an operation that computes -> its lowering, for real numbers alone."""
@@ -285,7 +285,7 @@ OPERATIONS: dict[str, Lowering] = {
     "__operators__.getitem": _split_getitem,
     **dict.fromkeys(("math.equal", "__operators__.eq"), _split_equality),
     **dict.fromkeys(NOT_EQUAL, _split_equality),
-    "nn.conv2d_transpose": split_constant_convolution,  # Reads a shape, too.
+    "nn.conv2d_transpose": split_convolution,  # Reads a shape, too.
     "cast": _split_cast,
     "roll": _split_roll,
     "reshape": _split_reshape,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
     shared, replaced = _read_twice(graph), dict[Call, list[Call]]()
     for call in graph.calls:
         product = _product(call)
-        if product is None or not isinstance(product[1], Value) or _source(product[1]) in shared:
+        if product is None or not _is_weight(product[1]) or _source(product[1]) in shared:
             continue
         x, kernel, layer_class, options = product
         end, bias = call, None
@@ -67,16 +68,42 @@ def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
     return dataclasses.replace(graph, calls=list(filter(is_read, calls)))
 
 
-def split_constant_convolution(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers a convolution with a constant kernel to a layer that does not train."""
+def split_convolution(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers a convolution with a constant kernel to a layer that does not train.
+
+    One with a weight that others read too, or with another tensor, becomes a product of patches
+    with that tensor.
+    """
     product = _product(call)
-    if product is None or isinstance(product[1], Value):
+    if product is None:
         return []
     x, kernel, layer_class, options = product
     parts = PartsBuilder(call, context)
+    if isinstance(kernel, Value):
+        return _of_patches(parts, *product)
     weights = [tf.Variable(kernel.astype(np.float32), trainable=False)]
     layer = parts.new("", layer_class, **options, use_bias=False, trainable=False, weights=weights)
     return parts.end(layer, x)
+
+
+def _of_patches(
+    parts: PartsBuilder, x: Value, kernel: Value, layer_class: Any, options: Mapping[str, Any]
+) -> list[Call]:
+    shape, operation = parts.call.output.shape, type(parts.call.layer)
+    if layer_class is not layers.Conv2D or None in shape[1:]:
+        return []
+    sizes: Any = kernel.shape
+    matrix = math.prod(sizes[:3]), sizes[3]
+    windows = [options[name] for name in ("kernel_size", "strides", "dilation_rate")]
+    if any(tuple(window) != (1, 1) for window in windows[:2]):
+        patches = parts.new("patches", operation, tf.image.extract_patches)
+        names = ("sizes", "strides", "rates")
+        settings = {n: [1, *window, 1] for n, window in zip(names, windows, strict=True)}
+        settings["padding"] = options["padding"].upper()
+        x = parts.add(patches, x, kwargs=settings, shape=(*shape[:3], matrix[0]))
+    flat = parts.new("matrix", operation, tf.reshape)
+    kernel = parts.add(flat, kernel, list(matrix), shape=matrix)
+    return parts.end(parts.new("", operation, tf.matmul), x, kernel)
 
 
 def _read_twice(graph: Graph) -> set[WeightTensor]:
@@ -143,7 +170,7 @@ def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Produ
     def read(call: Call) -> Product | None:
         x, kernel, strides, padding, layout, dilation = operands(call, *names)
         kernel = kernel if isinstance(kernel, Value) else array(kernel)
-        if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
+        if kernel is None or None in kernel.shape:
             return None
         axes, padding = len(kernel.shape) - 2, padding or "VALID"  # As tf.nn.convolution has it.
         if axes not in (1, 2) or not isinstance(x, Value) or len(x.shape) != axes + 2:
