@@ -77,18 +77,31 @@ def _convolution_of_volumes(layer: Any, x: Any) -> Any:
 
 
 def _transposed_of_volumes(layer: Any, x: Any) -> Any:
-    """Gives each value a block of its own, as strides are as large as the kernel."""
+    """Computes the block of values between two steps at once, from the inputs that reach it."""
     _, depth, height, width, channels = x.shape
-    taps, block, *_ = size = layer.kernel_size
-    if size != layer.strides or size[1] != size[2] or block == 1 or layer.output_padding:
-        raise NotImplementedError
-    kernel = tf.transpose(layer.kernel, [4, 0, 1, 2, 3])
-    kernel = tf.reshape(kernel, [1, 1, channels, math.prod(size) * layer.filters])
+    size, strides, filters = layer.kernel_size, layer.strides, layer.filters
+    steps, block, other = strides
+    require(block == other and not layer.output_padding and set(layer.dilation_rate) == {1})
+    taps = [-(-k // s) for k, s in zip(size, strides, strict=True)]
+    more = [(0, n * s - k) for k, s, n in zip(size, strides, taps, strict=True)]
+    kernel = tf.pad(layer.kernel, [*more, (0, 0), (0, 0)])
+    pairs = [n for pair in zip(taps, strides, strict=True) for n in pair]
+    kernel = tf.reverse(tf.reshape(kernel, [*pairs, filters, channels]), [0, 2, 4])
+    kernel = tf.transpose(kernel, [2, 4, 0, 7, 1, 3, 5, 6])
+    kernel = tf.reshape(kernel, [*taps[1:], taps[0] * channels, math.prod(strides) * filters])
+    around = [(0, 0), *((n - 1, n - 1) for n in taps), (0, 0)]
+    x = tf.pad(x, around) if max(taps) > 1 else x
+    count = depth + taps[0] - 1
+    x = _side_by_side([_taken(x, 1, tap, count, 1) for tap in range(taps[0])])
     y = tf.nn.conv2d(FlattenTime()(x), kernel, 1, "VALID")
-    parts = tf.split(y, taps, axis=-1) if taps > 1 else [y]
-    blocks = [RestoreTime(depth)(tf.nn.depth_to_space(part, block)) for part in parts]
-    shape = [-1, depth * taps, height * block, width * block, layer.filters]
-    y = tf.reshape(tf.stack(blocks, axis=2), shape)
+    parts = tf.split(y, steps, axis=-1) if steps > 1 else [y]
+    parts = [tf.nn.depth_to_space(part, block) for part in parts] if block > 1 else parts
+    blocks = [RestoreTime(count)(part) for part in parts]
+    y = tf.reshape(tf.stack(blocks, axis=2), [-1, count * steps, *blocks[0].shape[2:]])
+    wanted = layer.compute_output_shape((None, depth, height, width, channels))[1:4]
+    for axis, (k, s, length) in enumerate(zip(size, strides, wanted, strict=True), 1):
+        begin = max(k - s, 0) // 2 if layer.padding == "same" else 0
+        y = y if y.shape[axis] == length else _taken(y, axis, begin, length, 1)
     return _activated(layer, tf.nn.bias_add(y, layer.bias) if layer.use_bias else y)
 
 

@@ -17,6 +17,15 @@ pytestmark = pytest.mark.legacy
 LAYERS = {
     "volume": (lambda **more: layers.Conv3D(2, (2, 1, 2), padding="same", **more), (3, 4, 5, 2)),
     "blocks": (lambda **more: layers.Conv3DTranspose(2, 2, strides=2, **more), (2, 2, 3, 2)),
+    "overlapping": (
+        lambda **more: layers.Conv3DTranspose(2, 3, strides=2, padding="same", **more),
+        (2, 2, 3, 2),
+    ),
+    "overlapping_unevenly": (
+        lambda **more: layers.Conv3DTranspose(2, (4, 2, 3), strides=(3, 1, 1), **more),
+        (2, 3, 2, 2),
+    ),
+    "apart": (lambda **more: layers.Conv3DTranspose(2, 1, strides=2, **more), (2, 2, 3, 2)),
     "positions": (lambda **more: layers.LocallyConnected1D(2, 3, **more), (6, 2)),
     "masked": (lambda **more: layers.LocallyConnected1D(2, 3, implementation=2, **more), (6, 2)),
     "sparse": (lambda **more: layers.LocallyConnected1D(2, 3, implementation=3, **more), (6, 2)),

@@ -124,7 +124,7 @@ VOLUMES = {
 }
 
 FLOAT_VOLUMES = {
-    "transposed": chain(partial(layers.Conv3DTranspose, 3, 3, strides=2)),
+    "transposed": chain(partial(layers.Conv3DTranspose, 3, 3, strides=(2, 1, 2))),
 }
 
 LOCALLY_CONNECTED = {
