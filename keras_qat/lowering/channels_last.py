@@ -15,7 +15,9 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph, Value, is_batch_norm, map_values, values_in
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.precision import policy_of
+from keras_qat.lowering.activations import split_activation
 from keras_qat.lowering.builder import LoweringContext
+from keras_qat.lowering.convolutions import split_separable
 from keras_qat.ops.registry import op_of
 
 
@@ -25,10 +27,20 @@ def with_channels_last(graph: Graph, context: LoweringContext) -> Graph:
         return graph
     visitor = _Visitor(context)
     for call in graph.calls:
-        visitor.visit(call)
+        for part in _without_activation(call, context):
+            visitor.visit(part)
     for value in [*values_in(graph.outputs), *(v for call in graph.loss_only for v in call.inputs)]:
         visitor.turn_back(value)
     return dataclasses.replace(graph, calls=visitor.calls)
+
+
+def _without_activation(call: Call, context: LoweringContext) -> list[Call]:
+    """Splits off an activation, as a softmax is along the last axis, which holds columns."""
+    layer, parts = call.layer, list[Call]()
+    if _has_channels_first(call) and getattr(layer, "activation", None) is not None:
+        is_separable = isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D))
+        parts = (split_separable if is_separable else split_activation)(call, context)
+    return [part.as_part_of(call) for part in parts] or [call]
 
 
 def _has_channels_first(call: Call) -> bool:
@@ -83,7 +95,7 @@ class _Visitor:
 
     def changed(self, layer: Any, **config: Any) -> Any:
         """Returns a copy of a layer with changed settings and the same weights."""
-        return self.context.clone(layer, "channels_last", layer.weights, **config)
+        return self.context.clone(layer, "channels_last", self.context.weights_of(layer), **config)
 
     def compute(self, call: Call, layer: Any) -> None:
         """Adds the call on channels-last copies of its inputs."""

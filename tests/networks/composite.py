@@ -150,6 +150,10 @@ CHANNELS_FIRST = {
     ),
     "depthwise": chain(partial(layers.DepthwiseConv2D, 3, **_first)),
     "separable": chain(partial(layers.SeparableConv2D, 3, 3, **_first)),
+    "along_columns": chain(partial(layers.Conv2D, 3, 3, activation="softmax", **_first)),
+    "separable_along_columns": chain(
+        partial(layers.SeparableConv2D, 3, 3, activation="softmax", **_first)
+    ),
     "max": chain(partial(layers.MaxPooling2D, **_first)),
     "average": chain(partial(layers.AveragePooling2D, **_first)),
     "mean": chain(partial(layers.GlobalAveragePooling2D, **_first)),
