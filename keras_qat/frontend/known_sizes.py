@@ -65,6 +65,32 @@ def computed_sizes(shape: Any) -> list[Any] | None:
 
     The number of examples is `BATCH`, and what else varies with it is -1.
     """
+    needed = values_in(shape)
+    runs = _runs_of(needed)
+    if not all(value in runs for value in needed):
+        return None
+    first, second = (
+        np.ravel(tf.nest.flatten(map_values({v: runs[v][run] for v in needed}.get, shape)))
+        for run in (0, 1)
+    )
+    return [
+        int(a) if a == b else BATCH if (a, b) == BATCHES else -1
+        for a, b in zip(first, second, strict=True)
+    ]
+
+
+def counts_examples(value: Any) -> bool:
+    """Returns whether a tensor holds the number of each example, from 0 on, and nothing else."""
+    if not isinstance(value, Value) or value not in (runs := _runs_of([value])):
+        return False
+    return all(
+        run.shape[:1] == (batch,) and np.all(np.arange(batch) == run.T)
+        for run, batch in zip(runs[value], BATCHES, strict=True)
+    )
+
+
+def _runs_of(values: list[Value]) -> dict[Value, tuple[Any, Any]]:
+    """Returns what integers that depend on sizes alone are with both numbers of examples."""
     runs: dict[Value, tuple[Any, Any]] = {}
 
     def compute(value: Value) -> None:
@@ -76,19 +102,9 @@ def computed_sizes(shape: Any) -> list[Any] | None:
         if (both := _in_both_runs(call, runs)) is not None:
             runs.update(zip(values_in(call.outputs), both, strict=True))
 
-    needed = values_in(shape)
-    for value in needed:
+    for value in values:
         compute(value)
-    if not all(value in runs for value in needed):
-        return None
-    first, second = (
-        np.ravel(tf.nest.flatten(map_values({v: runs[v][run] for v in needed}.get, shape)))
-        for run in (0, 1)
-    )
-    return [
-        int(a) if a == b else BATCH if (a, b) == BATCHES else -1
-        for a, b in zip(first, second, strict=True)
-    ]
+    return runs
 
 
 def with_known_sizes(graph: Graph) -> Graph:

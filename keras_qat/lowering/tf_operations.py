@@ -23,6 +23,7 @@ from keras_qat.lowering.constant_products import (
     split_product,
 )
 from keras_qat.lowering.copies import COPIES, split_copies, split_eye, split_filled
+from keras_qat.lowering.gather_nd import ARGUMENTS, split_gather_nd
 from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_resize
 from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor, stack_lists
 from keras_qat.lowering.statistics import STATISTICS
@@ -297,6 +298,7 @@ OPERATIONS: dict[str, Lowering] = {
     ),
     "compat.v1.image.resize": _either(split_old_resize, split_linear_resize),
     **dict.fromkeys(GATHER_ARGUMENTS, split_constant_table),
+    **dict.fromkeys(ARGUMENTS, split_gather_nd),
     "sort": _split_sort,
     "zeros_like": partial(_split_constant, number=0.0),
     "ones_like": partial(_split_constant, number=1.0),
