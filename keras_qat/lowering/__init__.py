@@ -39,6 +39,7 @@ from keras_qat.lowering.merges import (
     split_dot,
     split_extremum,
     split_of_numbers,
+    with_same_axes,
 )
 from keras_qat.lowering.open_layers import open_layers
 from keras_qat.lowering.positions import positions_as_integers
@@ -130,8 +131,9 @@ ALWAYS: dict[Any, Lowering] = {
     **dict.fromkeys((layers.DepthwiseConv1D, layers.DepthwiseConv2D), split_activation),
     **dict.fromkeys((layers.Dense, layers.EinsumDense), split_activation),
     **dict.fromkeys((layers.SeparableConv1D, layers.SeparableConv2D), split_separable),
-    **dict.fromkeys((layers.Add, layers.Multiply), merge_two_by_two),
-    layers.Average: split_average,
+    **dict.fromkeys((layers.Add, layers.Multiply), with_same_axes(merge_two_by_two)),
+    layers.Average: with_same_axes(split_average),
+    layers.Subtract: with_same_axes(),
     "applications.inception_resnet_v2.CustomScaleLayer": split_custom_scale,
 }
 """Layer class, or `class_path` of one that Keras does not export -> its lowering."""
@@ -152,8 +154,7 @@ LOWERINGS: dict[Any, Lowering] = {
     layers.Attention: split_attention,
     layers.MultiHeadAttention: split_multi_head_attention,
     layers.Concatenate: convert_fixed_ranges,
-    layers.Maximum: split_extremum,
-    layers.Minimum: split_extremum,
+    **dict.fromkeys((layers.Maximum, layers.Minimum), with_same_axes(split_extremum)),
     layers.Activation: split_activation_layer,
 }
 """`ALWAYS` and the lowerings, also of operations, that only TFLite's operators need."""

@@ -8,9 +8,32 @@ from keras_qat.frontend.graph import Call, Value, map_values
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.tf_operations import operands
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import op_of
+
+
+def with_same_axes(lowering: Lowering | None = None) -> Lowering:
+    """Returns a lowering of a layer that merges tensors, which first have equally many axes.
+
+    Keras adds axes behind the first one; operators would add them in front of it.
+    """
+
+    def lower(call: Call, context: LoweringContext) -> list[Call]:
+        rank = max(len(value.shape) for value in call.inputs)
+        parts, inputs = PartsBuilder(call, context), list(call.inputs)
+        for index, value in enumerate(inputs):
+            added = rank - len(value.shape)
+            sizes = [-1 if size is None else size for size in value.shape[1:]]
+            if added and sizes.count(-1) <= 1:
+                reshape = parts.new(f"axes{index}", layers.Reshape, [1] * added + sizes)
+                shape = (value.shape[0], *[1] * added, *value.shape[1:])
+                inputs[index] = parts.add(reshape, value, shape=shape)
+        if parts.calls:
+            return parts.end(call.layer, inputs)
+        return lowering(call, context) if lowering else []
+
+    return lower
 
 
 def merge_two_by_two(call: Call, context: LoweringContext) -> list[Call]:

@@ -71,6 +71,27 @@ def test_merge_of_four_becomes_three_of_two(merge):
     np.testing.assert_allclose(result, model(x), rtol=1e-5)
 
 
+@pytest.mark.parametrize("merge", [layers.Add, layers.Subtract, layers.Maximum, layers.Average])
+@pytest.mark.parametrize("shapes", [((), (1,)), ((3, 4), (4,))], ids=str)
+def test_merges_of_other_numbers_of_axes_broadcast_as_in_keras(merge, shapes):
+    """Axes are added behind that of the examples, of which there are as many as channels here."""
+    model = functional(*shapes, build=lambda *values: merge()(list(values)))
+    x = [images(4, shape, seed) for seed, shape in enumerate(shapes)]
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    assert np.abs(qat.predict(x, verbose=0) - model.predict(x, verbose=0)).max() < 0.02
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+
+
+def test_merges_of_three_with_other_numbers_of_axes():
+    shapes = [(4,), (3, 4, 4), (4,)]
+    model = functional(*shapes, build=lambda *values: layers.Add()(list(values)))
+    x = [images(4, shape, seed) for seed, shape in enumerate(shapes)]
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    assert np.abs(qat.predict(x, verbose=0) - model.predict(x, verbose=0)).max() < 0.05
+
+
 def test_copies_for_a_batch_keep_their_shape():
     """Along the first axis; `tf.repeat` without an axis makes one axis of all."""
     one, x = layers.Input((1, 4), batch_size=1), layers.Input((3,))
