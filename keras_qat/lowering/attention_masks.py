@@ -42,7 +42,7 @@ class _Mask(NamedTuple):
     constants: tuple[Call, ...] = ()
     """Calls that compute the large numbers and are not needed any more, unless others read them."""
     sum: Call | None = None
-    """A sum of the scores and the other numbers of a constant, such as distances."""
+    """A sum of the scores and of what is added beside the mask, such as distances."""
     moves: tuple[Call, ...] = ()
     """Calls that give the tensor the axes of the scores."""
 
@@ -68,7 +68,7 @@ def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
             inputs = [mask.scores] if mask.tensor is None else [mask.scores, mask.tensor]
             suffix = "" if mask.sum is None else "_mask"
             new = context.pattern(masking, MaskScores, inputs, suffix, **options)
-            before = mask.moves if mask.sum is None else [mask.sum]
+            before = [*mask.moves, *([mask.sum] if mask.sum else [])]
             replaced[masking] = [*(part.as_part_of(masking) for part in before), new]
             constants.update(mask.constants)
             # A mask of padding is often in front of one of later steps.
@@ -117,7 +117,44 @@ def _match_sum(total: Call) -> _Mask | None:
         found = _match_added(scores, term, sign)
         if found and found.tensor and len(found.tensor.shape) == len(scores.shape):
             return found
+        if beside := _match_beside(total, scores, term, sign):
+            return beside
     return None
+
+
+def _match_beside(total: Call, scores: Value, term: Value, sign: float) -> _Mask | None:
+    """Recognizes scores + (bias + mask * -1e9), as T5 adds its mask to relative positions."""
+    added = term.producer
+    terms = _terms(added) if added is not None and _kind(added) == "add" else []
+    for bias, mask in (terms, terms[::-1]) if added is not None and len(terms) == 2 else ():
+        found = _as_mask(scores, mask, sign)
+        if found is None or added is None:
+            continue
+        constants = (*found.constants, added)
+        if not isinstance(bias, Value) and not bias.any():
+            return found._replace(constants=constants)
+        shape = tf.broadcast_static_shape(tf.TensorShape(scores.shape), tf.TensorShape(bias.shape))
+        output = Value(f"{total.output.name}_unmasked", tuple(shape), total.output.dtype)
+        values = {value: bias if value is term else value for value in total.inputs}
+        args, kwargs = map_values(values.__getitem__, (total.args, total.kwargs))
+        rest = Call(total.layer, args, kwargs, output, total.name)
+        return found._replace(scores=output, constants=constants, sum=rest)
+    return None
+
+
+def _as_mask(scores: Value, term: Any, sign: float) -> _Mask | None:
+    """Recognizes a mask with the axes of the scores that adds nothing where it hides nothing."""
+    if isinstance(term, Value):
+        found = _match_added(scores, term, sign)
+        return (
+            found
+            if found and found.tensor and len(found.tensor.shape) == len(scores.shape)
+            else None
+        )
+    visible = _visible(sign * term)
+    if visible is None or term[visible].any() or not _fits(visible, scores):
+        return None
+    return _Mask(scores, None, visible=_without_batch(visible))
 
 
 def _match_added(scores: Value, term: Value, sign: float) -> _Mask | None:
@@ -215,6 +252,13 @@ def _terms(call: Call) -> list[Any]:
     arguments = [*call.args, *(arg for name, arg in call.kwargs.items() if name != "name")]
     terms = [arg if isinstance(arg, Value) else array(arg) for arg in arguments]
     return [term for term in terms if term is not None]
+
+
+def hides(call: Call) -> bool:
+    """Returns whether a call adds a constant that is a mask of scores."""
+    is_sum = is_operation(call.layer) and _kind(call) in ("add", "subtract")
+    arrays = [term for term in _terms(call) if not isinstance(term, Value)] if is_sum else []
+    return any(_visible(term) is not None or _visible(-term) is not None for term in arrays)
 
 
 def _visible(term: np.ndarray) -> np.ndarray | None:

@@ -34,6 +34,7 @@ from keras_qat.frontend.origins import KERAS, KNOWN, package_of
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import ACTIVATIONS, split_activation
 from keras_qat.lowering.attention import split_masked_attention
+from keras_qat.lowering.attention_masks import hides
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.equivalents import equivalent
 from keras_qat.lowering.inner_names import InnerNames, expression_of, name_of_weight, weights_behind
@@ -305,11 +306,12 @@ def _computed_from_weights(graph: Graph, weights: dict[Value, Any]) -> set[Value
 
     Of a weight one value at most is read by other calls, which is why it may be kept in the place
     of that weight: of real numbers, as it is quantized. Layers with weights of their own, or with
-    noise in training, stay calls.
+    noise in training, stay calls, and so do masks.
     """
     behind: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:
         is_pure = not getattr(call.layer, "weights", ()) and type(call.layer) not in NOISE
+        is_pure = is_pure and not hides(call)
         if is_pure and call.inputs and behind.keys() >= set(call.inputs):
             read = set[Value]().union(*(behind[value] for value in call.inputs))
             behind.update(dict.fromkeys(values_in(call.outputs), read))

@@ -98,6 +98,7 @@ def test_large_negative_numbers_survive_8_bits(mask):
     assert 10 * np.log10(np.sum(in_float**2) / np.sum(noise**2)) > 20
 
 
+BIAS = np.sin(np.arange(STEPS**2, dtype=np.float32)).reshape(1, STEPS, STEPS)
 CHOICES = {
     "number": lambda mask, scores: tf.where(mask > 0.5, scores, -1e9),
     "exchanged": lambda mask, scores: tf.where(mask < 0.5, -1e4, scores),
@@ -109,6 +110,9 @@ CHOICES = {
     "window": lambda mask, scores: scores + np.where(abs(DISTANCES) < 2, 0.0, -100.0)[None],
     "with distances": lambda mask, scores: scores - np.where(DISTANCES < 0, 1e9, 0.5 * DISTANCES),
     "padding and later steps": lambda mask, scores: of_two(mask, scores),
+    "beside a bias": lambda mask, scores: scores + (BIAS + (1.0 - mask) * -1e9),
+    "beside zeros": lambda mask, scores: scores - (tf.zeros((1, 1, STEPS)) + (1.0 - mask) * 1e9),
+    "beside a tensor": lambda mask, scores: (1.0 - mask) * -1e9 + tf.sin(scores) + scores,
     "moved": lambda mask, scores: scores + ((1.0 - mask[:, 0]) * -1e9)[:, tf.newaxis],
     "added": lambda mask, scores: (
         scores - tf.where(mask[:, 0] > 0.5, tf.zeros_like(mask[:, 0]), 1e9)[:, tf.newaxis]
@@ -185,6 +189,27 @@ def test_maxima_of_what_a_mask_leaves(kind):
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
     assert report.identical == 1.0
     assert report.outputs[0].float_sqnr > 30
+
+
+class Biased(layers.Layer):
+    """As T5's decoder: weights for each distance, and later steps hidden in the same tensor."""
+
+    def build(self, shape):
+        self.bias = self.add_weight("bias", (1, STEPS, STEPS), initializer="random_normal")
+
+    def call(self, scores):
+        return tf.nn.softmax(scores + (self.bias + np.where(DISTANCES < 0, -1e9, 0.0)))
+
+
+def test_masks_are_no_part_of_weights():
+    x = keras.Input((STEPS, STEPS))
+    model = scramble(keras.Model(x, Biased()(x)))
+    data = rng(1).normal(size=(32, STEPS, STEPS)).astype(np.float32)
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, data)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
+    assert report.identical == 1.0
+    assert report.outputs[0].float_sqnr > 20
 
 
 def symbols(model):
