@@ -30,6 +30,7 @@ from keras_qat.lowering.common_subexpressions import merge_common_subexpressions
 from keras_qat.lowering.convolutions import split_separable
 from keras_qat.lowering.hard_swish import recognize_hard_swish
 from keras_qat.lowering.image_ops import split_random_crop
+from keras_qat.lowering.last_axes import IN_INTEGERS, along_last_axes
 from keras_qat.lowering.merges import (
     convert_fixed_ranges,
     convert_second_factor,
@@ -70,6 +71,8 @@ def lower(
         lowering = table.get(key) or table.get(class_path(layer))
         is_recurrent = isinstance(layer, (layers.Bidirectional, layers.RNN))
         if is_recurrent and may_open and may_open(call) is False:
+            lowering = None
+        if type(layer) in IN_INTEGERS and not (may_open and may_open(call)):
             lowering = None
         parts = split_activity_regularizer(call, context)
         parts = parts or (lowering(call, context) if lowering else [])
@@ -155,6 +158,7 @@ LOWERINGS: dict[Any, Lowering] = {
     layers.MultiHeadAttention: split_multi_head_attention,
     layers.Concatenate: convert_fixed_ranges,
     **dict.fromkeys((layers.Maximum, layers.Minimum), with_same_axes(split_extremum)),
+    **dict.fromkeys((layers.UnitNormalization, *IN_INTEGERS), along_last_axes),
     layers.Activation: split_activation_layer,
 }
 """`ALWAYS` and the lowerings, also of operations, that only TFLite's operators need."""

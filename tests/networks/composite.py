@@ -188,7 +188,6 @@ def _activation(name: str) -> Structure:
 PASS_THROUGH = {
     **{name: _activation(name) for name in ("selu", "softplus", "softsign", "exponential", "mish")},
     "elu_alpha": chain(partial(layers.ELU, 0.5)),
-    "unit_norm_of_columns": chain(partial(layers.UnitNormalization, axis=1)),
     "custom": chain(Scale),
     "custom_between": chain(partial(layers.Conv2D, 3, 3), Scale, partial(layers.Conv2D, 2, 3)),
     "group_norm": chain(partial(layers.GroupNormalization, 2)),

@@ -211,6 +211,7 @@ UNIT_NORM = {
     "axes": lambda x: tf.nn.l2_normalize(x, [3], 1e-6),
     "moved": lambda x: layers.Reshape((36, 4))(layers.UnitNormalization()(x)),
     "many": chain(layers.Flatten, layers.UnitNormalization),
+    "columns": chain(partial(layers.UnitNormalization, axis=1)),
     "joined": lambda x: layers.Concatenate()([layers.UnitNormalization()(x), tf.tanh(x)]),
     "steps": chain(partial(layers.Reshape, (36, 4)), layers.UnitNormalization),
     "before_conv": lambda x: _conv(layers.UnitNormalization()(x)),

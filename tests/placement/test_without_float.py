@@ -39,6 +39,26 @@ def test_norms_are_in_integers_where_nothing_else_is_in_float(options, tmp_path)
     keras_qat.quantize_model(again, **options)  # A copy: it is quantized with the same recipe.
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    "norm",
+    [
+        layers.LayerNormalization(1),
+        layers.LayerNormalization([1, 3]),
+        layers.GroupNormalization(2, axis=1),
+    ],
+)
+def test_norms_along_other_axes_are_turned(norm):
+    inputs, data = keras.Input((4, 5, 6)), images(16, (4, 5, 6))
+    model = keras.Model(inputs, norm(inputs))
+    norm.set_weights([1.0 + images(*weight.shape[:1], weight.shape[1:]) for weight in norm.weights])
+    qat = observe(keras_qat.quantize_model(model, target="ethos_u55"), data)
+    assert abs(qat(data) - model(data)).numpy().mean() < 0.03
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data[:1])
+    assert report.identical == 1
+    assert not report.float_operations
+
+
 def test_norms_stay_where_something_else_is_in_float():
     model = normalized(layers.Lambda(untouched, name="last"))
     plan = keras_qat.plan(model, target="ethos_u55")

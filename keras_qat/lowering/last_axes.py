@@ -1,0 +1,38 @@
+"""Turns axes, so that layers normalize along the last ones, as their operators do."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import layers
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+
+IN_INTEGERS = layers.LayerNormalization, layers.GroupNormalization
+"""Layers that are turned only where they are computed in integers."""
+
+
+def along_last_axes(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers a layer along other axes to the same along the last ones, between two Permutes."""
+    layer, rank = call.layer, len(call.output.shape)
+    axes = [axis % rank for axis in tf.nest.flatten([layer.axis])]
+    if len(axes) > 1 and isinstance(layer, layers.UnitNormalization):
+        return []
+    others = [axis for axis in range(rank) if axis not in axes]
+    order = [*others, *axes]
+    if (
+        0 in axes
+        or axes != sorted(axes)
+        or order == sorted(order)
+        or layer.activity_regularizer is not None
+    ):
+        return []
+    last = list(range(len(others), rank))
+    back = [order.index(axis) for axis in range(1, rank)]
+    axis = last if isinstance(layer.axis, (list, tuple)) else last[0]
+    parts = PartsBuilder(call, context)
+    return parts.chain(
+        parts.new("turned", layers.Permute, order[1:]),
+        context.clone(layer, "last_axes", context.weights_of(layer), axis=axis),
+        parts.new("turned_back", layers.Permute, back),
+    )
