@@ -171,6 +171,20 @@ def _diagonal(x: Any) -> Any:
     return x * np.eye(x.shape[-2], dtype=np.float32)
 
 
+def _polynomial(coeffs: Any, x: Any, name: Any = None) -> Any:
+    first, *rest = coeffs
+    for coefficient in rest:
+        first = first * x + coefficient
+    return first
+
+
+def _with_diagonal(input: Any, diagonal: Any, name: Any = None, k: Any = 0, **_: Any) -> Any:
+    rows, columns = input.shape[-2:]
+    require(rows is not None and rows == columns and number(k) == 0)
+    on = np.eye(rows, dtype=np.float32)
+    return input * (1.0 - on) + diagonal[..., None] * on
+
+
 def _norm(
     tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: Any = None, **_: Any
 ) -> Any:
@@ -340,6 +354,17 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "nn.silu": _silu,
     "nn.softmax": _softmax,
     "nn.crelu": _crelu,
+    "linalg.set_diag": _with_diagonal,
+    "linalg.trace": lambda x, name=None: tf.reduce_sum(tf.linalg.diag_part(x), -1),
+    "math.floormod": lambda x, y, name=None: x - y * tf.floor(x / y),
+    "floor_div": lambda x, y, name=None: tf.floor(x / y),
+    "math.xlogy": lambda x, y, name=None: x * tf.math.log(y),
+    "math.xdivy": lambda x, y, name=None: x / y,
+    "math.polyval": _polynomial,
+    "math.asin": lambda x, name=None: 2.0 * tf.atan(x / (1.0 + tf.sqrt(1.0 - x * x))),
+    "math.acos": lambda x, name=None: math.pi / 2.0 - tf.asin(x),
+    "math.acosh": lambda x, name=None: tf.math.log(x + tf.sqrt(x * x - 1.0)),
+    "math.atanh": lambda x, name=None: (tf.math.log1p(x) - tf.math.log1p(-x)) * 0.5,
     "norm": _norm,
     "linalg.norm": _norm,
     "clip_by_norm": _clip_by_norm,

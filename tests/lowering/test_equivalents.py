@@ -164,6 +164,22 @@ FORMS = {
         lambda x: keras.backend.separable_conv2d(x[..., None], KERNELS[0], KERNELS[1], (2, 2)),
     ),
     "signal.frame": (lambda x: tf.signal.frame(x, 4, 2, axis=1),),
+    "linalg.set_diag": (
+        lambda x: tf.linalg.set_diag(tf.matmul(x, x, transpose_a=True), x[:, 0]),
+        lambda x: tf.linalg.set_diag(x[:, :, :6], tf.ones(tf.shape(x)[:-1])),
+    ),
+    "linalg.trace": (
+        lambda x: tf.linalg.trace(tf.matmul(x, x, transpose_b=True))[:, None] + x[:, 0],
+    ),
+    "math.floormod": (lambda x: x % 4.0, lambda x: tf.math.floormod(x, 2.0 + tf.nn.relu(x))),
+    "floor_div": (lambda x: x // 1.5,),
+    "math.xlogy": (lambda x: tf.math.xlogy(x, 1.0 + tf.nn.relu(x)),),
+    "math.xdivy": (lambda x: tf.math.xdivy(x, 2.0 + tf.nn.relu(x)),),
+    "math.polyval": (lambda x: tf.math.polyval([x, 0.5 * x, 1.0], tf.tanh(x)),),
+    "math.asin": (lambda x: tf.asin(tf.clip_by_value(x, -0.9, 0.9)),),
+    "math.acos": (lambda x: tf.acos(tf.tanh(x)),),
+    "math.acosh": (lambda x: tf.acosh(2.0 + tf.nn.relu(x)),),
+    "math.atanh": (lambda x: tf.atanh(tf.clip_by_value(x, -0.9, 0.9)),),
     "signal.overlap_and_add": (
         lambda x: tf.signal.overlap_and_add(tf.transpose(x, [0, 2, 1]), 2),
         lambda x: tf.signal.overlap_and_add(x[:, None], 3),

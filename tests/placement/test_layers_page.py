@@ -125,6 +125,9 @@ ARGUMENTS: dict[str, Any] = {
     "tf.linalg.band_part": (-1, 0),
     "tf.tensordot": (np.ones((4, 3), np.float32), 1),
     "tf.signal.frame": (4, 2, False, 0, 1),
+    "tf.signal.overlap_and_add": (2,),
+    "tf.signal.fftshift": ([1],),
+    "tf.signal.ifftshift": ([1],),
     "tf.reduce_prod": (1,),
     "tf.math.cumulative_logsumexp": (1,),
     "tf.math.reduce_euclidean_norm": (-1,),
@@ -133,7 +136,7 @@ ARGUMENTS: dict[str, Any] = {
 
 OF_TWO = {
     *("tf.atan2", "tf.math.squared_difference", "tf.math.divide_no_nan", "tf.math.floormod"),
-    "tf.math.multiply_no_nan",
+    *("tf.math.multiply_no_nan", "tf.math.floordiv", "tf.math.xlogy", "tf.math.xdivy"),
 }
 
 KERNEL = np.ones((3, 3, 4, 2), np.float32)
@@ -148,6 +151,8 @@ CALLS: dict[str, Any] = {
     "tf.add_n": lambda x: tf.add_n([x, 2.0 * x, tf.nn.relu(x)]),
     "tf.concat": lambda x: tf.concat([x, x], -1),
     "tf.stack": lambda x: tf.stack([x, x], 1),
+    "tf.linalg.set_diag": lambda x: tf.linalg.set_diag(x[:, :, :4], x[:, 0]),
+    "tf.linalg.trace": lambda x: tf.linalg.trace(tf.matmul(x, x, transpose_b=True))[:, None],
     "tf.linalg.diag_part": lambda x: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),
     "tf.squeeze": lambda x: tf.squeeze(x[:, :1], 1),
     "tf.signal.fft": lambda x: tf.abs(tf.signal.fft(tf.cast(x, tf.complex64))),
