@@ -163,6 +163,9 @@ def _match_added(scores: Value, term: Value, sign: float) -> _Mask | None:
     if call is None or not is_operation(call.layer):
         return None
     symbol = str(call.layer.symbol)
+    if symbol == "cast" and call.inputs[0].is_float:
+        found = _match_added(scores, call.inputs[0], sign)
+        return found and found._replace(constants=(*found.constants, call))
     if symbol in MOVES and len(call.inputs) == 1:
         (source,) = call.inputs
         inner = _match_added(scores, source, sign)

@@ -113,6 +113,7 @@ CHOICES = {
     "beside a bias": lambda mask, scores: scores + (BIAS + (1.0 - mask) * -1e9),
     "beside zeros": lambda mask, scores: scores - (tf.zeros((1, 1, STEPS)) + (1.0 - mask) * 1e9),
     "beside a tensor": lambda mask, scores: (1.0 - mask) * -1e9 + tf.sin(scores) + scores,
+    "cast": lambda mask, scores: scores + tf.cast(tf.where(mask > 0, 0.0, -1e9), scores.dtype),
     "moved": lambda mask, scores: scores + ((1.0 - mask[:, 0]) * -1e9)[:, tf.newaxis],
     "added": lambda mask, scores: (
         scores - tf.where(mask[:, 0] > 0.5, tf.zeros_like(mask[:, 0]), 1e9)[:, tf.newaxis]
