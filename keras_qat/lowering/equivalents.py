@@ -358,7 +358,6 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "linalg.trace": lambda x, name=None: tf.reduce_sum(tf.linalg.diag_part(x), -1),
     "math.floormod": lambda x, y, name=None: x - y * tf.floor(x / y),
     "floor_div": lambda x, y, name=None: tf.floor(x / y),
-    "math.xlogy": lambda x, y, name=None: x * tf.math.log(y),
     "math.xdivy": lambda x, y, name=None: x / y,
     "math.polyval": _polynomial,
     "math.asin": lambda x, name=None: 2.0 * tf.atan(x / (1.0 + tf.sqrt(1.0 - x * x))),

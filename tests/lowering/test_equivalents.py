@@ -173,7 +173,6 @@ FORMS = {
     ),
     "math.floormod": (lambda x: x % 4.0, lambda x: tf.math.floormod(x, 2.0 + tf.nn.relu(x))),
     "floor_div": (lambda x: x // 1.5,),
-    "math.xlogy": (lambda x: tf.math.xlogy(x, 1.0 + tf.nn.relu(x)),),
     "math.xdivy": (lambda x: tf.math.xdivy(x, 2.0 + tf.nn.relu(x)),),
     "math.polyval": (lambda x: tf.math.polyval([x, 0.5 * x, 1.0], tf.tanh(x)),),
     "math.asin": (lambda x: tf.asin(tf.clip_by_value(x, -0.9, 0.9)),),

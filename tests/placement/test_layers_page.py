@@ -136,7 +136,7 @@ ARGUMENTS: dict[str, Any] = {
 
 OF_TWO = {
     *("tf.atan2", "tf.math.squared_difference", "tf.math.divide_no_nan", "tf.math.floormod"),
-    *("tf.math.multiply_no_nan", "tf.math.floordiv", "tf.math.xlogy", "tf.math.xdivy"),
+    *("tf.math.multiply_no_nan", "tf.math.floordiv", "tf.math.xdivy"),
 }
 
 KERNEL = np.ones((3, 3, 4, 2), np.float32)
