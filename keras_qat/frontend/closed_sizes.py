@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, map_values, values_in
+from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layer_names import is_of_keras
 from keras_qat.frontend.known_sizes import BATCH, computed_sizes
@@ -54,7 +56,16 @@ def _inferred(call: Call) -> list[Shape]:
         shapes = map_values(lambda value: tf.TensorShape(value.shape), call.args[0])
         return [tuple(tf.TensorShape(call.layer.compute_output_shape(shapes)))]
     with tf.__internal__.FuncGraph("sizes").as_default():  # Takes constants of arguments.
-        tensors = {x: tf.compat.v1.placeholder(x.dtype, x.shape) for x in call.inputs}
+        tensors = {x: _tensor_like(x) for x in call.inputs}
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
         results = tf.nest.flatten(call.layer.call(*args, **kwargs))
     return [tuple(result.shape.as_list()) for result in results]
+
+
+def _tensor_like(value: Value) -> Any:
+    """Returns the numbers that a value holds if they are sizes, or a placeholder for it."""
+    shape: Any = value.shape
+    sizes = None if value.is_float or None in shape else computed_sizes(value)
+    if sizes and all(isinstance(size, int) and size >= 0 for size in sizes):
+        return tf.constant(np.reshape(sizes, shape), value.dtype)
+    return tf.compat.v1.placeholder(value.dtype, value.shape)

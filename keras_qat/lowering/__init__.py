@@ -29,7 +29,7 @@ from keras_qat.lowering.channels_last import with_channels_last
 from keras_qat.lowering.common_subexpressions import merge_common_subexpressions
 from keras_qat.lowering.convolutions import split_separable
 from keras_qat.lowering.hard_swish import recognize_hard_swish
-from keras_qat.lowering.image_ops import split_random_crop
+from keras_qat.lowering.image_ops import split_random_crop, split_smooth_resize
 from keras_qat.lowering.last_axes import IN_INTEGERS, along_last_axes
 from keras_qat.lowering.merges import (
     convert_fixed_ranges,
@@ -45,7 +45,7 @@ from keras_qat.lowering.merges import (
 from keras_qat.lowering.open_layers import open_layers
 from keras_qat.lowering.positions import positions_as_integers
 from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, with_mask
-from keras_qat.lowering.softmax import recognize_softmax
+from keras_qat.lowering.softmax import recognize_softmax, split_softmax
 from keras_qat.lowering.tf_operations import OPERATIONS
 from keras_qat.lowering.time_distributed import split_pooling_3d, split_time_distributed
 from keras_qat.lowering.tokens import tokens_as_integers
@@ -154,6 +154,8 @@ LOWERINGS: dict[Any, Lowering] = {
     **dict.fromkeys((layers.GRU, layers.SimpleRNN), split_recurrent),
     layers.LSTM: with_mask,
     layers.RandomCrop: split_random_crop,
+    **dict.fromkeys((layers.Resizing, layers.UpSampling2D), split_smooth_resize),
+    layers.Softmax: split_softmax,
     layers.Attention: split_attention,
     layers.MultiHeadAttention: split_multi_head_attention,
     layers.Concatenate: convert_fixed_ranges,

@@ -19,7 +19,9 @@ from keras_qat.frontend.tf_operations import array, is_operation, number
 from keras_qat.lowering.conv_lstm import CONVOLUTIONS, unrolled_convolutions
 from keras_qat.lowering.einsums import einsum
 from keras_qat.lowering.image_equivalents import IMAGES
+from keras_qat.lowering.matrix_equivalents import MATRICES
 from keras_qat.lowering.normalizing import WHOLE
+from keras_qat.lowering.pool_equivalents import POOLS
 from keras_qat.lowering.signal_equivalents import SIGNALS
 from keras_qat.lowering.spectra import spectrum
 from keras_qat.lowering.unrolling import unrolled
@@ -141,48 +143,11 @@ def _flattened(x: Any) -> Any:
     return tf.reshape(x, [-1, math.prod(x.shape[1:])])
 
 
-def _separable(
-    input: Any,
-    depthwise_filter: Any,
-    pointwise_filter: Any,
-    strides: Any,
-    padding: Any,
-    rate: Any = None,
-    name: Any = None,
-    data_format: Any = None,
-    dilations: Any = None,
-) -> Any:
-    require(data_format in (None, "NHWC"))
-    y = tf.nn.depthwise_conv2d(
-        input, depthwise_filter, strides, padding, dilations=dilations or rate or 1
-    )
-    return tf.nn.conv2d(y, pointwise_filter, 1, "VALID")
-
-
-def _band_part(input: Any, num_lower: Any, num_upper: Any, name: Any = None) -> Any:
-    rows, columns = input.shape[-2:]
-    require(None not in (rows, columns))
-    return input * tf.linalg.band_part(np.ones((rows, columns), np.float32), num_lower, num_upper)
-
-
-def _diagonal(x: Any) -> Any:
-    """Returns square matrices, or columns as such, with zeros beside the diagonal."""
-    require(x.shape[-2] is not None and x.shape[-1] in (1, x.shape[-2]))
-    return x * np.eye(x.shape[-2], dtype=np.float32)
-
-
 def _polynomial(coeffs: Any, x: Any, name: Any = None) -> Any:
     first, *rest = coeffs
     for coefficient in rest:
         first = first * x + coefficient
     return first
-
-
-def _with_diagonal(input: Any, diagonal: Any, name: Any = None, k: Any = 0, **_: Any) -> Any:
-    rows, columns = input.shape[-2:]
-    require(rows is not None and rows == columns and number(k) == 0)
-    on = np.eye(rows, dtype=np.float32)
-    return input * (1.0 - on) + diagonal[..., None] * on
 
 
 def _norm(
@@ -206,6 +171,13 @@ def _normalize(x: Any, axis: Any = None, epsilon: Any = 1e-12, name: Any = None)
     kept = shape[: axes[0] - 1]
     flat = tf.reshape(x, [-1, *kept, math.prod(shape[axes[0] - 1 :])])
     return tf.reshape(tf.math.l2_normalize(flat, -1, epsilon), [-1, *shape])
+
+
+def _unit(
+    tensor: Any, ord: Any = "euclidean", axis: Any = None, name: Any = None
+) -> tuple[Any, Any]:
+    require(ord in ("euclidean", 2) and axis is not None)
+    return tf.math.l2_normalize(tensor, axis), tf.norm(tensor, axis=axis, keepdims=True)
 
 
 def _tensordot(a: Any, b: Any, axes: Any, name: Any = None) -> Any:
@@ -321,6 +293,39 @@ def _order(
     return tf.math.top_k(values, values.shape[-1]).indices
 
 
+def _sorted(
+    values: Any, axis: Any = -1, direction: Any = "ASCENDING", name: Any = None, **_: Any
+) -> Any:
+    """Sorts along another axis than the last."""
+    rank = len(values.shape)
+    order = list(range(rank))
+    require(isinstance(axis, int) and 0 < axis % rank < rank - 1)
+    order[axis], order[-1] = order[-1], order[axis]
+    return tf.transpose(tf.sort(tf.transpose(values, order), -1, direction), order)
+
+
+def _chosen(condition: Any, x: Any = None, y: Any = None, name: Any = None) -> Any:
+    """Chooses by a constant. Large numbers are for masks in front of a softmax."""
+    condition = np.asarray(condition)
+    numbers = [number(end) for end in (x, y)]
+    require(condition.dtype == bool and (x is not None and y is not None))
+    require(all(end is None or abs(end) < MOST for end in numbers))
+    chosen = condition.astype(np.float32)
+    return x * chosen + y * (1 - chosen)
+
+
+MOST = 1e3
+"""Numbers from here on hide scores."""
+
+
+def _padded_with(
+    tensor: Any, paddings: Any, mode: Any = "CONSTANT", name: Any = None, constant_values: Any = 0
+) -> Any:
+    value = number(constant_values)
+    require(mode.upper() == "CONSTANT" and value and math.isfinite(value))
+    return tf.pad(tensor - value, paddings) + value
+
+
 def _length(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None) -> Any:
     return tf.norm(input_tensor, axis=axis, keepdims=keepdims)
 
@@ -351,11 +356,10 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "math.cumprod": _products,
     "linalg.cross": _cross,
     "math.l2_normalize": _normalize,
+    "linalg.normalize": _unit,
     "nn.silu": _silu,
     "nn.softmax": _softmax,
     "nn.crelu": _crelu,
-    "linalg.set_diag": _with_diagonal,
-    "linalg.trace": lambda x, name=None: tf.reduce_sum(tf.linalg.diag_part(x), -1),
     "math.floormod": lambda x, y, name=None: x - y * tf.floor(x / y),
     "floor_div": lambda x, y, name=None: tf.floor(x / y),
     "math.xdivy": lambda x, y, name=None: x / y,
@@ -368,15 +372,16 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "linalg.norm": _norm,
     "clip_by_norm": _clip_by_norm,
     "boolean_mask": _boolean_mask,
-    "linalg.band_part": _band_part,
     "tensordot": _tensordot,
     "einsum": einsum,
-    "linalg.diag": lambda diagonal, name=None: _diagonal(diagonal[..., None]),
-    "linalg.diag_part": lambda input, name=None: tf.reduce_sum(_diagonal(input), -1),
+    "sort": _sorted,
+    "where": _chosen,
+    "pad": _padded_with,
+    **MATRICES,
+    **POOLS,
     **SIGNALS,
     "keras.backend.cast_to_floatx": lambda x: tf.identity(x),
     **IMAGES,
     "keras.backend.batch_flatten": _flattened,
-    "nn.separable_conv2d": _separable,
 }
 """TensorFlow's name of an operation -> a function that computes the same in other operations."""

@@ -42,6 +42,27 @@ def _cropped_or_padded(image: Any, target_height: int, target_width: int) -> Any
     return _padded(image, above, left, target_height, target_width)
 
 
+def _resized_and_padded(
+    image: Any,
+    target_height: int,
+    target_width: int,
+    method: Any = "bilinear",
+    antialias: Any = False,
+) -> Any:
+    target, sizes = (target_height, target_width), image.shape[-3:-1]
+    require(None not in sizes)
+    size, end = np.asarray(sizes, np.float32), np.asarray(target, np.float32)
+    fitting = size / np.max(size / end)
+    resized = tf.image.resize(image, fitting.astype(int).tolist(), method, antialias=antialias)
+    above, left = np.maximum((end - fitting) / 2, 0).astype(int).tolist()
+    return _padded(resized, above, left, *target)
+
+
+def _with_contrast(images: Any, contrast_factor: Any) -> Any:
+    mean = tf.reduce_mean(images, [-3, -2], keepdims=True)
+    return mean + (images - mean) * contrast_factor
+
+
 def _central(image: Any, central_fraction: float) -> Any:
     sizes = image.shape[-3:-1]
     require(None not in sizes)
@@ -84,6 +105,9 @@ def _near_channels_normalized(
 IMAGES: dict[str, Callable[..., Any]] = {
     "image.central_crop": _central,
     "image.resize_with_crop_or_pad": _cropped_or_padded,
+    "image.resize_with_pad": _resized_and_padded,
+    "image.adjust_contrast": _with_contrast,
+    "image.grayscale_to_rgb": lambda images, name=None: tf.concat([images] * 3, -1),
     "image.rot90": _turned,
     "image.transpose": lambda image, name=None: tf.transpose(image, (0, 2, 1, 3)),
     "image.per_image_standardization": _standardized,

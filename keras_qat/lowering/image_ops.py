@@ -11,7 +11,7 @@ from keras_qat.frontend.graph import Call
 from keras_qat.frontend.helper_layers import TrainingOnly
 from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.frontend.keras2.layers_and_models import clone
-from keras_qat.frontend.tf_operations import operands
+from keras_qat.frontend.tf_operations import operands, operation_class
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 from keras_qat.ops.movement import window
 
@@ -25,6 +25,19 @@ def split_resize(call: Call, context: LoweringContext) -> list[Call]:
     if not is_image or any(other_arguments) or method not in ("bilinear", "nearest"):
         return []
     return replace_by(call, context, layers.Resizing, *sizes, interpolation=method)
+
+
+def split_smooth_resize(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers layers that resize bicubically and the like to tf.image.resize."""
+    layer, sizes = call.layer, call.output.shape[1:3]
+    is_plain = layer.interpolation in ("bilinear", "nearest")
+    crops = getattr(layer, "crop_to_aspect_ratio", False)
+    is_first = getattr(layer, "data_format", "channels_last") == "channels_first"
+    if is_plain or crops or is_first or None in sizes or len(call.output.shape) != 4:
+        return []
+    parts = PartsBuilder(call, context)
+    resize = parts.new("", operation_class(), tf.image.resize)
+    return parts.end(resize, call.inputs[0], list(sizes), kwargs={"method": layer.interpolation})
 
 
 def split_old_resize(call: Call, context: LoweringContext) -> list[Call]:

@@ -8,7 +8,7 @@ from typing import Any
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import ARITHMETIC, is_operation, number, operands
-from keras_qat.lowering.builder import LoweringContext
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
 
 def recognize_softmax(graph: Graph, context: LoweringContext) -> Graph:
@@ -28,6 +28,25 @@ def recognize_softmax(graph: Graph, context: LoweringContext) -> Graph:
         dropped.update(inner)
     calls = [replaced.get(call, call) for call in graph.calls if call not in dropped]
     return dataclasses.replace(graph, calls=calls)
+
+
+def split_softmax(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers a softmax over several axes to one over a single axis that holds them."""
+    axis, shape = call.layer.axis, call.inputs[0].shape
+    rank = len(shape)
+    axes = sorted(a % rank for a in axis) if isinstance(axis, (list, tuple)) else []
+    if len(axes) < 2 or axes[0] == 0 or None in shape[1:] or len(call.inputs) > 1:
+        return []
+    order = [a for a in range(1, rank) if a not in axes] + axes
+    sizes: list[Any] = [shape[a] for a in order]
+    parts, kept = PartsBuilder(call, context), sizes[: -len(axes)]
+    return parts.chain(
+        parts.new("in_order", layers.Permute, order),
+        parts.new("flat", layers.Reshape, (*kept, -1)),
+        parts.new("softmax", layers.Softmax, -1),
+        parts.new("shape", layers.Reshape, sizes),
+        parts.new("", layers.Permute, [order.index(a) + 1 for a in range(1, rank)]),
+    )
 
 
 def _inside(call: Call) -> tuple[Value | None, int, list[Call]]:

@@ -138,6 +138,35 @@ FORMS = {
     "image.per_image_standardization": (
         lambda x: tf.image.per_image_standardization(x[..., None] * 2.0 + 1.0),
     ),
+    "image.resize_with_pad": (
+        lambda x: tf.image.resize_with_pad(x[..., None], 5, 12),
+        lambda x: tf.image.resize_with_pad(x[..., None], 14, 9, "nearest"),
+    ),
+    "image.adjust_contrast": (lambda x: tf.image.adjust_contrast(x[..., None], 1.5),),
+    "image.grayscale_to_rgb": (lambda x: tf.image.grayscale_to_rgb(x[..., None]),),
+    "linalg.normalize": (lambda x: tf.linalg.normalize(x, axis=-1),),
+    "sort": (lambda x: tf.sort(x, axis=1, direction="DESCENDING"), lambda x: tf.sort(x, 1)),
+    "where": (
+        lambda x: tf.where(np.tri(6, 8) > 0, x, -1.0),
+        lambda x: tf.where(tf.constant(MASK)[:, None], tf.sigmoid(x), x),
+    ),
+    "pad": (
+        lambda x: tf.pad(x, [[0, 0], [1, 2], [0, 1]], constant_values=-1.0),
+        lambda x: tf.pad(x, tf.constant([[0, 0], [1, 0], [0, 0]]), "constant", 0.5),
+    ),
+    "nn.pool": (
+        lambda x: tf.nn.pool(x, [2], "MAX", strides=[2]),
+        lambda x: tf.nn.pool(x[..., None], [2, 3], "AVG", padding="SAME"),
+        lambda x: tf.nn.pool(x[:, None, ..., None], [1, 2, 2], "MAX", strides=[1, 2, 1]),
+    ),
+    "nn.max_pool3d": (
+        lambda x: tf.nn.max_pool3d(tf.reshape(x, [-1, 3, 4, 4, 1]), 2, [1, 1, 2, 2, 1], "SAME"),
+    ),
+    "nn.avg_pool3d": (
+        lambda x: keras.backend.pool3d(
+            tf.reshape(x, [-1, 3, 4, 4, 1]), (2, 2, 1), (1, 2, 2), pool_mode="avg"
+        ),
+    ),
     "linalg.diag": (lambda x: tf.linalg.diag(x),),
     "linalg.diag_part": (lambda x: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),),
     "tensordot": (
@@ -162,6 +191,8 @@ FORMS = {
     "keras.backend.batch_flatten": (keras.backend.batch_flatten,),
     "nn.separable_conv2d": (
         lambda x: keras.backend.separable_conv2d(x[..., None], KERNELS[0], KERNELS[1], (2, 2)),
+        lambda x: tf.nn.separable_conv2d(x[..., None], *KERNELS, [1, 2, 2, 1], "SAME"),
+        lambda x: tf.nn.separable_conv2d(x[..., None], *KERNELS, [1] * 4, "SAME", dilations=[2, 2]),
     ),
     "signal.frame": (lambda x: tf.signal.frame(x, 4, 2, axis=1),),
     "linalg.set_diag": (
@@ -220,6 +251,12 @@ OTHERS = {
     "math.reduce_prod": lambda x: tf.reduce_prod(tf.tile(x, [1, 2, 1]), axis=1),
     "nn.log_softmax": lambda x: tf.compat.v1.nn.log_softmax(x, dim=-1),
     "norm": lambda x: tf.compat.v1.norm(x, ord=1, axis=-1, keep_dims=True),
+    "where: not of a tensor of truth values and two others": lambda x: tf.where(
+        np.tri(6, 8) > 0, x, -1e9
+    ),
+    "pad: pads with numbers other than 0": lambda x: tf.pad(
+        x, [[0, 0], [1, 2], [0, 1]], constant_values=-np.inf
+    ),
 }
 """Operations with options that are not written out, and with those of TensorFlow 1."""
 

@@ -96,8 +96,17 @@ def test_sizes_that_layers_hand_on():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
+class Doubled(Own):
+    """Resizes to a size that it computes, and fills with what sizes say."""
+
+    def call(self, x):
+        x = tf.image.resize(self.dense(x[..., None]), tf.shape(x)[1:3] * 2)
+        return x * tf.cast(tf.reshape(tf.range(tf.shape(x)[1]), [1, -1, 1, 1]), tf.float32)
+
+
 @pytest.mark.parametrize(
-    "kind", [*(pytest.param(kind, marks=legacy) for kind in (Beside, WithNone, Checked)), Heads]
+    "kind",
+    [*(pytest.param(kind, marks=legacy) for kind in (Beside, WithNone, Checked)), Doubled, Heads],
 )
 def test_in_integers(kind, tmp_path):
     inputs, x = keras.Input((3, 4)), images(16, (3, 4))

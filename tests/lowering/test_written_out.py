@@ -170,3 +170,23 @@ def test_categories_of_integers(mode, dtype, tmp_path):
     np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.05)
     qat.save(tmp_path / "qat.keras")
     assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
+
+
+OTHERS = {
+    "bicubic": lambda: layers.UpSampling2D(2, interpolation="bicubic"),
+    "area": lambda: layers.Resizing(2, 3, "area"),
+    "two axes": lambda: layers.Softmax(axis=[1, 2]),
+    "axes apart": lambda: layers.Softmax(axis=(-1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_rarer_options(name, tmp_path):
+    model, x = functional((4, 6, 3), build=lambda x: OTHERS[name]()(x)), images(16, (4, 6, 3))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    assert np.mean(np.abs(qat(x) - model(x))) < 0.02
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, x).identical == 1
+    qat.save(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
