@@ -147,7 +147,29 @@ def pixel_cnn():
     return keras.Model(image, x), IMAGES
 
 
+class WeightNorm(layers.Wrapper):
+    """Puts a normalized kernel in the layer inside, as TensorFlow Addons does."""
+
+    def build(self, input_shape):
+        self.layer.build(input_shape)
+        self.v = self.layer.kernel
+        self.g = self.add_weight("g", self.v.shape[-1:], initializer="ones")
+        super().build(input_shape)
+
+    def call(self, x):
+        axes = list(range(len(self.v.shape) - 1))
+        self.layer.kernel = tf.nn.l2_normalize(self.v, axis=axes) * self.g
+        return self.layer(x)
+
+
+def normalized():
+    image = keras.Input((8, 8, 1), name="image")
+    x = WeightNorm(layers.Conv2D(4, 3, activation="relu"))(image)
+    return keras.Model(image, WeightNorm(layers.Dense(3))(x)), IMAGES
+
+
 MODELS = {
+    "kernels that a wrapper computes": normalized,
     "a layer's class": lambda: language_model(TiedHead),
     "a Lambda": lambda: language_model(
         lambda table: layers.Lambda(lambda x: tf.matmul(x, table.embeddings, transpose_b=True))

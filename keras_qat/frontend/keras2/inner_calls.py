@@ -49,7 +49,8 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
         if lends or (id(layer) not in known and _is_plain_code(layer)):
             return _inline(layer, *args, **kwargs)
         reads = any(map(keras.backend.is_keras_tensor, tf.nest.flatten((args, kwargs))))
-        if id(layer) in known and ((layer.weights and not reads) or id(layer) in keeping):
+        lends = (layer.weights and not reads) or id(layer) in keeping or _was_given_weights(layer)
+        if id(layer) in known and lends:
             raise HasToLend(layer)
         is_inside = True
         try:
@@ -74,6 +75,12 @@ def _is_plain_code(layer: Any) -> bool:
     has_parts = bool(layer.weights) or len(list(layer._flatten_layers())) > 1
     has_phases = "training" in inspect.signature(kind.call).parameters
     return not (_is_keras(layer) or has_build or has_parts or has_phases)
+
+
+def _was_given_weights(layer: Any) -> bool:
+    """Returns whether a wrapper put what it computes in the place of a weight of Keras' layer."""
+    is_single = _is_keras(layer) and not isinstance(layer, keras.Model)
+    return is_single and any(hasattr(value, "_keras_history") for value in vars(layer).values())
 
 
 def _keeps_tensors(layer: Any) -> bool:
