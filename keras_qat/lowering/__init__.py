@@ -29,7 +29,7 @@ from keras_qat.lowering.channels_last import with_channels_last
 from keras_qat.lowering.common_subexpressions import merge_common_subexpressions
 from keras_qat.lowering.convolutions import split_separable
 from keras_qat.lowering.hard_swish import recognize_hard_swish
-from keras_qat.lowering.image_ops import split_random_crop, split_smooth_resize
+from keras_qat.lowering.image_ops import split_random_crop, split_resizing_layer
 from keras_qat.lowering.last_axes import IN_INTEGERS, along_last_axes
 from keras_qat.lowering.merges import (
     convert_fixed_ranges,
@@ -154,7 +154,7 @@ LOWERINGS: dict[Any, Lowering] = {
     **dict.fromkeys((layers.GRU, layers.SimpleRNN), split_recurrent),
     layers.LSTM: with_mask,
     layers.RandomCrop: split_random_crop,
-    **dict.fromkeys((layers.Resizing, layers.UpSampling2D), split_smooth_resize),
+    **dict.fromkeys((layers.UpSampling2D, layers.Resizing), split_resizing_layer),
     layers.Softmax: split_softmax,
     layers.Attention: split_attention,
     layers.MultiHeadAttention: split_multi_head_attention,

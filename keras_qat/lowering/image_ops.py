@@ -14,6 +14,10 @@ from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.tf_operations import operands, operation_class
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 from keras_qat.ops.movement import window
+from keras_qat.ops.resize import options_of_resize
+
+KERNELS = ("bilinear", "nearest")
+"""Methods of TFLite's kernels."""
 
 
 def split_resize(call: Call, context: LoweringContext) -> list[Call]:
@@ -22,22 +26,25 @@ def split_resize(call: Call, context: LoweringContext) -> list[Call]:
     _, _, method, *other_arguments = operands(call, *names)
     method, sizes = method or "bilinear", call.output.shape[1:3]
     is_image = len(call.output.shape) == 4 and None not in sizes
-    if not is_image or any(other_arguments) or method not in ("bilinear", "nearest"):
+    if not is_image or any(other_arguments) or method not in KERNELS:
         return []
     return replace_by(call, context, layers.Resizing, *sizes, interpolation=method)
 
 
-def split_smooth_resize(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers layers that resize bicubically and the like to tf.image.resize."""
-    layer, sizes = call.layer, call.output.shape[1:3]
-    is_plain = layer.interpolation in ("bilinear", "nearest")
-    crops = getattr(layer, "crop_to_aspect_ratio", False)
-    is_first = getattr(layer, "data_format", "channels_last") == "channels_first"
-    if is_plain or crops or is_first or None in sizes or len(call.output.shape) != 4:
+def split_resizing_layer(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers UpSampling2D and Resizing by other methods than TFLite's to tf.image.resize."""
+    layer, x, sizes = call.layer, call.inputs[0], list(call.output.shape[1:3])
+    options = options_of_resize(call)
+    is_image = len(x.shape) == 4 and options["channels_last"]
+    if not is_image or None in (*sizes, options["crop"]) or layer.interpolation in KERNELS:
         return []
     parts = PartsBuilder(call, context)
+    if options["crop"]:
+        ends = zip(options["crop"], x.shape[1:3], strict=True)
+        cropping = [(begin, size - end) for (begin, end, _), size in ends]
+        x = parts.add(parts.new("crop", layers.Cropping2D, cropping), x)
     resize = parts.new("", operation_class(), tf.image.resize)
-    return parts.end(resize, call.inputs[0], list(sizes), kwargs={"method": layer.interpolation})
+    return parts.end(resize, x, sizes, kwargs={"method": layer.interpolation})
 
 
 def split_old_resize(call: Call, context: LoweringContext) -> list[Call]:

@@ -18,7 +18,7 @@ from keras_qat.ops.movement import first, move, take_parts
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 
 
-def _attributes(call: Call) -> Attributes:
+def options_of_resize(call: Call) -> Attributes:
     """Returns `height` and `width`, 0 if unknown, and the `crop`: parts of rows and columns."""
     layer, shape = call.layer, call.output.shape
     is_first = getattr(layer, "data_format", "") == "channels_first"
@@ -80,7 +80,7 @@ def _row(interpolation: str, code: str, pixels: str, **fields: Any) -> Op:
         f"images of other sizes, of {pixels} pixels",
         emit,
         layers=(layers.UpSampling2D, layers.Resizing),
-        attributes=_attributes,
+        attributes=options_of_resize,
         needs=("height", "width"),
         defaults={"crop": (), "channels_last": True, "interpolation": interpolation},
         accepts=_accepts(interpolation),

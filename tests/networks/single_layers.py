@@ -246,6 +246,8 @@ MERGES = {
 MOVES = {
     "upsampling_nearest": chain(layers.UpSampling2D),
     "resizing_nearest": chain(partial(layers.Resizing, 9, 5, interpolation="nearest")),
+    "upsampling_bicubic": chain(partial(layers.UpSampling2D, (2, 3), interpolation="bicubic")),
+    "resizing_area": chain(partial(layers.Resizing, 9, 3, "area", crop_to_aspect_ratio=True)),
     "zero_padding": chain(partial(layers.ZeroPadding2D, ((1, 0), (2, 1)))),
     "cropping": chain(partial(layers.Cropping2D, ((1, 0), (0, 2)))),
     "permute": chain(partial(layers.Permute, (2, 3, 1))),
