@@ -61,6 +61,10 @@ def _without_unread(graph: Graph, calls: list[Call]) -> list[Call]:
     return kept[::-1]
 
 
+class _OfInputs(Exception):
+    """Raised for numbers of the model's inputs, which stay as they are."""
+
+
 class _AsIntegers:
     """Writes calls that compute values as integers of 32 bits."""
 
@@ -71,31 +75,43 @@ class _AsIntegers:
 
     def cast(self, call: Call) -> None:
         """Adds a cast of real numbers, or calls that compute the same."""
-        (value,) = call.inputs
-        whole = self.of(value)
-        if whole is None and not _is_given(value):
-            whole = self._rounded(value, value, "truncate")
-        if whole is None:
+        (value,), parts = call.inputs, PartsBuilder(call, self.context)
+        try:
+            whole = self.of(value)
+        except _OfInputs:
             self.calls.append(call)
             return
-        parts = PartsBuilder(call, self.context)
+        if whole is None and call.output.dtype == "int32":
+            self.calls += parts.end(parts.new("", Positions, "truncate"), value)
+            return
+        if whole is None:
+            whole = parts.add(parts.new("truncate", Positions, "truncate"), value)
+            whole.dtype = "int32"
         cast = parts.new("", type(call.layer), tf.cast, dtype="int32")
         self.calls += parts.end(cast, whole, kwargs={"dtype": call.output.dtype})
 
     def of(self, value: Value) -> Value | None:
-        """Returns the integers of whole numbers; None if they may be fractions."""
+        """Returns the integers of whole numbers; None if they may be fractions.
+
+        Raises:
+            _OfInputs: if they are those of the model's inputs.
+        """
         if value not in self.made:
             self.made[value] = self._computed(value)
         return self.made[value]
 
     def _computed(self, value: Value) -> Value | None:
+        if _is_given(value):
+            raise _OfInputs
         call = value.producer
         if call is None or not is_operation(call.layer):
             return None
         symbol = str(call.layer.symbol)
         if symbol in ROUNDS:
             (x,) = call.inputs
-            return None if _is_given(x) else self._rounded(x, value, ROUNDS[symbol])
+            if _is_given(x):
+                raise _OfInputs
+            return self._rounded(x, value, ROUNDS[symbol])
         if symbol == "cast" and not call.inputs[0].is_float:
             return self._end(value, "integers", tf.cast, *call.inputs, dtype="int32")
         if symbol not in KEEPS_WHOLE or not value.is_float or _fractions(call):

@@ -50,7 +50,7 @@ def test_casts_to_integers_stay():
     stripped = keras_qat.strip_quantization(made.model)
     before, reason = keras_qat.plan(stripped).float_layers.values()
     assert before == "computes indices, which rounding would move"
-    assert reason.endswith("makes integers of quantized values: indices may be off")
+    assert reason.endswith("recipe.override('Positions', quantize=True) asks for integers")
 
 
 @pytest.mark.sample(1)
