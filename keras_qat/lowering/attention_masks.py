@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_
 from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, number, operands
-from keras_qat.lowering.builder import LoweringContext
+from keras_qat.lowering.builder import LoweringContext, replace_by
 from keras_qat.ops.registry import op_of
 
 HIDES = -1e3
@@ -57,6 +58,9 @@ def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
     replaced: dict[Call, list[Call]] = {}
     constants: set[Call] = set()
     for call in graph.calls:
+        if found := _without_nan(call, context):
+            replaced[call], unused = found
+            constants.update(unused)
         op = op_of(call)
         kind = "" if op is None else op.name
         reader, masking = call, call.inputs[0].producer if kind in BELOW else None
@@ -79,6 +83,20 @@ def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
     read = [graph.outputs, *(call.inputs for call in graph.loss_only)]
     dropped = constants.intersection(split_loss_only(calls, read)[1])
     return dataclasses.replace(graph, calls=[call for call in calls if call not in dropped])
+
+
+def _without_nan(call: Call, context: LoweringContext) -> tuple[list[Call], list[Call]] | None:
+    """Replaces tf.where(mask, x, NaN) by x, as integers hold no NaN; returns what fills it, too."""
+    if not is_operation(call.layer) or call.layer.symbol not in CHOICES:
+        return None
+    _, first, second = operands(call, "condition", "x", "y")
+    for x, other in ((first, second), (second, first)):
+        constants: list[Call] = []
+        value = _constant(other, constants)
+        is_whole = isinstance(x, Value) and x.shape == call.output.shape
+        if is_whole and value is not None and math.isnan(value):
+            return replace_by(call, context, keras.layers.Activation, "linear", inputs=x), constants
+    return None
 
 
 def _is_read_by(reader: Call, call: Call, readers: Mapping[Value, list[Call]]) -> bool:

@@ -342,6 +342,7 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "math.multiply_no_nan": lambda x, y, name=None: x * y,
     "realdiv": lambda x, y, name=None: x / y,
     "math.squared_difference": lambda x, y, name=None: tf.square(x - y),
+    "math.is_nan": lambda x, name=None: tf.not_equal(x, x),
     "math.rint": lambda x, name=None: tf.round(x),
     "math.accumulate_n": lambda inputs, *_: tf.add_n(inputs),
     "math.conj": lambda x, name=None: tf.identity(x),

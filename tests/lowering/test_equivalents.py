@@ -66,6 +66,7 @@ FORMS = {
         lambda x: tf.math.squared_difference(x, 0.5),
     ),
     "cast": (lambda x: tf.where(tf.cast(tf.nn.relu(x), tf.bool), x, 0.5),),
+    "math.is_nan": (lambda x: tf.where(tf.math.is_nan(x), 0.0, x * 2.0),),
     "math.rint": (lambda x: tf.math.rint(x * 2.0),),
     "math.accumulate_n": (lambda x: tf.math.accumulate_n([x, tf.sigmoid(x)]),),
     "math.conj": (lambda x: tf.math.conj(x) + 1.0,),

@@ -104,9 +104,33 @@ class Doubled(Own):
         return x * tf.cast(tf.reshape(tf.range(tf.shape(x)[1]), [1, -1, 1, 1]), tf.float32)
 
 
+class Sparsemax(layers.Layer):
+    """As TensorFlow Addons has it and TabNet uses it, with NaN where it is not defined."""
+
+    def call(self, x):
+        logits = tf.reshape(x, [-1, 4])
+        count = tf.shape(logits)[0]
+        z = logits - tf.reduce_mean(logits, axis=1)[:, tf.newaxis]
+        largest, _ = tf.nn.top_k(z, k=4)
+        sums = tf.cumsum(largest, axis=1)
+        is_in_support = 1 + tf.range(1.0, 5.0) * largest > sums
+        size = tf.reduce_sum(tf.cast(is_in_support, tf.int32), axis=1)
+        places = tf.stack([tf.range(0, count), tf.maximum(size, 1) - 1], axis=1)
+        threshold = (tf.gather_nd(sums, places) - 1) / tf.cast(size, tf.float32)
+        shares = tf.maximum(0.0, z - threshold[:, tf.newaxis])
+        is_lost = tf.equal(size, 0) | tf.math.is_nan(sums[:, -1])
+        shares = tf.where(is_lost[:, None], tf.fill([count, 4], float("nan")), shares)
+        return tf.reshape(shares, tf.shape(x))
+
+
 @pytest.mark.parametrize(
     "kind",
-    [*(pytest.param(kind, marks=legacy) for kind in (Beside, WithNone, Checked)), Doubled, Heads],
+    [
+        *(pytest.param(kind, marks=legacy) for kind in (Beside, WithNone, Checked)),
+        Doubled,
+        Heads,
+        Sparsemax,
+    ],
 )
 def test_in_integers(kind, tmp_path):
     inputs, x = keras.Input((3, 4)), images(16, (3, 4))
