@@ -239,6 +239,8 @@ def _calls_of(
     """
     parts, graph = PartsBuilder(call, context), with_known_sizes(opened.graph)
     close_sizes(graph)
+    if any(weight.is_complex for weight in opened.weights):
+        raise CannotOpen("its weights are complex numbers")
     inputs = values_in(graph.inputs)
     current: dict[Value, Value] = dict(zip(inputs, read, strict=False))
     of_weights = set(opened.weights) if apart else _computed_from_weights(graph, opened.weights)

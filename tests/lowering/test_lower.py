@@ -155,6 +155,29 @@ def test_numbers_for_each_example_are_in_integers_beside_tokens():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
+class Largest(layers.Layer):
+    """As RWKV's steps: from a number far below all others."""
+
+    def call(self, x):
+        largest, total = tf.fill(tf.shape(x[:, 0]), -1e4), tf.zeros_like(x[:, 0])
+        for index in range(3):
+            before, largest = largest, tf.maximum(largest, x[:, index])
+            total = total * tf.exp(before - largest) + tf.exp(x[:, index] - largest)
+        return total
+
+
+def test_numbers_for_each_example_set_no_range(tmp_path):
+    model, x = functional((3, 4), build=Largest()), images(32, (3, 4))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    expected = model.predict(x, verbose=0)
+    assert np.abs(qat.predict(x, verbose=0) - expected).max() < 0.05 * np.abs(expected).max()
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, x).identical == 1
+    qat.save(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
+
+
 def test_float_model_keeps_its_activation():
     model = functional((4,), build=layers.Dense(3, activation="relu", name="dense"))
     lower(graph.read(model))

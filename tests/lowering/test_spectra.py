@@ -136,6 +136,20 @@ def test_kernels_of_frequencies_train(tmp_path):
     assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
 
 
+class ComplexWeights(layers.Layer):
+    def build(self, shape):
+        self.factor = self.add_weight("factor", (48,), tf.complex64, "ones")
+
+    def call(self, x):
+        return tf.math.real(tf.cast(x, tf.complex64) * self.factor)
+
+
+def test_layers_with_complex_weights_stay():
+    inputs = keras.Input(SHAPE)
+    plan = keras_qat.plan(keras.Model(inputs, ComplexWeights(name="own")(inputs)))
+    assert "its weights are complex numbers" in plan.float_layers["own"]
+
+
 def test_angles():
     inputs = keras.Input(SHAPE)
     model = keras.Model(inputs, tf.math.angle(tf.signal.stft(inputs, 12, 12)))
