@@ -27,7 +27,10 @@ CHOICES = ("where", "compat.v1.where")
 MOVES = ("__operators__.getitem", "expand_dims", "reshape", "identity")
 """Operations behind a large number that may as well move the mask in front of it."""
 
-BELOW = {"softmax": 12.0, "reduce_max": 0.0}
+BELOW = {
+    **{"softmax": 12.0, "sigmoid": 8.0, "exp": 8.0},
+    **{"reduce_max": 0.0, "argmax": 0.0, "top_k": 0.0},
+}
 """Operator that ignores what is hidden -> how far below the smallest number that lies then."""
 
 
@@ -51,8 +54,8 @@ class _Mask(NamedTuple):
 def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
     """Replaces softmax(scores + mask * -1e9) and softmax(tf.where(mask, scores, -1e9)).
 
-    They become a softmax of `MaskScores`, and so do maxima. The masked scores would have a scale of
-    4e6 in 8 bits, which leaves nothing of the scores.
+    They become a softmax of `MaskScores`, and so do maxima and what else is in `BELOW`. The masked
+    scores would have a scale of 4e6 in 8 bits, which leaves nothing of the scores.
     """
     readers, outputs = graph.consumers(), set(values_in(graph.outputs))
     replaced: dict[Call, list[Call]] = {}
@@ -64,11 +67,15 @@ def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
         op = op_of(call)
         kind = "" if op is None else op.name
         reader, masking = call, call.inputs[0].producer if kind in BELOW else None
+        below = BELOW.get(kind, 0.0)
+        while masking and (factor := _factor(masking)) and _is_read_by(reader, masking, readers):
+            below /= factor
+            reader, masking = masking, masking.inputs[0].producer
         while masking and masking.output not in outputs and _is_read_by(reader, masking, readers):
             mask = _match_where(masking) or _match_sum(masking)
             if mask is None:
                 break
-            options = {"causal": mask.visible, "hidden": mask.hidden, "below": BELOW[kind]}
+            options = {"causal": mask.visible, "hidden": mask.hidden, "below": below}
             inputs = [mask.scores] if mask.tensor is None else [mask.scores, mask.tensor]
             suffix = "" if mask.sum is None else "_mask"
             new = context.pattern(masking, MaskScores, inputs, suffix, **options)
@@ -259,6 +266,19 @@ def _constant(operand: Any, calls: list[Call]) -> float | None:
             calls.append(size.producer)  # tf.shape
         return number(value)
     return None
+
+
+def _factor(call: Call) -> float | None:
+    """Returns the positive number that a call multiplies a tensor by; None for any other call."""
+    kind, terms = _kind(call), _terms(call)
+    if kind not in ("multiply", "divide") or len(terms) != 2:
+        return None
+    if kind == "multiply" and not isinstance(terms[0], Value):
+        terms = terms[::-1]
+    x, value = terms
+    if not isinstance(x, Value) or isinstance(value, Value) or value.ndim or not value > 0:
+        return None
+    return float(value if kind == "multiply" else 1.0 / value)
 
 
 def _kind(call: Call) -> str:

@@ -192,6 +192,32 @@ def test_maxima_of_what_a_mask_leaves(kind):
     assert report.outputs[0].float_sqnr > 30
 
 
+IGNORES = {
+    "scaled": lambda scores: tf.nn.softmax(scores / 2.0),
+    "scaled twice": lambda scores: tf.nn.softmax(0.5 * (scores * 3.0)),
+    "sigmoid": tf.sigmoid,
+    "exponential": tf.exp,
+    "largest": lambda scores: tf.math.top_k(scores, 2)[0],
+    "which": lambda scores: tf.one_hot(tf.argmax(scores, -1), STEPS),
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("reader", IGNORES)
+def test_what_else_ignores_hidden_numbers(reader):
+    x, mask = keras.Input((STEPS,)), keras.Input((STEPS,))
+    scores = layers.Dense(STEPS)(x) + (1.0 - mask) * -1e9
+    model = scramble(keras.Model([x, mask], IGNORES[reader](scores)))
+    seen = rng(2).random((64, STEPS)) < 0.7
+    seen[:, :2] = True
+    data = [rng(1).normal(size=(64, STEPS)).astype(np.float32), seen.astype(np.float32)]
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, data)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
+    assert report.identical == 1.0
+    assert report.outputs[0].float_sqnr > 20
+
+
 class Biased(layers.Layer):
     """As T5's decoder: weights for each distance, and later steps hidden in the same tensor."""
 
