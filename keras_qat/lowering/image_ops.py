@@ -55,6 +55,18 @@ def split_old_resize(call: Call, context: LoweringContext) -> list[Call]:
     return replace_by(call, context, layers.Resizing, *sizes, interpolation="nearest")
 
 
+def split_converted(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers tf.image.convert_image_dtype of pixels to a cast, and a product with 1 / 255."""
+    x, dtype = operands(call, "image", "dtype")
+    most = tf.as_dtype(x.dtype).max
+    if x.is_float or x.dtype not in ("uint8", "int8", "uint16", "int16") or dtype != tf.float32:
+        return []
+    parts = PartsBuilder(call, context)
+    cast = parts.new("cast", operation_class(), tf.cast)
+    real = parts.add(cast, x, kwargs={"dtype": "float32"}, shape=x.shape)
+    return parts.end(parts.new("", operation_class(), tf.multiply), real, 1.0 / most)
+
+
 def split_random_crop(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers RandomCrop to what it computes at inference: a crop of the new ratio, resized.
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value, map_values
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.layers_and_models import clone
-from keras_qat.frontend.tf_operations import operands
+from keras_qat.frontend.tf_operations import operands, operation_class
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import op_of
@@ -129,8 +129,15 @@ def split_custom_scale(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def split_of_numbers(call: Call, context: LoweringContext) -> list[Call]:
-    """Gives the numbers of Rescaling or Normalization, one for each example, an axis meanwhile."""
+    """Gives the numbers of Rescaling or Normalization, one for each example, an axis meanwhile.
+
+    Integers, as pixels of 8 bits, are cast first, which these layers do themselves.
+    """
     (x,), parts = call.inputs, PartsBuilder(call, context)
+    if not x.is_float and call.output.is_float:
+        cast = parts.new("cast", operation_class(), tf.cast)
+        real = parts.add(cast, x, kwargs={"dtype": call.output.dtype}, shape=x.shape)
+        return parts.end(call.layer, real)
     if len(x.shape) != 1:
         return []
     column = parts.add(parts.new("column", layers.Reshape, (1,)), x)

@@ -24,7 +24,12 @@ from keras_qat.lowering.constant_products import (
 )
 from keras_qat.lowering.copies import COPIES, split_copies, split_eye, split_filled
 from keras_qat.lowering.gather_nd import ARGUMENTS, split_gather_nd
-from keras_qat.lowering.image_ops import split_old_resize, split_patches, split_resize
+from keras_qat.lowering.image_ops import (
+    split_converted,
+    split_old_resize,
+    split_patches,
+    split_resize,
+)
 from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor, stack_lists
 from keras_qat.lowering.statistics import STATISTICS
 from keras_qat.lowering.weighted_products import CONVOLUTIONS, split_convolution
@@ -306,6 +311,7 @@ OPERATIONS: dict[str, Lowering] = {
     "compat.v1.ones_like": partial(_split_constant, number=1.0),
     **dict.fromkeys(("zeros", "ones", "fill"), split_filled),
     "eye": split_eye,
+    "image.convert_image_dtype": split_converted,
     "image.extract_patches": split_patches,
     **dict.fromkeys(COPIES, split_copies),
     **dict.fromkeys(("concat", "stack", "math.maximum", "math.minimum"), convert_fixed_ranges),

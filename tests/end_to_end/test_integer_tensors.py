@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.frontend.keras2.backend import keras
 from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
 from tests.helpers import observe
 from tests.networks.small import layers
@@ -44,9 +46,9 @@ def test_what_reads_integers(kind):
 
 
 def test_a_layer_that_reads_integers_says_so():
-    model = model_of(layers.Rescaling(1 / 255), dtype="uint8")
+    model = model_of(layers.Resizing(3, 3), dtype="uint8")
     (reason,) = keras_qat.plan(model).float_layers.values()
-    assert reason == "no int8 rule for Rescaling: reads uint8"
+    assert reason == "no int8 rule for Resizing: reads uint8"
 
 
 def test_outputs_that_are_integers():
@@ -110,3 +112,22 @@ def test_what_is_a_signal_too_is_quantized():
     plan = keras_qat.plan(model_of(build))
     in_float = [name.split(".")[-1] for name in plan.float_layers]
     assert len(in_float) == 2 and in_float[0].startswith("add") and in_float[1].startswith("cast")
+
+
+PIXELS = {
+    "converted": lambda x: tf.image.convert_image_dtype(x, tf.float32),
+    "rescaled": layers.Rescaling(1 / 255, -0.5),
+    "normalized": layers.Normalization(mean=[120.0, 110.0, 100.0], variance=[900.0] * 3),
+}
+
+
+@pytest.mark.parametrize("target", [None, "ethos_u55"])
+@pytest.mark.parametrize("name", PIXELS)
+def test_pixels_become_real_numbers(name, target):
+    pixels = layers.Input((4, 4, 3), dtype="uint8")
+    x = np.random.default_rng(0).integers(0, 256, (8, 4, 4, 3)).astype(np.uint8)
+    model = keras.Model(pixels, layers.Conv2D(2, 3)(PIXELS[name](pixels)))
+    qat = keras_qat.quantize_model(model, target=target, strict=True)
+    keras_qat.calibrate(qat, x)
+    assert np.mean(np.abs(qat(x) - model(x))) < 0.01 * np.ptp(model(x))
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat, target=target), x).identical == 1
