@@ -55,16 +55,15 @@ def split_extremum(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def split_dot(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers Dot(normalize=True) along the last axes to two UnitNormalizations and Dot."""
-    layer, inputs = call.layer, call.inputs
+    """Lowers Dot(normalize=True) to two UnitNormalizations and Dot."""
+    layer = call.layer
     axes = [layer.axes] * 2 if isinstance(layer.axes, int) else layer.axes
-    pairs = zip(axes, inputs, strict=True)
-    if not layer.normalize or any(axis not in (-1, len(x.shape) - 1) for axis, x in pairs):
+    if not layer.normalize:
         return convert_second_factor(call, context)
     parts = PartsBuilder(call, context)
     normalized = [
-        parts.add(parts.new(f"norm{index}", layers.UnitNormalization), value, shape=value.shape)
-        for index, value in enumerate(inputs)
+        parts.add(parts.new(f"norm{index}", layers.UnitNormalization, axis), x, shape=x.shape)
+        for index, (axis, x) in enumerate(zip(axes, call.inputs, strict=True))
     ]
     return parts.end(parts.new("", clone, layer, normalize=False), normalized)
 
