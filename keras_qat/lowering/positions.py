@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only
 from keras_qat.frontend.helper_layers import Positions
 from keras_qat.frontend.tf_operations import array, is_operation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
@@ -46,19 +46,9 @@ def positions_as_integers(graph: Graph, context: LoweringContext) -> Graph:
             as_integers.cast(call)
         else:
             calls.append(call)
-    return dataclasses.replace(graph, calls=_without_unread(graph, calls))
-
-
-def _without_unread(graph: Graph, calls: list[Call]) -> list[Call]:
-    """Drops the calls of a graph that something read, and nothing reads any more."""
-    before, read = graph.consumers(), set(values_in(graph.outputs))
-    kept: list[Call] = []
-    for call in reversed(calls):
-        values = values_in(call.outputs)
-        if read.intersection(values) or not any(before[value] for value in values):
-            kept.append(call)
-            read.update(call.inputs)
-    return kept[::-1]
+    read = [graph.outputs, *(call.inputs for call in graph.loss_only)]
+    dropped = as_integers.replaced.intersection(split_loss_only(calls, read)[1])
+    return dataclasses.replace(graph, calls=[call for call in calls if call not in dropped])
 
 
 class _OfInputs(Exception):
@@ -72,6 +62,8 @@ class _AsIntegers:
         self.context, self.calls = context, calls
         self.made: dict[Value, Value | None] = {}
         """Value that holds whole numbers -> the same as integers; None for others."""
+        self.replaced: set[Call] = set()
+        """Calls that are not needed any more, unless others read them."""
 
     def cast(self, call: Call) -> None:
         """Adds a cast of real numbers, or calls that compute the same."""
@@ -139,6 +131,7 @@ class _AsIntegers:
     def _add(
         self, parts: PartsBuilder, layer: Any, like: Value, *args: Any, **kwargs: Any
     ) -> Value:
+        self.replaced.add(parts.call)
         output = Value(parts.path(layer), like.shape, "int32")
         parts.add(layer, *args, kwargs=kwargs, output=output)
         self.calls += [part.as_part_of(parts.call) for part in parts.calls]

@@ -38,6 +38,7 @@ class Scaled(Centered):
 
 @pytest.mark.parametrize(("kind", "eagerly"), [(Centered, False), (Scaled, True)])
 def test_a_tensor_of_another_call_is_a_tensor(kind, eagerly, tmp_path):
+    keras.utils.set_random_seed(1)
     inputs, layer = keras.Input((6, 2)), kind()
     outputs = layer(layers.Dense(2, name="trend")(layer(inputs)), undo=True)
     model = keras.Model(inputs, [outputs, layers.Dense(1, name="head")(outputs)])
@@ -50,7 +51,7 @@ def test_a_tensor_of_another_call_is_a_tensor(kind, eagerly, tmp_path):
     assert len(qat.trainable_weights) == len(model.trainable_weights)
     keras_qat.calibrate(qat, data)
     for computed, expected in zip(qat(data), model(data), strict=True):
-        assert np.abs(computed - expected).max() < 0.1
+        assert np.abs(computed - expected).max() < 0.03 * np.abs(expected).max()
     contents = keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, contents, data).identical == 1
     qat.save(tmp_path / "qat.keras")
