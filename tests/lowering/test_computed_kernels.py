@@ -1,10 +1,9 @@
-"""Kernels that a layer computes from its weights, and weights that several operations read."""
+"""Kernels that a layer computes from its weights."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
@@ -54,61 +53,6 @@ def test_a_computed_kernel_is_a_constant_of_the_file(name, recipe, tmp_path):
         path = tmp_path / f"qat.{ending}"
         qat.save(path)
         assert keras_qat.export_tflite(keras.models.load_model(path)) == contents
-
-
-class Twice(layers.Layer):
-    """One kernel in two convolutions, and one offset for both."""
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight("kernel", (3, 3, input_shape[-1], 4))
-        self.offset = self.add_weight("offset", (4,))
-        super().build(input_shape)
-
-    def call(self, inputs):
-        near = tf.nn.conv2d(inputs, self.kernel, 1, "SAME") + self.offset
-        return near + tf.nn.conv2d(inputs, self.kernel, 1, "SAME", dilations=2) + self.offset
-
-
-class Demodulated(layers.Layer):
-    """A convolution divided by the length of its kernels, of any size, as generators have it."""
-
-    def __init__(self, size=3, strides=2, **kwargs):
-        super().__init__(**kwargs)
-        self.size, self.strides = size, strides
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight("kernel", (self.size, self.size, input_shape[-1], 4))
-        super().build(input_shape)
-
-    def call(self, inputs):
-        lengths = 1.0 + tf.reduce_sum(tf.abs(self.kernel), [0, 1, 2])
-        return tf.nn.conv2d(inputs, self.kernel, self.strides, "VALID") * lengths
-
-
-class Turned(Twice):
-    """One kernel, turned around."""
-
-    def call(self, inputs):
-        turned = tf.reverse(self.kernel, [0, 1])
-        sums = [tf.nn.conv2d(inputs, kernel, 1, "SAME") for kernel in (self.kernel, turned)]
-        return tf.maximum(*sums) + self.offset
-
-
-@pytest.mark.parametrize(
-    "make", [Twice, Demodulated, lambda: Demodulated(1), lambda: Demodulated(1, 1), Turned]
-)
-def test_weights_that_two_operations_read_stay_one(make):
-    x = keras.Input(SHAPE)
-    model = keras.Model(x, make()(x))
-    qat = keras_qat.quantize_model(model, strict=True)
-    assert len(qat.trainable_weights) == len(model.trainable_weights)
-    data = images(8)
-    qat.compile(keras.optimizers.SGD(0.001), "mse")
-    qat.fit(data, np.ones((8, *model.output_shape[1:])), verbose=0)
-    qat(data, training=True)
-    expected = keras_qat.strip_quantization(qat)(data)
-    assert np.mean(np.abs(qat(data) - expected)) < 0.02 * np.ptp(expected)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
 
 
 @pytest.mark.slow

@@ -87,7 +87,6 @@ class Reduced(layers.Layer):
         return tf.reshape(tf.matmul(shares, keys), (batch, height, width, 4))
 
 
-@legacy
 def test_sizes_that_layers_hand_on():
     inputs, x = keras.Input((8, 8, 3)), images(8, (8, 8, 3))
     model = keras.Model(inputs, Reduced()(*Patches()(inputs)))

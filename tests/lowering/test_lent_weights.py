@@ -1,4 +1,4 @@
-"""Layers that read the weights of others: tied embeddings, kernels that a layer masks."""
+"""Weights that several operations or layers read: tied embeddings, kernels that a layer masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from tests.helpers import rng, values
+from tests.helpers import images, rng, values
 
 layers = keras.layers
 
@@ -269,3 +269,58 @@ def test_stripping_says_what_keras_cannot_copy():
     qat = keras_qat.quantize_model(keras.Model(tokens, tied(table(tokens))))
     with pytest.raises(ValueError, match="Keras cannot copy the float model"):
         keras_qat.strip_quantization(qat)
+
+
+class Twice(layers.Layer):
+    """One kernel in two convolutions, and one offset for both."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight("kernel", (3, 3, input_shape[-1], 4))
+        self.offset = self.add_weight("offset", (4,))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        near = tf.nn.conv2d(inputs, self.kernel, 1, "SAME") + self.offset
+        return near + tf.nn.conv2d(inputs, self.kernel, 1, "SAME", dilations=2) + self.offset
+
+
+class Demodulated(layers.Layer):
+    """A convolution divided by the length of its kernels, of any size, as generators have it."""
+
+    def __init__(self, size=3, strides=2, **kwargs):
+        super().__init__(**kwargs)
+        self.size, self.strides = size, strides
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight("kernel", (self.size, self.size, input_shape[-1], 4))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        lengths = 1.0 + tf.reduce_sum(tf.abs(self.kernel), [0, 1, 2])
+        return tf.nn.conv2d(inputs, self.kernel, self.strides, "VALID") * lengths
+
+
+class Turned(Twice):
+    """One kernel, turned around."""
+
+    def call(self, inputs):
+        turned = tf.reverse(self.kernel, [0, 1])
+        sums = [tf.nn.conv2d(inputs, kernel, 1, "SAME") for kernel in (self.kernel, turned)]
+        return tf.maximum(*sums) + self.offset
+
+
+@pytest.mark.parametrize(
+    "make", [Twice, Demodulated, lambda: Demodulated(1), lambda: Demodulated(1, 1), Turned]
+)
+def test_weights_that_two_operations_read_stay_one(make):
+    x = keras.Input((8, 8, 4))
+    model = keras.Model(x, make()(x))
+    qat = keras_qat.quantize_model(model, strict=True)
+    assert len(qat.trainable_weights) == len(model.trainable_weights)
+    data = images(8)
+    qat.compile(keras.optimizers.SGD(0.001), "mse")
+    qat.fit(data, np.ones((8, *model.output_shape[1:])), verbose=0)
+    qat(data, training=True)
+    expected = keras_qat.strip_quantization(qat)(data)
+    assert np.mean(np.abs(qat(data) - expected)) < 0.02 * np.ptp(expected)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1

@@ -198,13 +198,3 @@ def test_a_layer_as_activation_keeps_its_weights():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
     plain = keras_qat.strip_quantization(qat)
     np.testing.assert_array_equal(plain.predict(x, verbose=0), expected)
-
-
-@pytest.mark.parametrize("axes", [(1, 1), (2, 1)])
-def test_cosines_along_any_axes(axes):
-    inputs, data = [keras.Input((6, 6)) for _ in range(2)], [images(32, (6, 6), n) for n in (1, 2)]
-    model = keras.Model(inputs, layers.Dot(axes, normalize=True)(inputs))
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, data)
-    np.testing.assert_allclose(qat(data), model(data), atol=0.05)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1

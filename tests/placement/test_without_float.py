@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -57,6 +58,16 @@ def test_norms_along_other_axes_are_turned(norm):
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data[:1])
     assert report.identical == 1
     assert not report.float_operations
+
+
+@pytest.mark.parametrize("axes", [(1, 1), (2, 1)])
+def test_cosines_along_any_axes(axes):
+    inputs, data = [keras.Input((6, 6)) for _ in range(2)], [images(32, (6, 6), n) for n in (1, 2)]
+    model = keras.Model(inputs, layers.Dot(axes, normalize=True)(inputs))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, data)
+    np.testing.assert_allclose(qat(data), model(data), atol=0.05)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
 
 
 def test_norms_stay_where_something_else_is_in_float():
