@@ -309,6 +309,7 @@ class Turned(Twice):
         return tf.maximum(*sums) + self.offset
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "make", [Twice, Demodulated, lambda: Demodulated(1), lambda: Demodulated(1, 1), Turned]
 )

@@ -43,6 +43,7 @@ def quantized(build, target, shape=(5,)):
     return qat, FileInterpreter(contents)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_files_without_float_take_integers(form, tmp_path):
     qat, file = quantized(FORMS[form], "ethos_u55")

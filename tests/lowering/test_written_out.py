@@ -69,6 +69,7 @@ def test_center_crop_is_a_slice():
     assert keras_qat.plan(larger).float_layers.keys() == {"crop"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(3, 4), (6, 4), (7, 9)])
 def test_random_crops_are_resized_at_inference(size, tmp_path):
     inputs = layers.Input((6, 7, 2))
@@ -128,6 +129,7 @@ with_wide_quantize = pytest.mark.skipif(
 
 
 @with_wide_quantize
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", ["int", "one_hot", "multi_hot", "count"])
 def test_bins_have_the_boundaries_of_the_layer(mode):
     """Numbers that are not close to a boundary are in the same bin as in float."""
@@ -155,6 +157,7 @@ def test_a_single_boundary():
     np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.01)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mode", ["one_hot", "multi_hot", "count"])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_categories_of_integers(mode, dtype, tmp_path):
