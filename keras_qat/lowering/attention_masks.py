@@ -139,8 +139,7 @@ def _match_sum(total: Call) -> _Mask | None:
             added = _with_constant(total, rest) if rest.any() else None
             masked = scores if added is None else added.output
             return _Mask(masked, None, visible=_without_batch(visible), sum=added)
-        found = _match_added(scores, term, sign)
-        if found and found.tensor and len(found.tensor.shape) == len(scores.shape):
+        if found := _as_mask(scores, term, sign):
             return found
         if beside := _match_beside(total, scores, term, sign):
             return beside
@@ -171,11 +170,8 @@ def _as_mask(scores: Value, term: Any, sign: float) -> _Mask | None:
     """Recognizes a mask with the axes of the scores that adds nothing where it hides nothing."""
     if isinstance(term, Value):
         found = _match_added(scores, term, sign)
-        return (
-            found
-            if found and found.tensor and len(found.tensor.shape) == len(scores.shape)
-            else None
-        )
+        has_axes = found and found.tensor and len(found.tensor.shape) == len(scores.shape)
+        return found if has_axes else None
     visible = _visible(sign * term)
     if visible is None or term[visible].any() or not _fits(visible, scores):
         return None

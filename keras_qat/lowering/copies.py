@@ -12,6 +12,7 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.known_sizes import BATCH, SHAPES, computed_sizes, size_of
 from keras_qat.frontend.tf_operations import array, is_operation, number, operands
+from keras_qat.lowering.attention_masks import HIDES
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.movement import integers
 
@@ -24,7 +25,7 @@ FILLED = {"zeros": "shape", "ones": "shape", "fill": "dims"}
 NUMBERS = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
 """Operation that fills a tensor -> its number."""
 
-FAR = {"math.maximum": -1e3, "math.minimum": 1e3}
+FAR = {"math.maximum": HIDES, "math.minimum": -HIDES}
 """Operation that keeps a tensor's range -> the number from which on it ignores the other."""
 
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value, map_values
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import array, is_operation, number
+from keras_qat.lowering.attention_masks import HIDES
 from keras_qat.lowering.conv_lstm import CONVOLUTIONS, unrolled_convolutions
 from keras_qat.lowering.einsums import einsum
 from keras_qat.lowering.image_equivalents import IMAGES
@@ -309,13 +310,9 @@ def _chosen(condition: Any, x: Any = None, y: Any = None, name: Any = None) -> A
     condition = np.asarray(condition)
     numbers = [number(end) for end in (x, y)]
     require(condition.dtype == bool and (x is not None and y is not None))
-    require(all(end is None or abs(end) < MOST for end in numbers))
+    require(all(end is None or abs(end) < -HIDES for end in numbers))
     chosen = condition.astype(np.float32)
     return x * chosen + y * (1 - chosen)
-
-
-MOST = 1e3
-"""Numbers from here on hide scores."""
 
 
 def _padded_with(
