@@ -65,6 +65,20 @@ class Product(keras.layers.Layer):
         return (*input_shape[:-1], 7)
 
 
+def assert_kept(qat: Any, x: Any, path: Any) -> None:
+    """Asserts that the file gives the model's codes, and that the model writes it again if loaded.
+
+    Args:
+        qat: the calibrated model.
+        x: its inputs.
+        path: a folder to save the model in.
+    """
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, x).identical == 1
+    qat.save(path / "qat.keras")
+    assert keras_qat.export_tflite(keras.models.load_model(path / "qat.keras")) == contents
+
+
 def assert_identical(
     qat: Any, x: Any, kernels: Any, contents: bytes | None = None, **options: Any
 ) -> keras_qat.Simulation:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
+from tests.comparison import assert_kept
 from tests.helpers import images
 
 layers = keras.layers
@@ -137,10 +138,7 @@ def test_in_integers(kind, tmp_path):
     outputs = outputs[0] if kind is WithNone else outputs
     qat = keras_qat.quantize_model(keras.Model(inputs, outputs), strict=True)
     keras_qat.calibrate(qat, x)
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
-    qat.save(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
+    assert_kept(qat, x, tmp_path)
 
 
 class Closed(Own):

@@ -9,6 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.composed import NO_WIDE
+from tests.comparison import assert_kept
 from tests.helpers import images
 
 layers = keras.layers
@@ -52,10 +53,7 @@ def test_a_tensor_of_another_call_is_a_tensor(kind, eagerly, tmp_path):
     keras_qat.calibrate(qat, data)
     for computed, expected in zip(qat(data), model(data), strict=True):
         assert np.abs(computed - expected).max() < 0.03 * np.abs(expected).max()
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, data).identical == 1
-    qat.save(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
+    assert_kept(qat, data, tmp_path)
 
 
 def test_beside_noise_it_is_no_constant():

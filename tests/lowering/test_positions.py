@@ -9,6 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
+from tests.comparison import assert_kept
 
 layers = keras.layers
 INTEGER = tf.int32
@@ -108,7 +109,4 @@ def test_rows_of_constants_are_integers(form, tmp_path):
     keras_qat.calibrate(qat, x)
     assert not qat.trainable_weights
     np.testing.assert_allclose(qat(x), model(x), atol=0.03)
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
-    qat.save(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
+    assert_kept(qat, x, tmp_path)

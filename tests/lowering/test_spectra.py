@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
+from tests.comparison import assert_kept
 from tests.helpers import images
 
 layers = keras.layers
@@ -96,10 +97,7 @@ def test_in_integers_as_in_float(name, tmp_path):
     keras_qat.calibrate(qat, x)
     ours, real = (np.asarray(m(x)) for m in (qat, model))
     assert np.abs(ours - real).mean() < 0.01 * np.abs(real).max()
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
-    qat.save(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
+    assert_kept(qat, x, tmp_path)
 
 
 class SpectralConv(layers.Layer):
@@ -130,10 +128,7 @@ def test_kernels_of_frequencies_train(tmp_path):
     qat.fit(x, np.zeros((32, 16, 5)), verbose=0)
     changed = [(w.numpy() != b).any() for w, b in zip(qat.trainable_weights, before, strict=True)]
     assert changed == [True, True]
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
-    qat.save(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
+    assert_kept(qat, x, tmp_path)
 
 
 class ComplexWeights(layers.Layer):
