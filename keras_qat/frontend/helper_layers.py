@@ -128,26 +128,29 @@ class MaskScores(keras.layers.Layer):
 
 @register
 class OnGrid(keras.layers.Layer):
-    """Returns a number to compare a tensor with, to be rounded to the tensor's range.
+    """Returns numbers to compare a tensor with, to be rounded to the tensor's range.
 
     Args:
-        number: the number.
+        number: the number, or a nested list of numbers.
 
-    Shapes: the input is the tensor; the output has as many axes, of size 1.
+    Shapes: the input is the tensor; the output has as many axes, of size 1 in front of those of
+        the numbers.
     """
 
-    def __init__(self, number: float, **kwargs: Any) -> None:
+    def __init__(self, number: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.number = number
 
     def call(self, inputs: Any) -> Any:
-        return tf.fill([1] * len(inputs.shape), tf.cast(self.number, inputs.dtype))
+        shape = self.compute_output_shape(inputs.shape)
+        return tf.reshape(tf.cast(self.value(), inputs.dtype), shape)
 
     def value(self) -> Any:
-        return tf.constant(self.number)
+        return tf.constant(self.number, tf.float32)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        return tf.TensorShape([1] * len(input_shape))
+        sizes = np.shape(self.number)
+        return tf.TensorShape([1] * (len(input_shape) - len(sizes)) + list(sizes))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "number": self.number}

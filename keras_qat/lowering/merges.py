@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, map_values
+from keras_qat.frontend.helper_layers import OnGrid
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.layers_and_models import clone
-from keras_qat.frontend.tf_operations import operands, operation_class
+from keras_qat.frontend.tf_operations import array, operands, operation_class
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import op_of
+
+LIMITS = {"math.maximum": 1, "math.minimum": -1}
+"""Operation that takes the larger or smaller of two numbers -> sign of those that it prefers."""
 
 
 def with_same_axes(lowering: Lowering | None = None) -> Lowering:
@@ -52,6 +59,35 @@ def merge_two_by_two(call: Call, context: LoweringContext) -> list[Call]:
 def split_extremum(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers a maximum or minimum of n tensors to pairs, each in one range."""
     return merge_two_by_two(call, context) or convert_fixed_ranges(call, context)
+
+
+def split_limit(call: Call, context: LoweringContext) -> list[Call]:
+    """Gives a tensor's range the constant that it is compared with, where results may be that.
+
+    No result of a maximum is below the constant, which may be above all of the tensor.
+    """
+    x, limit = operands(call, "x", "y")
+    x, limit = (x, array(limit)) if isinstance(x, Value) else (limit, array(x))
+    sign = LIMITS[str(call.layer.symbol)]
+    if limit is None or not isinstance(x, Value) or not x.is_float or limit.ndim > len(x.shape):
+        return []
+    farthest = float(sign * np.max(sign * limit))
+    fixed = _fixed_range(x)
+    if sign * farthest <= 0 or (fixed and fixed[0] <= farthest <= fixed[1]):
+        return []  # In every range, or in this one.
+    parts = PartsBuilder(call, context)
+    if fixed:
+        x = parts.add(parts.new("input", layers.Rescaling, 1.0), x, shape=x.shape)
+    on_grid = rounded_to_grid(parts, x, limit.tolist())
+    extremum = parts.new("", layers.Maximum if sign > 0 else layers.Minimum, dtype=x.dtype)
+    return parts.end(extremum, [x, on_grid])
+
+
+def rounded_to_grid(parts: PartsBuilder, x: Value, number: Any) -> Value:
+    """Adds numbers that are rounded to a tensor's range, which then has them within."""
+    layer = parts.new("number", OnGrid, number, dtype=x.dtype)
+    output = Value(parts.path(layer), tuple(layer.compute_output_shape(x.shape)), x.dtype)
+    return parts.add(layer, x, output=output)
 
 
 def split_dot(call: Call, context: LoweringContext) -> list[Call]:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.finite_functions import Logarithm, Power, Quotient, Reciprocal, SquareRoot
 from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.frontend.helper_layers import OnGrid, Roll
+from keras_qat.frontend.helper_layers import Roll
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.activations import split_swish
@@ -30,7 +30,14 @@ from keras_qat.lowering.image_ops import (
     split_patches,
     split_resize,
 )
-from keras_qat.lowering.merges import convert_fixed_ranges, convert_second_factor, stack_lists
+from keras_qat.lowering.merges import (
+    LIMITS,
+    convert_fixed_ranges,
+    convert_second_factor,
+    rounded_to_grid,
+    split_limit,
+    stack_lists,
+)
 from keras_qat.lowering.statistics import STATISTICS
 from keras_qat.lowering.weighted_products import CONVOLUTIONS, split_convolution
 from keras_qat.ops.slicing import GATHER_ARGUMENTS
@@ -242,9 +249,7 @@ def _split_equality(call: Call, context: LoweringContext) -> list[Call]:
     if wanted is None or not isinstance(x, Value) or not x.is_float:
         return []
     parts = PartsBuilder(call, context)
-    rounded = parts.new("number", OnGrid, wanted, dtype=x.dtype)
-    on_grid = Value(parts.path(rounded), (1,) * len(x.shape), x.dtype)
-    parts.add(rounded, x, output=on_grid)
+    on_grid = rounded_to_grid(parts, x, wanted)
     compare = tf.not_equal if str(call.layer.symbol) in NOT_EQUAL else tf.equal
     return parts.end(parts.new("", type(call.layer), compare), x, on_grid)
 
@@ -314,6 +319,7 @@ OPERATIONS: dict[str, Lowering] = {
     "image.convert_image_dtype": split_converted,
     "image.extract_patches": split_patches,
     **dict.fromkeys(COPIES, split_copies),
-    **dict.fromkeys(("concat", "stack", "math.maximum", "math.minimum"), convert_fixed_ranges),
+    **dict.fromkeys(("concat", "stack"), convert_fixed_ranges),
+    **dict.fromkeys(LIMITS, _either(split_limit, convert_fixed_ranges)),
 }
 """TensorFlow's name of an operation on symbolic tensors -> its lowering."""

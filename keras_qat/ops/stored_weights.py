@@ -103,18 +103,18 @@ WEIGHT_TENSOR = Op(
 
 
 def _clipped(a: Arguments) -> Any:
-    """Returns the number on the tensor's grid, as a file holds it."""
+    """Returns the numbers on the tensor's grid, as a file holds them."""
     output = a.output.as_tensors()
     low, high = (end - output.zero_point for end in (output.lowest, output.highest))
     q = tf.clip_by_value(_quantized(a.call.layer, output), low, high)
-    return tf.cast(tf.fill([1] * len(a.q[0].shape), q), held_in(a.output))
+    return tf.cast(tf.reshape(q, a.call.output.shape), held_in(a.output))
 
 
 ON_GRID = Op(
     "on_grid",
     _clipped,
     _emit_weight,
-    doc="a number that a tensor is compared with, in the tensor's range",
+    doc="numbers that a tensor is compared with, in the tensor's range",
     output=SharedRange(rounds=True),
     layers=(OnGrid,),
     accepts=of_reals,

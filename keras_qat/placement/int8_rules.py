@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 from keras_qat.config.specs import FixedSpec, QuantSpec, SharedSpec, Spec
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.helper_layers import WeightTensor
@@ -272,8 +274,8 @@ class Int8Placement:
             sources = [range_of[x] for x in _sources(value.producer) if x in range_of]
             op = op_of(value.producer)
             is_constant = op is not None and op.is_constant
-            if is_constant and value.producer.layer.number:  # Every range holds 0, but not others.
-                bound = min(0.0, value.producer.layer.number)
+            if is_constant and np.any(number := value.producer.layer.number):  # 0 is in all.
+                bound = min(0.0, float(np.min(number)))
                 own = dataclasses.replace(self.settings.activations(value), lower_bound=bound)
                 sources.append(Range(own, [value]))
             joined = _join(list(dict.fromkeys(sources)))

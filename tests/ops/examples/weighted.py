@@ -127,7 +127,8 @@ def _weight(numbers):
 
 def _on_grid(numbers):
     shape = sizes(numbers, 1, 6, numbers.integers(1, 4))
-    return Example(OnGrid(float(numbers.normal() * 2.0)), (shape,))
+    number = numbers.normal(scale=2.0, size=chosen(numbers, (), shape[-1:])).tolist()
+    return Example(OnGrid(number), (shape,))
 
 
 def _indices(numbers):
