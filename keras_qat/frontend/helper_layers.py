@@ -78,6 +78,8 @@ class LastStep(keras.layers.Layer):
 class MaskScores(keras.layers.Layer):
     """Lowers masked attention scores, so that softmax returns almost nothing for them.
 
+    Other readers ignore hidden numbers as well, a minimum those above all others.
+
     The inputs are the scores, [batch, ..., steps, steps], and masks that broadcast to
     [batch, steps, steps]. A mask is False or 0 where there is nothing to attend to.
 
@@ -87,13 +89,21 @@ class MaskScores(keras.layers.Layer):
         hidden: whether masks are True, or not 0, for hidden steps instead.
         below: distance of masked scores below the smallest score: exp(-12) is 6e-6. The usual -1e9
             would leave no quantization steps for the other scores. 0 for a maximum of them.
+        limit: a number that masked scores lie below as well, or None.
+        above: whether masked scores lie above the largest score, and above `limit`, instead.
     """
 
     def __init__(
-        self, causal: Any = None, hidden: bool = False, below: float = 12.0, **kwargs: Any
+        self,
+        causal: Any = None,
+        hidden: bool = False,
+        below: float = 12.0,
+        limit: float | None = None,
+        above: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.hidden, self.below = hidden, below
+        self.hidden, self.below, self.limit, self.above = hidden, below, limit, above
         visible = np.tri(*causal) if np.ndim(causal) == 1 else causal
         self.causal = None if visible is None else np.asarray(visible, bool)
 
@@ -109,9 +119,12 @@ class MaskScores(keras.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         scores, *masks = tf.nest.flatten(inputs)
-        low = tf.stop_gradient(tf.reduce_min(scores) - self.below)
+        sign = -1.0 if self.above else 1.0
+        low = tf.reduce_min(sign * scores) - self.below
+        low = low if self.limit is None else tf.minimum(low, sign * self.limit)
+        end = tf.stop_gradient(sign * low)
         for mask in self.masks(scores, masks):
-            scores = tf.where(mask, scores, low)
+            scores = tf.where(mask, scores, end)
         return scores
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -123,7 +136,8 @@ class MaskScores(keras.layers.Layer):
             is_triangle = visible.ndim == 2 and np.array_equal(visible, np.tri(*visible.shape))
             causal = list(visible.shape) if is_triangle else visible.astype(int).tolist()
         own = {"causal": causal, "hidden": self.hidden, "below": self.below}
-        return {**super().get_config(), **own}
+        ends = {"limit": self.limit, "above": self.above}
+        return {**super().get_config(), **own, **ends}
 
 
 @register

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only, values_in
+from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only
 from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, number, operands
 from keras_qat.lowering.builder import LoweringContext, replace_by
-from keras_qat.ops.registry import op_of
+from keras_qat.lowering.hidden_numbers import HiddenNumbers, line, terms_of
 
 HIDES = -1e3
 """Scores to which this number or a lower one is added, or which it replaces, count as hidden."""
@@ -26,12 +25,6 @@ CONSTANT_HIDES = -1e2
 CHOICES = ("where", "compat.v1.where")
 MOVES = ("__operators__.getitem", "expand_dims", "reshape", "identity")
 """Operations behind a large number that may as well move the mask in front of it."""
-
-BELOW = {
-    **{"softmax": 12.0, "sigmoid": 8.0, "exp": 8.0},
-    **{"reduce_max": 0.0, "argmax": 0.0, "top_k": 0.0},
-}
-"""Operator that ignores what is hidden -> how far below the smallest number that lies then."""
 
 
 class _Mask(NamedTuple):
@@ -54,36 +47,36 @@ class _Mask(NamedTuple):
 def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
     """Replaces softmax(scores + mask * -1e9) and softmax(tf.where(mask, scores, -1e9)).
 
-    They become a softmax of `MaskScores`, and so do maxima and what else is in `BELOW`. The masked
-    scores would have a scale of 4e6 in 8 bits, which leaves nothing of the scores.
+    They become a softmax of `MaskScores`, and so does whatever ignores hidden numbers, as maxima
+    do, and minima of what 1e9 is added to. The masked scores would have a scale of 4e6 in 8 bits,
+    which leaves nothing of the scores.
     """
-    readers, outputs = graph.consumers(), set(values_in(graph.outputs))
     replaced: dict[Call, list[Call]] = {}
     constants: set[Call] = set()
+    masks: dict[Call, tuple[_Mask, int]] = {}
     for call in graph.calls:
         if found := _without_nan(call, context):
             replaced[call], unused = found
             constants.update(unused)
-        op = op_of(call)
-        kind = "" if op is None else op.name
-        reader, masking = call, call.inputs[0].producer if kind in BELOW else None
-        below = BELOW.get(kind, 0.0)
-        while masking and (factor := _factor(masking)) and _is_read_by(reader, masking, readers):
-            below /= factor
-            reader, masking = masking, masking.inputs[0].producer
-        while masking and masking.output not in outputs and _is_read_by(reader, masking, readers):
-            mask = _match_where(masking) or _match_sum(masking)
-            if mask is None:
-                break
-            options = {"causal": mask.visible, "hidden": mask.hidden, "below": below}
-            inputs = [mask.scores] if mask.tensor is None else [mask.scores, mask.tensor]
-            suffix = "" if mask.sum is None else "_mask"
-            new = context.pattern(masking, MaskScores, inputs, suffix, **options)
-            before = [*mask.moves, *([mask.sum] if mask.sum else [])]
-            replaced[masking] = [*(part.as_part_of(masking) for part in before), new]
-            constants.update(mask.constants)
-            # A mask of padding is often in front of one of later steps.
-            reader, masking = masking, None if mask.sum else mask.scores.producer
+        for side in (1, -1):
+            if mask := _match_where(call, side) or _match_sum(call, side):
+                masks[call] = mask, side
+    hidden = {call: (mask.scores, side) for call, (mask, side) in masks.items()}
+    numbers = HiddenNumbers(graph.consumers(), graph.outputs, hidden)
+    for call, (mask, side) in masks.items():
+        distance = numbers.distance(call.output, side)
+        if distance is None:
+            continue
+        options = {
+            **{"causal": mask.visible, "hidden": mask.hidden, "above": side < 0},
+            **{"below": distance.beyond, "limit": distance.limit},
+        }
+        inputs = [mask.scores] if mask.tensor is None else [mask.scores, mask.tensor]
+        suffix = "" if mask.sum is None else "_mask"
+        new = context.pattern(call, MaskScores, inputs, suffix, **options)
+        before = [*mask.moves, *([mask.sum] if mask.sum else [])]
+        replaced[call] = [*(part.as_part_of(call) for part in before), new]
+        constants.update(mask.constants)
     if not replaced:
         return graph
     calls = [part for call in graph.calls for part in replaced.get(call, [call])]
@@ -106,28 +99,13 @@ def _without_nan(call: Call, context: LoweringContext) -> tuple[list[Call], list
     return None
 
 
-def _is_read_by(reader: Call, call: Call, readers: Mapping[Value, list[Call]]) -> bool:
-    """Returns whether one call alone reads the numbers of another; others may read its sizes."""
-    others = [other for other in readers[call.output] if other is not reader]
-    return all(_reads_sizes(other, readers) for other in others)
-
-
-def _reads_sizes(call: Call, readers: Mapping[Value, list[Call]]) -> bool:
-    """Returns whether nothing depends on the numbers that a call reads: `tf.ones_like(x[0])`."""
-    symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
-    if symbol.removeprefix("compat.v1.") in ("shape", "ones_like", "zeros_like"):
-        return True
-    is_part = symbol == "__operators__.getitem" and readers[call.output]
-    return bool(is_part) and all(_reads_sizes(other, readers) for other in readers[call.output])
-
-
-def _match_sum(total: Call) -> _Mask | None:
-    """Recognizes scores + mask * -1e9, with the mask a tensor or a constant."""
+def _match_sum(total: Call, side: int) -> _Mask | None:
+    """Recognizes scores + mask * -1e9, with the mask a tensor or a constant; 1e9 if side is -1."""
     is_layer = type(total.layer) is keras.layers.Add
-    kind, terms = "add" if is_layer else _kind(total), _terms(total)
+    kind, terms = "add" if is_layer else _kind(total), terms_of(total)
     if kind not in ("add", "subtract"):
         return None
-    sign = -1.0 if kind == "subtract" else 1.0
+    sign = -side if kind == "subtract" else side
     for scores, term in (terms, terms[::-1]) if len(terms) == 2 else ():
         if not isinstance(scores, Value) or (kind == "subtract" and scores is not terms[0]):
             continue
@@ -146,10 +124,10 @@ def _match_sum(total: Call) -> _Mask | None:
     return None
 
 
-def _match_beside(total: Call, scores: Value, term: Value, sign: float) -> _Mask | None:
+def _match_beside(total: Call, scores: Value, term: Value, sign: int) -> _Mask | None:
     """Recognizes scores + (bias + mask * -1e9), as T5 adds its mask to relative positions."""
     added = term.producer
-    terms = _terms(added) if added is not None and _kind(added) == "add" else []
+    terms = terms_of(added) if added is not None and _kind(added) == "add" else []
     for bias, mask in (terms, terms[::-1]) if added is not None and len(terms) == 2 else ():
         found = _as_mask(scores, mask, sign)
         if found is None or added is None:
@@ -166,7 +144,7 @@ def _match_beside(total: Call, scores: Value, term: Value, sign: float) -> _Mask
     return None
 
 
-def _as_mask(scores: Value, term: Any, sign: float) -> _Mask | None:
+def _as_mask(scores: Value, term: Any, sign: int) -> _Mask | None:
     """Recognizes a mask with the axes of the scores that adds nothing where it hides nothing."""
     if isinstance(term, Value):
         found = _match_added(scores, term, sign)
@@ -178,7 +156,7 @@ def _as_mask(scores: Value, term: Any, sign: float) -> _Mask | None:
     return _Mask(scores, None, visible=_without_batch(visible))
 
 
-def _match_added(scores: Value, term: Value, sign: float) -> _Mask | None:
+def _match_added(scores: Value, term: Value, sign: int) -> _Mask | None:
     """Recognizes mask * -1e9 and tf.where(mask, 0.0, -1e9), and the same with other axes."""
     call = term.producer
     if call is None or not is_operation(call.layer):
@@ -207,24 +185,30 @@ def _match_added(scores: Value, term: Value, sign: float) -> _Mask | None:
         if not (isinstance(mask, Value) and is_mask):
             return None
         return _Mask(scores, mask, added[0] < 0.0, constants=tuple(calls))
-    factors = _terms(call) if _kind(call) == "multiply" else []
-    masks = [factor for factor in factors if isinstance(factor, Value)]
-    numbers = [factor for factor in factors if not isinstance(factor, Value)]
-    is_mask = len(masks) == len(numbers) == 1 and numbers[0].ndim == 0
-    if is_mask and sign * numbers[0] <= HIDES:
-        return _Mask(scores, masks[0], constants=(call,))
+    factor, offset = line(call) or (0.0, 0.0)
+    if not offset and sign * factor * _sign(call.inputs[0]) <= HIDES:
+        return _Mask(scores, call.inputs[0], constants=(call,))
     return None
 
 
-def _match_where(choice: Call) -> _Mask | None:
-    """Recognizes tf.where(mask, scores, -1e9), also with the last two exchanged."""
+def _sign(mask: Value) -> int:
+    """Returns -1 for masks that are 0 or negative: mask - 1."""
+    call = mask.producer
+    while call and is_operation(call.layer) and call.layer.symbol in (*MOVES, "cast"):
+        call = call.inputs[0].producer
+    factor, offset = (call and line(call)) or (1.0, 0.0)
+    return -1 if factor > 0 and offset == -factor else 1
+
+
+def _match_where(choice: Call, side: int) -> _Mask | None:
+    """Recognizes tf.where(mask, scores, -1e9), or with 1e9, also with the last two exchanged."""
     if not is_operation(choice.layer) or choice.layer.symbol not in CHOICES:
         return None
     mask, first, second = operands(choice, "condition", "x", "y")
     for scores, other, hidden in ((first, second, False), (second, first, True)):
         constants: list[Call] = []
         value = _constant(other, constants)
-        if not isinstance(scores, Value) or value is None or value > HIDES:
+        if not isinstance(scores, Value) or value is None or side * value > HIDES:
             continue
         if isinstance(mask, Value):
             same_axes = len(mask.shape) == len(scores.shape)
@@ -264,37 +248,15 @@ def _constant(operand: Any, calls: list[Call]) -> float | None:
     return None
 
 
-def _factor(call: Call) -> float | None:
-    """Returns the positive number that a call multiplies a tensor by; None for any other call."""
-    kind, terms = _kind(call), _terms(call)
-    if kind not in ("multiply", "divide") or len(terms) != 2:
-        return None
-    if kind == "multiply" and not isinstance(terms[0], Value):
-        terms = terms[::-1]
-    x, value = terms
-    if not isinstance(x, Value) or isinstance(value, Value) or value.ndim or not value > 0:
-        return None
-    return float(value if kind == "multiply" else 1.0 / value)
-
-
 def _kind(call: Call) -> str:
     """Names an arithmetic operation; "" for any other call."""
     return ARITHMETIC.get(str(call.layer.symbol), "") if is_operation(call.layer) else ""
 
 
-def _terms(call: Call) -> list[Any]:
-    """Returns the tensors and arrays that a call combines."""
-    if not is_operation(call.layer):
-        return list(call.inputs)
-    arguments = [*call.args, *(arg for name, arg in call.kwargs.items() if name != "name")]
-    terms = [arg if isinstance(arg, Value) else array(arg) for arg in arguments]
-    return [term for term in terms if term is not None]
-
-
 def hides(call: Call) -> bool:
     """Returns whether a call adds a constant that is a mask of scores."""
     is_sum = is_operation(call.layer) and _kind(call) in ("add", "subtract")
-    arrays = [term for term in _terms(call) if not isinstance(term, Value)] if is_sum else []
+    arrays = [term for term in terms_of(call) if not isinstance(term, Value)] if is_sum else []
     return any(_visible(term) is not None or _visible(-term) is not None for term in arrays)
 
 

@@ -1,4 +1,7 @@
-"""Attention scores with masks: masked scores get the lowest value, so their weight is 0."""
+"""Attention scores with masks: masked scores get the lowest value, so their weight is 0.
+
+Where they are hidden from minima, they get the highest value.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Op
@@ -14,17 +18,22 @@ from keras_qat.ops.requantize import Multiplier, requantization, requantized
 
 
 def _prepare(a: Arguments) -> tuple[Multiplier, Any]:
-    """Prepares the conversion of scores to the output's range, and its lowest value."""
+    """Prepares the conversion of scores to the output's range, and the end of that range."""
     numbers = requantization(a.family, a.params[0], a.output)
-    return numbers, tf.cast(a.output.lowest - a.output.zero_point, a.q[0].dtype)
+    return numbers, tf.cast(_end(a.output, a.attributes) - a.output.zero_point, a.q[0].dtype)
+
+
+def _end(params: QuantParams, attributes: Any) -> int:
+    """Returns the quantized value of masked scores."""
+    return params.highest if attributes["above"] else params.lowest
 
 
 def _compute(a: Arguments) -> Any:
-    """Requantizes the scores to the output's range, and lowers masked ones to its lowest value."""
-    (scores, *masks), (numbers, lowest) = a.q, a.numbers
+    """Requantizes the scores to the output's range, and gives masked ones its lowest value."""
+    (scores, *masks), (numbers, end) = a.q, a.numbers
     result = requantized(scores, numbers)
     for mask in a.call.layer.masks(result, masks):
-        result = tf.where(mask, result, lowest)
+        result = tf.where(mask, result, end)
     return result
 
 
@@ -37,7 +46,8 @@ def _emit(e: Emission) -> None:
         masks.append(
             e.constant("causal", causal.reshape((1,) * (len(shape) - causal.ndim) + causal.shape))
         )
-    lowest = e.constant("lowest", np.array([params.lowest], params.dtype), params)
+    end = _end(params, e.attributes)
+    lowest = e.constant("lowest", np.array([end], params.dtype), params)
     result = e.temporary("scores", shape, target)
     e.builder.quantize(e.inputs[0], result)
     for index, mask in enumerate(masks, 1):
@@ -69,9 +79,11 @@ MASK_SCORES = Op(
     _compute,
     _emit,
     prepare=_prepare,
-    doc="scores of attention, the lowest value where a mask hides them",
+    doc="scores of attention, the lowest value, or the highest, where a mask hides them",
     layers=(MaskScores,),
-    attributes=lambda call: {"causal": call.layer.causal, "hidden": call.layer.hidden},
+    attributes=lambda call: {
+        name: getattr(call.layer, name) for name in ("causal", "hidden", "above")
+    },
     has_mark=True,
     max_axes=5,
     integers=(),

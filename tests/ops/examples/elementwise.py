@@ -74,7 +74,8 @@ def _mask_scores(numbers):
     masks = [(queries, keys), (1, keys), (queries, 1), shape][: numbers.integers(3)]
     fixed = [(queries, keys), numbers.random(shape) < 0.7, numbers.random((1, keys)) < 0.7]
     causal = None if masks and numbers.random() < 0.4 else fixed[numbers.integers(3)]
-    layer = MaskScores(causal, hidden=bool(numbers.integers(2)))
+    hidden, above = map(bool, numbers.integers(2, size=2))
+    layer = MaskScores(causal, hidden=hidden, above=above)
     dtypes = [str(numbers.choice(["bool", "int32", "int64"])) for _ in masks]
     return Example(lambda *x: layer([*x]), (shape, *masks), ("float32", *dtypes))
 

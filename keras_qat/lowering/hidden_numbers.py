@@ -1,0 +1,171 @@
+"""Finds out how far away hidden numbers have to lie, so that what reads them ignores them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from keras_qat.frontend.graph import Call, Value, values_in
+from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, number
+from keras_qat.ops.registry import op_of
+
+
+class Distance(NamedTuple):
+    """How far hidden numbers have to lie."""
+
+    beyond: float = 0.0
+    """Below the smallest of the others, or above the largest."""
+    limit: float | None = None
+    """A number that they have to reach."""
+
+
+BELOW = {
+    "softmax": Distance(12.0),
+    "sigmoid": Distance(0.0, -8.0),
+    "exp": Distance(8.0, -8.0),
+    **dict.fromkeys(("softplus", "elu"), Distance(0.0, -8.0)),
+    **dict.fromkeys(("tanh", "erf", "gelu"), Distance(0.0, -4.0)),
+    "relu": Distance(0.0, 0.0),
+    **dict.fromkeys(("reduce_max", "max_pooling", "argmax", "top_k"), Distance()),
+}
+"""Operator that ignores numbers far below others -> how far."""
+
+ABOVE = {
+    "sigmoid": Distance(0.0, 8.0),
+    **dict.fromkeys(("tanh", "erf"), Distance(0.0, 4.0)),
+    **dict.fromkeys(("reduce_min", "argmin"), Distance()),
+}
+"""Operator that ignores numbers far above others -> how far."""
+
+MOVES = ("reshape", "transpose", "identity", "linear", "slice", "gather")
+LIMITS = {1: "maximum", -1: "minimum"}
+
+
+class HiddenNumbers:
+    """What reads numbers that masks hide.
+
+    Args:
+        readers: value -> calls that read it.
+        outputs: outputs of the model.
+        hidden: call that hides more numbers of a tensor -> the tensor, and 1 or -1 as below.
+    """
+
+    def __init__(
+        self,
+        readers: Mapping[Value, list[Call]],
+        outputs: Any,
+        hidden: Mapping[Call, tuple[Value, int]],
+    ) -> None:
+        self._readers, self._outputs, self._hidden = readers, set(values_in(outputs)), hidden
+
+    def distance(self, value: Value, side: int) -> Distance | None:
+        """Returns how far hidden numbers of a tensor have to lie.
+
+        None if they are not ignored.
+
+        Args:
+            value: the tensor.
+            side: 1 if hidden numbers are far below all others, -1 if they are above.
+        """
+        read = [call for call in self._readers[value] if not self._reads_sizes(call)]
+        found = [None if value in self._outputs else self._of(call, value, side) for call in read]
+        known = [distance for distance in found if distance is not None]
+        if not known or len(known) < len(found):
+            return None
+        limits = [side * distance.limit for distance in known if distance.limit is not None]
+        limit = side * min(limits) if limits else None
+        return Distance(max(distance.beyond for distance in known), limit)
+
+    def _of(self, call: Call, value: Value, side: int) -> Distance | None:
+        """Returns how far numbers have to lie that one call reads."""
+        op = op_of(call)
+        kind = "" if op is None else op.name
+        if known := (BELOW if side > 0 else ABOVE).get(kind):
+            return known
+        if known_line := line(call):
+            factor, offset = known_line
+            found = self.distance(call.output, side if factor > 0 else -side)
+            if found is None:
+                return None
+            limit = None if found.limit is None else (found.limit - offset) / factor
+            return Distance(found.beyond / abs(factor), limit)
+        if self._hidden.get(call) == (value, side) or kind in MOVES:
+            return self.distance(call.output, side)
+        others = [term for term in terms_of(call) if term is not value]
+        if len(others) != 1:
+            return None
+        (other,) = others
+        if kind == LIMITS[side] and not isinstance(other, Value):
+            return Distance(0.0, float((other * side).min()) * side)
+        if kind == "subtract" and terms_of(call)[0] is value and isinstance(other, Value):
+            return self._of_difference(call, other, side)
+        if kind == "multiply" and isinstance(other, Value) and _is_share(other):
+            return Distance()
+        return None
+
+    def _of_difference(self, call: Call, other: Value, side: int) -> Distance | None:
+        """Returns how far numbers have to lie of which one number for each row is subtracted."""
+        sizes = zip(other.shape[1:], call.output.shape[1:], strict=False)
+        if len(other.shape) != len(call.output.shape) or all(a == b for a, b in sizes):
+            return None
+        found = self.distance(call.output, side)
+        if found is None or found.limit is None:
+            return found
+        # The largest of them, or the logarithm of a sum: what is left is at most 0.
+        is_largest = _kind(other) == ("reduce_max" if side > 0 else "reduce_min")
+        is_largest |= side > 0 and _kind(other) == "log"
+        return Distance(max(found.beyond, abs(found.limit))) if is_largest else None
+
+    def _reads_sizes(self, call: Call) -> bool:
+        """Returns whether nothing depends on the numbers a call reads: `tf.ones_like(x[0])`."""
+        symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
+        if symbol.removeprefix("compat.v1.") in ("shape", "ones_like", "zeros_like"):
+            return True
+        is_part = symbol == "__operators__.getitem" and self._readers[call.output]
+        return bool(is_part) and all(map(self._reads_sizes, self._readers[call.output]))
+
+
+def _kind(value: Value) -> str:
+    """Returns the name of the operator that computes a tensor; "" if there is none."""
+    op = None if value.producer is None else op_of(value.producer)
+    return "" if op is None else op.name
+
+
+def _is_share(value: Value) -> bool:
+    """Returns whether a tensor is almost 0 where what it is made of is hidden."""
+    return _kind(value) in ("softmax", "exp")
+
+
+def line(call: Call) -> tuple[float, float] | None:
+    """Returns a and b of a call that computes a * x + b with numbers; None for any other."""
+    if type(call.layer) is layers.Rescaling:
+        scale, offset = number(call.layer.scale), number(call.layer.offset)
+        return (scale, offset) if scale and offset is not None else None
+    if not is_operation(call.layer):
+        return None
+    if call.layer.symbol == "math.negative":
+        return -1.0, 0.0
+    kind, both = ARITHMETIC.get(str(call.layer.symbol)), terms_of(call)
+    if len(both) != 2 or len(call.inputs) != 1:
+        return None
+    is_first = isinstance(both[0], Value)
+    value = number(both[1 if is_first else 0])
+    if value is None:
+        return None
+    if kind == "add" or (kind == "subtract" and is_first):
+        return 1.0, value if kind == "add" else -value
+    if kind == "subtract":
+        return -1.0, value
+    if not value or (kind == "divide" and not is_first):
+        return None
+    return {"multiply": (value, 0.0), "divide": (1.0 / value, 0.0)}.get(str(kind))
+
+
+def terms_of(call: Call) -> list[Any]:
+    """Returns the tensors and arrays that a call combines."""
+    if not is_operation(call.layer):
+        return list(call.inputs)
+    arguments = [*call.args, *(arg for name, arg in call.kwargs.items() if name != "name")]
+    known = [arg if isinstance(arg, Value) else array(arg) for arg in arguments]
+    return [term for term in known if term is not None]

@@ -1,0 +1,102 @@
+"""Reading numbers that masks hide: they set no range where they are ignored."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.helper_layers import MaskScores
+from keras_qat.frontend.keras2.backend import keras
+from tests.comparison import assert_kept
+from tests.helpers import rng, scramble
+
+layers = keras.layers
+SIZE = 8
+
+
+def entropy(hidden):
+    shares = tf.nn.softmax(hidden)
+    return -tf.reduce_sum(shares * tf.nn.log_softmax(hidden), -1, keepdims=True)
+
+
+def of_two(hidden):
+    return tf.concat([tf.nn.softmax(hidden), tf.reduce_max(hidden, -1, keepdims=True)], -1)
+
+
+BELOW = {
+    "several": of_two,
+    "entropy": entropy,
+    "logsumexp": lambda x: tf.reduce_logsumexp(x, -1, keepdims=True),
+    "exp of log_softmax": lambda x: tf.exp(tf.nn.log_softmax(x)),
+    "negative": lambda x: tf.reduce_min(-x, -1, keepdims=True),
+    "line": lambda x: tf.nn.softmax(1.0 - (-2.0 * x + 0.5)),
+    "softplus": lambda x: tf.math.softplus(x + 1.0),
+    "tanh": tf.tanh,
+    "relu": lambda x: tf.nn.relu(x + 3.0),
+    "maximum": lambda x: tf.maximum(0.2, x),
+    "pooled": lambda x: layers.GlobalMaxPooling1D()(layers.MaxPooling1D(2)(x[..., None])),
+}
+ABOVE = {
+    "reduce_min": lambda x: tf.reduce_min(x, 1, keepdims=True),
+    "argmin": lambda x: tf.one_hot(tf.argmin(x, -1), SIZE),
+    "softmin": lambda x: tf.nn.softmax(-x),
+    "minimum": lambda x: tf.minimum(x, [0.1] * SIZE),
+    "sigmoid": tf.sigmoid,
+    "nearest": lambda x: tf.math.top_k(-x, 2)[0],
+}
+MASKS = {
+    "sum": lambda mask, x, end: x + (1.0 - mask) * end,
+    "less one": lambda mask, x, end: x - (mask - 1.0) * end,
+    "quotient": lambda mask, x, end: x + (1.0 - mask) / (1.0 / end),
+    "where": lambda mask, x, end: tf.where(mask > 0.0, x, end),
+    "infinite": lambda mask, x, end: tf.where(mask == 0.0, end * np.inf, x),
+}
+
+
+def model_of(mask, reader, end):
+    keras.utils.set_random_seed(1)
+    x, seen = keras.Input((SIZE,)), keras.Input((SIZE,))
+    return scramble(keras.Model([x, seen], reader(mask(seen, layers.Dense(SIZE)(x), end))))
+
+
+def data():
+    seen = rng(2).random((64, SIZE)) < 0.7
+    seen[:, :2] = True
+    return [rng(1).normal(size=(64, SIZE)).astype(np.float32), seen.astype(np.float32)]
+
+
+CASES = [
+    *((name, mask, -1e9) for name in BELOW for mask in ("sum", "where")),
+    *((name, mask, 1e9) for name in ABOVE for mask in MASKS),
+    *(("sigmoid below", mask, -1e9) for mask in MASKS),
+]
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize(("reader", "mask", "end"), CASES)
+def test_hidden_numbers_set_no_range(reader, mask, end, tmp_path):
+    readers = {**(BELOW if end < 0 else ABOVE), "sigmoid below": tf.sigmoid}
+    model, x = model_of(MASKS[mask], readers[reader], end), data()
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    in_float = model(x)
+    noise = in_float - qat(x)
+    assert 10 * np.log10(np.sum(in_float**2) / max(np.sum(noise**2), 1e-9)) > 25
+    assert_kept(qat, x, tmp_path)
+
+
+READ = {
+    "summed": lambda x: tf.reduce_sum(tf.concat([tf.nn.softmax(x), 1e-9 * x], -1), -1),
+    "returned": lambda x: x,
+    "larger of two": lambda x: tf.maximum(x, tf.sin(x)),
+    "softmax of hidden above": lambda x: tf.nn.softmax(-x),
+    "share of what is subtracted": lambda x: tf.sigmoid(x - tf.reduce_mean(x, -1, keepdims=True)),
+}
+
+
+@pytest.mark.parametrize("reader", READ)
+def test_what_is_read_is_not_hidden(reader):
+    qat = keras_qat.quantize_model(model_of(MASKS["where"], READ[reader], -1e9))
+    assert not any(isinstance(layer, MaskScores) for layer in qat._flatten_layers())
