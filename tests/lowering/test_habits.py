@@ -46,6 +46,26 @@ class Checked(Own):
         return tf.debugging.check_numerics(tf.debugging.assert_all_finite(self.dense(x), ""), "")
 
 
+class Typed(Own):
+    """Refuses what is no tensor, and hands None on, as the models of transformers do."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.optional = Optional()
+
+    def call(self, x):
+        if not isinstance(x, (tf.Tensor, dict)) or not tf.is_tensor(x) or tf.is_tensor(4):
+            raise TypeError(f"{x} is no tensor")
+        return self.optional(inputs=self.dense(x), bias=None)
+
+
+class Optional(layers.Layer):
+    """Adds a bias if there is one."""
+
+    def call(self, inputs, bias=None):
+        return inputs if bias is None else inputs + bias
+
+
 class Heads(layers.Layer):
     """Attention with weights for each head, whose last product is of three tensors."""
 
@@ -126,7 +146,7 @@ class Sparsemax(layers.Layer):
 @pytest.mark.parametrize(
     "kind",
     [
-        *(pytest.param(kind, marks=legacy) for kind in (Beside, WithNone, Checked)),
+        *(pytest.param(kind, marks=legacy) for kind in (Beside, WithNone, Checked, Typed)),
         Doubled,
         Heads,
         Sparsemax,

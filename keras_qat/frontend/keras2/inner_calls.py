@@ -48,7 +48,7 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
         lends = any(inner is lender for inner in layers_in(layer) for lender in lenders)
         if lends or (id(layer) not in known and _is_plain_code(layer)):
             return _inline(layer, *args, **kwargs)
-        reads = any(map(keras.backend.is_keras_tensor, tf.nest.flatten((args, kwargs))))
+        reads = any(hasattr(x, "_keras_history") for x in tf.nest.flatten((args, kwargs)))
         lends = (layer.weights and not reads) or id(layer) in keeping or _was_given_weights(layer)
         if id(layer) in known and lends:
             raise HasToLend(layer)
@@ -137,6 +137,31 @@ def without_checks() -> Iterator[None]:
 
     names = [name for name in dir(tf.debugging) if name.startswith("assert_")]
     with swapped(tf.debugging, **dict.fromkeys(names, passed_on)):
+        yield
+
+
+class _AnyTensor(type):
+    """Says of symbolic tensors that they are tensors, too."""
+
+    def __instancecheck__(cls, x: Any) -> bool:
+        return isinstance(x, (_TENSOR, _SYMBOL))
+
+
+_TENSOR, _SYMBOL = tf.Tensor, type(keras.Input((1,)))
+
+
+@contextlib.contextmanager
+def symbols_as_tensors() -> Iterator[None]:
+    """Runs a block in which checks of types take symbolic tensors for tensors, as Keras gives them.
+
+    TensorFlow and Keras themselves look up their types elsewhere.
+    """
+    is_tensor = tf.is_tensor
+    with swapped(
+        tf,
+        Tensor=_AnyTensor("Tensor", (), {}),
+        is_tensor=lambda x: is_tensor(x) or isinstance(x, _SYMBOL),
+    ):
         yield
 
 

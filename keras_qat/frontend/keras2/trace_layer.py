@@ -26,6 +26,7 @@ from keras_qat.frontend.keras2.inner_calls import (
     calls_inside,
     functions_as_code,
     keeping_symbols,
+    symbols_as_tensors,
     without_checks,
     without_nodes,
 )
@@ -190,6 +191,7 @@ class _Trace:
                     block.enter_context(transforms_of_symbols())
                     block.enter_context(functions_as_code())
                     block.enter_context(without_checks())
+                    block.enter_context(symbols_as_tensors())
                     self.outputs = layer.call(*args, **kwargs)
             except (CannotOpen, HasToLend):
                 raise
