@@ -28,7 +28,7 @@ from keras_qat.lowering.builder import Lowering, LoweringContext
 from keras_qat.lowering.channels_last import with_channels_last
 from keras_qat.lowering.common_subexpressions import merge_common_subexpressions
 from keras_qat.lowering.convolutions import split_separable
-from keras_qat.lowering.copies import with_filled_constants
+from keras_qat.lowering.filled import with_filled_constants
 from keras_qat.lowering.hard_swish import recognize_hard_swish
 from keras_qat.lowering.image_ops import split_random_crop, split_resizing_layer
 from keras_qat.lowering.last_axes import IN_INTEGERS, along_last_axes
@@ -83,7 +83,7 @@ def lower(
     if may_open is not None:
         graph = with_known_sizes(open_layers(graph, context, may_open))
         close_sizes(graph)
-        graph = with_filled_constants(graph)
+        graph = with_filled_constants(graph, context)
     if activations:
         graph = positions_as_integers(tokens_as_integers(graph, context), context)
         for recognize in (recognize_hard_swish, recognize_softmax, recognize_masks):

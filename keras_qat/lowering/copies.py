@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.frontend.graph import Call, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.known_sizes import BATCH, SHAPES, computed_sizes, size_of
-from keras_qat.frontend.tf_operations import array, is_operation, number, operands
-from keras_qat.lowering.attention_masks import HIDES
+from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.filled import FILLED, filled
 from keras_qat.ops.movement import integers
 
 COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to": ("shape",)}
 """Operation that copies -> names of its arguments after the tensor."""
-
-FILLED = {"zeros": "shape", "ones": "shape", "fill": "dims"}
-"""Operation that fills a tensor with a number -> name of the argument that has its sizes."""
-
-NUMBERS = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
-"""Operation that fills a tensor -> its number."""
-
-FAR = {"math.maximum": HIDES, "math.minimum": -HIDES}
-"""Operation that keeps a tensor's range -> the number from which on it ignores the other."""
 
 
 def split_copies(call: Call, context: LoweringContext) -> list[Call]:
@@ -59,48 +49,11 @@ def split_copies(call: Call, context: LoweringContext) -> list[Call]:
 
 def split_filled(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers a number for each example, as a state that is zero at first, to zeros and a sum."""
-    x = _filled(call)
+    x = filled(call)
     if x is None:
         return []
     sizes = operands(call, FILLED[str(call.layer.symbol)])[0]
     return _for_each_example(call, context, sizes, x, x.ndim)
-
-
-def _filled(call: Call) -> np.ndarray | None:
-    """Returns one example of what a call fills with a number; None if not all is known."""
-    symbol = str(getattr(call.layer, "symbol", "")).removeprefix("compat.v1.")
-    shape: list[Any] | None = None
-    if symbol in FILLED:
-        sizes, value = operands(call, FILLED[symbol], "value")
-        shape = computed_sizes(sizes) if values_in(sizes) else None
-    elif symbol in ("zeros_like", "ones_like"):
-        value, (first, *inner) = None, call.output.shape or [1]
-        shape = None if None in inner else [BATCH if first is None else first, *inner]
-    value = number(NUMBERS.get(symbol, value)) if shape else None
-    if not shape or value is None or shape[0] != BATCH or {BATCH, -1}.intersection(shape[1:]):
-        return None
-    return np.full([1, *shape[1:]], value, np.float32) if call.output.is_float else None
-
-
-def with_filled_constants(graph: Graph) -> Graph:
-    """Gives maxima a constant in the place of a number for each example far below all others.
-
-    As a tensor it would set the range of what it is compared with. So do minima, far above.
-    """
-    filled = {call.output: x for call in graph.calls if (x := _filled(call)) is not None}
-
-    def with_constant(call: Call) -> Call:
-        limit = FAR.get(str(call.layer.symbol)) if is_operation(call.layer) else None
-        far = {v: filled[v] for v in call.inputs if v in filled and limit}
-        others = [value for value in call.inputs if value not in far]
-        if limit is None or not far or len(others) != 1 or call.output.shape != others[0].shape:
-            return call
-        (x,) = far.values()
-        if x.flat[0] / limit < 1.0:
-            return call
-        return Call(call.layer, (others[0], x), {}, call.outputs, call.name).as_part_of(call)
-
-    return dataclasses.replace(graph, calls=list(map(with_constant, graph.calls)))
 
 
 def split_eye(call: Call, context: LoweringContext) -> list[Call]:

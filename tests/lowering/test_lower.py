@@ -12,6 +12,7 @@ import keras_qat
 from keras_qat.frontend import graph
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.lowering import lower
+from tests.comparison import assert_kept
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers
 
@@ -167,16 +168,44 @@ class Largest(layers.Layer):
         return total
 
 
-def test_numbers_for_each_example_set_no_range(tmp_path):
-    model, x = functional((3, 4), build=Largest()), images(32, (3, 4))
+class Decaying(layers.Layer):
+    """As RWKV's steps, whose largest number decays: what is far stays far."""
+
+    def build(self, shape):
+        self.decay = self.add_weight("decay", (4,), initializer="ones")
+
+    def call(self, x):
+        largest, total = tf.ones_like(x[:, 0]) * -1e38, tf.zeros_like(x[:, 0])
+        for index in range(2):
+            before = largest - tf.exp(self.decay)
+            largest = tf.maximum(before, x[:, index])
+            total = tf.exp(before - largest) * total + tf.exp(x[:, index] - largest)
+        return total - tf.zeros_like(total)
+
+
+class Limited(layers.Layer):
+    """Numbers that no one reaches."""
+
+    def call(self, x):
+        return tf.minimum(tf.maximum(x, tf.ones_like(x) * -1e9), 1e9 - tf.zeros_like(x))
+
+
+@pytest.mark.parametrize("layer", [Largest, Decaying, Limited])
+def test_numbers_for_each_example_set_no_range(layer, tmp_path):
+    model, x = functional((3, 4), build=layer()), images(32, (3, 4))
     qat = keras_qat.quantize_model(model, strict=True)
     keras_qat.calibrate(qat, x)
     expected = model.predict(x, verbose=0)
     assert np.abs(qat.predict(x, verbose=0) - expected).max() < 0.05 * np.abs(expected).max()
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
-    qat.save(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
+    assert_kept(qat, x, tmp_path)
+
+
+def test_numbers_near_others_are_computed_with():
+    x = keras.Input((4,))
+    near = tf.maximum(x, tf.ones_like(x) * 0.5) + (tf.zeros_like(x) - 3.0)
+    qat = keras_qat.quantize_model(keras.Model(x, 2.0 - tf.zeros_like(x) * x + near))
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_allclose(qat(np.ones([2, 4], np.float32), training=True), 0.0, atol=1e-6)
 
 
 def test_float_model_keeps_its_activation():
