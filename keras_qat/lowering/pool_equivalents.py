@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import layers
-from keras_qat.lowering.written_out import require
+from keras_qat.lowering.written_out import convolved_volumes, require
 from keras_qat.ops.movement import window
 
 
@@ -63,11 +63,26 @@ def _pool_of_volumes(pools: Any) -> Callable[..., Any]:
     return pooled
 
 
+def _convolved_volumes(
+    input: Any,
+    filters: Any,
+    strides: Any,
+    padding: Any,
+    data_format: Any = "NDHWC",
+    dilations: Any = None,
+    name: Any = None,
+) -> Any:
+    sizes = [window(option or 1, 3) for option in (strides, dilations)]
+    require(data_format == "NDHWC" and None not in [*sizes, *input.shape[1:]])
+    return convolved_volumes(input, filters, sizes[0], padding, sizes[1])
+
+
 _MAXIMA = {1: layers.MaxPooling1D, 2: layers.MaxPooling2D, 3: layers.MaxPooling3D}
 _AVERAGES = {1: layers.AveragePooling1D, 2: layers.AveragePooling2D, 3: layers.AveragePooling3D}
 
 POOLS: dict[str, Callable[..., Any]] = {
     "nn.separable_conv2d": _separable,
+    "nn.conv3d": _convolved_volumes,
     "nn.pool": _pooled,
     "nn.max_pool3d": _pool_of_volumes(layers.MaxPooling3D),
     "nn.avg_pool3d": _pool_of_volumes(layers.AveragePooling3D),

@@ -90,7 +90,7 @@ def _of_patches(
     parts: PartsBuilder, x: Value, kernel: Value, layer_class: Any, options: Mapping[str, Any]
 ) -> list[Call]:
     shape, operation = parts.call.output.shape, type(parts.call.layer)
-    if layer_class is not layers.Conv2D or None in shape[1:]:
+    if layer_class is not layers.Conv2D or options["groups"] != 1 or None in shape[1:]:
         return []
     sizes: Any = kernel.shape
     matrix = math.prod(sizes[:3]), sizes[3]
@@ -178,7 +178,8 @@ def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Produ
         sizes = [window(1 if option is None else option, axes) for option in (strides, dilation)]
         plain = isinstance(padding, str) and layout in (None, "NHWC", "NWC") and None not in sizes
         *size, channels, last = kernel.shape
-        if not plain or (not depthwise and x.shape[-1] != channels):
+        groups, rest = divmod(x.shape[-1] or 0, channels or 1)
+        if not plain or (not depthwise and (rest or not groups)):
             return None
         options = {
             "kernel_size": size,
@@ -189,7 +190,7 @@ def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Produ
         if depthwise:
             return x, kernel, layers.DepthwiseConv2D, {**options, "depth_multiplier": last}
         convolution = layers.Conv1D if axes == 1 else layers.Conv2D
-        return x, kernel, convolution, {**options, "filters": last}
+        return x, kernel, convolution, {**options, "filters": last, "groups": groups}
 
     return read
 

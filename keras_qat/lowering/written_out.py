@@ -47,8 +47,9 @@ def written_out(call: Call) -> Callable[..., Any] | None:
     if write is None or None in call.inputs[0].shape[1:] or layer.activity_regularizer is not None:
         return None
     is_last = getattr(layer, "data_format", "channels_last") == "channels_last"
-    is_plain = is_last and getattr(layer, "groups", 1) == 1
-    if not is_plain or layer.compute_dtype in ("float16", "bfloat16"):
+    if not is_last or layer.compute_dtype in ("float16", "bfloat16"):
+        return None
+    if type(layer) in HAVE_ROWS and not HAVE_ROWS[type(layer)](layer, call.inputs[0]):
         return None
     return lambda inputs: write(layer, inputs)
 
@@ -59,21 +60,59 @@ def own_weights(layer: Any) -> list[Any]:
 
 
 def _convolution_of_volumes(layer: Any, x: Any) -> Any:
-    _, depth, height, width, channels = x.shape
-    taps, *size = layer.kernel_size
-    (step, *strides), (gap, *dilations) = layer.strides, layer.dilation_rate
-    count = layer.compute_output_shape(x.shape)[1]
-    missing = max((count - 1) * step + (taps - 1) * gap + 1 - depth, 0)  # 0 but for "same".
+    options = layer.strides, layer.padding.upper(), layer.dilation_rate
+    return convolved_volumes(x, layer.kernel, *options, lambda y: _completed(layer, y))
+
+
+def convolved_volumes(
+    x: Any,
+    kernel: Any,
+    strides: Any,
+    padding: str,
+    dilations: Any,
+    complete: Callable[[Any], Any] = lambda y: y,
+) -> Any:
+    """Convolves volumes with a kernel, and completes the result slice by slice."""
+    (_, depth, height, width, channels), (taps, *size, inputs, filters) = x.shape, kernel.shape
+    (step, *strides), (gap, *dilations) = strides, dilations
+    length = (taps - 1) * gap + 1
+    count = -(-(depth if padding == "SAME" else depth - length + 1) // step)
+    missing = max((count - 1) * step + length - depth, 0)  # 0 but for "same".
     x = tf.reshape(x, [-1, depth, height * width, channels])
     if missing:
         x = tf.pad(x, [(0, 0), (missing // 2, missing - missing // 2), (0, 0), (0, 0)])
-    x = _side_by_side([_taken(x, 1, tap * gap, count, step) for tap in range(taps)])
+    groups = tf.split(x, channels // inputs, axis=-1) if channels > inputs else [x]
+    x = _side_by_side(
+        [_taken(part, 1, tap * gap, count, step) for part in groups for tap in range(taps)]
+    )
     x = FlattenTime()(tf.reshape(x, [-1, count, height, width, taps * channels]))
-    kernel = tf.transpose(layer.kernel, [1, 2, 0, 3, 4])
-    kernel = tf.reshape(kernel, [*size, taps * channels, layer.filters])
-    y = tf.nn.conv2d(x, kernel, strides, layer.padding.upper(), dilations=dilations)
-    y = tf.nn.bias_add(y, layer.bias) if layer.use_bias else y
-    return RestoreTime(count)(_activated(layer, y))
+    kernel = tf.reshape(tf.transpose(kernel, [1, 2, 0, 3, 4]), [*size, taps * inputs, filters])
+    return RestoreTime(count)(
+        complete(tf.nn.conv2d(x, kernel, strides, padding, dilations=dilations))
+    )
+
+
+def _transposed_with_gaps(layer: Any, x: Any) -> Any:
+    """Convolves with the kernel's mirror image, whose gaps are those of a dilation."""
+    axes, is_same = len(x.shape) - 2, layer.padding == "same"
+    require(set(layer.strides) == {1} and not layer.output_padding)
+    lengths = [(k - 1) * d for k, d in zip(layer.kernel_size, layer.dilation_rate, strict=True)]
+    around = [(n - n // 2, n // 2) if is_same else (n, n) for n in lengths]
+    x = tf.pad(x, [(0, 0), *around, (0, 0)])
+    kernel = tf.reverse(layer.kernel, list(range(axes)))
+    kernel = tf.transpose(kernel, [*range(axes), axes + 1, axes])
+    convolve = tf.nn.conv1d if axes == 1 else tf.nn.conv2d
+    y = convolve(x, kernel, 1, "VALID", dilations=list(layer.dilation_rate))
+    return _completed(layer, y)
+
+
+def _convolution_of_steps(layer: Any, x: Any) -> Any:
+    """Convolves the images, or sequences, of each step."""
+    require(layer.padding != "causal" and len(x.shape) == layer.rank + 3)
+    convolve = tf.nn.conv1d if layer.rank == 1 else tf.nn.conv2d
+    options = list(layer.strides), layer.padding.upper()
+    y = convolve(FlattenTime()(x), layer.kernel, *options, dilations=list(layer.dilation_rate))
+    return RestoreTime(x.shape[1])(_completed(layer, y))
 
 
 def _transposed_of_volumes(layer: Any, x: Any) -> Any:
@@ -102,7 +141,7 @@ def _transposed_of_volumes(layer: Any, x: Any) -> Any:
     for axis, (k, s, length) in enumerate(zip(size, strides, wanted, strict=True), 1):
         begin = max(k - s, 0) // 2 if layer.padding == "same" else 0
         y = y if y.shape[axis] == length else _taken(y, axis, begin, length, 1)
-    return _activated(layer, tf.nn.bias_add(y, layer.bias) if layer.use_bias else y)
+    return _completed(layer, y)
 
 
 def _locally_connected(layer: Any, x: Any) -> Any:
@@ -149,6 +188,11 @@ def _side_by_side(parts: list[Any]) -> Any:
     return tf.concat(parts, -1) if len(parts) > 1 else parts[0]
 
 
+def _completed(layer: Any, y: Any) -> Any:
+    """Adds a layer's bias, and computes its activation."""
+    return _activated(layer, tf.nn.bias_add(y, layer.bias) if layer.use_bias else y)
+
+
 def _activated(layer: Any, y: Any) -> Any:
     return y if layer.activation in (None, keras.activations.linear) else layer.activation(y)
 
@@ -156,6 +200,8 @@ def _activated(layer: Any, y: Any) -> Any:
 WRITTEN_OUT: dict[type, Callable[[Any, Any], Any]] = {
     layers.CategoryEncoding: encoded,
     layers.CenterCrop: _center,
+    **dict.fromkeys((layers.Conv1D, layers.Conv2D), _convolution_of_steps),
+    **dict.fromkeys((layers.Conv1DTranspose, layers.Conv2DTranspose), _transposed_with_gaps),
     layers.Conv3D: _convolution_of_volumes,
     layers.Conv3DTranspose: _transposed_of_volumes,
     layers.Discretization: binned,
@@ -163,3 +209,12 @@ WRITTEN_OUT: dict[type, Callable[[Any, Any], Any]] = {
     layers.LocallyConnected2D: _locally_connected,
 }
 """Layer class -> a function of the layer and its input."""
+
+HAVE_ROWS: dict[type, Callable[[Any, Any], bool]] = {
+    **dict.fromkeys((layers.Conv1D, layers.Conv2D), lambda layer, x: len(x.shape) > layer.rank + 2),
+    **dict.fromkeys(
+        (layers.Conv1DTranspose, layers.Conv2DTranspose),
+        lambda layer, x: set(layer.dilation_rate) != {1},
+    ),
+}
+"""Layer class that most options have a row of -> whether a layer is written out."""

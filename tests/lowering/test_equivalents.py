@@ -15,6 +15,7 @@ SHAPE = (6, 8)
 MATRIX = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 KERNEL = np.random.default_rng(1).normal(size=(6, 8, 2)).astype(np.float32)
 KERNELS = MATRIX[:2, :2, None, None], MATRIX[None, None, :1]
+VOLUME = np.random.default_rng(2).normal(size=(2, 3, 1, 2, 3)).astype(np.float32)
 MASK = [True, False, True, True, False, True]
 
 
@@ -194,6 +195,15 @@ FORMS = {
         lambda x: keras.backend.separable_conv2d(x[..., None], KERNELS[0], KERNELS[1], (2, 2)),
         lambda x: tf.nn.separable_conv2d(x[..., None], *KERNELS, [1, 2, 2, 1], "SAME"),
         lambda x: tf.nn.separable_conv2d(x[..., None], *KERNELS, [1] * 4, "SAME", dilations=[2, 2]),
+    ),
+    "nn.conv3d": (
+        lambda x: tf.nn.conv3d(tf.reshape(x, [-1, 3, 4, 2, 2]), VOLUME, [1] * 5, "VALID"),
+        lambda x: tf.nn.conv3d(
+            tf.reshape(x, [-1, 4, 3, 4, 1]), VOLUME[:, :, :, :1], [1, 2, 1, 2, 1], "SAME"
+        ),
+        lambda x: tf.nn.conv3d(
+            tf.reshape(x, [-1, 4, 3, 2, 2]), VOLUME, [1] * 5, "SAME", dilations=[1, 2, 1, 1, 1]
+        ),
     ),
     "signal.frame": (lambda x: tf.signal.frame(x, 4, 2, axis=1),),
     "linalg.set_diag": (

@@ -9,6 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.weighted_sums import RECENT
+from tests.comparison import assert_kept
 from tests.helpers import images, scramble
 from tests.networks.small import functional, layers
 
@@ -16,6 +17,20 @@ pytestmark = pytest.mark.legacy
 
 LAYERS = {
     "volume": (lambda **more: layers.Conv3D(2, (2, 1, 2), padding="same", **more), (3, 4, 5, 2)),
+    "groups": (
+        lambda **more: layers.Conv3D(4, (3, 1, 2), groups=2, dilation_rate=(2, 1, 1), **more),
+        (5, 2, 3, 4),
+    ),
+    "steps": (lambda **more: layers.Conv2D(2, (2, 1), padding="same", **more), (2, 4, 3, 2)),
+    "steps_of_sequences": (
+        lambda **more: layers.Conv1D(4, 3, dilation_rate=2, groups=2, **more),
+        (2, 6, 2),
+    ),
+    "gaps": (lambda **more: layers.Conv1DTranspose(2, 3, dilation_rate=2, **more), (5, 2)),
+    "gaps_within": (
+        lambda **more: layers.Conv2DTranspose(2, (2, 3), padding="same", dilation_rate=2, **more),
+        (5, 4, 2),
+    ),
     "blocks": (lambda **more: layers.Conv3DTranspose(2, 2, strides=2, **more), (2, 2, 3, 2)),
     "overlapping": (
         lambda **more: layers.Conv3DTranspose(2, 3, strides=2, padding="same", **more),
@@ -55,6 +70,19 @@ def test_one_layer_trains_and_the_other_is_frozen(case):
         assert np.array_equal(before, after) != is_trained
     kernel = plain.get_layer("trained").kernel
     assert np.linalg.norm(kernel, axis=0).max() == pytest.approx(0.1, rel=1e-4)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("case", LAYERS)
+def test_written_out_layers_are_kept(case, tmp_path):
+    make, shape = LAYERS[case]
+    model, x = scramble(functional(shape, build=make(activation="relu"))), images(32, shape)
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    expected = model.predict(x, verbose=0)
+    error = np.abs(qat.predict(x, verbose=0) - expected).mean()
+    assert error < 0.02 * np.abs(expected).max()
+    assert_kept(qat, x, tmp_path)
 
 
 def test_center_crop_is_a_slice():
@@ -110,15 +138,15 @@ def test_one_number_for_each_example_is_normalized(tmp_path):
 
 
 def test_layers_that_cannot_be_written_out_keep_their_weights_in_int8():
-    """Groups, sizes that are open, and regularizers of what a layer returns."""
+    """Gaps of volumes, sizes that are open, and regularizers of what a layer returns."""
     inputs = layers.Input((4, 4, None, 2)), layers.Input((4, 4, 4, 2))
     outputs = [
         layers.Conv3D(2, 2, name="open")(inputs[0]),
-        layers.Conv3D(2, 2, groups=2, name="groups")(inputs[1]),
+        layers.Conv3DTranspose(2, 2, dilation_rate=2, name="gaps")(inputs[1]),
         layers.Conv3D(2, 2, activity_regularizer="l2", name="regularized")(inputs[1]),
     ]
     reasons = keras_qat.plan(keras.Model(inputs, outputs)).float_layers
-    assert reasons.keys() == {"open", "groups", "regularized"}
+    assert reasons.keys() == {"open", "gaps", "regularized"}
     assert all("its weights are int8" in reason for reason in reasons.values())
 
 
