@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value
@@ -21,9 +22,8 @@ def split_multi_head_attention(
 ) -> list[Call]:
     """Lowers MultiHeadAttention to projections, products, masks and a softmax.
 
-    Several axes become one, between the projections. It stays whole with a constant mask, with
-    some of several axes or a mask or scores of several, or if its inputs carry masks, but none are
-    given.
+    Several axes become one, between the projections. It stays whole with some of several axes or a
+    mask or scores of several, or if its inputs carry masks, but none are given.
 
     Args:
         call: the call.
@@ -37,9 +37,15 @@ def split_multi_head_attention(
     details = attention_parts(layer)
     steps = (query.shape[1], value.shape[1])
     is_masked = any(x.masked for x in (query, value, key))
-    is_unknown = not (mask is None or isinstance(mask, Value)) or (is_masked and masks is None)
-    if is_unknown or (causal and None in steps):
+    if (is_masked and masks is None) or (causal and None in steps):
         return []
+    hidden: Any = steps if causal else None
+    if mask is not None and not isinstance(mask, Value):
+        visible = np.asarray(mask, bool)
+        if visible.ndim > 2 and visible.shape[0] != 1:
+            return []  # One for each of several examples.
+        visible = visible[0] if visible.ndim > 2 else visible
+        hidden, mask = visible & np.tri(*steps, dtype=bool) if causal else visible, None
     inner, are_several = query.shape[1:-1], len(details["axes"]) > 1
     if are_several:
         is_plain = not (is_masked or with_scores or causal or mask is not None)
@@ -70,8 +76,8 @@ def split_multi_head_attention(
     queries = parts.add(scale, project("query", query))
     product = parts.new("scores", Contract, details["product"])
     products = parts.add(product, [project("key", key), queries])
-    if mask is not None or causal:
-        hide = parts.new("mask", MaskScores, steps if causal else None)
+    if mask is not None or hidden is not None:
+        hide = parts.new("mask", MaskScores, hidden)
         products = parts.add(
             hide, [products, *([] if mask is None else [mask])], shape=products.shape
         )
@@ -112,24 +118,25 @@ def split_attention(call: Call, context: LoweringContext) -> list[Call]:
     (query, value, *key), mask, _, with_scores, causal = operands(call, *names)
     masks = [m for m in tf.nest.flatten(mask) if m is not None]
     is_masked = masks or any(x.masked for x in (query, value, *key))
-    size = (query.shape[1], value.shape[1])
+    size, more = (query.shape[-2], value.shape[-2]), "xyz"[: len(query.shape) - 3]
+    causal = causal or layer.causal
     if is_masked or (causal and None in size) or layer.use_scale or layer.score_mode != "dot":
         return []
     result, scores = call.outputs if with_scores else (call.output, None)
 
     parts = PartsBuilder(call, context)
     steps = [
-        parts.new("scores", Contract, "btd,bsd->bts"),
+        parts.new("scores", Contract, f"b{more}td,b{more}sd->b{more}ts"),
         *([parts.new("mask", MaskScores, size)] if causal else []),
         parts.new("softmax", layers.Softmax),
         *([parts.new("dropout", layers.Dropout, layer.dropout)] if layer.dropout else []),
     ]
     weights: Any = [query, *(key or [value])]
-    shape = (query.shape[0], *size)
+    shape = (*query.shape[:-1], size[1])
     for step in steps:
         output = scores if step is steps[-1] else None
         weights = parts.add(step, weights, shape=shape, output=output)
-    mix = parts.new("", Contract, "bts,bsd->btd")
+    mix = parts.new("", Contract, f"b{more}ts,b{more}sd->b{more}td")
     parts.add(mix, [weights, value], output=result)
     return parts.calls
 

@@ -15,6 +15,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.closed_sizes import close_sizes
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
+from keras_qat.frontend.keras2.attention_dropout import with_dropout
 from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.frontend.keras2.compare_traces import NOISE
 from keras_qat.frontend.keras2.configurations import finds_by_name
@@ -155,7 +156,7 @@ def _open_each(
                 taken = {other.name.removeprefix(prefix) for other in siblings}
                 named = context.names.setdefault(call.layer, {})
                 namer = InnerNames(call, prefix, named, taken)
-                with in_few_operations(call.layer):
+                with in_few_operations(call.layer), with_dropout(call.layer):
                     read_here = [*lent.of.get(call.layer, ()), *own_weights(call.layer)]
                     opened, read = masks.opened(call, written_out, read_here)
                 parts = _calls_of(
