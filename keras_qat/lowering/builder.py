@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.keras2.precision import policy_of
+
+_PLAIN = bool, int, float, str, np.generic
+"""Types of settings that are compared with `==`."""
 
 
 class LoweringContext:
@@ -28,6 +32,7 @@ class LoweringContext:
         self.shared: dict[int, list[str]] = {}
         """Id of a variable that several layers read -> the labels of its tensor in each call."""
         self._layers: dict[tuple[Any, str], Any] = {}
+        self._settings: dict[tuple[Any, str], list[Any]] = {}
         self._patterns: dict[tuple[Any, str], dict[str, tuple[Any, str]]] = {}
 
     def clear(self) -> None:
@@ -35,6 +40,7 @@ class LoweringContext:
         for known in (self.weights, self.opened, self.refused, self.names, self._layers):
             known.clear()
         self.shared.clear()
+        self._settings.clear()
 
     def shared_name(self, variable: int, name: str) -> tuple[str, str]:
         """Returns the name of a weight that several layers read, and its label in the next call.
@@ -54,6 +60,18 @@ class LoweringContext:
             layer = self._layers[source, part] = make()
             self.weights[layer] = list(weights)
         return self._layers[source, part]
+
+    def part_for(self, source: Any, part: str, settings: Any) -> str:
+        """Returns the name of a part; another one in calls that need it with other settings.
+
+        A shared layer may be called with tensors of several sizes, which its parts depend on.
+        """
+        leaves = [leaf if isinstance(leaf, _PLAIN) else None for leaf in tf.nest.flatten(settings)]
+        known = self._settings.setdefault((source, part), [])
+        if leaves not in known:
+            known.append(leaves)
+        index = known.index(leaves)
+        return f"{part}_variant_{index}" if index else part
 
     def keep(self, source: Any, part: str, layer: Any) -> Any:
         """Returns the named part of `source`: a layer that there is, the first that was given."""
@@ -117,6 +135,7 @@ class PartsBuilder:
             weights: the initial weights.
         """
         layer = self.call.layer
+        part = self.context.part_for(layer, part, (args, options))
         name = f"{layer.name}_{part}" if part else layer.name
         if make is not clone:
             options = {"dtype": policy_of(self.call.output.dtype), **options}

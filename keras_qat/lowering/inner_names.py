@@ -8,10 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, values_in
+from keras_qat.frontend.helper_layers import WeightTensor
 from keras_qat.frontend.keras2.layer_names import names_of_calls
 from keras_qat.frontend.keras2.trace_layer import OpenedLayer
 from keras_qat.frontend.keras2.whole_graph import WholeGraph
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.frontend.tf_operations import array, is_operation
 
 
 class InnerNames:
@@ -31,16 +32,23 @@ class InnerNames:
         self.of_layer: dict[Any, str] = {}
         self.gave_output = False
 
-    def name(self, inner: Call, gives_output: bool) -> str:
-        """Returns the name of an inner call, which is the layer's own if it gives its output."""
+    def name(self, inner: Call, arguments: Any, gives_output: bool) -> str:
+        """Returns the name of an inner call, which is the layer's own if it gives its output.
+
+        Args:
+            inner: the call.
+            arguments: those that it is given. With other weights it has another name.
+            gives_output: whether its output is the layer's.
+        """
         layer = inner.layer
         if is_operation(layer):
             symbol = str(layer.symbol)
+            named = symbol, weights_in(arguments)
             is_first = gives_output and not self.gave_output
-            if is_first and self.named.setdefault("", symbol) == symbol:
+            if is_first and self.named.setdefault("", named) == named:
                 self.gave_output = True
                 return self.call.name
-            return self.unique(symbol.rsplit(".", 1)[-1], symbol)
+            return self.unique(symbol.rsplit(".", 1)[-1], named)
         if layer not in self.of_layer:
             base = self.inside.get(id(layer), inner.name)
             self.of_layer[layer] = self.unique(base, id(layer))
@@ -51,13 +59,22 @@ class InnerNames:
 
         Args:
             base: how it should begin.
-            named: the symbol of an operation, or what tells a layer or a weight from others.
+            named: what tells an operation, a layer or a weight from others.
         """
         name, count = base, 1
         while name in self.taken or self.named.setdefault(name, named) != named:
             name, count = f"{base}_{count}", count + 1
         self.taken.add(name)
         return self.prefix + name
+
+
+def weights_in(arguments: Any) -> list[Any]:
+    """Returns what tells the weights and the constants of several numbers among arguments."""
+    leaves = tf.nest.flatten(arguments)
+    producers = [leaf.producer for leaf in leaves if isinstance(leaf, Value)]
+    weights = [id(call.layer) for call in producers if call and type(call.layer) is WeightTensor]
+    arrays = [array(leaf) for leaf in leaves if not isinstance(leaf, Value)]
+    return weights + [x.tobytes() for x in arrays if x is not None and x.ndim]
 
 
 def name_of_weight(value: Value, opened: OpenedLayer) -> str:

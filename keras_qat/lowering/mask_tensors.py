@@ -18,6 +18,7 @@ from keras_qat.frontend.known_sizes import with_known_sizes
 from keras_qat.frontend.masks import Masks
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.inner_names import weights_in
 from keras_qat.ops.registry import is_listed
 
 
@@ -80,9 +81,10 @@ class MaskTensors:
         return opened, [*inputs, *masks.values()]
 
     def _opened_alone(self, call: Call) -> OpenedLayer:
-        """Opens a layer that reads no masks, once for all calls on tensors of the same shapes."""
+        """Opens a layer that reads no masks, once for all calls of the same shapes and weights."""
         args = map_values(
-            lambda x: (call.inputs.index(x), x.shape, x.dtype), (call.args, call.kwargs)
+            lambda x: (call.inputs.index(x), x.shape, x.dtype, *weights_in(x)),
+            (call.args, call.kwargs),
         )
         leaves = tf.nest.flatten((call.args, call.kwargs))
         if not all(leaf is None or isinstance(leaf, (Value, bool)) for leaf in leaves):

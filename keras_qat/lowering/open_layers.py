@@ -276,10 +276,9 @@ def _calls_of(
         if set(values_in(inner.outputs)) <= of_weights:
             continue
         symbol = str(getattr(inner.layer, "symbol", ""))
-        name = namer.name(
-            inner, gives_output=not outputs_of.keys().isdisjoint(values_in(inner.outputs))
-        )
         args, kwargs = map_values(tensor_of, (inner.args, inner.kwargs))
+        gives_output = not outputs_of.keys().isdisjoint(values_in(inner.outputs))
+        name = namer.name(inner, (args, kwargs), gives_output)
         for value in values_in(inner.outputs):
             label = name + mark + value.name.removeprefix(inner.name)
             inner_value = Value(label, value.shape, value.dtype, masked=value.masked)
