@@ -80,7 +80,7 @@ def _for_each_example(
         rank: how many axes it has.
     """
     batch = next(filter(None, map(_measured, values_in(sizes))), None)
-    if batch is None or not len(batch.shape) > 1:
+    if batch is None or not batch.shape:
         return []
     ones = [1] * (len(batch.shape) - 1)
     parts, operation = PartsBuilder(call, context), type(call.layer)

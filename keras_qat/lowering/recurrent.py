@@ -162,7 +162,7 @@ def why_not_unrolled(call: Call) -> str:
         return "it is told whether it trains"
     if any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None:
         return "it has a mask"
-    if layer.time_major or len(sequence.shape) != 3:
+    if layer.time_major or len(sequence.shape) < 3:
         return "its sequences are in another form"
     if call.kwargs.get("initial_state") is not None or getattr(layer, "_num_constants", None):
         return "it is given constants"

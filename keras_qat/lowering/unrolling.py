@@ -103,10 +103,10 @@ def _first_states(layer: Any, sequence: Any, step: Any, sizes: list[Any]) -> lis
     """Returns what a cell of a user's own begins with, or zeros."""
     if hasattr(layer.cell, "get_initial_state") and not is_of_keras(layer.cell):
         return tf.nest.flatten(layer.get_initial_state(sequence))
-    states = []
+    states, first = [], (layers.Flatten()(step) if len(step.shape) > 2 else step)[:, :1]
     for size in sizes:
         shape = [size] if isinstance(size, int) else size.as_list()
-        one = tf.reshape(step[:, :1], [-1, *[1] * len(shape)]) if len(shape) > 1 else step[:, :1]
+        one = tf.reshape(first, [-1, *[1] * len(shape)]) if len(shape) > 1 else first
         states.append(one * np.zeros([1, *shape], np.float32))
     return states
 

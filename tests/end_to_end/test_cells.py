@@ -98,6 +98,7 @@ MODELS = {
     "reset before": lambda x: layers.GRU(3, "relu", reset_after=False)(x),
     "own first states": lambda x: layers.RNN(Filter(), return_sequences=True)(x),
     "state of several axes": lambda x: layers.RNN(Image(4))(x),
+    "steps of several axes": lambda x: layers.RNN(Image(4))(layers.Reshape((2, 2, 2))(x)),
     "custom cell": lambda x: layers.RNN(Minimal(5), return_sequences=True, name="rnn")(x),
     "stacked cells": lambda x: layers.RNN([layers.LSTMCell(4), layers.GRUCell(3)])(x),
     "backwards": lambda x: layers.RNN(
@@ -147,7 +148,10 @@ def test_steps_are_integers(name, tmp_path):
     np.testing.assert_allclose(stripped(X), qat(X), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["reset before", "own first states", "state of several axes"])
+OWN = ["reset before", "own first states", "state of several axes", "steps of several axes"]
+
+
+@pytest.mark.parametrize("name", OWN)
 def test_steps_are_those_of_the_float_model(name):
     model = model_of(name)
     qat = keras_qat.quantize_model(model, strict=True)

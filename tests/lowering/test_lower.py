@@ -157,6 +157,28 @@ def test_numbers_for_each_example_are_in_integers_beside_tokens():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
+class FromOneToken(layers.Layer):
+    """Sums of embeddings from zeros, as many as examples, which are one number each."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.embedding = layers.Embedding(9, 3)
+
+    def call(self, token):
+        total = tf.zeros((tf.shape(token)[0], 3)) + tf.fill(tf.shape(token), 0.5)[:, None]
+        return total + self.embedding(token) + tf.ones(tf.shape(token)[:1])[:, None]
+
+
+def test_numbers_for_each_example_are_in_integers_beside_single_tokens():
+    token = keras.Input((), dtype="int32")
+    model, x = keras.Model(token, FromOneToken()(token)), np.arange(16, dtype=np.int32) % 9
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    expected = model.predict(x, verbose=0)
+    assert np.abs(qat.predict(x, verbose=0) - expected).max() < 0.02 * np.abs(expected).max()
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+
+
 class Largest(layers.Layer):
     """As RWKV's steps: from a number far below all others."""
 

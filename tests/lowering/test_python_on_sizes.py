@@ -55,6 +55,12 @@ def branch_of_sizes(layer, x):
 
 
 @habit
+def negative_numbers(layer, x):
+    steps = tf.range(tf.shape(x)[1])
+    return step(layer, x) * tf.cast(steps - 5 > -4, tf.float32)[:, None]
+
+
+@habit
 def cond(layer, x):
     return tf.cond(tf.shape(x)[1] > 2, lambda: step(layer, x), lambda: x)
 

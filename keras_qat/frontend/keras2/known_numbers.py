@@ -57,10 +57,19 @@ def sizes_as_numbers() -> Iterator[None]:
     """Runs a block in which Python reads symbolic tensors that depend on sizes alone as numbers.
 
     These are `len(tf.shape(x))`, `range(tf.shape(x)[1])`, `if tf.rank(x) == 3` and the like, which
-    AutoGraph takes too. TensorFlow and Keras themselves see symbols as before.
+    AutoGraph takes too. TensorFlow and Keras themselves see symbols as before. Keras takes integers
+    along one axis for sizes, of which negative ones are an error; here they are just numbers.
     """
     kind: Any = type(keras.Input((1,)))
-    names = "__len__", "__bool__", "__index__", "__iter__"
+    as_symbol = kind.from_tensor
+
+    def symbol_of(tensor: Any) -> Any:
+        try:
+            return as_symbol(tensor)
+        except ValueError:
+            return kind(tf.type_spec_from_value(tensor), name=tensor.name)
+
+    names = "__len__", "__bool__", "__index__", "__iter__", "from_tensor"
     before = {name: vars(kind).get(name) for name in names}
 
     def length(tensor: Any) -> int:
@@ -78,7 +87,7 @@ def sizes_as_numbers() -> Iterator[None]:
         number = known_number(tensor) if _asked_by_user() else None
         return before["__iter__"](tensor) if number is None else iter(tf.constant(number))
 
-    new = length, convert(bool), convert(int), steps
+    new = length, convert(bool), convert(int), steps, staticmethod(symbol_of)
     try:
         for name, method in zip(names, new, strict=True):
             setattr(kind, name, method)
