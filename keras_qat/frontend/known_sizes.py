@@ -16,6 +16,11 @@ SHAPES = ("compat.v1.shape", "shape")
 
 SLICES = ("__operators__.getitem", "slice", "strided_slice")
 
+COUNTING = tuple(
+    f"math.unsorted_segment_{kind}" for kind in ("sum", "mean", "sqrt_n", "max", "min")
+)
+"""Operations that take a number of segments, often `tf.shape(x)[0]` of the nodes of one graph."""
+
 BATCHES = 2, 61
 """Numbers of examples, far apart: what is the same with both depends on other sizes alone."""
 
@@ -126,7 +131,7 @@ def with_known_sizes(graph: Graph) -> Graph:
         known.update(same)
         if not reals.isdisjoint(call.inputs):
             reals.update(same)
-        reals.update(value for value in same if value.is_float)
+        reals.update(value for value in same if value.is_float or _is_no_size(same[value]))
     if not known:
         return graph
     calls = []
@@ -136,7 +141,8 @@ def with_known_sizes(graph: Graph) -> Graph:
         if known.keys() >= set(values) and read.isdisjoint(values):
             continue
         if is_operation(call.layer) and not known.keys() >= set(call.inputs):
-            constants = known if call.layer.symbol in SLICES else {v: known[v] for v in reals}
+            takes_integers = call.layer.symbol in (*SLICES, *COUNTING)
+            constants = known if takes_integers else {v: known[v] for v in reals}
             found = {v: _constant(constants.get(v, v)) for v in call.inputs}
             args, kwargs = map_values(found.__getitem__, (call.args, call.kwargs))
             new = Call(call.layer, args, kwargs, call.outputs, call.name)
@@ -144,6 +150,11 @@ def with_known_sizes(graph: Graph) -> Graph:
         calls.append(call)
         read.update(call.inputs)
     return dataclasses.replace(graph, calls=calls[::-1])
+
+
+def _is_no_size(number: np.ndarray) -> bool:
+    """Returns whether Keras, which takes all integers for sizes, could not compute with a value."""
+    return number.dtype == np.int32 and number.ndim < 2 and bool(np.any(number < -1))
 
 
 def _constant(number: Any) -> Any:

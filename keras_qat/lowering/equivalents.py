@@ -23,6 +23,7 @@ from keras_qat.lowering.image_equivalents import IMAGES
 from keras_qat.lowering.matrix_equivalents import MATRICES
 from keras_qat.lowering.normalizing import WHOLE
 from keras_qat.lowering.pool_equivalents import POOLS
+from keras_qat.lowering.segments import SEGMENTS
 from keras_qat.lowering.signal_equivalents import SIGNALS
 from keras_qat.lowering.spectra import spectrum
 from keras_qat.lowering.unrolling import unrolled
@@ -244,15 +245,6 @@ def _cross(a: Any, b: Any, name: Any = None) -> Any:
     return a_next * b_last - a_last * b_next
 
 
-def _segments(data: Any, segment_ids: Any, num_segments: Any, name: Any = None) -> Any:
-    """Sums rows, as graph networks sum what reaches a node, by a matrix of zeros and ones."""
-    ids, count = array(segment_ids), number(num_segments)
-    if ids is None or count is None or ids.ndim != 1 or len(data.shape) != 2:
-        raise NotImplementedError
-    members = np.asarray(ids[:, None] == np.arange(count), np.float32)
-    return tf.transpose(tf.matmul(tf.transpose(data), members))
-
-
 def _angle(y: Any, x: Any, name: Any = None) -> Any:
     """Computes the angle of the eighth of a circle that mirrors give, and mirrors it back."""
     require(not NO_WIDE)  # Quotients have 16 bits.
@@ -333,7 +325,6 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "math.log_sigmoid": _log_sigmoid,
     "math.erfc": lambda x, name=None: 1.0 - tf.math.erf(x),
     "math.atan2": _angle,
-    "math.unsorted_segment_sum": _segments,
     "math.divide_no_nan": _quotient_or_zero,
     "math.reciprocal_no_nan": lambda x, name=None: tf.math.divide_no_nan(1.0, x),
     "math.multiply_no_nan": lambda x, y, name=None: x * y,
@@ -377,6 +368,7 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "pad": _padded_with,
     **MATRICES,
     **POOLS,
+    **SEGMENTS,
     **SIGNALS,
     "keras.backend.cast_to_floatx": lambda x: tf.identity(x),
     **IMAGES,

@@ -38,10 +38,19 @@ def zero_where_divided_by_zero(x):
     return tf.math.divide_no_nan(x, tf.nn.relu(x - 1.0))
 
 
-def of_segments(x):
+IDS = np.array([0, 0, 1, 2, 2, 2])
+
+
+def of_segments(operation, *more, ids=IDS):
     """Of the rows of one example, whose number is known."""
-    sums = tf.math.unsorted_segment_sum(tf.reshape(x[:1], [6, 8]), [0, 2, 2, 1, 0, 2], 3)
-    return x + tf.reshape(sums[0], [1, 1, 8])
+
+    def function(x):
+        result = operation(tf.reshape(x[:1], [6, 4, 2]), ids, *more)
+        flat = operation(tf.reshape(x[:1], [6, 8]), ids, *more)
+        single = operation(x[0, :, 0], ids, *more)
+        return x + tf.reshape(result[2], [1, 1, 8]) + (flat[0] + single[1])[None, None]
+
+    return function
 
 
 def by_channel(x):
@@ -54,7 +63,22 @@ FORMS = {
     "math.log_sigmoid": (tf.math.log_sigmoid,),
     "math.erfc": (tf.math.erfc,),
     "math.atan2": (lambda x: tf.atan2(x[..., :4], x[..., 4:]), lambda x: tf.atan2(-0.5, x)),
-    "math.unsorted_segment_sum": (of_segments,),
+    "math.unsorted_segment_sum": (
+        of_segments(tf.math.unsorted_segment_sum, 4, ids=[0, 2, 2, 1, 0, 2]),
+        of_segments(tf.math.unsorted_segment_sum, 3, ids=[-1, 2, 2, 2, 0, 2]),
+    ),
+    "math.unsorted_segment_mean": (of_segments(tf.math.unsorted_segment_mean, 4),),
+    "math.unsorted_segment_sqrt_n": (of_segments(tf.math.unsorted_segment_sqrt_n, 4),),
+    "math.unsorted_segment_max": (of_segments(tf.math.unsorted_segment_max, 3),),
+    "math.unsorted_segment_min": (of_segments(tf.math.unsorted_segment_min, 3),),
+    "math.segment_sum": (of_segments(tf.math.segment_sum),),
+    "math.segment_mean": (of_segments(tf.math.segment_mean),),
+    "math.segment_max": (of_segments(tf.math.segment_max),),
+    "math.segment_min": (of_segments(tf.math.segment_min),),
+    "repeat": (
+        lambda x: tf.repeat(x, [1, 2, 0, 1, 1, 1], axis=1),
+        lambda x: x + tf.repeat(x[0, :3, 0], [1, 3, 2])[None, :, None],
+    ),
     "math.divide_no_nan": (
         zero_where_divided_by_zero,
         lambda x: tf.math.divide_no_nan(x, [0.0, 1.0, 2.0, 4.0] * 2),

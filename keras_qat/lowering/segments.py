@@ -1,0 +1,84 @@
+"""Sums, means and extrema of rows by constant segments, written out for `equivalents`.
+
+Graph networks gather so what reaches each node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend.tf_operations import array, number
+from keras_qat.lowering.written_out import require
+
+
+def _numbers(segment_ids: Any, num_segments: Any) -> tuple[np.ndarray, int]:
+    """Returns the segment of each row, and how many segments there are."""
+    ids = array(segment_ids)
+    if ids is None or ids.ndim != 1 or not ids.size:
+        raise NotImplementedError
+    count = ids.max() + 1 if num_segments is None else number(num_segments)
+    if count is None:
+        raise NotImplementedError
+    return ids, int(count)
+
+
+def _total(power: float) -> Callable[..., Any]:
+    """Returns a sum over segments, which is divided by a power of their numbers of rows.
+
+    It is a product with a matrix that has a column for each segment.
+    """
+
+    def total(data: Any, segment_ids: Any, num_segments: Any = None, name: Any = None) -> Any:
+        ids, count = _numbers(segment_ids, num_segments)
+        sizes = data.shape[1:]
+        require(None not in sizes)
+        members = np.asarray(ids[:, None] == np.arange(count), np.float32)
+        members /= np.maximum(members.sum(0), 1.0) ** power
+        rows = data if len(sizes) == 1 else tf.reshape(data, [len(ids), int(np.prod(sizes))])
+        sums = tf.transpose(tf.matmul(tf.transpose(rows), members))
+        return sums if len(sizes) == 1 else tf.reshape(sums, [count, *sizes])
+
+    return total
+
+
+def _extremum(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an extremum over segments: of as many rows for each, some of them twice."""
+
+    def extremum(data: Any, segment_ids: Any, num_segments: Any = None, name: Any = None) -> Any:
+        ids, count = _numbers(segment_ids, num_segments)
+        members = [np.flatnonzero(ids == segment) for segment in range(count)]
+        require(all(map(len, members)))
+        most = max(map(len, members))
+        table = np.stack([np.resize(rows, most) for rows in members])
+        return reduce(tf.gather(data, table), axis=1)
+
+    return extremum
+
+
+def _repeated(input: Any, repeats: Any, axis: Any = None, name: Any = None) -> Any:
+    """Repeats each row as often as a constant says."""
+    counts = array(repeats)
+    axis = 0 if axis is None and len(input.shape) == 1 else axis
+    if counts is None or counts.ndim != 1 or not isinstance(axis, int):
+        raise NotImplementedError
+    require(input.shape[axis] == len(counts))
+    return tf.gather(input, np.repeat(np.arange(len(counts)), counts), axis=axis)
+
+
+SEGMENTS: dict[str, Callable[..., Any]] = {
+    "math.unsorted_segment_sum": _total(0.0),
+    "math.unsorted_segment_mean": _total(1.0),
+    "math.unsorted_segment_sqrt_n": _total(0.5),
+    "math.unsorted_segment_max": _extremum(tf.reduce_max),
+    "math.unsorted_segment_min": _extremum(tf.reduce_min),
+    "math.segment_sum": _total(0.0),
+    "math.segment_mean": _total(1.0),
+    "math.segment_max": _extremum(tf.reduce_max),
+    "math.segment_min": _extremum(tf.reduce_min),
+    "repeat": _repeated,
+}
+"""TensorFlow's name of an operation -> a function that takes its arguments."""
