@@ -69,7 +69,7 @@ class Encoder(layers.Layer):
 
 
 class Decoder(layers.Layer):
-    """A decoder that sees no later steps, and no padding of the encoder's."""
+    """A decoder that sees no later steps, and no padding of the encoder's or its own."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -80,6 +80,8 @@ class Decoder(layers.Layer):
 
     def call(self, inputs, encoded, mask=None):
         x = self.norms[0](inputs + self.own(inputs, inputs, inputs, use_causal_mask=True))
+        if mask is not None:
+            x = x * tf.cast(mask, x.dtype)[..., tf.newaxis]
         return self.norms[1](x + self.other(query=x, value=encoded, key=encoded))
 
 
@@ -224,6 +226,13 @@ def test_masks_are_exact(name, tmp_path):
     qat.save(tmp_path / "qat.keras")
     loaded = keras.models.load_model(tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == contents
+
+
+def test_a_mask_is_read_beside_two_arguments():
+    model = model_of(translation)
+    qat, data = keras_qat.quantize_model(model, strict=True), padded(model)
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_allclose(qat(data), model(data), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow

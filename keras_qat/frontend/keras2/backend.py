@@ -127,6 +127,12 @@ def takes_mask(layer: Any) -> bool:
     return bool(layer._call_spec.expects_mask_arg)
 
 
+def is_given_mask(layer: Any, args: Any, kwargs: Any) -> bool:
+    """Returns whether a call says itself what the argument `mask` of a layer is."""
+    by_position = layer._call_spec.arg_was_passed("mask", args, {}, inputs_in_args=True)
+    return bool(by_position or kwargs.get("mask") is not None)
+
+
 @contextlib.contextmanager
 def recurrence(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
     """Runs a block in which recurrent layers compute with `rnn` in place of `keras.backend.rnn`.

@@ -9,7 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras, mask_of, set_mask, swapped, takes_mask
+from keras_qat.frontend.keras2.backend import (
+    is_given_mask,
+    keras,
+    mask_of,
+    set_mask,
+    swapped,
+    takes_mask,
+)
 from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.frontend.origins import KNOWN, package_of
 from keras_qat.frontend.tf_operations import is_operation
@@ -102,12 +109,12 @@ def _inline(layer: Any, *args: Any, **kwargs: Any) -> Any:
     else:  # By the name of the first argument.
         name = next(iter(kwargs))
         inputs, rest = kwargs.pop(name), ()
-    mask = kwargs.get("mask")
-    if mask is None and not rest:
+    is_given, mask = is_given_mask(layer, (inputs, *rest), kwargs), kwargs.get("mask")
+    if not is_given:
         mask = tf.nest.map_structure(mask_of, inputs)
         if all(item is None for item in tf.nest.flatten(mask)):
             mask = None
-    if takes_mask(layer) and not rest:
+    if takes_mask(layer) and not is_given:
         kwargs["mask"] = mask
     outputs = layer.call(inputs, *rest, **kwargs)
     if layer.supports_masking:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly
-from keras_qat.frontend.keras2.backend import keras, set_mask, swapped, takes_mask
+from keras_qat.frontend.keras2.backend import is_given_mask, keras, set_mask, swapped, takes_mask
 from keras_qat.frontend.keras2.check_trace import random_inputs, why_other_numbers, without_none
 from keras_qat.frontend.keras2.compare_traces import NOISE, equal, identity, in_order, numbered
 from keras_qat.frontend.keras2.inner_calls import (
@@ -173,7 +173,7 @@ class _Trace:
             kwargs.setdefault("training", None)
         if not takes_mask(layer):
             kwargs.pop("mask", None)
-        elif kwargs.get("mask") is None and len(args) < 2:
+        elif not is_given_mask(layer, args, kwargs):
             first = map_values(self.masks.get, first_argument(call))
             if any(mask is not None for mask in tf.nest.flatten(first)):
                 kwargs["mask"] = first
