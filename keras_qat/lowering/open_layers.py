@@ -119,6 +119,7 @@ def _open_each(
         return graph.calls == [call] and isinstance(call.layer, keras.Model)
 
     closed: dict[str, str] = {}
+    losses: list[Call] = []
     anchor, masks = values_in(graph.inputs)[0], MaskTensors(context)
     masked = {call.layer for call in graph.calls if reads_mask(call)}
     readers, outputs = graph.consumers(), set(values_in(graph.outputs))
@@ -160,7 +161,7 @@ def _open_each(
                     read_here = [*lent.of.get(call.layer, ()), *own_weights(call.layer)]
                     opened, read = masks.opened(call, written_out, read_here)
                 parts = _calls_of(
-                    opened, call, read, context, anchor, namer, forced, call.layer in apart
+                    opened, call, read, context, anchor, namer, forced, call.layer in apart, losses
                 )
                 parts = [*masks.take_calls(), *parts]
             except OnlyTrains as error:
@@ -182,7 +183,8 @@ def _open_each(
         return [c for part in parts for c in expand(part, parts)] or [call]
 
     calls = [part for call in graph.calls for part in expand(call)]
-    return masks.carried(dataclasses.replace(graph, calls=calls, closed=closed))
+    losses = [*graph.loss_only, *losses]
+    return masks.carried(dataclasses.replace(graph, calls=calls, closed=closed, loss_only=losses))
 
 
 def _is_closed(layer: Any) -> bool:
@@ -233,10 +235,12 @@ def _calls_of(
     namer: InnerNames,
     forced: bool,
     apart: bool,
+    losses: list[Call],
 ) -> list[Call]:
     """Returns the calls inside an opened layer, on what it reads and on the call's outputs.
 
     What it computes from weights alone becomes one tensor of weights, unless they are kept `apart`.
+    What its own losses and metrics need is added to `losses`.
     """
     parts, graph = PartsBuilder(call, context), with_known_sizes(opened.graph)
     close_sizes(graph)
@@ -272,7 +276,8 @@ def _calls_of(
             parts.calls.append(Call(layer, (anchor,), {}, current[value], name, source=call.source))
         return current[value]
 
-    for inner in graph.calls:
+    of_losses = set(graph.loss_only)
+    for inner in [*graph.calls, *graph.loss_only]:
         if set(values_in(inner.outputs)) <= of_weights:
             continue
         symbol = str(getattr(inner.layer, "symbol", ""))
@@ -289,7 +294,8 @@ def _calls_of(
             source = call.source
             rename(layer, name.rsplit("/", 1)[-1])
             layer = context.keep(call.layer, f"{symbol} {name}", layer)
-        parts.calls.append(Call(layer, args, kwargs, outputs, name, source=source))
+        added = losses if inner in of_losses else parts.calls
+        added.append(Call(layer, args, kwargs, outputs, name, source=source))
     for index, (value, output) in enumerate(pairs):
         if tensor_of(value) is not output:  # The layer returns its input, or a tensor twice.
             identity = parts.new(f"output_{index}", layers.Activation, "linear")

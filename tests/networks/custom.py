@@ -495,7 +495,7 @@ class OwnNorm(layers.Layer):
 
 class WithLoss(layers.Layer):
     def call(self, inputs):
-        self.add_loss(tf.reduce_mean(inputs))
+        self.add_loss(lambda: tf.constant(1.0))
         return inputs * 2.0
 
 

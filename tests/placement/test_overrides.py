@@ -191,8 +191,7 @@ def test_regularizers_and_added_losses_are_kept():
         return layers.Dense(2, kernel_regularizer="l2")(x)
 
     model = functional((5, 5, 2), build=build)
-    with pytest.warns(UserWarning, match="penalty.*: it calls add_loss"):
-        qat = keras_qat.quantize_model(model)
+    qat = keras_qat.quantize_model(model)
     keras_qat.set_quantization(qat, False)
     x = images(4, (5, 5, 2))
     model(x), qat(x, training=False)

@@ -177,14 +177,20 @@ class _Trace:
             first = map_values(self.masks.get, first_argument(call))
             if any(mask is not None for mask in tf.nest.flatten(first)):
                 kwargs["mask"] = first
-        refusals = {name: _refuses(name) for name in ("add_loss", "add_metric", "add_update")}
+        self.added: list[Any] = []
+        """Functions that add a loss or a metric of the layer to a model."""
+        additions = {
+            "add_loss": self._add_loss,
+            "add_metric": self._add_metric,
+            "add_update": _refuse_updates,
+        }
         with tf.GradientTape(watch_accessed_variables=True) as tape:
             try:
                 with contextlib.ExitStack() as block:
                     for owner, own in attributes.items():
                         block.enter_context(swapped(owner, **with_symbols(own, symbols)))
                         let_assign(owner, own, symbols, self.assigned)
-                    block.enter_context(swapped(layer, **refusals))
+                    block.enter_context(swapped(layer, **additions))
                     block.enter_context(calls_inside(tape, layer, lenders))
                     block.enter_context(steps_written_out())
                     block.enter_context(sizes_as_numbers())
@@ -204,7 +210,7 @@ class _Trace:
         if not outputs or not all(map(keras.backend.is_keras_tensor, outputs)):
             raise CannotOpen("its outputs do not depend on its inputs")
         try:
-            self.model = keras.Model(symbolic, self.outputs)
+            self.model = self.model_of(symbolic, self.outputs)
         except ValueError as error:
             foreign = "Graph disconnected" in str(error)
             raise CannotOpen(READS_OTHERS if foreign else first_line(error)) from error
@@ -217,6 +223,24 @@ class _Trace:
                 keras.Model(list(symbols.values()), list(self.assigned.values()))
         except ValueError as error:
             raise CannotOpen("it assigns what depends on its input to a weight") from error
+
+    def model_of(self, inputs: Any, outputs: Any) -> Any:
+        """Returns a model of traced tensors, with the losses and metrics of the layer."""
+        model = keras.Model(inputs, outputs)
+        for add in self.added:
+            add(model)
+        return model
+
+    def _add_loss(self, losses: Any, **_: Any) -> None:
+        for loss in tf.nest.flatten(losses):
+            if not keras.backend.is_keras_tensor(loss):
+                raise CannotOpen("it calls add_loss with what does not depend on its inputs")
+            self.added.append(lambda model, loss=loss: model.add_loss(loss))
+
+    def _add_metric(self, value: Any, name: Any = None, aggregation: Any = "mean") -> None:
+        if not keras.backend.is_keras_tensor(value) or name is None:
+            raise CannotOpen("it calls add_metric with a metric of Keras")
+        self.added.append(lambda model: model.add_metric(value, name, aggregation=aggregation))
 
     @property
     def nodes(self) -> list[Any]:
@@ -250,11 +274,8 @@ PHASE = "keras_qat: the phase"
 """Replaces a `training` argument that follows the model's phase."""
 
 
-def _refuses(name: str) -> Any:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise CannotOpen(f"it calls {name}")
-
-    return refuse
+def _refuse_updates(*args: Any, **kwargs: Any) -> None:
+    raise CannotOpen("it calls add_update")
 
 
 def _follow_training(trained: _Trace, tested: _Trace) -> None:
@@ -317,7 +338,7 @@ def _with_both_phases(trained: _Trace, tested: _Trace, refusal: CannotOpen) -> _
     inputs, ends = trained.model.inputs, [tf.nest.flatten(x.outputs) for x in (trained, tested)]
     if (joined := Sections(trained, tested).joined()) is not None:
         trained.outputs = joined
-        trained.model = keras.Model(inputs, joined)
+        trained.model = trained.model_of(inputs, joined)
         return trained
     kinds = [[(tensor.shape.as_list(), tensor.dtype) for tensor in tensors] for tensors in ends]
     has_state = any(x.weights or x.model.weights or x.masks for x in (trained, tested))
@@ -325,7 +346,7 @@ def _with_both_phases(trained: _Trace, tested: _Trace, refusal: CannotOpen) -> _
         raise refusal
     layer = TrainingOnly(trained.model, name="in_training")
     tested.outputs = layer(ends[1][0], given=list(tested.inputs.values()))
-    tested.model = keras.Model(list(tested.inputs.values()), tested.outputs)
+    tested.model = tested.model_of(list(tested.inputs.values()), tested.outputs)
     return tested
 
 

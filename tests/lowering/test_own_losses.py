@@ -1,0 +1,94 @@
+"""Layers that add to the loss, or a metric, are opened; the model adds the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.comparison import assert_kept
+from tests.helpers import images
+
+layers = keras.layers
+
+
+class Divergence(layers.Layer):
+    """The mean of a variational encoder, whose divergence is a loss in both phases."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(8)
+
+    def call(self, x, training=None):
+        mean, variance = tf.split(self.dense(x), 2, axis=-1)
+        self.add_loss(-0.5 * tf.reduce_mean(1.0 + variance - mean**2 - tf.exp(variance)))
+        self.add_metric(tf.reduce_mean(mean), name="mean")
+        return mean
+
+
+class Codebook(layers.Layer):
+    """As a VQ-VAE quantizes: two losses, one of a weight, and a gradient straight through."""
+
+    def build(self, shape):
+        self.codes = self.add_weight("codes", (4, 6), initializer="random_normal")
+
+    def call(self, x):
+        distances = tf.reduce_sum(self.codes**2, 0) - 2.0 * tf.matmul(x, self.codes)
+        nearest = tf.one_hot(tf.argmin(distances, -1), 6)
+        chosen = tf.matmul(nearest, self.codes, transpose_b=True)
+        commitment = tf.reduce_mean((tf.stop_gradient(chosen) - x) ** 2)
+        self.add_loss([0.25 * commitment, tf.reduce_mean((chosen - tf.stop_gradient(x)) ** 2)])
+        return x + tf.stop_gradient(chosen - x)
+
+
+class Nested(layers.Layer):
+    """With such a layer inside, which it calls twice."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.codebook = Codebook()
+
+    def call(self, x):
+        return self.codebook(self.codebook(x) + x)
+
+
+@pytest.mark.parametrize("layer", [Divergence, Nested])
+def test_losses_of_opened_layers(layer, tmp_path):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(2)(layer(name="own")(inputs)))
+    x = images(32, (4,))
+    qat = keras_qat.quantize_model(model, strict=True)
+    for each in (model, qat):
+        each.compile("sgd", "mse")
+    keras_qat.set_quantization(qat, False)
+    expected = model.evaluate(x, np.zeros((32, 2)), verbose=0, return_dict=True)
+    results = qat.evaluate(x, np.zeros((32, 2)), verbose=0, return_dict=True)
+    assert results.keys() == expected.keys()
+    for name, value in expected.items():
+        assert results[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    keras_qat.set_quantization(qat, True)
+    keras_qat.calibrate(qat, x)
+    assert_kept(qat, x, tmp_path)
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    assert len(loaded.losses) == len(qat.losses) == len(model.losses)
+    qat.fit(x, np.zeros((32, 2)), verbose=0)
+    plain = keras_qat.strip_quantization(qat)
+    assert type(plain.get_layer("own")) is layer
+    assert plain.losses
+
+
+class Counting(layers.Layer):
+    """Adds a loss that depends on no input."""
+
+    def call(self, x):
+        self.add_loss(tf.constant(1.0))
+        return x * 2.0
+
+
+def test_other_losses_stay_with_their_layer():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, Counting(name="own")(inputs))
+    assert "add_loss" in keras_qat.plan(model).float_layers["own"]
