@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.helper_layers import CarryMask, Regularize, TrainingOnly
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.own_gradients import OwnGradient
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.op import Arguments, Attributes, Emit, Op, SharedRange
@@ -147,7 +148,7 @@ IDENTITY = move(
         *(layers.AlphaDropout, layers.RandomFlip, layers.RandomRotation, layers.RandomZoom),
         *(layers.RandomTranslation, layers.RandomContrast, layers.RandomBrightness),
         *(layers.RandomHeight, layers.RandomWidth, TrainingOnly, CarryMask),
-        layers.Masking,
+        *(layers.Masking, OwnGradient),
     ),
     symbols=(
         *("identity", "stop_gradient", "ensure_shape", "convert_to_tensor"),

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.own_gradients import OwnGradient
 
 NOISE = {
     *(layers.Dropout, layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D),
@@ -61,6 +62,8 @@ def identity(node: Any) -> Any:
     symbol = getattr(layer, "symbol", None)
     if symbol:
         return type(layer), symbol
+    if isinstance(layer, OwnGradient):
+        return type(layer), layer.operations()
     with contextlib.suppress(NotImplementedError):  # A class without `get_config`.
         if not layer.weights:
             return type(layer), {**layer.get_config(), "name": ""}

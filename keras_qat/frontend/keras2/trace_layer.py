@@ -44,6 +44,7 @@ from keras_qat.frontend.keras2.real_transforms import transforms_of_symbols
 from keras_qat.frontend.keras2.training_sections import Sections
 from keras_qat.frontend.keras2.written_out_loops import steps_written_out
 from keras_qat.frontend.masks import first_argument
+from keras_qat.frontend.own_gradients import gradients_of_symbols
 from keras_qat.frontend.tf_operations import draws_random_numbers
 
 READS_OTHERS = "it reads a tensor that is none of its arguments"
@@ -195,6 +196,7 @@ class _Trace:
                     block.enter_context(steps_written_out())
                     block.enter_context(sizes_as_numbers())
                     block.enter_context(transforms_of_symbols())
+                    block.enter_context(gradients_of_symbols())
                     block.enter_context(functions_as_code())
                     block.enter_context(without_checks())
                     block.enter_context(symbols_as_tensors())

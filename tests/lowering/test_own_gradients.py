@@ -1,0 +1,92 @@
+"""Functions with a gradient of their own: opened as what they compute, and trained with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.comparison import assert_kept
+from tests.helpers import images
+
+layers = keras.layers
+
+
+@tf.custom_gradient
+def binarized(x):
+    """As binary networks have it: straight through between -1 and 1."""
+    return tf.sign(x), lambda gradient: gradient * tf.cast(tf.abs(x) <= 1.0, gradient.dtype)
+
+
+def reversed_by(factor):
+    @tf.custom_gradient
+    def function(x, scale):
+        return tf.identity(x), lambda gradient: (-factor * scale * gradient, None)
+
+    return function
+
+
+class Binary(layers.Layer):
+    """Signs of its weights, and of what it reads."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight("kernel", (shape[-1], 4))
+
+    def call(self, x, training=None):
+        return tf.matmul(binarized(x), binarized(self.kernel))
+
+
+class Reversing(layers.Layer):
+    """As domain-adversarial networks have it."""
+
+    def call(self, x):
+        return reversed_by(0.5)(x, 2.0)
+
+
+FORMS = {
+    "binary": lambda x: Binary()(x),
+    "reversing": lambda x: Reversing()(layers.Dense(4)(x)),
+    "lambda": layers.Lambda(lambda x: tf.tanh(binarized(x))),
+    "activation": lambda x: layers.Dense(4, activation=binarized)(x),
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("form", FORMS)
+def test_own_gradients(form, tmp_path):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,))
+    hidden = layers.Dense(6, name="before")(inputs)
+    model = keras.Model(inputs, layers.Dense(2)(FORMS[form](hidden)))
+    x = images(32, (6,))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.set_quantization(qat, False)
+    for ours, real in zip(gradients(qat, x), gradients(model, x), strict=True):
+        np.testing.assert_allclose(ours, real, rtol=1e-3, atol=1e-5)
+    keras_qat.set_quantization(qat, True)
+    keras_qat.calibrate(qat, x)
+    assert_kept(qat, x, tmp_path)
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    for ours, real in zip(gradients(loaded, x), gradients(qat, x), strict=True):
+        np.testing.assert_array_equal(ours, real)
+
+
+def gradients(model, x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.sin(model(x, training=True)))
+    found = tape.gradient(loss, model.trainable_weights)
+    return sorted((np.asarray(g) for g in found if g is not None), key=lambda g: (g.shape, g.sum()))
+
+
+def test_other_gradients_stay_with_their_layer():
+    """Gradients that are no operations on tensors."""
+
+    @tf.custom_gradient
+    def counted(x):
+        return x * 1.0, lambda gradient: gradient.numpy()
+
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Lambda(counted, name="own")(inputs))
+    assert "cannot be opened" in keras_qat.plan(model).float_layers["own"]
