@@ -20,16 +20,16 @@ COMPARISONS = (
 
 
 def tokens_as_integers(graph: Graph, context: LoweringContext) -> Graph:
-    """Casts inputs once that embeddings read, and of which all else only asks which token it is."""
+    """Casts inputs once that embeddings or casts to integers read, and nothing computes with."""
     readers, outputs = graph.consumers(), set(values_in(graph.outputs))
     tokens: dict[Value, Value] = {}
     casts: list[Call] = []
     for value in values_in(graph.inputs):
-        embeddings = list(filter(_embeds, readers[value]))
-        if not (value.is_float and embeddings) or value in outputs:
+        takers = list(filter(_takes_integers, readers[value]))
+        if not (value.is_float and takers) or value in outputs:
             continue
-        if all(_embeds(call) or _keeps_integers(call) for call in readers[value]):
-            parts = PartsBuilder(embeddings[0], context)
+        if all(_takes_integers(call) or _keeps_integers(call) for call in readers[value]):
+            parts = PartsBuilder(takers[0], context)
             layer = parts.new("indices", Indices)
             tokens[value] = Value(parts.path(layer), value.shape, "int32")
             parts.add(layer, value, output=tokens[value])
@@ -51,8 +51,11 @@ def tokens_as_integers(graph: Graph, context: LoweringContext) -> Graph:
     return dataclasses.replace(graph, calls=calls)
 
 
-def _embeds(call: Call) -> bool:
+def _takes_integers(call: Call) -> bool:
+    """Returns whether a call casts real numbers to integers, or is an Embedding, which does."""
     layer = call.layer
+    if is_operation(layer):
+        return layer.symbol == "cast" and call.output.dtype in ("int32", "int64")
     while type(layer) is layers.TimeDistributed:
         layer = layer.layer
     return isinstance(layer, layers.Embedding)

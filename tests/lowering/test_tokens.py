@@ -27,6 +27,11 @@ def compared(x):
 FORMS = {
     "a mask": pooled,
     "a comparison": compared,
+    "a cast": lambda x: layers.Dense(3)(tf.one_hot(tf.cast(x, tf.int64), 9)),
+    "a table and a cast": lambda x: (
+        layers.Embedding(9, 4)(x)
+        * tf.gather(tf.range(0.1, 1.0, 0.1), tf.cast(x, tf.int32))[..., None]
+    ),
     "two tables": lambda x: layers.Embedding(9, 4)(x) + layers.Embedding(9, 4)(x),
 }
 
