@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.frontend.graph import Call, Graph, Value, split_loss_only, values_in
+from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.known_sizes import BATCH, computed_sizes
 from keras_qat.frontend.tf_operations import ARITHMETIC, is_operation, number, operands
 from keras_qat.lowering.attention_masks import HIDES
-from keras_qat.lowering.builder import LoweringContext, replace_by
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
 FILLED = {"zeros": "shape", "ones": "shape", "fill": "dims"}
 """Operation that fills a tensor with a number -> name of the argument that has its sizes."""
@@ -67,9 +67,13 @@ def with_filled_constants(graph: Graph, context: LoweringContext) -> Graph:
         calls += new
     if not known:
         return graph
-    read = [graph.outputs, *(call.inputs for call in graph.loss_only)]
-    dropped = done.intersection(split_loss_only(calls, read)[1])
-    return dataclasses.replace(graph, calls=[call for call in calls if call not in dropped])
+    read = set(values_in([graph.outputs, *(call.inputs for call in graph.loss_only)]))
+    kept = []
+    for call in reversed(calls):
+        if call not in done or read.intersection(values_in(call.outputs)):
+            kept.append(call)
+            read.update(call.inputs)
+    return dataclasses.replace(graph, calls=kept[::-1])
 
 
 def _computed(
@@ -113,7 +117,9 @@ def _with_constant(
     (other,), (value,) = others, values
     kind = ARITHMETIC.get(symbol)
     if value == 0.0 and (kind == "add" or (kind == "subtract" and call.args[0] is other)):
-        return replace_by(call, context, layers.Activation, "linear", inputs=other)
+        # Under a name of its own: later steps, which add something, have this one.
+        parts = PartsBuilder(call, context)
+        return parts.end(parts.new("sum_with_zeros", layers.Activation, "linear"), other)
     if symbol not in FAR or value / FAR[symbol] < 1.0:
         return [call]
     x = np.full([size or 1 for size in call.output.shape], value, np.float32)
