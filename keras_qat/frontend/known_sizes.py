@@ -94,13 +94,34 @@ def counts_examples(value: Any) -> bool:
     )
 
 
-def _runs_of(values: list[Value]) -> dict[Value, tuple[Any, Any]]:
-    """Returns what integers that depend on sizes alone are with both numbers of examples."""
+def example_of(value: Value) -> np.ndarray | None:
+    """Returns what a tensor holds for each example; None if that depends on more than sizes."""
+    if value not in (runs := _runs_of([value], of_all=True)):
+        return None
+    first, *others = (row for run in runs[value] for row in run)
+    return first if all(np.array_equal(first, other) for other in others) else None
+
+
+LIKE = {"ones_like": 1, "zeros_like": 0}
+"""Operation that makes a tensor of the shape of another one -> what it holds."""
+
+
+def _runs_of(values: list[Value], of_all: bool = False) -> dict[Value, tuple[Any, Any]]:
+    """Returns what integers that depend on sizes alone are with both numbers of examples.
+
+    That may be asked `of_all` values, not of integers alone.
+    """
     runs: dict[Value, tuple[Any, Any]] = {}
 
     def compute(value: Value) -> None:
         call = value.producer
-        if call is None or value in runs or value.is_float:
+        if call is None or value in runs or (value.is_float and not of_all):
+            return
+        symbol = str(getattr(call.layer, "symbol", "")).removeprefix("compat.v1.")
+        if of_all and symbol in LIKE and None not in value.shape[1:]:
+            sizes: Any = value.shape[1:]
+            of_two, of_many = (np.full([n, *sizes], LIKE[symbol], value.dtype) for n in BATCHES)
+            runs[value] = of_two, of_many
             return
         for read in call.inputs:
             compute(read)

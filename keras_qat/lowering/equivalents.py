@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value, map_values
+from keras_qat.frontend.graph import Call, map_values
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.tf_operations import array, is_operation, number
 from keras_qat.lowering.attention_masks import HIDES
+from keras_qat.lowering.boolean_masks import boolean_mask, chosen_of_each
 from keras_qat.lowering.conv_lstm import CONVOLUTIONS, unrolled_convolutions
 from keras_qat.lowering.einsums import einsum
 from keras_qat.lowering.image_equivalents import IMAGES
@@ -27,7 +28,7 @@ from keras_qat.lowering.segments import SEGMENTS
 from keras_qat.lowering.signal_equivalents import SIGNALS
 from keras_qat.lowering.spectra import spectrum
 from keras_qat.lowering.unrolling import unrolled
-from keras_qat.lowering.written_out import require, written_out
+from keras_qat.lowering.written_out import copies, require, written_out
 from keras_qat.ops.composed import NO_WIDE
 
 
@@ -60,6 +61,8 @@ def equivalent(call: Call, forced: bool = False) -> Call | None:
     function: Callable[..., Any] | None
     if (found := spectrum(call)) and (forced or not found.has_kernels):
         function, call = found.in_pairs, Call(found, found.reals, {}, copies(call), call.name)
+    elif chosen := chosen_of_each(call):
+        function, call = chosen
     elif not all(value.is_float for value in call.inputs):
         function = written_out(call)
     elif is_operation(call.layer):
@@ -73,11 +76,6 @@ def equivalent(call: Call, forced: bool = False) -> Call | None:
         return None
     layer = Equivalent(call, function)
     return Call(layer, (list(dict.fromkeys(call.inputs)),), {}, copies(call), call.name)
-
-
-def copies(call: Call) -> Any:
-    """Returns new values like the outputs of a call, which stay those of that call."""
-    return map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
 
 
 def _log_sum(x: Any, axis: Any) -> tuple[Any, Any]:
@@ -121,16 +119,6 @@ def _silu(features: Any, beta: Any = 1.0) -> Any:
 
 def _crelu(features: Any, name: Any = None, axis: Any = -1) -> Any:
     return tf.concat([tf.nn.relu(features), tf.nn.relu(-features)], axis)
-
-
-def _boolean_mask(tensor: Any, mask: Any, name: Any = None, axis: Any = 0) -> Any:
-    mask = np.asarray(mask)
-    require(mask.ndim > 0 and mask.dtype == bool and number(axis) is not None and axis > 0)
-    before, after = tensor.shape[1:axis], tensor.shape[axis + mask.ndim :]
-    if mask.ndim > 1:
-        require(None not in (*before, *after))
-        tensor = tf.reshape(tensor, [-1, *before, mask.size, *after])
-    return tf.gather(tensor, np.flatnonzero(mask), axis=axis)
 
 
 def _softmax(logits: Any, axis: Any = None, name: Any = None) -> Any:
@@ -360,7 +348,7 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "norm": _norm,
     "linalg.norm": _norm,
     "clip_by_norm": _clip_by_norm,
-    "boolean_mask": _boolean_mask,
+    "boolean_mask": boolean_mask,
     "tensordot": _tensordot,
     "einsum": einsum,
     "sort": _sorted,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call
+from keras_qat.frontend.graph import Call, Value, map_values
 from keras_qat.frontend.helper_layers import FlattenTime, RestoreTime
 from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.lowering.categories import binned, encoded
@@ -23,6 +23,11 @@ def require(condition: Any) -> None:
     """Leaves the operation as it is, unless its options are among those that are written out."""
     if not condition:
         raise NotImplementedError
+
+
+def copies(call: Call) -> Any:
+    """Returns new values like the outputs of a call, which stay those of that call."""
+    return map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
 
 
 def by_matrix(operation: Callable[..., Any]) -> Callable[..., Any]:

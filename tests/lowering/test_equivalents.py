@@ -57,6 +57,15 @@ def by_channel(x):
     return tf.pow(tf.nn.relu(x), np.linspace(0.5, 1.8, 8, dtype=np.float32))
 
 
+def lower_triangle(x):
+    """As DLRM keeps each product of two features once."""
+    products = tf.matmul(x, x, transpose_b=True)
+    ones = tf.ones_like(products)
+    mask = ones - tf.linalg.band_part(ones, 0, -1)
+    rows = tf.boolean_mask(x, tf.cast(tf.ones_like(x[..., 0]), tf.bool))
+    return tf.reshape(tf.boolean_mask(products, mask), [-1, 15]), tf.reshape(rows, [-1, 48])
+
+
 FORMS = {
     "nn.log_softmax": (tf.nn.log_softmax, lambda x: tf.nn.log_softmax(x, axis=1)),
     "math.reduce_logsumexp": (log_sum_exp,),
@@ -128,6 +137,7 @@ FORMS = {
     "linalg.norm": (lambda x: tf.linalg.norm(x, 1, axis=2),),
     "clip_by_norm": (lambda x: tf.clip_by_norm(x, 2.0, axes=-1),),
     "boolean_mask": (
+        lower_triangle,
         lambda x: tf.boolean_mask(x, MASK, axis=1),
         lambda x: tf.boolean_mask(x, np.tri(6, 8, -1) > 0, axis=1),
     ),
