@@ -16,7 +16,8 @@ class Sections:
     """Compares two traces of a layer, with parts in training that inference leaves out.
 
     Stochastic depth written by hand is such a part: `x / keep * mask` in training, `x` otherwise.
-    A part computes from one tensor another of its shape, without weights.
+    A part computes from one tensor another of its shape, without weights. It may read others that
+    inference computes as well: `mean + deviation * noise` in training, `mean` otherwise.
 
     Args:
         trained, tested: traces of training and of inference. The first is changed.
@@ -34,6 +35,8 @@ class Sections:
         ]
         self.begins: dict[tuple[int, int], Any] = {}
         """Ids of a pair of tensors -> None if they differ, or the tensor at which a part begins."""
+        self.others: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
+        """Ids of where a part begins and ends -> what else it reads, in both traces."""
         self.pairs: dict[Any, Any] = {}
         self.parts: dict[int, Any] = {}
 
@@ -77,9 +80,9 @@ class Sections:
             return self._corresponds(a, b)
         return _is_phase(a, b) or (not _is_symbolic(a) and not _is_symbolic(b) and equal(a, b))
 
-    def _before(self, end: Any, start: Any = None) -> Iterator[Any]:
-        """Yields what a tensor is computed from, the nearest first, and nothing through `start`."""
-        queue, seen = [end], {id(end), id(start)}
+    def _before(self, end: Any) -> Iterator[Any]:
+        """Yields what a tensor is computed from, the nearest first."""
+        queue, seen = [end], {id(end)}
         for tensor in queue:
             for x in self._read(tensor):
                 if id(x) not in seen:
@@ -96,8 +99,37 @@ class Sections:
         kinds = {(tuple(x.shape), x.dtype) for x in (start, end, b)}
         if len(kinds) > 1 or not self._equals(start, b):
             return False
-        nodes = (self.made[0].get(id(x)) for x in (end, *self._before(end, start)))
-        return all(node is not None and not node.layer.weights for node in nodes)
+        others: list[tuple[Any, Any]] = []
+        queue, seen = [end], {id(end), id(start)}
+        for tensor in queue:
+            partner = None if tensor is end else self._partner(tensor)
+            node = self.made[0].get(id(tensor))
+            if partner is not None:
+                others.append((tensor, partner))
+                continue
+            if node is None or node.layer.weights:
+                return False
+            new = {id(x): x for x in self._read(tensor) if id(x) not in seen}
+            seen.update(new)
+            queue += new.values()
+        self.others[id(start), id(end)] = others
+        return True
+
+    def _partner(self, a: Any) -> Any | None:
+        """Returns the tensor of inference that is equal to one of training; None if none is."""
+        if (index := self.inputs[0].get(id(a))) is not None:
+            b = self.tested.model.inputs[index]
+            self.begins[id(a), id(b)] = a
+            return b
+        layer = self.made[0][id(a)].layer
+        symbol = getattr(layer, "symbol", None)
+        for node in self.tested.nodes:
+            if node.layer is layer or (symbol and getattr(node.layer, "symbol", None) == symbol):
+                for b in tf.nest.flatten(node.outputs):
+                    if self._equals(a, b):
+                        self.begins[id(a), id(b)] = a
+                        return b
+        return None
 
     def _rebuilt(self, a: Any, b: Any) -> Any:
         start = self.begins[id(a), id(b)]
@@ -106,7 +138,10 @@ class Sections:
             return a
         if id(a) not in self.parts:
             name = f"in_training_{len(self.parts)}" if self.parts else "in_training"
-            self.parts[id(a)] = TrainingOnly(keras.Model(start, a), name=name)(start)
+            others = self.others[id(start), id(a)]
+            layer = TrainingOnly(keras.Model([start, *(x for x, _ in others)], a), name=name)
+            given = [start, *(self._rebuilt(x, y) for x, y in others)]
+            self.parts[id(a)] = layer(start, given=given) if others else layer(start)
         return self.parts[id(a)]
 
     def _rebuild(self, a: Any, b: Any) -> None:
