@@ -62,6 +62,20 @@ class ComputedConv2D(_Computed, layers.Conv2D):
 
 
 @register
+class ComputedConv1DTranspose(_Computed, layers.Conv1DTranspose):
+    """A `Conv1DTranspose` whose kernel is computed."""
+
+    kernel = _Kernel()
+
+
+@register
+class ComputedConv2DTranspose(_Computed, layers.Conv2DTranspose):
+    """A `Conv2DTranspose` whose kernel is computed."""
+
+    kernel = _Kernel()
+
+
+@register
 class ComputedDepthwiseConv2D(_Computed, layers.DepthwiseConv2D):
     """A `DepthwiseConv2D` whose kernel is computed."""
 
@@ -79,6 +93,8 @@ class ComputedDense(_Computed, layers.Dense):
 COMPUTED: dict[type, type] = {
     layers.Conv1D: ComputedConv1D,
     layers.Conv2D: ComputedConv2D,
+    layers.Conv1DTranspose: ComputedConv1DTranspose,
+    layers.Conv2DTranspose: ComputedConv2DTranspose,
     layers.DepthwiseConv2D: ComputedDepthwiseConv2D,
     layers.Dense: ComputedDense,
 }

@@ -296,7 +296,8 @@ OPERATIONS: dict[str, Lowering] = {
     "__operators__.getitem": _split_getitem,
     **dict.fromkeys(("math.equal", "__operators__.eq"), _split_equality),
     **dict.fromkeys(NOT_EQUAL, _split_equality),
-    "nn.conv2d_transpose": split_convolution,  # Reads a shape, too.
+    "nn.conv1d_transpose": split_convolution,  # Reads a shape, too.
+    "nn.conv2d_transpose": split_convolution,
     "cast": _split_cast,
     "roll": _split_roll,
     "reshape": _split_reshape,

@@ -200,19 +200,23 @@ def _transposed(call: Call) -> Product | None:
     names = ("input", "filters", "output_shape", "strides", "padding", "data_format", "dilations")
     x, kernel, shape, strides, padding, layout, dilations = operands(call, *names)
     kernel = kernel if isinstance(kernel, Value) else array(kernel)
-    steps, is_plain = window(strides, 2), layout in (None, "NHWC") and dilations in (None, 1)
-    if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel, 4)):
+    if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
         return None
-    if steps is None or not is_plain or not isinstance(x, Value) or None in x.shape[1:3]:
+    axes = len(kernel.shape) - 2
+    if axes not in (1, 2) or not isinstance(x, Value) or None in x.shape[1:-1]:
         return None
-    padding, size = (padding or "SAME").lower(), kernel.shape[:2]
+    steps, gaps = window(strides, axes), window(1 if dilations is None else dilations, axes)
+    if steps is None or layout not in (None, "NHWC", "NWC") or gaps != (1,) * axes:
+        return None
+    padding, size = (padding or "SAME").lower(), kernel.shape[:axes]
     more = [0 if padding == "same" else max(k - s, 0) for k, s in zip(size, steps, strict=True)]
-    sizes = [(n or 0) * s + m for n, s, m in zip(x.shape[1:3], steps, more, strict=True)]
-    known = list(call.output.shape[1:3])
-    if sizes != (known if None not in known else (computed_sizes(shape) or [])[1:3]):
+    sizes = [(n or 0) * s + m for n, s, m in zip(x.shape[1:-1], steps, more, strict=True)]
+    known = list(call.output.shape[1:-1])
+    if sizes != (known if None not in known else (computed_sizes(shape) or [])[1:-1]):
         return None
     options = {"kernel_size": size, "strides": steps, "padding": padding}
-    return x, kernel, layers.Conv2DTranspose, {**options, "filters": kernel.shape[2]}
+    layer_class = layers.Conv1DTranspose if axes == 1 else layers.Conv2DTranspose
+    return x, kernel, layer_class, {**options, "filters": kernel.shape[-2]}
 
 
 def _dense(x: Any, kernel: Any) -> Product | None:
@@ -257,6 +261,7 @@ CONVOLUTIONS: dict[str, Callable[[Call], Product | None]] = {
     "compat.v1.nn.depthwise_conv2d": _convolution(
         "input", "filter", "strides", "padding", "data_format", "rate", depthwise=True
     ),
+    "nn.conv1d_transpose": _transposed,
     "nn.conv2d_transpose": _transposed,
 }
 PRODUCTS = {

@@ -16,7 +16,9 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.frontend.computed_kernels import (
     ComputedConv1D,
+    ComputedConv1DTranspose,
     ComputedConv2D,
+    ComputedConv2DTranspose,
     ComputedDepthwiseConv2D,
 )
 from keras_qat.frontend.graph import Call
@@ -321,7 +323,10 @@ TRANSPOSE_CONV = dataclasses.replace(
     compute=lambda a: weighted(a, partial(transposed, a.attributes)),
     emit=_emit_transpose,
     doc="transposed convolutions along one axis or two",
-    layers=(layers.Conv1DTranspose, layers.Conv2DTranspose),
+    layers=(
+        *(layers.Conv1DTranspose, layers.Conv2DTranspose),
+        *(ComputedConv1DTranspose, ComputedConv2DTranspose),
+    ),
     attributes=_transpose_attributes,
     defaults={**CONV.defaults, "output_padding": None},
     accepts=_accepts_transpose,

@@ -18,6 +18,7 @@ __all__ = ["CLOSED", "COMPUTED", "OPENED"]
 COMPUTED = (
     *("standardized weights", "normalized weights", "a standardized kernel", "a masked kernel"),
     *("a normalized depthwise kernel", "a kernel of complex numbers"),
+    *("normalized transposed kernels", "a normalized kernel with gaps"),
 )
 """Names in `OPENED` of layers whose kernel is computed from weights."""
 
@@ -374,6 +375,34 @@ class NormalizedDepthwise(layers.Layer):
         return tf.nn.depthwise_conv2d(inputs, kernel, [1, 1, 1, 1], "VALID")
 
 
+class NormalizedTransposed(layers.Layer):
+    """Of images and then of their rows, to the sizes that Keras' layers have."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight("kernel", (3, 3, 5, input_shape[-1]))
+        self.steps = self.add_weight("steps", (4, 3, 5))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        count, height, width = tf.unstack(tf.shape(inputs)[:3])
+        kernel, steps = (tf.nn.l2_normalize(w, [0, 1]) for w in (self.kernel, self.steps))
+        shape = [count, 2 * height, 2 * width, 5]
+        x = tf.nn.conv2d_transpose(inputs, kernel, shape, 2, "SAME")[:, 1]
+        return tf.nn.conv1d_transpose(x, steps, [count, 4 * width, 3], 2, "SAME")
+
+
+class NormalizedWithGaps(layers.Layer):
+    """Convolves sequences by the function for any number of axes."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight("kernel", (3, input_shape[-1], 5))
+        super().build(input_shape)
+
+    def call(self, inputs):
+        kernel = tf.nn.l2_normalize(self.kernel, [0, 1])
+        return tf.nn.convolution(inputs, kernel, padding="SAME", dilations=[2])
+
+
 class Oscillating(layers.Layer):
     """A depthwise kernel of oscillations that fade, as those of state spaces."""
 
@@ -429,6 +458,8 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "a masked kernel": lambda x: MaskedSteps()(layers.Reshape((64, 4))(x)),
     "a normalized depthwise kernel": lambda x: NormalizedDepthwise()(x),
     "a kernel of complex numbers": lambda x: Oscillating()(x),
+    "normalized transposed kernels": lambda x: NormalizedTransposed()(x),
+    "a normalized kernel with gaps": lambda x: NormalizedWithGaps()(layers.Reshape((64, 4))(x)),
     "two outputs": two_parts,
     "at each step": lambda x: layers.TimeDistributed(ChannelAffine())(conv(x)),
     "a model at each step": lambda x: layers.TimeDistributed(

@@ -147,6 +147,36 @@ def without_checks() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def convolutions_at_once() -> Iterator[None]:
+    """Runs a block in which `tf.nn.convolution` of a sequence is `tf.nn.conv1d`.
+
+    With gaps it would be a convolution between two operations that move steps, none of which says
+    what it is for. Keras calls it in another module than users do.
+    """
+    convolution = tf.nn.convolution
+
+    def at_once(
+        input: Any,
+        filters: Any,
+        strides: Any = None,
+        padding: Any = "VALID",
+        data_format: Any = None,
+        dilations: Any = None,
+        name: Any = None,
+    ) -> Any:
+        options = 1 if strides is None else strides, padding
+        if isinstance(input, _SYMBOL) and len(input.shape) == 3 and data_format in (None, "NWC"):
+            return tf.nn.conv1d(input, filters, *options, dilations=dilations, name=name)
+        return convolution(input, filters, strides, padding, data_format, dilations, name)
+
+    modules = tf.nn, tf.compat.v2.nn
+    with contextlib.ExitStack() as block:
+        for module in modules:
+            block.enter_context(swapped(module, convolution=at_once))
+        yield
+
+
 class _AnyTensor(type):
     """Says of symbolic tensors that they are tensors, too."""
 

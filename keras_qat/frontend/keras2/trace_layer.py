@@ -24,6 +24,7 @@ from keras_qat.frontend.keras2.compare_traces import NOISE, equal, identity, in_
 from keras_qat.frontend.keras2.inner_calls import (
     HasToLend,
     calls_inside,
+    convolutions_at_once,
     functions_as_code,
     keeping_symbols,
     symbols_as_tensors,
@@ -199,6 +200,7 @@ class _Trace:
                     block.enter_context(gradients_of_symbols())
                     block.enter_context(functions_as_code())
                     block.enter_context(without_checks())
+                    block.enter_context(convolutions_at_once())
                     block.enter_context(symbols_as_tensors())
                     self.outputs = layer.call(*args, **kwargs)
             except (CannotOpen, HasToLend):
