@@ -17,7 +17,7 @@ from keras_qat.analysis.verify.compare_outputs import (
     simulated,
 )
 from keras_qat.analysis.verify.match_tensors import float_operations
-from keras_qat.analysis.verify.preconditions import doubts, randomness
+from keras_qat.analysis.verify.preconditions import doubts, mixing, randomness
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
 from keras_qat.analysis.verify.verdict import Verdict, is_same, judge
 from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK, KernelFamily
@@ -169,7 +169,11 @@ def verify(
     if not is_same(outputs, rounds_alike) and not (packed_weights or refused):
         with Stream(graph.origin.states):
             repeated = predictions(model, packed_inputs, batch_size, verbose)
-        notes = (*randomness(graph.name, expected, repeated), *notes)
+        causes = randomness(graph.name, expected, repeated)
+        if not causes and file.batch_size and file.batch_size != batch_size:
+            parts = predictions(model, packed_inputs, file.batch_size, verbose)
+            causes = mixing(graph.name, expected, parts, file.batch_size)
+        notes = (*causes, *notes)
     tensors, merged = look_inside(None) if per_layer else ((), ())
     verdict = judge(
         outputs,

@@ -115,6 +115,25 @@ def randomness(name: str, expected: Sequence[np.ndarray], again: Sequence[np.nda
     ]
 
 
+def mixing(
+    name: str, expected: Sequence[np.ndarray], others: Sequence[np.ndarray], size: int
+) -> list[str]:
+    """Says so if a model computes other outputs in batches as the file takes them.
+
+    Args:
+        name: the model's name.
+        expected, others: its outputs, and those in batches of the file's size.
+        size: the size of these.
+    """
+    if all(map(functools.partial(np.array_equal, equal_nan=True), expected, others)):
+        return []
+    return [
+        f"'{name}' computes over all examples of a batch, as normalizing by its statistics does: "
+        f"in batches of {size}, as the file takes them, it computes other outputs. Let each "
+        f"example depend on itself alone, or export with the batch size of the data."
+    ]
+
+
 def faults(
     calls: Graph,
     inputs: list[np.ndarray],

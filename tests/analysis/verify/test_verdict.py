@@ -17,7 +17,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes
 from keras_qat.frontend.keras2.backend import keras
-from tests.helpers import rng
+from tests.helpers import images, rng
 
 # What `calibrate` says of such data is not the question here.
 pytestmark = pytest.mark.filterwarnings(
@@ -269,6 +269,18 @@ def test_random_numbers_at_inference_are_named():
     report = verdict(calibrated(network(lambda x: layers.Dense(5)(noise(x))), X))
     assert not report.is_same
     assert "draws random numbers at inference" in report.likely_cause
+
+
+def test_examples_that_depend_on_others_are_named():
+    """As normalizing by a batch's own statistics does, which GauGAN has."""
+    centered = layers.Lambda(lambda x: x - tf.reduce_mean(x, axis=0, keepdims=True))
+    inputs = keras.Input((4,))
+    qat, x = keras_qat.quantize_model(keras.Model(inputs, centered(inputs))), images(16, (4,))
+    keras_qat.calibrate(qat, x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat, batch_size=1), x)
+    assert "computes over all examples of a batch" in report.verdict.likely_cause
+    whole = keras_qat.verify(qat, keras_qat.export_tflite(qat, batch_size=16), x)
+    assert whole.identical == 1 and not whole.notes
 
 
 def test_other_weights_are_no_random_numbers():
