@@ -56,14 +56,28 @@ class Typed(Own):
     def call(self, x):
         if not isinstance(x, (tf.Tensor, dict)) or not tf.is_tensor(x) or tf.is_tensor(4):
             raise TypeError(f"{x} is no tensor")
-        return self.optional(inputs=self.dense(x), bias=None)
+        return self.optional(inputs=self.dense(x), bias=None)[0]
 
 
-class Optional(layers.Layer):
-    """Adds a bias if there is one."""
+class Optional(Own):
+    """Adds a bias if there is one, and returns what would be kept, if anything is."""
 
     def call(self, inputs, bias=None):
-        return inputs if bias is None else inputs + bias
+        return self.dense(inputs if bias is None else inputs + bias), (bias,)
+
+
+class WithNoneInside(Own):
+    """Hands on what a layer inside returns, None too."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.optional = Optional()
+
+    def call(self, x):
+        y, kept = self.optional(x)
+        if kept[0] is not None:
+            raise TypeError(f"{kept} is not None")
+        return (tf.nn.relu(y), *kept)
 
 
 class Heads(layers.Layer):
@@ -146,7 +160,10 @@ class Sparsemax(layers.Layer):
 @pytest.mark.parametrize(
     "kind",
     [
-        *(pytest.param(kind, marks=legacy) for kind in (Beside, WithNone, Checked, Typed)),
+        *(
+            pytest.param(kind, marks=legacy)
+            for kind in (Beside, WithNone, WithNoneInside, Checked, Typed)
+        ),
         Doubled,
         Heads,
         Sparsemax,
@@ -155,7 +172,7 @@ class Sparsemax(layers.Layer):
 def test_in_integers(kind, tmp_path):
     inputs, x = keras.Input((3, 4)), images(16, (3, 4))
     outputs = kind()(inputs)
-    outputs = outputs[0] if kind is WithNone else outputs
+    outputs = outputs[0] if kind in (WithNone, WithNoneInside) else outputs
     qat = keras_qat.quantize_model(keras.Model(inputs, outputs), strict=True)
     keras_qat.calibrate(qat, x)
     assert_kept(qat, x, tmp_path)

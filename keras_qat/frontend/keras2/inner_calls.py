@@ -62,7 +62,7 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
         is_inside = True
         try:
             with tape.stop_recording():
-                return call(layer, *args, **kwargs)
+                return tf.nest.map_structure(_or_none, call(layer, *args, **kwargs))
         finally:
             is_inside = False
             if _keeps_tensors(layer):
@@ -73,6 +73,11 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
         yield
     finally:
         keras.layers.Layer.__call__ = call
+
+
+def _or_none(output: Any) -> Any:
+    """Returns None in the place of Keras' symbol for it, as Keras itself does for inner layers."""
+    return None if "NoneTensorSpec" in type(getattr(output, "type_spec", 0)).__name__ else output
 
 
 def _is_plain_code(layer: Any) -> bool:
