@@ -16,7 +16,7 @@ from keras_qat.frontend.closed_sizes import close_sizes
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
 from keras_qat.frontend.keras2.attention_dropout import with_dropout
-from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.frontend.keras2.backend import any_first_sizes, keras, layers
 from keras_qat.frontend.keras2.compare_traces import NOISE
 from keras_qat.frontend.keras2.configurations import finds_by_name
 from keras_qat.frontend.keras2.layers_and_models import layers_in, rename
@@ -344,6 +344,7 @@ def _computed_from_weights(graph: Graph, weights: dict[Value, Any]) -> set[Value
     return set(behind)
 
 
+@any_first_sizes()
 def _weight_tensor(
     value: Value, opened: OpenedLayer, parts: PartsBuilder, name: str, owner: Any
 ) -> tuple[Any, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 import numpy as np
@@ -247,3 +248,28 @@ def test_single_numbers_are_compared_layer_by_layer():
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
     assert report.identical == 1
     assert not report.differing
+
+
+class Factored(layers.Layer):
+    """Computes a kernel from weights with unequal first sizes."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight("kernel", (input_shape[-1], 5))
+        self.scale = self.add_weight("scale", (5,))
+
+    def call(self, inputs):
+        return tf.matmul(inputs, tf.nn.l2_normalize(self.kernel, 0) * self.scale)
+
+
+def test_weights_are_no_batches_that_keras_warns_of(tmp_path):
+    x, told = keras.Input((3,)), []
+    listener = logging.Handler()
+    listener.emit = lambda record: told.append(record.getMessage())
+    tf.get_logger().addHandler(listener)
+    try:
+        qat = keras_qat.quantize_model(keras.Model(x, Factored()(x)), strict=True)
+        qat.save(tmp_path / "qat.keras")
+        keras.models.load_model(tmp_path / "qat.keras")
+    finally:
+        tf.get_logger().removeHandler(listener)
+    assert not told

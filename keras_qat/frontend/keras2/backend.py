@@ -227,6 +227,24 @@ def without_warnings(function: Any) -> Any:
 
 
 @contextlib.contextmanager
+def any_first_sizes() -> Iterator[None]:
+    """Runs a block in which Keras does not warn that a model's inputs differ in their first sizes.
+
+    Inputs that stand for weights have no batch.
+    """
+    logger = tf.get_logger()
+
+    def is_other(record: Any) -> bool:
+        return "incompatible static batch sizes" not in record.getMessage()
+
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
+
+
+@contextlib.contextmanager
 def without_collection() -> Iterator[None]:
     """Runs a block with garbage collection off, as it makes many objects that stay."""
     was_enabled = gc.isenabled()

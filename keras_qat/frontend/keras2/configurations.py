@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from keras_qat.frontend.keras2.backend import keras, swapped
+from keras_qat.frontend.keras2.backend import any_first_sizes, keras, swapped
 from keras_qat.frontend.origins import KNOWN, LIBRARIES, package_of
 
 
@@ -178,5 +178,5 @@ def deserialize(config: dict[str, Any]) -> Any:
 
 def model_from(config: dict[str, Any]) -> Any:
     """Makes a model of its configuration, inside of a layer's."""
-    with _own_format():
+    with _own_format(), any_first_sizes():
         return keras.Model.from_config(config)

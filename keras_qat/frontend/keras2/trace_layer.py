@@ -18,7 +18,14 @@ import tensorflow as tf
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly
-from keras_qat.frontend.keras2.backend import is_given_mask, keras, set_mask, swapped, takes_mask
+from keras_qat.frontend.keras2.backend import (
+    any_first_sizes,
+    is_given_mask,
+    keras,
+    set_mask,
+    swapped,
+    takes_mask,
+)
 from keras_qat.frontend.keras2.check_trace import random_inputs, why_other_numbers, without_none
 from keras_qat.frontend.keras2.compare_traces import NOISE, equal, identity, in_order, numbered
 from keras_qat.frontend.keras2.inner_calls import (
@@ -228,6 +235,7 @@ class _Trace:
         except ValueError as error:
             raise CannotOpen("it assigns what depends on its input to a weight") from error
 
+    @any_first_sizes()
     def model_of(self, inputs: Any, outputs: Any) -> Any:
         """Returns a model of traced tensors, with the losses and metrics of the layer."""
         model = keras.Model(inputs, outputs)
