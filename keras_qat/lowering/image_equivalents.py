@@ -88,6 +88,58 @@ def _standardized(image: Any) -> Any:
     return centered / tf.maximum(deviation, least)
 
 
+def _hue(images: Any) -> tuple[Any, Any, Any]:
+    """Returns the hue, from 0 to 6, the largest color, and how far the smallest is from it."""
+    red, green, blue = tf.split(images, 3, axis=-1)
+    value = tf.reduce_max(images, -1, keepdims=True)
+    span = value - tf.reduce_min(images, -1, keepdims=True)
+    of_green, of_blue = (
+        tf.math.divide_no_nan(x, span) + y for x, y in ((blue - red, 2.0), (red - green, 4.0))
+    )
+    of_red = tf.math.divide_no_nan(green - blue, span)
+    of_red = tf.where(of_red < 0.0, of_red + 6.0, of_red)
+    hue = tf.where(value <= green, of_green, of_blue)
+    return tf.where(value <= red, of_red, hue), value, span
+
+
+def _colored(hue: Any, value: Any, span: Any) -> Any:
+    red = tf.abs(hue - 3.0) - 1.0
+    green, blue = (2.0 - tf.abs(hue - center) for center in (2.0, 4.0))
+    colors = tf.concat([tf.clip_by_value(x, 0.0, 1.0) for x in (red, green, blue)], -1)
+    return value + (colors - 1.0) * span
+
+
+def _to_hsv(images: Any, name: Any = None) -> Any:
+    hue, value, span = _hue(images)
+    saturation = tf.math.divide_no_nan(span, tf.nn.relu(value))
+    return tf.concat([hue * (1.0 / 6.0), saturation, value], -1)
+
+
+def _from_hsv(images: Any, name: Any = None) -> Any:
+    hue, saturation, value = tf.split(images, 3, axis=-1)
+    return _colored(hue * 6.0, value, saturation * value)
+
+
+def _with_hue(image: Any, delta: Any, name: Any = None) -> Any:
+    require(isinstance(delta, float))
+    hue, value, span = _hue(image)
+    hue = hue + delta % 1.0 * 6.0
+    return _colored(tf.where(hue >= 6.0, hue - 6.0, hue), value, span)
+
+
+def _saturated(image: Any, saturation_factor: Any, name: Any = None) -> Any:
+    """Moves all colors away from the largest one, until the smallest is 0."""
+    require(isinstance(saturation_factor, (int, float)) and saturation_factor >= 0.0)
+    value = tf.reduce_max(image, -1, keepdims=True)
+    span = value - tf.reduce_min(image, -1, keepdims=True)
+    most = tf.math.divide_no_nan(tf.nn.relu(value), span)  # 0 where all are negative.
+    return value + (image - value) * tf.minimum(most, float(saturation_factor))
+
+
+def _with_gamma(image: Any, gamma: Any = 1, gain: Any = 1) -> Any:
+    return tf.pow(image, float(gamma)) * float(gain)
+
+
 def _near_channels_normalized(
     input: Any,
     depth_radius: Any = 5,
@@ -107,6 +159,12 @@ IMAGES: dict[str, Callable[..., Any]] = {
     "image.resize_with_crop_or_pad": _cropped_or_padded,
     "image.resize_with_pad": _resized_and_padded,
     "image.adjust_contrast": _with_contrast,
+    "image.adjust_brightness": lambda image, delta: image + delta,
+    "image.adjust_gamma": _with_gamma,
+    "image.adjust_hue": _with_hue,
+    "image.adjust_saturation": _saturated,
+    "image.rgb_to_hsv": _to_hsv,
+    "image.hsv_to_rgb": _from_hsv,
     "image.grayscale_to_rgb": lambda images, name=None: tf.concat([images] * 3, -1),
     "image.rot90": _turned,
     "image.transpose": lambda image, name=None: tf.transpose(image, (0, 2, 1, 3)),
