@@ -78,11 +78,11 @@ def _described(pattern: Any) -> str:
     return repr(pattern) if name is None else f"The function {name}"
 
 
-def matcher(scope: Scope, calls: list[Call]) -> Callable[[Call], bool]:
+def matcher(scope: Scope, calls: list[Call], required: bool = True) -> Callable[[Call], bool]:
     """Turns a scope into a function of the model's calls.
 
     Raises:
-        ValueError: if it matches none of them; the message lists the layers.
+        ValueError: if it matches none of them, but is `required` to; the message lists the layers.
     """
     names = {call.origin for call in calls}
     patterns = [scope] if isinstance(scope, str) or callable(scope) else list(scope)
@@ -95,7 +95,7 @@ def matcher(scope: Scope, calls: list[Call]) -> Callable[[Call], bool]:
             for pattern in patterns
         )
 
-    if not any(matches(call) for call in calls):
+    if required and not any(matches(call) for call in calls):
         raise ValueError(_no_match(patterns, calls))
     return matches
 

@@ -27,12 +27,17 @@ def may_open(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]
     Raises:
         ValueError: if an override of `open` matches no layer.
     """
-    overrides = [override for override in recipe.overrides if override.open is not None]
+    overrides = [o for o in recipe.overrides if o.open is not None or o.quantize]
     default = True if recipe.without_float else None
-    matchers = [(override.open, matcher(override.layers, calls)) for override in overrides]
+    matchers = [(o.open, matcher(o.layers, calls, o.open is not None)) for o in overrides]
 
     def opens(call: Call) -> bool | None:
-        return [default, *(opens for opens, matches in matchers if matches(call))][-1]
+        answers = [default]
+        for is_open, matches in matchers:
+            # Layers that normalize along other axes than the last ones are turned for integers.
+            if (is_open is not None or on_request(call.layer)) and matches(call):
+                answers.append(True if is_open is None else is_open)
+        return answers[-1]
 
     return opens
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
+from tests.comparison import assert_kept
 from tests.helpers import images, observe
 
 layers = keras.layers
@@ -58,6 +59,17 @@ def test_norms_along_other_axes_are_turned(norm):
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data[:1])
     assert report.identical == 1
     assert not report.float_operations
+
+
+def test_norms_along_other_axes_are_turned_where_an_override_asks(tmp_path):
+    inputs, data = keras.Input((4, 5)), images(16, (4, 5))
+    asked = layers.LayerNormalization(1, name="asked")(inputs)
+    model = keras.Model(inputs, [asked, layers.LayerNormalization(1, name="other")(inputs)])
+    recipe = keras_qat.recipes.int8().override("asked", quantize=True)
+    assert keras_qat.plan(model, recipe).float_layers.keys() == {"other"}
+    qat = observe(keras_qat.quantize_model(keras.Model(inputs, asked), recipe), data)
+    assert abs(qat(data) - model(data)[0]).numpy().mean() < 0.03
+    assert_kept(qat, data, tmp_path)
 
 
 @pytest.mark.parametrize("axes", [(1, 1), (2, 1)])
