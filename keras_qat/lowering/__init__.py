@@ -49,7 +49,7 @@ from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, w
 from keras_qat.lowering.softmax import recognize_softmax, split_softmax
 from keras_qat.lowering.tf_operations import OPERATIONS
 from keras_qat.lowering.time_distributed import split_pooling_3d, split_time_distributed
-from keras_qat.lowering.tokens import tokens_as_integers
+from keras_qat.lowering.tokens import tokens_as_integers, with_tokens_apart
 from keras_qat.ops.registry import op_of
 
 
@@ -85,7 +85,8 @@ def lower(
         close_sizes(graph)
         graph = with_filled_constants(graph, context)
     if activations:
-        graph = positions_as_integers(tokens_as_integers(graph, context), context)
+        graph = tokens_as_integers(with_tokens_apart(graph, context), context)
+        graph = positions_as_integers(graph, context)
         for recognize in (recognize_hard_swish, recognize_softmax, recognize_masks):
             graph = recognize(graph, context)
         graph = with_channels_last(graph, context)

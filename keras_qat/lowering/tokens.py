@@ -10,13 +10,78 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import Indices, WeightTensor
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.known_sizes import SHAPES
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.frontend.tf_operations import is_operation, number, operands, operation_class
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
 COMPARISONS = (
     *("math.equal", "math.not_equal", "math.greater", "math.greater_equal", "math.less"),
     *("math.less_equal", "__operators__.eq", "__operators__.ne"),
 )
+
+
+def with_tokens_apart(graph: Graph, context: LoweringContext) -> Graph:
+    """Makes slices of the parts of a split among which are tokens: one call has one type."""
+    readers = graph.consumers()
+
+    def apart(call: Call) -> list[Call]:
+        symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
+        outputs = values_in(call.outputs)
+        are_tokens = [any(map(_takes_integers, readers[value])) for value in outputs]
+        if symbol not in ("split", "unstack") or not any(are_tokens) or all(are_tokens):
+            return [call]
+        x, axis = call.inputs[0], number(operands(call, "value", "", "axis")[2])
+        rank = len(x.shape)
+        if len(call.inputs) > 1 or axis is None or not int(axis) % rank or None in x.shape[1:]:
+            return [call]
+        position, begin = int(axis) % rank, 0
+        parts, operation = PartsBuilder(call, context), type(call.layer)
+        for index, output in enumerate(outputs):
+            size = 1 if symbol == "unstack" else int(output.shape[position] or 0)
+            begins = [begin if a == position else 0 for a in range(rank)]
+            sizes = [size if a == position else -1 for a in range(rank)]
+            part = parts.new(f"part_{index}", operation, tf.slice)
+            begin += size
+            if symbol == "split":
+                parts.add(part, x, begins, sizes, output=output)
+                continue
+            shape = [1 if a == position else n for a, n in enumerate(x.shape)]
+            sliced = parts.add(part, x, begins, sizes, shape=tuple(shape))
+            squeeze = parts.new(f"squeezed_{index}", operation, tf.squeeze)
+            parts.add(squeeze, sliced, kwargs={"axis": position}, output=output)
+        return [part.as_part_of(call) for part in parts.calls]
+
+    def rounded(call: Call) -> list[Call]:
+        """Rounds tokens that are cut out of real numbers, whose quantized values are near them."""
+        if len(call.inputs) != 1 or not _takes_integers(call):
+            return [call]
+        x, layer, reads = call.inputs[0], call.layer, readers[call.output]
+        is_table = type(layer) is layers.Embedding
+        are_tokens = is_table or (reads and all(type(c.layer) is layers.Embedding for c in reads))
+        if not (x.is_float and are_tokens and _is_cut(x)):
+            return [call]
+        parts, operation = PartsBuilder(call, context), operation_class()
+        y = parts.add(parts.new("rounded", operation, tf.round), x, shape=x.shape)
+        if not is_table:
+            return parts.end(parts.new("", operation, tf.cast), y, call.output.dtype)
+        cast = parts.new("tokens", operation, tf.cast, dtype="int32")
+        tokens = Value(parts.path(cast), x.shape, "int32")
+        parts.add(cast, y, "int32", output=tokens)
+        parts.calls.append(Call(layer, (tokens,), {}, call.outputs, call.name))
+        return [part.as_part_of(call) for part in parts.calls]
+
+    calls = [new for call in graph.calls for part in apart(call) for new in rounded(part)]
+    return dataclasses.replace(graph, calls=calls)
+
+
+def _is_cut(x: Value) -> bool:
+    """Returns whether a tensor is a part of another that the model reads."""
+    call = x.producer
+    if call is None or not is_operation(call.layer) or len(call.inputs) != 1:
+        return False
+    is_part = str(call.layer.symbol) in ("slice", "split", "unstack", "__operators__.getitem")
+    is_move = str(call.layer.symbol) in ("squeeze", "reshape", "expand_dims", "identity")
+    source = call.inputs[0]
+    return (is_part and source.producer is None) or ((is_part or is_move) and _is_cut(source))
 
 
 def tokens_as_integers(graph: Graph, context: LoweringContext) -> Graph:
