@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layer_names import is_of_keras
-from keras_qat.frontend.known_sizes import BATCH, computed_sizes
+from keras_qat.frontend.known_sizes import BATCHES, computed_sizes, sizes_in_both_runs
 from keras_qat.frontend.tf_operations import is_operation, operands
 
 Shape = tuple[int | None, ...]
@@ -31,13 +31,21 @@ def close_sizes(graph: Graph) -> None:
 
 
 def _of_reshape(call: Call) -> list[Shape]:
+    """Returns the shape of a reshape to sizes that are known but for the number of examples.
+
+    The first one may be a multiple of that: attention that makes one axis of examples and heads.
+    """
     x, shape = operands(call, "tensor", "shape")
-    batch, *sizes = computed_sizes(shape) or [0]
-    if batch not in (BATCH, -1) or BATCH in sizes or sizes.count(-1) > 1 or 0 in sizes:
+    first, *others = x.shape
+    both = []
+    for batch, sizes in zip(BATCHES, sizes_in_both_runs(shape) or [], strict=False):
+        if 0 in sizes or sizes.count(-1) > 1:
+            return []
+        rest = (first or batch) * math.prod(others) // -math.prod(sizes)
+        both.append([rest if size == -1 else size for size in sizes])
+    if not both or both[0][1:] != both[1][1:]:
         return []
-    rest = math.prod(sizes)
-    known = [math.prod(x.shape[1:]) // -rest if size == -1 else size for size in sizes]
-    return [(x.shape[0], *known)]
+    return [(first, *both[0][1:])]
 
 
 def _inferred(call: Call) -> list[Shape]:

@@ -70,18 +70,20 @@ def computed_sizes(shape: Any) -> list[Any] | None:
 
     The number of examples is `BATCH`, and what else varies with it is -1.
     """
+    both = sizes_in_both_runs(shape)
+    return both and [
+        int(a) if a == b else BATCH if (a, b) == BATCHES else -1 for a, b in zip(*both, strict=True)
+    ]
+
+
+def sizes_in_both_runs(shape: Any) -> list[list[int]] | None:
+    """Returns the sizes in a shape with each number of `BATCHES`; None if unknown."""
     needed = values_in(shape)
     runs = _runs_of(needed)
     if not all(value in runs for value in needed):
         return None
-    first, second = (
-        np.ravel(tf.nest.flatten(map_values({v: runs[v][run] for v in needed}.get, shape)))
-        for run in (0, 1)
-    )
-    return [
-        int(a) if a == b else BATCH if (a, b) == BATCHES else -1
-        for a, b in zip(first, second, strict=True)
-    ]
+    numbers = [map_values({v: runs[v][run] for v in needed}.get, shape) for run in (0, 1)]
+    return [np.ravel(tf.nest.flatten(sizes)).tolist() for sizes in numbers]
 
 
 def counts_examples(value: Any) -> bool:

@@ -61,6 +61,17 @@ def negative_numbers(layer, x):
 
 
 @habit
+def heads_beside_examples(layer, x):
+    """As BART has it: one axis of examples and heads, and steps that follow from the rest."""
+    count, steps = tf.shape(x)[0], tf.shape(x)[1]
+    heads = tf.transpose(tf.reshape(step(layer, x), (count, steps, 2, 1)), (0, 2, 1, 3))
+    heads = tf.reshape(heads, (count * 2, -1, 1))
+    shares = tf.nn.softmax(4.0 * tf.matmul(heads, heads, transpose_b=True))
+    heads = tf.reshape(tf.matmul(shares, heads), (count, 2, steps, 1))
+    return tf.reshape(tf.transpose(heads, (0, 2, 1, 3)), (count, steps, 2))
+
+
+@habit
 def cond(layer, x):
     return tf.cond(tf.shape(x)[1] > 2, lambda: step(layer, x), lambda: x)
 
