@@ -7,6 +7,8 @@ import math
 import os
 from typing import Any
 
+import numpy as np
+
 from keras_qat.analysis.verify.against_float import FEW, against_float
 from keras_qat.analysis.verify.compare_layers import compare_layers
 from keras_qat.analysis.verify.compare_outputs import (
@@ -143,14 +145,16 @@ def verify(
     arena = file.arena_size() if isinstance(file, MicroInterpreter) else None
     batch_size = graph.origin.batch_size(examples, batch_size)
     packed_inputs = packed(graph.origin.inputs, list(inputs.values()))
+
+    def computed(size: int) -> list[np.ndarray]:
+        """Returns what the file has to return: the model's own predictions, if it has the same."""
+        if packed_weights or refused:
+            return simulated(graph, packed_inputs, size, verbose)
+        return predictions(model, packed_inputs, size, verbose)
+
     with Stream(graph.origin.states):
         codes = file.run(inputs_of_file, batch_size, verbose)
-        # The one use of the model itself: its own predictions are what the file has to return.
-        expected = (
-            simulated(graph, packed_inputs, batch_size, verbose)
-            if packed_weights or refused
-            else predictions(model, packed_inputs, batch_size, verbose)
-        )
+        expected = computed(batch_size)
     calls = graph.origin.calls
     evaluate = inference.in_float if inference else evaluator(calls, values_in(calls.outputs))
     labels = labels_of(graph, y, examples)
@@ -166,12 +170,11 @@ def verify(
         return compare_layers(graph, file_graph, some, fed, computing, size, verbose, runtime)
 
     rounds_alike = not graph.origin.simulates and computing == graph.origin.family.name
-    if not is_same(outputs, rounds_alike) and not (packed_weights or refused):
+    if not is_same(outputs, rounds_alike):
         with Stream(graph.origin.states):
-            repeated = predictions(model, packed_inputs, batch_size, verbose)
-        causes = randomness(graph.name, expected, repeated)
+            causes = randomness(graph.name, expected, computed(batch_size))
         if not causes and file.batch_size and file.batch_size != batch_size:
-            parts = predictions(model, packed_inputs, file.batch_size, verbose)
+            parts = computed(file.batch_size)
             causes = mixing(graph.name, expected, parts, file.batch_size)
         notes = (*causes, *notes)
     tensors, merged = look_inside(None) if per_layer else ((), ())

@@ -271,16 +271,18 @@ def test_random_numbers_at_inference_are_named():
     assert "draws random numbers at inference" in report.likely_cause
 
 
-def test_examples_that_depend_on_others_are_named():
-    """As normalizing by a batch's own statistics does, which GauGAN has."""
-    centered = layers.Lambda(lambda x: x - tf.reduce_mean(x, axis=0, keepdims=True))
-    inputs = keras.Input((4,))
-    qat, x = keras_qat.quantize_model(keras.Model(inputs, centered(inputs))), images(16, (4,))
+@pytest.mark.parametrize("target", [None, "ethos_u55"])
+def test_examples_that_depend_on_others_are_named(target):
+    """As normalizing by a batch's own statistics does; TFLite Micro has no kernel of EXP."""
+    centered = layers.Lambda(lambda x: tf.exp(x - tf.reduce_mean(x, axis=0, keepdims=True)))
+    inputs, x = keras.Input((4,)), images(16, (4,))
+    qat = keras_qat.quantize_model(keras.Model(inputs, centered(inputs)), target=target)
     keras_qat.calibrate(qat, x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat, batch_size=1), x)
     assert "computes over all examples of a batch" in report.verdict.likely_cause
-    whole = keras_qat.verify(qat, keras_qat.export_tflite(qat, batch_size=16), x)
-    assert whole.identical == 1 and not whole.notes
+    if target is None:
+        whole = keras_qat.verify(qat, keras_qat.export_tflite(qat, batch_size=16), x)
+        assert whole.identical == 1 and not whole.notes
 
 
 def test_other_weights_are_no_random_numbers():
