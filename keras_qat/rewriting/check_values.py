@@ -1,0 +1,84 @@
+"""Compares a quantization-aware model, in float, with the model that it was made from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.graph import Graph, Value, values_in
+from keras_qat.frontend.messages import warn_caller
+from keras_qat.integer_graph.float_inference import evaluator
+
+EXAMPLES, SIZE = 2, 8
+"""Number of random examples, and the size of their other open axes."""
+
+FAR, MANY = 0.05, 0.1
+"""A number is another one if it is this far off, of its tensor's deviation; so many are a fault."""
+
+
+def warn_of_other_values(graph: Graph, lowered: Graph, qat: Any) -> None:
+    """Warns if layers of one's own were opened to something else than they compute.
+
+    Args:
+        graph: the float model as it was read.
+        lowered: the same with layers split and opened.
+        qat: the quantization-aware model.
+    """
+    opened = {call.within[0].name: None for call in lowered.calls if call.within}
+    has_states = any(getattr(call.layer, "stateful", False) for call in graph.calls)
+    if not opened or has_states or not tf.executing_eagerly() or tf.distribute.has_strategy():
+        return
+    different = _different_outputs(graph, qat)
+    if different:
+        warn_caller(
+            f"'{qat.name}' does not compute what the float model does, before anything is rounded: "
+            f"{', '.join(different)} differ{'s' * (len(different) == 1)} on random inputs. One of "
+            f"the opened layers ({', '.join(list(opened)[:5])}) is not understood. "
+            f"recipe.override(layer, open=False) keeps a layer as it is, in float. Please report "
+            f"this, with the layer's code."
+        )
+
+
+def _different_outputs(graph: Graph, qat: Any) -> list[str]:
+    """Returns the names of outputs whose numbers differ; none where models cannot be run."""
+    ours = graph_lib.read(qat)
+    inputs = [_random(value, index) for index, value in enumerate(values_in(graph.inputs))]
+    variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}
+    before = [tf.convert_to_tensor(variable).numpy() for variable in variables.values()]
+    try:
+        runs = [
+            [np.asarray(y) for y in evaluator(each, values_in(each.outputs))(inputs)]
+            for each in (graph, ours, graph)
+        ]
+    except Exception:  # Random numbers may be nothing that the model takes.
+        return []
+    finally:
+        for variable, held in zip(variables.values(), before, strict=True):
+            variable.assign(held)
+    return [
+        name
+        for name, expected, computed, again in zip(graph.output_names, *runs, strict=False)
+        if np.array_equal(expected, again, equal_nan=True) and _differs(expected, computed)
+    ]
+
+
+def _random(value: Value, seed: int) -> np.ndarray:
+    draw = np.random.default_rng(seed)
+    sizes = [SIZE if size is None else size for size in value.shape]
+    sizes[:1] = [value.shape[0] or EXAMPLES] if sizes else []
+    return draw.normal(size=sizes) if value.is_float else draw.integers(0, 2, sizes)
+
+
+def _differs(expected: np.ndarray, computed: np.ndarray) -> bool:
+    """Returns whether many of the numbers are others; those that are not finite do not count."""
+    if expected.shape != computed.shape:
+        return True
+    if expected.dtype.kind != "f":
+        return bool(np.mean(expected != computed) > MANY)
+    finite = np.isfinite(expected)
+    expected, computed = expected[finite], computed[finite]
+    far = np.abs(computed - expected) > FAR * np.std(expected) + 1e-6 * np.abs(expected)
+    return bool(far.size and np.mean(far | ~np.isfinite(computed)) > MANY)

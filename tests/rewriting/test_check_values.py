@@ -1,0 +1,45 @@
+"""Whether `quantize_model` notices what it understands otherwise than the float model computes."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.lowering import LOWERINGS
+from keras_qat.lowering.builder import replace_by
+
+layers = keras.layers
+
+
+@pytest.fixture
+def model():
+    inputs = keras.Input((4, 3))
+    hidden = layers.Lambda(lambda x: tf.abs(x) + 1.0, name="own")(inputs)
+    return keras.Model(inputs, layers.Dense(2, name="scores")(hidden))
+
+
+def test_what_is_understood_is_not_warned_of(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keras_qat.quantize_model(model)
+
+
+def test_what_is_understood_otherwise_is_warned_of(model, monkeypatch):
+    wrong = lambda call, context: replace_by(call, context, layers.LeakyReLU, alpha=-0.5)  # noqa: E731
+    monkeypatch.setitem(LOWERINGS, "math.abs", wrong)
+    with pytest.warns(UserWarning, match="does not compute what the float model does.*scores.*own"):
+        keras_qat.quantize_model(model)
+
+
+def test_states_are_those_of_before():
+    inputs = keras.Input((4, 3), batch_size=2)
+    hidden = layers.Lambda(lambda x: 2.0 * x)(inputs)
+    model = keras.Model(inputs, layers.GRU(2, stateful=True)(hidden))
+    model.predict(tf.ones((2, 4, 3)), verbose=0)
+    before = model.layers[-1].states[0].numpy()
+    keras_qat.quantize_model(model)
+    assert (model.layers[-1].states[0].numpy() == before).all() and before.any()
