@@ -64,7 +64,7 @@ def equivalent(call: Call, forced: bool = False) -> Call | None:
     elif chosen := chosen_of_each(call):
         function, call = chosen
     elif not all(value.is_float for value in call.inputs):
-        function = written_out(call)
+        function = OF_INTEGERS.get(str(getattr(call.layer, "symbol", ""))) or written_out(call)
     elif is_operation(call.layer):
         is_better_in_float = call.layer.symbol in WHOLE and not forced
         name = str(call.layer.symbol).removeprefix("compat.v1.")
@@ -256,6 +256,11 @@ def _quotient_or_zero(x: Any, y: Any, name: Any = None) -> Any:
     return tf.where(tf.equal(y, 0.0), tf.zeros_like(y), x / y)
 
 
+def _steps_below(lengths: Any, maxlen: Any = None, dtype: Any = tf.bool, name: Any = None) -> Any:
+    require(number(maxlen) is not None)
+    return tf.cast(tf.range(int(maxlen)) < tf.cast(lengths, tf.int32)[..., tf.newaxis], dtype)
+
+
 def _clipped(t: Any, clip_value_min: Any, clip_value_max: Any, name: Any = None) -> Any:
     require(number(clip_value_min) is None or number(clip_value_max) is None)
     return tf.maximum(tf.minimum(t, clip_value_max), clip_value_min)
@@ -307,6 +312,9 @@ def _length(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: An
     return tf.norm(input_tensor, axis=axis, keepdims=keepdims)
 
 
+OF_INTEGERS: dict[str, Callable[..., Any]] = {"sequence_mask": _steps_below}
+"""The same of integers."""
+
 EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "nn.log_softmax": _log_softmax,
     "math.reduce_logsumexp": _log_sum_exp,
@@ -316,6 +324,7 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "math.divide_no_nan": _quotient_or_zero,
     "math.reciprocal_no_nan": lambda x, name=None: tf.math.divide_no_nan(1.0, x),
     "math.multiply_no_nan": lambda x, y, name=None: x * y,
+    "math.scalar_mul": lambda scalar, x, name=None: x * scalar,
     "realdiv": lambda x, y, name=None: x / y,
     "math.squared_difference": lambda x, y, name=None: tf.square(x - y),
     "math.is_nan": lambda x, name=None: tf.not_equal(x, x),

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.lowering.equivalents import EQUIVALENTS
+from keras_qat.lowering.equivalents import EQUIVALENTS, OF_INTEGERS
 from tests.helpers import images
 
 SHAPE = (6, 8)
@@ -71,6 +71,13 @@ FORMS = {
     "math.reduce_logsumexp": (log_sum_exp,),
     "math.log_sigmoid": (tf.math.log_sigmoid,),
     "math.erfc": (tf.math.erfc,),
+    "math.scalar_mul": (
+        lambda x: tf.math.scalar_mul(0.3, x),
+        lambda x: tf.compat.v1.math.scalar_mul(-2.0, x),
+    ),
+    "sequence_mask": (
+        lambda x: x * tf.sequence_mask(tf.argmax(x[..., 0], -1), 6, tf.float32)[..., tf.newaxis],
+    ),
     "math.atan2": (lambda x: tf.atan2(x[..., :4], x[..., 4:]), lambda x: tf.atan2(-0.5, x)),
     "math.unsorted_segment_sum": (
         of_segments(tf.math.unsorted_segment_sum, 4, ids=[0, 2, 2, 1, 0, 2]),
@@ -287,7 +294,7 @@ CASES = {
 
 
 def test_all_have_a_form():
-    assert FORMS.keys() == EQUIVALENTS.keys()
+    assert FORMS.keys() == EQUIVALENTS.keys() | OF_INTEGERS.keys()
 
 
 @pytest.mark.sample(3)

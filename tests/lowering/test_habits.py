@@ -93,6 +93,25 @@ class Heads(layers.Layer):
         return tf.einsum("bhts,bshk,hkd->btd", shares, q, self.result)
 
 
+class Sized(Own):
+    """Returns what Python knows beside what it computes, as SegFormer's layers do."""
+
+    def call(self, x):
+        return self.dense(x), x.shape[1], tf.constant(0.5)
+
+
+class OfSized(Own):
+    """Reads these numbers."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.sized = Sized()
+
+    def call(self, x):
+        y, steps, scale = self.sized(x)
+        return tf.reshape(self.dense(y), (-1, steps * 4)) * scale
+
+
 class Patches(layers.Layer):
     """Returns tokens and, as numbers, how they stand in the image."""
 
@@ -166,6 +185,7 @@ class Sparsemax(layers.Layer):
         ),
         Doubled,
         Heads,
+        OfSized,
         Sparsemax,
     ],
 )

@@ -42,7 +42,8 @@ def why_other_numbers(call: Call, trace: Any) -> str:
     try:
         expected = []
         for _ in range(2):
-            expected.append(without_none(call.layer(*args, **kwargs)))
+            outputs = without_none(call.layer(*args, **kwargs))
+            expected.append(list(map(tf.convert_to_tensor, outputs)))
             after.append(_values_of(assigned))
     except Exception:  # Sizes that do not fit: nothing to compare with.
         return ""

@@ -53,7 +53,7 @@ from keras_qat.frontend.keras2.training_sections import Sections
 from keras_qat.frontend.keras2.written_out_loops import steps_written_out
 from keras_qat.frontend.masks import first_argument
 from keras_qat.frontend.own_gradients import gradients_of_symbols
-from keras_qat.frontend.tf_operations import draws_random_numbers
+from keras_qat.frontend.tf_operations import array, draws_random_numbers
 
 READS_OTHERS = "it reads a tensor that is none of its arguments"
 """Why a layer cannot be opened by itself that reads what an earlier call kept in an attribute."""
@@ -215,10 +215,11 @@ class _Trace:
             except Exception as error:  # Whatever a user's own code may raise.
                 raise CannotOpen(describe_error(error)) from error
         symbolic = [*self.inputs.values(), *self.masks.values(), *symbols.values()]
+        self.outputs = _with_symbols_of_numbers(self.outputs)
         outputs = without_none(self.outputs)
         if len(outputs) < len(tf.nest.flatten(self.outputs)):
             self.outputs = outputs
-        if not outputs or not all(map(keras.backend.is_keras_tensor, outputs)):
+        if not outputs or not all(map(_is_symbolic, outputs)):
             raise CannotOpen("its outputs do not depend on its inputs")
         try:
             self.model = self.model_of(symbolic, self.outputs)
@@ -280,6 +281,23 @@ class _Trace:
         """Computes the traced operations on numbers."""
         weights = map(tf.convert_to_tensor, self.weights)  # Keras warns of variables in a Lambda.
         return tf.nest.flatten(self.model([*inputs, *weights], training=False))
+
+
+def _is_symbolic(output: Any) -> bool:
+    return hasattr(output, "_keras_history")
+
+
+def _with_symbols_of_numbers(outputs: Any) -> Any:
+    """Gives numbers beside computed tensors, such as an image's size, symbols that hold them."""
+    computed = next(filter(_is_symbolic, tf.nest.flatten(outputs)), None)
+
+    def symbol(output: Any) -> Any:
+        if output is None or computed is None or _is_symbolic(output) or array(output) is None:
+            return output
+        number = tf.convert_to_tensor(output)
+        return tf.cast(0 * tf.shape(computed)[0], number.dtype) + number
+
+    return tf.nest.map_structure(symbol, outputs)
 
 
 PHASE = "keras_qat: the phase"
