@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only
 from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.known_sizes import example_of
 from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, number, operands
 from keras_qat.lowering.builder import LoweringContext, replace_by
 from keras_qat.lowering.hidden_numbers import HiddenNumbers, line, terms_of
@@ -23,6 +24,7 @@ CONSTANT_HIDES = -1e2
 """The same of constants, whose other numbers are known: they have to be a tenth at most."""
 
 CHOICES = ("where", "compat.v1.where")
+COPIES = ("tile", "broadcast_to", "cast")
 MOVES = ("__operators__.getitem", "expand_dims", "reshape", "identity")
 """Operations behind a large number that may as well move the mask in front of it."""
 
@@ -107,6 +109,7 @@ def _match_sum(total: Call, side: int) -> _Mask | None:
         return None
     sign = -side if kind == "subtract" else side
     for scores, term in (terms, terms[::-1]) if len(terms) == 2 else ():
+        term = _same_for_all(term)
         if not isinstance(scores, Value) or (kind == "subtract" and scores is not terms[0]):
             continue
         if not isinstance(term, Value):
@@ -125,23 +128,43 @@ def _match_sum(total: Call, side: int) -> _Mask | None:
 
 
 def _match_beside(total: Call, scores: Value, term: Value, sign: int) -> _Mask | None:
-    """Recognizes scores + (bias + mask * -1e9), as T5 adds its mask to relative positions."""
-    added = term.producer
+    """Recognizes scores + (bias + mask * -1e9), as T5 adds its mask to relative positions.
+
+    The bias may be another mask, of what comes later, as BART and OPT have it.
+    """
+    casts, added = list[Call](), term.producer
+    while added and getattr(added.layer, "symbol", "") == "cast" and added.inputs[0].is_float:
+        casts.append(added)
+        term = added.inputs[0]
+        added = term.producer
     terms = terms_of(added) if added is not None and _kind(added) == "add" else []
     for bias, mask in (terms, terms[::-1]) if added is not None and len(terms) == 2 else ():
         found = _as_mask(scores, mask, sign)
         if found is None or added is None:
             continue
-        constants = (*found.constants, added)
+        constants, bias = (*found.constants, added, *casts), _same_for_all(bias)
         if not isinstance(bias, Value) and not bias.any():
             return found._replace(constants=constants)
+        other = None if isinstance(bias, Value) else _as_mask(scores, bias, sign)
+        if other and found.visible is None:
+            return found._replace(visible=other.visible, constants=constants)
         shape = tf.broadcast_static_shape(tf.TensorShape(scores.shape), tf.TensorShape(bias.shape))
         output = Value(f"{total.output.name}_unmasked", tuple(shape), total.output.dtype)
-        values = {value: bias if value is term else value for value in total.inputs}
+        summed = casts[0].output if casts else term
+        values = {value: bias if value is summed else value for value in total.inputs}
         args, kwargs = map_values(values.__getitem__, (total.args, total.kwargs))
         rest = Call(total.layer, args, kwargs, output, total.name)
         return found._replace(scores=output, constants=constants, sum=rest)
     return None
+
+
+def _same_for_all(term: Any) -> Any:
+    """Returns the constant that a tensor holds for each example, as copies do; or the tensor."""
+    call = term.producer if isinstance(term, Value) else None
+    if call is None or not term.shape or getattr(call.layer, "symbol", "") not in COPIES:
+        return term
+    example = example_of(term)
+    return term if example is None else example[np.newaxis]
 
 
 def _as_mask(scores: Value, term: Any, sign: int) -> _Mask | None:

@@ -81,6 +81,8 @@ class HiddenNumbers:
         """Returns how far numbers have to lie that one call reads."""
         op = op_of(call)
         kind = "" if op is None else op.name
+        if getattr(call.layer, "symbol", "") == "reshape" and call.inputs[0] is value:
+            kind = "reshape"  # To sizes that are read, too.
         if known := (BELOW if side > 0 else ABOVE).get(kind):
             return known
         if known_line := line(call):

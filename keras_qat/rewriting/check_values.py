@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Graph, Value, values_in
+from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.float_inference import evaluator
 
@@ -31,7 +32,7 @@ def warn_of_other_values(graph: Graph, lowered: Graph, qat: Any) -> None:
     has_states = any(getattr(call.layer, "stateful", False) for call in graph.calls)
     if not opened or has_states or not tf.executing_eagerly() or tf.distribute.has_strategy():
         return
-    different = _different_outputs(graph, qat)
+    different = _different_outputs(graph, _behind_masks(lowered), qat)
     if different:
         warn_caller(
             f"'{qat.name}' does not compute what the float model does, before anything is rounded: "
@@ -42,10 +43,10 @@ def warn_of_other_values(graph: Graph, lowered: Graph, qat: Any) -> None:
         )
 
 
-def _different_outputs(graph: Graph, qat: Any) -> list[str]:
+def _different_outputs(graph: Graph, masks: set[Value], qat: Any) -> list[str]:
     """Returns the names of outputs whose numbers differ; none where models cannot be run."""
     ours = graph_lib.read(qat)
-    inputs = [_random(value, index) for index, value in enumerate(values_in(graph.inputs))]
+    inputs = [_random(value, value in masks, i) for i, value in enumerate(values_in(graph.inputs))]
     variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}
     before = [tf.convert_to_tensor(variable).numpy() for variable in variables.values()]
     try:
@@ -65,11 +66,23 @@ def _different_outputs(graph: Graph, qat: Any) -> list[str]:
     ]
 
 
-def _random(value: Value, seed: int) -> np.ndarray:
+def _behind_masks(lowered: Graph) -> set[Value]:
+    """Returns what masks are made of, which are understood as 0 or not."""
+    masks = [v for call in lowered.calls if type(call.layer) is MaskScores for v in call.inputs[1:]]
+    behind = dict.fromkeys(masks)
+    for value in masks:
+        new = [] if value.producer is None else value.producer.inputs
+        masks += [source for source in new if source not in behind]
+        behind.update(dict.fromkeys(new))
+    return set(behind)
+
+
+def _random(value: Value, is_mask: bool, seed: int) -> np.ndarray:
     draw = np.random.default_rng(seed)
     sizes = [SIZE if size is None else size for size in value.shape]
     sizes[:1] = [value.shape[0] or EXAMPLES] if sizes else []
-    return draw.normal(size=sizes) if value.is_float else draw.integers(0, 2, sizes)
+    is_real = value.is_float and not is_mask
+    return draw.normal(size=sizes) if is_real else draw.integers(0, 2, sizes)
 
 
 def _differs(expected: np.ndarray, computed: np.ndarray) -> bool:

@@ -110,6 +110,7 @@ CHOICES = {
     "window": lambda mask, scores: scores + np.where(abs(DISTANCES) < 2, 0.0, -100.0)[None],
     "with distances": lambda mask, scores: scores - np.where(DISTANCES < 0, 1e9, 0.5 * DISTANCES),
     "padding and later steps": lambda mask, scores: of_two(mask, scores),
+    "padding beside copies": lambda mask, scores: of_copies(mask, scores),
     "beside a bias": lambda mask, scores: scores + (BIAS + (1.0 - mask) * -1e9),
     "beside zeros": lambda mask, scores: scores - (tf.zeros((1, 1, STEPS)) + (1.0 - mask) * 1e9),
     "beside a tensor": lambda mask, scores: (1.0 - mask) * -1e9 + tf.sin(scores) + scores,
@@ -128,6 +129,14 @@ def of_two(mask, scores):
     seen = tf.linalg.band_part(tf.ones_like(chosen[0]), -1, 0)
     seen = tf.tile(seen[None], [tf.shape(chosen)[0], 1, 1])
     return tf.where(tf.equal(seen, 0.0), -1e9, chosen)
+
+
+def of_copies(mask, scores):
+    """As BART writes it: later steps in copies for each example, and sizes that are read."""
+    later = (1.0 - np.tri(STEPS, dtype=np.float32))[np.newaxis] * -1e8
+    later = tf.tile(later, [tf.shape(scores)[0], 1, 1])
+    scores += tf.cast(later + (1.0 - mask) * -1e8, scores.dtype)
+    return tf.reshape(scores, [tf.shape(scores)[0], STEPS, -1]) + 1e-9
 
 
 def choosing(choice):
