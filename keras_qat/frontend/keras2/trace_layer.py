@@ -53,7 +53,7 @@ from keras_qat.frontend.keras2.training_sections import Sections
 from keras_qat.frontend.keras2.written_out_loops import steps_written_out
 from keras_qat.frontend.masks import first_argument
 from keras_qat.frontend.own_gradients import gradients_of_symbols
-from keras_qat.frontend.tf_operations import array, draws_random_numbers
+from keras_qat.frontend.tf_operations import array, draws_random_numbers, number
 
 READS_OTHERS = "it reads a tensor that is none of its arguments"
 """Why a layer cannot be opened by itself that reads what an earlier call kept in an attribute."""
@@ -246,12 +246,14 @@ class _Trace:
 
     def _add_loss(self, losses: Any, **_: Any) -> None:
         for loss in tf.nest.flatten(losses):
-            if not keras.backend.is_keras_tensor(loss):
+            if number(loss) == 0.0:  # As TabNet adds in its last step.
+                continue
+            if not _is_symbolic(loss):
                 raise CannotOpen("it calls add_loss with what does not depend on its inputs")
             self.added.append(lambda model, loss=loss: model.add_loss(loss))
 
     def _add_metric(self, value: Any, name: Any = None, aggregation: Any = "mean") -> None:
-        if not keras.backend.is_keras_tensor(value) or name is None:
+        if not _is_symbolic(value) or name is None:
             raise CannotOpen("it calls add_metric with a metric of Keras")
         self.added.append(lambda model: model.add_metric(value, name, aggregation=aggregation))
 
@@ -294,8 +296,8 @@ def _with_symbols_of_numbers(outputs: Any) -> Any:
     def symbol(output: Any) -> Any:
         if output is None or computed is None or _is_symbolic(output) or array(output) is None:
             return output
-        number = tf.convert_to_tensor(output)
-        return tf.cast(0 * tf.shape(computed)[0], number.dtype) + number
+        held = tf.convert_to_tensor(output)
+        return tf.cast(0 * tf.shape(computed)[0], held.dtype) + held
 
     return tf.nest.map_structure(symbol, outputs)
 
@@ -383,7 +385,7 @@ def _with_both_phases(trained: _Trace, tested: _Trace, refusal: CannotOpen) -> _
 def _passes_on(trace: _Trace) -> bool:
     """Returns whether a trace returns its input, possibly through `tf.identity`."""
     symbols = {getattr(node.layer, "symbol", "") for node in trace.nodes}
-    return symbols <= {"identity"} and keras.backend.is_keras_tensor(trace.outputs)
+    return symbols <= {"identity"} and _is_symbolic(trace.outputs)
 
 
 def _varies_alike(trained: _Trace) -> bool:
