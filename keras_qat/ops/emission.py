@@ -192,7 +192,11 @@ class Emission:
                 break
             same += 1
         if sizes[same:].count(-1) > 1:
-            raise NotImplementedError(f"{self.node.name}: several open sizes in {sizes}")
+            raise NotImplementedError(
+                f"'{self.node.name}' needs a reshape to several open sizes, "
+                f"{[int(size) for size in sizes]}, of which files know one. Give the model's "
+                f"keras.Input its sizes: keras.Input((128,)) instead of keras.Input((None,))."
+            )
         all_sizes = self.temporary("sizes", (len(self.shape(source)),), "int32")
         first = self.temporary("sizes/kept", (same,), "int32")
         shape = self.temporary("sizes/new", (len(sizes),), "int32")

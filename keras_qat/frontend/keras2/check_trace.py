@@ -52,7 +52,7 @@ def why_other_numbers(call: Call, trace: Any) -> str:
             weight.assign(held)
     if not all(map(np.allclose, *after)):
         return "it assigns another value to a weight each time"
-    computed = trace(drawn)
+    computed = list(map(tf.convert_to_tensor, trace(drawn)))
     if len(computed) != len(expected[0]):
         return "it does not return the same each time"
     for first, second, traced in zip(*expected, computed, strict=True):
