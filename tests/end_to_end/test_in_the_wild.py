@@ -149,6 +149,7 @@ IN_FLOAT = {"a mean of all of them"}
 @pytest.mark.parametrize("name", FORMS)
 def test_from_reading_to_the_file(name):
     build, shape = FORMS[name]
+    keras.utils.set_random_seed(0)
     x = keras.Input(shape)
     model = keras.Model(x, build(x))
     assert bool(keras_qat.plan(model).float_layers) == (name in IN_FLOAT)
