@@ -127,6 +127,11 @@ def takes_mask(layer: Any) -> bool:
     return bool(layer._call_spec.expects_mask_arg)
 
 
+def is_symbolic(x: Any) -> bool:
+    """Returns whether anything, also what is no tensor, is a symbolic tensor of Keras."""
+    return hasattr(x, "_keras_history")
+
+
 def is_given_mask(layer: Any, args: Any, kwargs: Any) -> bool:
     """Returns whether a call says itself what the argument `mask` of a layer is."""
     by_position = layer._call_spec.arg_was_passed("mask", args, {}, inputs_in_args=True)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import (
     is_given_mask,
+    is_symbolic,
     keras,
     mask_of,
     set_mask,
@@ -55,7 +56,7 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
         lends = any(inner is lender for inner in layers_in(layer) for lender in lenders)
         if lends or (id(layer) not in known and _is_plain_code(layer)):
             return _inline(layer, *args, **kwargs)
-        reads = any(hasattr(x, "_keras_history") for x in tf.nest.flatten((args, kwargs)))
+        reads = any(map(is_symbolic, tf.nest.flatten((args, kwargs))))
         lends = (layer.weights and not reads) or id(layer) in keeping or _was_given_weights(layer)
         if id(layer) in known and lends:
             raise HasToLend(layer)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import is_symbolic, keras
 from keras_qat.frontend.known_sizes import BATCHES
-from keras_qat.frontend.tf_operations import draws_random_numbers, is_operation
+from keras_qat.frontend.tf_operations import array, draws_random_numbers, is_operation
 
 
 class _Unknown(Exception):
@@ -21,7 +21,7 @@ class _Unknown(Exception):
 
 def known_number(tensor: Any) -> Any:
     """Returns what a symbolic tensor or a number holds; None if it depends on more than sizes."""
-    if not hasattr(tensor, "_keras_history"):
+    if not is_symbolic(tensor):
         return np.asarray(tensor)
     try:
         with tf.init_scope():
@@ -45,11 +45,23 @@ def _computed(tensor: Any, batch: int) -> Any:
         return np.array(number, tensor.dtype.as_numpy_dtype)
 
     def number_of(leaf: Any) -> Any:
-        is_symbolic = hasattr(leaf, "_keras_history")
-        return tf.constant(_computed(leaf, batch)) if is_symbolic else leaf
+        return tf.constant(_computed(leaf, batch)) if is_symbolic(leaf) else leaf
 
     args, kwargs = tf.nest.map_structure(number_of, (node.call_args, node.call_kwargs))
     return np.asarray(tf.nest.flatten(layer.call(*args, **kwargs))[index])
+
+
+def symbols_of_numbers(outputs: Any) -> Any:
+    """Gives numbers beside computed tensors, such as an image's size, symbols that hold them."""
+    computed = next(filter(is_symbolic, tf.nest.flatten(outputs)), None)
+
+    def symbol(output: Any) -> Any:
+        if output is None or computed is None or is_symbolic(output) or array(output) is None:
+            return output
+        held = tf.convert_to_tensor(output)
+        return tf.cast(0 * tf.shape(computed)[0], held.dtype) + held
+
+    return tf.nest.map_structure(symbol, outputs)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import swapped
+from keras_qat.frontend.keras2.backend import is_symbolic, swapped
 from keras_qat.frontend.tf_operations import operation_class
 
 NAMES = ("rfft", "rfft2d", "rfft3d", "irfft", "irfft2d", "irfft3d")
@@ -25,7 +25,7 @@ def transforms_of_symbols() -> Iterator[None]:
 def _of_symbols(transform: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(transform)
     def call(*args: Any, **kwargs: Any) -> Any:
-        is_symbolic = any(hasattr(x, "_keras_history") for x in tf.nest.flatten((args, kwargs)))
-        return (operation_class()(transform) if is_symbolic else transform)(*args, **kwargs)
+        on_symbols = any(map(is_symbolic, tf.nest.flatten((args, kwargs))))
+        return (operation_class()(transform) if on_symbols else transform)(*args, **kwargs)
 
     return call

@@ -21,6 +21,7 @@ from keras_qat.frontend.helper_layers import TrainingOnly
 from keras_qat.frontend.keras2.backend import (
     any_first_sizes,
     is_given_mask,
+    is_symbolic,
     keras,
     set_mask,
     swapped,
@@ -38,7 +39,7 @@ from keras_qat.frontend.keras2.inner_calls import (
     without_checks,
     without_nodes,
 )
-from keras_qat.frontend.keras2.known_numbers import sizes_as_numbers
+from keras_qat.frontend.keras2.known_numbers import sizes_as_numbers, symbols_of_numbers
 from keras_qat.frontend.keras2.layer_names import of_different_names
 from keras_qat.frontend.keras2.layer_weights import (
     let_assign,
@@ -53,7 +54,7 @@ from keras_qat.frontend.keras2.training_sections import Sections
 from keras_qat.frontend.keras2.written_out_loops import steps_written_out
 from keras_qat.frontend.masks import first_argument
 from keras_qat.frontend.own_gradients import gradients_of_symbols
-from keras_qat.frontend.tf_operations import array, draws_random_numbers, number
+from keras_qat.frontend.tf_operations import draws_random_numbers, number
 
 READS_OTHERS = "it reads a tensor that is none of its arguments"
 """Why a layer cannot be opened by itself that reads what an earlier call kept in an attribute."""
@@ -215,11 +216,11 @@ class _Trace:
             except Exception as error:  # Whatever a user's own code may raise.
                 raise CannotOpen(describe_error(error)) from error
         symbolic = [*self.inputs.values(), *self.masks.values(), *symbols.values()]
-        self.outputs = _with_symbols_of_numbers(self.outputs)
+        self.outputs = symbols_of_numbers(self.outputs)
         outputs = without_none(self.outputs)
         if len(outputs) < len(tf.nest.flatten(self.outputs)):
             self.outputs = outputs
-        if not outputs or not all(map(_is_symbolic, outputs)):
+        if not outputs or not all(map(is_symbolic, outputs)):
             raise CannotOpen("its outputs do not depend on its inputs")
         try:
             self.model = self.model_of(symbolic, self.outputs)
@@ -248,12 +249,12 @@ class _Trace:
         for loss in tf.nest.flatten(losses):
             if number(loss) == 0.0:  # As TabNet adds in its last step.
                 continue
-            if not _is_symbolic(loss):
+            if not is_symbolic(loss):
                 raise CannotOpen("it calls add_loss with what does not depend on its inputs")
             self.added.append(lambda model, loss=loss: model.add_loss(loss))
 
     def _add_metric(self, value: Any, name: Any = None, aggregation: Any = "mean") -> None:
-        if not _is_symbolic(value) or name is None:
+        if not is_symbolic(value) or name is None:
             raise CannotOpen("it calls add_metric with a metric of Keras")
         self.added.append(lambda model: model.add_metric(value, name, aggregation=aggregation))
 
@@ -283,23 +284,6 @@ class _Trace:
         """Computes the traced operations on numbers."""
         weights = map(tf.convert_to_tensor, self.weights)  # Keras warns of variables in a Lambda.
         return tf.nest.flatten(self.model([*inputs, *weights], training=False))
-
-
-def _is_symbolic(output: Any) -> bool:
-    return hasattr(output, "_keras_history")
-
-
-def _with_symbols_of_numbers(outputs: Any) -> Any:
-    """Gives numbers beside computed tensors, such as an image's size, symbols that hold them."""
-    computed = next(filter(_is_symbolic, tf.nest.flatten(outputs)), None)
-
-    def symbol(output: Any) -> Any:
-        if output is None or computed is None or _is_symbolic(output) or array(output) is None:
-            return output
-        held = tf.convert_to_tensor(output)
-        return tf.cast(0 * tf.shape(computed)[0], held.dtype) + held
-
-    return tf.nest.map_structure(symbol, outputs)
 
 
 PHASE = "keras_qat: the phase"
@@ -385,7 +369,7 @@ def _with_both_phases(trained: _Trace, tested: _Trace, refusal: CannotOpen) -> _
 def _passes_on(trace: _Trace) -> bool:
     """Returns whether a trace returns its input, possibly through `tf.identity`."""
     symbols = {getattr(node.layer, "symbol", "") for node in trace.nodes}
-    return symbols <= {"identity"} and _is_symbolic(trace.outputs)
+    return symbols <= {"identity"} and is_symbolic(trace.outputs)
 
 
 def _varies_alike(trained: _Trace) -> bool:
