@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import string
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,8 @@ def split_multi_head_attention(
 ) -> list[Call]:
     """Lowers MultiHeadAttention to projections, products, masks and a softmax.
 
-    Several axes become one, between the projections. It stays whole with some of several axes or a
-    mask or scores of several, or if its inputs carry masks, but none are given.
+    Several axes that it attends over become one, as do several that it leaves. It stays whole where
+    these have unknown sizes, a mask or scores, or if its inputs carry masks, but none are given.
 
     Args:
         call: the call.
@@ -34,7 +36,7 @@ def split_multi_head_attention(
     names = ("query", "value", "key", "attention_mask", "return_attention_scores", "training")
     query, value, key, mask, with_scores, _, causal = operands(call, *names, "use_causal_mask")
     key = value if key is None else key
-    details = attention_parts(layer)
+    details = {**attention_parts(layer), "changes": {}}
     steps = (query.shape[1], value.shape[1])
     is_masked = any(x.masked for x in (query, value, key))
     if (is_masked and masks is None) or (causal and None in steps):
@@ -46,30 +48,31 @@ def split_multi_head_attention(
             return []  # One for each of several examples.
         visible = visible[0] if visible.ndim > 2 else visible
         hidden, mask = visible & np.tri(*steps, dtype=bool) if causal else visible, None
-    inner, are_several = query.shape[1:-1], len(details["axes"]) > 1
+    are_several = len(details["axes"]) > 1 or len(query.shape) > 4
     if are_several:
         is_plain = not (is_masked or with_scores or causal or mask is not None)
-        are_all = details["axes"] == tuple(range(1, len(query.shape) - 1))
-        if not (is_plain and are_all) or None in (*inner, *value.shape[1:-1]):
+        if not is_plain or None in (*query.shape[1:], *value.shape[1:], *key.shape[1:]):
             return []
-        details |= {"product": "aecd,abcd->acbe", "combination": "acbe,aecd->abcd"}
     if is_masked and masks is not None:
         if mask is not None and (mask.is_float or len(mask.shape) != 3):
             return []
         mask = masks.of_attention(call, [query, value, key], mask)
     parts = PartsBuilder(call, context)
+    last: list[Any] = []
+    if are_several:
+        query, value, key, last = _with_axes_as_one(parts, details, query, value, key)
+    if layer.activity_regularizer is not None:
+        # The projections keep their regularizers; this one is for the whole layer.
+        last.append(parts.new("regularized", Regularize, layer.activity_regularizer))
 
     def project(name: str, source: Value, output: Any = None) -> Value:
-        dense = details[name]
+        dense, changes = details[name], details["changes"].get(name, {})
         trainable = layer.trainable and dense.trainable
-        options = {"weights": dense.weights, "trainable": trainable}
+        options = {"weights": dense.weights, "trainable": trainable, **changes}
         part = parts.new("" if name == "output" else name, clone, dense, **options)
-        kept = len(source.shape) - (2 if name == "output" else 1)
-        sizes = tuple(dense.compute_output_shape(source.shape)[kept:])
-        y = parts.add(part, source, output=output, shape=(*source.shape[:kept], *sizes))
-        if not are_several or name == "output":
-            return y
-        return parts.add(parts.new(f"{name}_axes", layers.Reshape, (-1, *sizes)), y)
+        summed = 2 if name == "output" else 1
+        shape = (*source.shape[:-summed], *dense.kernel.shape[summed:])
+        return parts.add(part, source, output=output, shape=shape)
 
     result, scores = call.outputs if with_scores else (call.output, None)
     scale = parts.new("scale", layers.Rescaling, details["scale"])
@@ -86,15 +89,60 @@ def split_multi_head_attention(
         weights = parts.add(parts.new("dropout", layers.Dropout, details["dropout"]), weights)
     combination = parts.new("values", Contract, details["combination"])
     mixed = parts.add(combination, [weights, project("value", value)])
-    if are_several:
-        sizes = (*inner, *mixed.shape[-2:])
-        mixed = parts.add(parts.new("axes", layers.Reshape, sizes), mixed)
-    if layer.activity_regularizer is None:
-        project("output", mixed, result)
-    else:  # The projections keep their regularizers; this one is for the whole layer.
-        regularized = parts.new("regularized", Regularize, layer.activity_regularizer)
-        parts.add(regularized, project("output", mixed), output=result)
+    y = project("output", mixed, None if last else result)
+    for step in last:
+        y = parts.add(step, y, output=result if step is last[-1] else None)
     return parts.calls
+
+
+def _with_axes_as_one(
+    parts: PartsBuilder, details: dict[str, Any], *tensors: Value
+) -> tuple[Any, ...]:
+    """Makes one axis of those that a MultiHeadAttention attends over, and one of those it leaves.
+
+    Args:
+        parts: gets the calls.
+        details: the parts of the layer, of which equations change.
+        tensors: query, value and key.
+
+    Returns:
+        These three, and layers that give the result its axes again.
+    """
+    rank = len(tensors[0].shape)
+    axes = details["axes"]
+    others = tuple(axis for axis in range(1, rank - 1) if axis not in axes)
+    order = (*others, *axes)
+    back = tuple(order.index(axis) + 1 for axis in range(1, rank - 1))
+    is_ordered = order == tuple(range(1, rank - 1))
+    joined: dict[int, Value] = {}
+    for name, x in zip(("query", "value", "key"), tensors, strict=True):
+        if id(x) in joined:
+            continue
+        y = x
+        if not is_ordered:
+            y = parts.add(parts.new(f"{name}_order", layers.Permute, (*order, rank - 1)), y)
+        size = [
+            math.prod(x.shape[axis] or 1 for axis in group) for group in (others, axes) if group
+        ]
+        shape = (*size, x.shape[-1])
+        joined[id(x)] = parts.add(parts.new(f"{name}_axes", layers.Reshape, shape), y)
+    left = "f" * bool(others)
+    details["product"] = f"a{left}ecd,a{left}bcd->a{left}cbe"
+    details["combination"] = f"a{left}cbe,a{left}ecd->a{left}bcd"
+    dropped = string.ascii_lowercase[2 + len(left) : rank - 1]
+    for name in ("query", "key", "value", "output"):
+        config = details[name].get_config()
+        details["changes"][name] = {
+            "equation": config["equation"].translate(dict.fromkeys(map(ord, dropped))),
+            "output_shape": config["output_shape"][len(dropped) :],
+        }
+    made = details["output"].kernel.shape[2:]
+    sizes = (*(tensors[0].shape[axis] for axis in order), *made)
+    last = [parts.new("axes", layers.Reshape, sizes)]
+    if not is_ordered:
+        kept = range(rank - 1, rank - 1 + len(made))
+        last.append(parts.new("order", layers.Permute, (*back, *kept)))
+    return *(joined[id(x)] for x in tensors), last
 
 
 def split_masked_attention(call: Call, context: LoweringContext, masks: MaskTensors) -> list[Call]:

@@ -17,6 +17,15 @@ MASK = rng(3).random((1, STEPS, STEPS)) < 0.6
 MASK[..., 0] = True
 DROP = {"dropout": 0.5}
 
+
+def video(*sequences):
+    """Returns tensors of frames, rows, columns and channels."""
+    return [
+        layers.Reshape((-1, 2, x.shape[2] // 2, 4))(layers.Dense(8)(x[..., None]))
+        for x in sequences
+    ]
+
+
 FORMS = {
     "scale": lambda x, seen: layers.Attention(use_scale=True, **DROP)([x, x]),
     "concat": lambda x, seen: layers.Attention(score_mode="concat", **DROP)(
@@ -34,6 +43,12 @@ FORMS = {
     "constant": lambda x, seen: layers.MultiHeadAttention(2, 3, **DROP)(
         x, x, attention_mask=MASK, use_causal_mask=True
     ),
+    "spatial": lambda x, seen: layers.MultiHeadAttention(2, 3, attention_axes=(2, 3), **DROP)(
+        *video(x, x[..., :2])
+    ),
+    "some of several axes": lambda x, seen: layers.MultiHeadAttention(
+        2, 3, attention_axes=(1, 3), output_shape=(3, 2), activity_regularizer="l2", **DROP
+    )(*video(x, x[:, :3])),
     "constant of heads": lambda x, seen: layers.MultiHeadAttention(2, 3)(
         x, x, attention_mask=tf.stack([MASK, np.tri(STEPS, dtype=bool)[None]], 1)
     ),
