@@ -152,7 +152,8 @@ def constant_of(values: np.ndarray, bits: int, params: QuantParams | None = None
         bits: bits of the tensors they are computed with; 16 makes an int16 constant.
         params: parameters to use, as for an operator whose inputs and output share them.
     """
-    values = np.asarray(values, np.float32)
+    ends = np.finfo(np.float32)
+    values = np.clip(np.asarray(values, np.float32), ends.min, ends.max)  # Of infinities, too.
     if params is None:
         low, high = (float(bound(values, initial=0.0)) for bound in (np.min, np.max))
         if bits == 16:

@@ -83,6 +83,8 @@ class HiddenNumbers:
         kind = "" if op is None else op.name
         if getattr(call.layer, "symbol", "") == "reshape" and call.inputs[0] is value:
             kind = "reshape"  # To sizes that are read, too.
+        if getattr(call.layer, "symbol", "") == "cast" and call.output.is_float:
+            kind = "identity"
         if known := (BELOW if side > 0 else ABOVE).get(kind):
             return known
         if known_line := line(call):

@@ -32,6 +32,7 @@ BELOW = {
     "exp of log_softmax": lambda x: tf.exp(tf.nn.log_softmax(x)),
     "negative": lambda x: tf.reduce_min(-x, -1, keepdims=True),
     "line": lambda x: tf.nn.softmax(1.0 - (-2.0 * x + 0.5)),
+    "cast": lambda x: tf.nn.softmax(tf.cast(x, "float32")),
     "softplus": lambda x: tf.math.softplus(x + 1.0),
     "tanh": tf.tanh,
     "relu": lambda x: tf.nn.relu(x + 3.0),
@@ -85,6 +86,14 @@ def test_hidden_numbers_set_no_range(reader, mask, end, tmp_path):
     noise = in_float - qat(x)
     assert 10 * np.log10(np.sum(in_float**2) / max(np.sum(noise**2), 1e-9)) > 25
     assert_kept(qat, x, tmp_path)
+
+
+def test_infinity_that_is_read_has_no_range():
+    x = data()
+    model = model_of(MASKS["infinite"], lambda x: tf.maximum(x, tf.sin(x)), -1e9)
+    assert "tf.where" in str(keras_qat.plan(model))
+    with pytest.raises(ValueError, match="infinity from this data, first in the output of 'tf.wh"):
+        keras_qat.calibrate(keras_qat.quantize_model(model), x)
 
 
 READ = {
