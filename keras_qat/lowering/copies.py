@@ -32,11 +32,15 @@ def split_copies(call: Call, context: LoweringContext) -> list[Call]:
     if sizes:
         args, kwargs = map_values(lambda value: sizes.get(value, value), (call.args, call.kwargs))
         return [Call(call.layer, args, kwargs, call.outputs, call.name)]
-    count, *inner_counts = counts if isinstance(counts, (list, tuple)) else [counts]
+    is_list, known = isinstance(counts, (list, tuple)), None
+    if not is_list and symbol != "repeat":
+        known = computed_sizes(counts)  # tf.broadcast_to(x, tf.shape(y))
+    count, *inner_counts = known or (counts if is_list else [counts])
     if not isinstance(x, Value):
         x, inner_counts = _repeated_inside(call, x, inner_counts)
     rank = 0 if x is None else len(x.shape)
     is_batch = isinstance(count, Value) and size_of(count) == BATCH
+    is_batch = is_batch or bool(known and known[0] == BATCH)
     if not rank or not call.output.is_float or x.shape[0] != 1 or not is_batch:
         return []
     if axis not in ([], [0]):
@@ -44,7 +48,7 @@ def split_copies(call: Call, context: LoweringContext) -> list[Call]:
     unchanged = x.shape[1:] if symbol == "broadcast_to" else [1] * (rank - 1)
     if symbol != "repeat" and list(inner_counts) != list(unchanged):
         return []
-    return _for_each_example(call, context, count, x, rank)
+    return _for_each_example(call, context, counts if known else count, x, rank)
 
 
 def split_filled(call: Call, context: LoweringContext) -> list[Call]:

@@ -92,7 +92,7 @@ def test_infinity_that_is_read_has_no_range():
     x = data()
     model = model_of(MASKS["infinite"], lambda x: tf.maximum(x, tf.sin(x)), -1e9)
     assert "tf.where" in str(keras_qat.plan(model))
-    with pytest.raises(ValueError, match="infinity from this data, first in the output of 'tf.wh"):
+    with pytest.raises(ValueError, match="infinity from this data, first in the output"):
         keras_qat.calibrate(keras_qat.quantize_model(model), x)
 
 

@@ -104,6 +104,24 @@ def test_copies_for_a_batch_keep_their_shape():
     assert sorted(plan.float_layers) == sorted(item.node.layer.name for item in result[2:])
 
 
+COPIED = {
+    "broadcast_to": lambda x, row: tf.broadcast_to(row, tf.shape(x)),
+    "broadcast_to of more axes": lambda x, row: tf.broadcast_to(row[None], tf.shape(x)),
+    "tile": lambda x, row: tf.tile(row[None], tf.stack([tf.shape(x)[0], 1, 1])),
+}
+
+
+@pytest.mark.parametrize("copied", COPIED)
+def test_constants_are_copied_to_sizes_in_a_tensor(copied, tmp_path):
+    row = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    model = functional((3, 4), build=lambda x: tf.sin(x) * COPIED[copied](x, tf.constant(row)))
+    x = images(8, (3, 4))
+    qat = keras_qat.quantize_model(model, target="ethos_u55", strict=True)
+    keras_qat.calibrate(qat, x)
+    assert np.abs(qat.predict(x, verbose=0) - model.predict(x, verbose=0)).max() < 0.02
+    assert_kept(qat, x, tmp_path)
+
+
 class Loop(layers.Layer):
     """Steps of one's own, from states of zeros, ones or another number for each example."""
 

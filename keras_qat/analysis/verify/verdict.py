@@ -135,12 +135,20 @@ def is_far(sqnr: float | None, agreement: float | None) -> bool:
     return sqnr < LOWEST_SQNR or (sqnr < LOW_SQNR and has_other_classes)
 
 
-def weakest(tensors: Iterable[TensorReport]) -> TensorReport | None:
-    """Returns the tensor that loses most of the signal that its inputs have."""
+def weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorReport | None:
+    """Returns the tensor that loses most of the signal that its inputs have.
+
+    Args:
+        tensors: the tensors, in order.
+        all_vary: whether all outputs vary with the examples. What is the same for all of them is
+            then no fault, as positions that are added.
+    """
     sqnr_of: dict[str, float | None] = {}
     losses: list[tuple[float, TensorReport]] = []
     for tensor in tensors:
         before = [sqnr_of[name] for name in tensor.reads if name in sqnr_of]
+        if tensor.sqnr is None and all_vary:
+            continue
         sqnr_of[tensor.name] = tensor.sqnr
         if None not in before:
             best = min([IDEAL, *filter(None, before)])
@@ -215,7 +223,7 @@ def judge(
         is_known = any(output.float_sqnr is not None for output in outputs)
         return Verdict(GOOD if is_known else UNDECIDED)
     tensors = look_inside()
-    tensor = weakest(tensors)
+    tensor = weakest(tensors, all(output.float_sqnr is not None for output in outputs))
     if tensor is None or (faults and tensor.sqnr is not None):
         return Verdict(POOR, likely_cause=next(iter(faults), ""))
     if not faults and tensor.clipped <= CLIPPED:

@@ -122,6 +122,19 @@ def test_poor(name):
     assert str(result).startswith("Same but poor: ") and result.likely_cause in str(result)
 
 
+def test_what_is_the_same_for_all_examples_beside_others_is_no_cause():
+    """Positions far larger than what they are added to."""
+    x = keras.Input((4, 3))
+    ends = np.linspace(-50, 50, 12, dtype=np.float32).reshape(1, 4, 3)
+    positions = tf.tile(ends, [tf.shape(x)[0], 1, 1])
+    model = keras.Model(x, layers.Dense(2)(layers.Add(name="sum")([x, positions])))
+    x = rng(0).normal(size=(32, 4, 3)).astype(np.float32) * 0.3
+    qat = calibrated(model, x)
+    result = keras_qat.verify(qat, keras_qat.export_tflite(qat), x).verdict
+    assert (result.words, result.weakest_layer) == ("same but poor", "sum")
+    assert "too coarse for values that differ" in result.likely_cause
+
+
 def test_some_examples_tell_that_a_model_is_good():
     qat, file = exported("classes")
     (of_all,), (of_some,) = (
