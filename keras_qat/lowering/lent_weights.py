@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Graph
-from keras_qat.frontend.keras2.layer_weights import weight_attributes
+from keras_qat.frontend.keras2.layer_weights import weights_held_by
 from keras_qat.frontend.keras2.layers_and_models import layers_directly_in, layers_in
 
 
@@ -42,13 +42,13 @@ class LentWeights:
         self.changes += 1
         for owner in owners:
             if self._parents.get(owner, set()) != {layer} or owner in self._top:
-                own = tf.nest.flatten(list(weight_attributes(owner).values()))
+                own = tf.nest.flatten([list(held.values()) for _, held in weights_held_by(owner)])
                 self.shared.update({id(leaf): owner for leaf in own})
         return True
 
     def _owners(self, variable: Any) -> Iterator[Any]:
         for layer in [*self._top, *self._parents]:
-            leaves = tf.nest.flatten(list(weight_attributes(layer).values()))
+            leaves = tf.nest.flatten([list(own.values()) for _, own in weights_held_by(layer)])
             if any(leaf is variable for leaf in leaves):
                 yield layer
 

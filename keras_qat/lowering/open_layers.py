@@ -353,7 +353,11 @@ def _weight_tensor(
         id(w) for inner in layers_in(owner)[1:] if not inner.trainable for w in inner.weights
     }
 
+    known = {id(w) for w in owner.weights}
+
     def is_frozen(variable: Any) -> bool:
+        if id(variable) not in known:  # Of an object that Keras does not know.
+            return True
         return not variable.trainable or id(variable) in of_frozen_layers
 
     # As Keras lists them: those that train first.

@@ -5,12 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any
 
 import tensorflow as tf
 
-_OF_KERAS = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.origins import LIBRARIES, package_of
+
+_TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
 """Prefixes of attributes in which Keras tracks other attributes."""
+
+_NO_OBJECTS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
 
 
 def weight_attributes(layer: Any) -> dict[str, Any]:
@@ -24,8 +30,39 @@ def weight_attributes(layer: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(layer).items()
-        if not name.startswith(_OF_KERAS) and has_variables(value)
+        if not name.startswith(_TRACKED) and has_variables(value)
     }
+
+
+def weights_held_by(layer: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Returns a layer and the objects in its attributes that are no layers, each with its weights.
+
+    Such are instances of a user's own classes, as of `tf.Module`. Keras does not train the
+    variables of others.
+    """
+    held: list[tuple[Any, dict[str, Any]]] = []
+    seen = set[int]()
+
+    def visit(value: Any) -> None:
+        if isinstance(value, (list, tuple, dict)):
+            for item in value.values() if isinstance(value, dict) else value:
+                visit(item)
+        elif value is layer or (id(value) not in seen and _is_plain_object(value)):
+            seen.add(id(value))
+            if own := weight_attributes(value):
+                held.append((value, own))
+            for name, item in list(vars(value).items()):
+                if not name.startswith(_TRACKED):
+                    visit(item)
+
+    visit(layer)
+    return held
+
+
+def _is_plain_object(value: Any) -> bool:
+    kind = type(value)
+    has_attributes = hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS)
+    return has_attributes and package_of(kind) not in LIBRARIES
 
 
 def with_symbols(value: Any, symbols: dict[int, Any]) -> Any:

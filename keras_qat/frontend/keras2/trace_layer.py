@@ -44,7 +44,7 @@ from keras_qat.frontend.keras2.layer_names import of_different_names
 from keras_qat.frontend.keras2.layer_weights import (
     let_assign,
     regularizers_of,
-    weight_attributes,
+    weights_held_by,
     with_symbols,
 )
 from keras_qat.frontend.keras2.layers_and_models import nodes_of, takes_training
@@ -164,8 +164,8 @@ class _Trace:
     ) -> None:
         self.call, self.layer = call, call.layer
         layer, self.lenders = call.layer, lenders
-        attributes = {owner: weight_attributes(owner) for owner in (layer, *lenders)}
-        variables = tf.nest.flatten([list(own.values()) for own in attributes.values()])
+        attributes = [pair for owner in (layer, *lenders) for pair in weights_held_by(owner)]
+        variables = tf.nest.flatten([list(own.values()) for _, own in attributes])
         self.weights = list({id(w): w for w in variables if isinstance(w, tf.Variable)}.values())
         symbols = {id(w): graph_lib.symbolic(w.shape, w.dtype) for w in self.weights}
         self.assigned: dict[int, Any] = {}
@@ -197,7 +197,7 @@ class _Trace:
         with tf.GradientTape(watch_accessed_variables=True) as tape:
             try:
                 with contextlib.ExitStack() as block:
-                    for owner, own in attributes.items():
+                    for owner, own in attributes:
                         block.enter_context(swapped(owner, **with_symbols(own, symbols)))
                         let_assign(owner, own, symbols, self.assigned)
                     block.enter_context(swapped(layer, **additions))

@@ -1,0 +1,95 @@
+"""Weights of objects that a layer holds and that are no layers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.comparison import assert_kept
+from tests.helpers import rng
+
+layers = keras.layers
+
+ROWS = rng().normal(size=(16, 4)).astype(np.float32)
+
+
+class Plain:
+    """A product with a bias, in an object that Keras does not know."""
+
+    def __init__(self, rows, columns, name):
+        super().__init__()
+        self.kernel = tf.Variable(rng().normal(size=(rows, columns)).astype(np.float32), name=name)
+        self.rest = {"biases": (tf.Variable(tf.zeros(columns), name=f"{name}_bias"),)}
+
+    def __call__(self, x):
+        return tf.matmul(x, self.kernel) + self.rest["biases"][0]
+
+
+class Module(Plain, tf.Module):
+    """The same, which Keras trains."""
+
+
+class Held(layers.Layer):
+    """Calls an object, and others in a list of an object."""
+
+    def __init__(self, kind=Module, **kwargs):
+        super().__init__(**kwargs)
+        self.first = kind(4, 8, "first")
+        self.first.again = self
+        self.first.inside = [kind(8, 3, "second")]
+
+    def call(self, x):
+        return self.first.inside[0](tf.nn.relu(self.first(x)))
+
+    def get_config(self):
+        return super().get_config()
+
+
+@pytest.mark.parametrize("kind", [Module, Plain])
+def test_objects_in_layers(kind, tmp_path):
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, Held(kind, name="held")(inputs))
+    assert len(model.trainable_weights) == (4 if kind is Module else 0)
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, ROWS)
+    np.testing.assert_allclose(qat(ROWS), model(ROWS), atol=0.2)
+    assert [w.shape for w in qat.trainable_weights] == [w.shape for w in model.trainable_weights]
+    assert_kept(qat, ROWS, tmp_path)
+
+
+def test_training_objects_in_layers():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, Held(Module, name="held")(inputs))
+    qat = keras_qat.quantize_model(model)
+    qat.compile("sgd", "mse")
+    before = model.layers[1].first.kernel.numpy()
+    qat.fit(ROWS, np.zeros((16, 3)), verbose=0)
+    np.testing.assert_array_equal(model.layers[1].first.kernel, before)
+    with keras.utils.custom_object_scope({"Held": Held}):
+        stripped = keras_qat.strip_quantization(qat)
+    assert not np.allclose(stripped.layers[1].first.kernel, before)
+    np.testing.assert_allclose(qat(ROWS), stripped(ROWS), atol=0.3)
+
+
+class Reader(layers.Layer):
+    """Reads a kernel in an object of another layer."""
+
+    def __init__(self, held, **kwargs):
+        super().__init__(**kwargs)
+        self.held = held
+
+    def call(self, x):
+        return tf.matmul(x, self.held.first.kernel, transpose_b=True)
+
+
+def test_objects_of_other_layers(tmp_path):
+    inputs, held = keras.Input((4,)), Held(Module, name="held")
+    wide = layers.Dense(8, name="wide")(held(inputs))
+    model = keras.Model(inputs, Reader(held, name="reader")(wide))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, ROWS)
+    assert len(qat.trainable_weights) == 6
+    assert_kept(qat, ROWS, tmp_path)
