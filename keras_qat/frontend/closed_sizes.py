@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layer_names import is_of_keras
-from keras_qat.frontend.known_sizes import BATCHES, computed_sizes, sizes_in_both_runs
+from keras_qat.frontend.known_sizes import BATCHES, SHAPES, computed_sizes, sizes_in_both_runs
 from keras_qat.frontend.tf_operations import is_operation, operands
 
 Shape = tuple[int | None, ...]
@@ -19,33 +21,62 @@ Shape = tuple[int | None, ...]
 
 def close_sizes(graph: Graph) -> None:
     """Sets the sizes of values that follow from those of the inputs of their calls, in place."""
+    rows: dict[Value, Fraction] = {}
     for call in graph.calls:
         values = values_in(call.outputs)
-        read = [size for value in call.inputs for size in value.shape[1:]]
-        if None in read or all(None not in value.shape[1:] for value in values):
-            continue
         is_reshape = getattr(call.layer, "symbol", "") == "reshape"
-        shapes = _of_reshape(call) if is_reshape else _inferred(call)
-        for value, shape in zip(values, shapes, strict=False):
-            value.shape = shape
+        read = [size for value in call.inputs for size in value.shape[1:]]
+        if None not in read and any(None in value.shape[1:] for value in values):
+            shapes = _of_reshape(call, rows) if is_reshape else _inferred(call)
+            for value, shape in zip(values, shapes, strict=False):
+                value.shape = shape
+        _note_rows(call, is_reshape, rows)
 
 
-def _of_reshape(call: Call) -> list[Shape]:
+def _note_rows(call: Call, is_reshape: bool, rows: dict[Value, Fraction]) -> None:
+    """Notes for how many examples' rows the open first axis of what a call computes stands.
+
+    Of (examples, 3, 4) that is 1, and 3 behind a reshape to (-1, 4).
+    """
+    count = max((rows.get(value, Fraction(1)) for value in call.inputs), default=Fraction(1))
+    if is_reshape:
+        x, _ = operands(call, "tensor", "shape")
+        sizes: list[Any] = [*call.output.shape[1:]]
+        if None in sizes or None in x.shape[1:] or 0 in sizes:
+            return
+        count = rows.get(x, Fraction(1)) * math.prod(x.shape[1:]) / math.prod(sizes)
+    rows.update((value, count) for value in values_in(call.outputs) if value.shape[:1] == (None,))
+
+
+def _of_reshape(call: Call, rows: Mapping[Value, Fraction]) -> list[Shape]:
     """Returns the shape of a reshape to sizes that are known but for the number of examples.
 
     The first one may be a multiple of that: attention that makes one axis of examples and heads.
     """
     x, shape = operands(call, "tensor", "shape")
     first, *others = x.shape
+    counts = {rows.get(value, Fraction(1)) for value in _measured(values_in(shape))}
     both = []
     for batch, sizes in zip(BATCHES, sizes_in_both_runs(shape) or [], strict=False):
-        if 0 in sizes or sizes.count(-1) > 1:
+        if 0 in sizes or sizes.count(-1) > 1 or (-1 in sizes and len(counts) != 1):
             return []
-        rest = (first or batch) * math.prod(others) // -math.prod(sizes)
+        rest = 0
+        if -1 in sizes:
+            examples = first or batch * rows.get(x, Fraction(1)) / min(counts)
+            rest = int(examples * math.prod(others) / -math.prod(sizes))
         both.append([rest if size == -1 else size for size in sizes])
     if not both or both[0][1:] != both[1][1:]:
         return []
     return [(first, *both[0][1:])]
+
+
+def _measured(sizes: list[Value]) -> Iterator[Value]:
+    """Yields the tensors whose sizes are read by what computes these."""
+    for size in sizes:
+        call = size.producer
+        if call is not None:
+            is_shape = getattr(call.layer, "symbol", "") in SHAPES
+            yield from call.inputs[:1] if is_shape else _measured(call.inputs)
 
 
 def _inferred(call: Call) -> list[Shape]:

@@ -104,6 +104,31 @@ def test_copies_for_a_batch_keep_their_shape():
     assert sorted(plan.float_layers) == sorted(item.node.layer.name for item in result[2:])
 
 
+ROWS = {
+    "as wide as the others leave": lambda x: [tf.shape(x)[0], 3, -1],
+    "as many as there are": lambda x: [tf.shape(x)[0], -1, 4],
+    "flat": lambda x: [tf.shape(x)[0], -1],
+    "halves": lambda x: (tf.shape(x)[0], -1, 2),
+    "counted by rows": lambda x: [tf.shape(tf.reshape(x, [-1, 4]))[0], 2, -1],
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("rows", ROWS)
+def test_rows_of_all_examples_become_examples_again(rows, tmp_path):
+    """The open first axis between the reshapes counts rows: three times the examples."""
+    model = functional(
+        (3, 4),
+        build=lambda x: tf.reshape(layers.Dense(4)(tf.reshape(x, [-1, 4])), ROWS[rows](x)),
+    )
+    x = images(8, (3, 4))
+    qat = keras_qat.quantize_model(model, target="ethos_u55", strict=True)
+    keras_qat.calibrate(qat, x)
+    expected = model.predict(x, verbose=0)
+    np.testing.assert_allclose(qat.predict(x, verbose=0), expected, atol=0.05)
+    assert_kept(qat, x, tmp_path)
+
+
 COPIED = {
     "broadcast_to": lambda x, row: tf.broadcast_to(row, tf.shape(x)),
     "broadcast_to of more axes": lambda x, row: tf.broadcast_to(row[None], tf.shape(x)),
