@@ -108,6 +108,19 @@ def test_parts_read_what_inference_computes_as_well(layer, tmp_path):
         assert np.corrcoef(ours.ravel(), real.ravel())[0, 1] > 0.9
 
 
+class WithoutNan(Path):
+    """Fills a tensor with NaN in both phases, as sparsemax does, which is not equal to itself."""
+
+    def call(self, x, training=None):
+        y = layers.Dropout(0.5)(self.dense(x), training=training)
+        return tf.where(tf.abs(y) < 1e6, y, tf.fill(tf.shape(y), tf.constant(np.nan)))
+
+
+def test_nan_is_the_same_in_both_phases():
+    inputs = keras.Input(SHAPE)
+    assert not keras_qat.plan(keras.Model(inputs, WithoutNan()(inputs))).float_layers
+
+
 class NoisyWeights(layers.Layer):
     """As NoisyNets explore: in training each weight is drawn around its mean."""
 

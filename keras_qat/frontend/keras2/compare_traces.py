@@ -72,5 +72,6 @@ def identity(node: Any) -> Any:
 
 def equal(a: Any, b: Any) -> bool:
     if tf.is_tensor(a) or isinstance(a, np.ndarray):
-        return np.shape(a) == np.shape(b) and bool(np.all(np.asarray(a) == np.asarray(b)))
+        x, y = np.asarray(a), np.asarray(b)
+        return x.shape == y.shape and bool(np.all((x == y) | ((x != x) & (y != y))))  # NaN.
     return bool(a is b or a == b)
