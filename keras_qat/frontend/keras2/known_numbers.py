@@ -86,17 +86,17 @@ def sizes_as_numbers() -> Iterator[None]:
 
     def length(tensor: Any) -> int:
         size = tensor.shape[0] if tensor.shape.rank else None
-        return before["__len__"](tensor) if size is None or not _asked_by_user() else size
+        return before["__len__"](tensor) if size is None or not asked_by_user() else size
 
     def convert(to: Callable[[Any], Any]) -> Any:
         def converted(tensor: Any) -> Any:
-            number = known_number(tensor) if _asked_by_user() else None
+            number = known_number(tensor) if asked_by_user() else None
             return before["__len__"](tensor) if number is None else to(number)
 
         return converted
 
     def steps(tensor: Any) -> Iterator[Any]:
-        number = known_number(tensor) if _asked_by_user() else None
+        number = known_number(tensor) if asked_by_user() else None
         return before["__iter__"](tensor) if number is None else iter(tf.constant(number))
 
     new = length, convert(bool), convert(int), steps, staticmethod(symbol_of)
@@ -112,7 +112,7 @@ def sizes_as_numbers() -> Iterator[None]:
                 setattr(kind, name, method)
 
 
-def _asked_by_user() -> bool:
+def asked_by_user() -> bool:
     """Returns whether a user's own code calls the method that calls this function."""
     module = str(sys._getframe(2).f_globals.get("__name__", ""))
     return module.split(".")[0] not in ("keras", "numpy", "tensorflow", "tf_keras")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.frontend.graph import symbolic
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.known_numbers import asked_by_user
 from keras_qat.frontend.origins import LIBRARIES, package_of
 
 _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
@@ -65,6 +68,13 @@ def _is_plain_object(value: Any) -> bool:
     return has_attributes and package_of(kind) not in LIBRARIES
 
 
+def symbol_of_weight(variable: Any) -> Any:
+    """Returns a symbol that can be asked for its value, as the variable in whose place it is."""
+    symbol = symbolic(variable.shape, variable.dtype)
+    symbol.value = symbol.read_value = lambda: symbol
+    return symbol
+
+
 def with_symbols(value: Any, symbols: dict[int, Any]) -> Any:
     """Returns a structure with symbols in the place of its variables."""
     if isinstance(value, dict):
@@ -72,6 +82,34 @@ def with_symbols(value: Any, symbols: dict[int, Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return [with_symbols(item, symbols) for item in value]
     return symbols.get(id(value), value)
+
+
+@contextlib.contextmanager
+def listed_as_symbols(symbols: dict[int, Any]) -> Iterator[None]:
+    """Runs a block in which a user's code finds symbols in `layer.weights` and the like.
+
+    Args:
+        symbols: id of a variable -> the symbol in its place.
+    """
+
+    def listed(before: Any) -> property:
+        def weights(layer: Any) -> Any:
+            listed = before.fget(layer)
+            return with_symbols(listed, symbols) if asked_by_user() else listed
+
+        return property(weights, before.fset)
+
+    kinds = keras.Model, keras.Sequential, keras.layers.Layer
+    names = [f"{kind}{name}" for kind in ("", "trainable_") for name in ("weights", "variables")]
+    found = [(kind, name) for kind in kinds for name in names if name in vars(kind)]
+    before = [vars(kind)[name] for kind, name in found]
+    try:
+        for (kind, name), own in zip(found, before, strict=True):
+            setattr(kind, name, listed(own))
+        yield
+    finally:
+        for (kind, name), own in zip(found, before, strict=True):
+            setattr(kind, name, own)
 
 
 def let_assign(

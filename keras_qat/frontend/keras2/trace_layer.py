@@ -43,7 +43,9 @@ from keras_qat.frontend.keras2.known_numbers import sizes_as_numbers, symbols_of
 from keras_qat.frontend.keras2.layer_names import of_different_names
 from keras_qat.frontend.keras2.layer_weights import (
     let_assign,
+    listed_as_symbols,
     regularizers_of,
+    symbol_of_weight,
     weights_held_by,
     with_symbols,
 )
@@ -167,7 +169,7 @@ class _Trace:
         attributes = [pair for owner in (layer, *lenders) for pair in weights_held_by(owner)]
         variables = tf.nest.flatten([list(own.values()) for _, own in attributes])
         self.weights = list({id(w): w for w in variables if isinstance(w, tf.Variable)}.values())
-        symbols = {id(w): graph_lib.symbolic(w.shape, w.dtype) for w in self.weights}
+        symbols = {id(w): symbol_of_weight(w) for w in self.weights}
         self.assigned: dict[int, Any] = {}
         """Id of a variable -> what the layer assigns to it."""
         self.inputs = {value: graph_lib.symbolic(value.shape, value.dtype) for value in call.inputs}
@@ -201,6 +203,7 @@ class _Trace:
                         block.enter_context(swapped(owner, **with_symbols(own, symbols)))
                         let_assign(owner, own, symbols, self.assigned)
                     block.enter_context(swapped(layer, **additions))
+                    block.enter_context(listed_as_symbols(symbols))
                     block.enter_context(calls_inside(tape, layer, lenders))
                     block.enter_context(steps_written_out())
                     block.enter_context(sizes_as_numbers())
