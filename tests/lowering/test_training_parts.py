@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -106,6 +108,37 @@ def test_parts_read_what_inference_computes_as_well(layer, tmp_path):
         )
         np.testing.assert_allclose(ours.mean(), real.mean(), rtol=0.1)
         assert np.corrcoef(ours.ravel(), real.ravel())[0, 1] > 0.9
+
+
+class LayerDrop(layers.Layer):
+    """Drops layers by Python's random numbers, as speech models of repositories do."""
+
+    def __init__(self, draw, **kwargs):
+        super().__init__(**kwargs)
+        self.draw, self.parts = draw, [layers.Dense(3) for _ in range(8)]
+
+    def call(self, x, training=None):
+        for part in self.parts:
+            if training and self.draw() < 0.5:
+                continue
+            x = part(x)
+        return x
+
+
+DRAWS = {
+    "random": lambda: random.random(),
+    "random.uniform": lambda: random.uniform(0, 1),
+    "numpy.random.uniform": lambda: np.random.uniform(0, 1),  # noqa: NPY002
+    "numpy.random.rand": lambda: np.random.rand(),  # noqa: NPY002
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_layers_dropped_by_python_are_opened(draw):
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, LayerDrop(lambda: DRAWS[draw]())(inputs))
+    assert not keras_qat.plan(model).float_layers
+    assert len(keras_qat.quantize_model(model).weights) >= 16
 
 
 class WithoutNan(Path):
