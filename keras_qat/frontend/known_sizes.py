@@ -14,12 +14,7 @@ from keras_qat.frontend.tf_operations import draws_random_numbers, is_operation
 
 SHAPES = ("compat.v1.shape", "shape")
 
-SLICES = ("__operators__.getitem", "slice", "strided_slice")
-
-COUNTING = tuple(
-    f"math.unsorted_segment_{kind}" for kind in ("sum", "mean", "sqrt_n", "max", "min")
-)
-"""Operations that take a number of segments, often `tf.shape(x)[0]` of the nodes of one graph."""
+RANKS = ("compat.v1.rank", "rank")
 
 BATCHES = 2, 61
 """Numbers of examples, far apart: what is the same with both depends on other sizes alone."""
@@ -136,25 +131,19 @@ def _runs_of(values: list[Value], of_all: bool = False) -> dict[Value, tuple[Any
 
 
 def with_known_sizes(graph: Graph) -> Graph:
-    """Replaces what is computed from known sizes by constants, in real numbers and in slices.
+    """Replaces what is computed from known sizes by constants in what operations read.
 
-    Other integers stay, such as the sizes that a reshape takes, and so does what layers read, whose
-    weights would be constants else.
+    What layers read stays, as their weights would be constants else.
     """
     runs: dict[Value, tuple[Any, Any]] = {}
     """Values that depend on sizes alone -> what they are with both numbers of examples."""
     known: dict[Value, Any] = {}
-    reals: set[Value] = set()
     for call in graph.calls:
         values = values_in(call.outputs)
         if (both := _in_both_runs(call, runs)) is None:
             continue
         runs.update(zip(values, both, strict=True))
-        same = {value: runs[value][0] for value in values if np.array_equal(*runs[value])}
-        known.update(same)
-        if not reals.isdisjoint(call.inputs):
-            reals.update(same)
-        reals.update(value for value in same if value.is_float or _is_no_size(same[value]))
+        known.update({v: runs[v][0] for v in values if np.array_equal(*runs[v])})
     if not known:
         return graph
     calls = []
@@ -164,20 +153,13 @@ def with_known_sizes(graph: Graph) -> Graph:
         if known.keys() >= set(values) and read.isdisjoint(values):
             continue
         if is_operation(call.layer) and not known.keys() >= set(call.inputs):
-            takes_integers = call.layer.symbol in (*SLICES, *COUNTING)
-            constants = known if takes_integers else {v: known[v] for v in reals}
-            found = {v: _constant(constants.get(v, v)) for v in call.inputs}
+            found = {v: _constant(known.get(v, v)) for v in call.inputs}
             args, kwargs = map_values(found.__getitem__, (call.args, call.kwargs))
             new = Call(call.layer, args, kwargs, call.outputs, call.name)
             call = new.as_part_of(call)
         calls.append(call)
         read.update(call.inputs)
     return dataclasses.replace(graph, calls=calls[::-1])
-
-
-def _is_no_size(number: np.ndarray) -> bool:
-    """Returns whether Keras, which takes all integers for sizes, could not compute with a value."""
-    return number.dtype == np.int32 and number.ndim < 2 and bool(np.any(number < -1))
 
 
 def _constant(number: Any) -> Any:
@@ -202,6 +184,8 @@ def _in_both_runs(
     size = size_of(call.output) if len(values_in(call.outputs)) == 1 else None
     if isinstance(size, int):
         return [(np.array(size, call.output.dtype),) * 2]
+    if call.layer.symbol in RANKS and call.inputs[0].shape:
+        return [(np.array(len(call.inputs[0].shape), np.int32),) * 2]
     if call.layer.symbol in SHAPES:
         first, *sizes = call.inputs[0].shape or [None]
         if None in sizes or not call.inputs[0].shape:

@@ -339,7 +339,7 @@ TRANSPOSE_CONV = dataclasses.replace(
 def _affine_attributes(call: Call) -> Attributes:
     """Returns `axes` along which scales and offsets differ; none if they are the same."""
     rank, axes = len(call.output.shape), tf.nest.flatten([getattr(call.layer, "axis", -1)])
-    return {"axes": tuple(int(axis) % rank for axis in axes if axis is not None)}
+    return {"axes": tuple(int(axis) % max(rank, 1) for axis in axes if axis is not None)}
 
 
 def _accepts_affine(call: Call, attributes: Attributes) -> str | None:

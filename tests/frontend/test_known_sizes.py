@@ -57,6 +57,23 @@ def of_earlier_steps(x):
     return tf.matmul(earlier, x)
 
 
+def largest(x):
+    """As sparsemax sorts."""
+    return x - tf.math.top_k(x, k=tf.shape(x)[-1]).values
+
+
+def by_rank(x):
+    """Axes that are counted from the number of axes, as code does that takes any."""
+    last = tf.rank(x) - 1
+    swapped = tf.transpose(x, tf.concat([tf.range(last - 1), [last], [last - 1]], 0))
+    y = tf.concat([x, tf.roll(x, tf.shape(x)[1] // 2, 1)], axis=last)
+    return tf.matmul(0.02 * swapped, y - tf.expand_dims(tf.reduce_max(x, axis=last), last))
+
+
+def one_hot(x):
+    return x + 0.1 * tf.one_hot(tf.argmax(x, axis=tf.rank(x) - 1), depth=tf.shape(x)[-1])
+
+
 def cut(x):
     """As relative positions are shifted in Conformers: no size is a number in the code."""
     rows, columns = tf.shape(x)[1], tf.shape(x)[2]
@@ -92,7 +109,10 @@ def model_of(function, shape=SHAPE):
 @pytest.mark.parametrize("opened", [False, True], ids=["operations", "Lambda"])
 @pytest.mark.parametrize(
     "function",
-    [halved, with_positions, flattened, multiplied, on_a_grid, clipped, of_earlier_steps, cut],
+    [
+        *(halved, with_positions, flattened, multiplied, on_a_grid, clipped, of_earlier_steps, cut),
+        *(largest, by_rank, one_hot),
+    ],
 )
 def test_what_sizes_give_is_constant(function, opened, tmp_path):
     model, x = model_of(layers.Lambda(function) if opened else function), images(32, SHAPE)
@@ -106,8 +126,8 @@ def test_what_sizes_give_is_constant(function, opened, tmp_path):
         assert_trains_and_is_kept(keras_qat.quantize_model(model), x, tmp_path)
 
 
-@pytest.mark.parametrize("function", [cut, lambda x: OfTable()(x)], ids=["cut", "of a table"])
-def test_slices_up_to_computed_sizes(function):
+@pytest.mark.parametrize("function", [largest, by_rank, one_hot, cut, lambda x: OfTable()(x)])
+def test_options_that_are_computed_sizes(function):
     model, x = model_of(function), images(8, SHAPE)
     qat = observe(keras_qat.quantize_model(model, strict=True), x)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
