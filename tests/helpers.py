@@ -37,7 +37,7 @@ def scramble(model: Any, seed: int = 2) -> Any:
                 value = numbers.uniform(0.3, 3.0, shape)
             elif kind == "gamma":
                 value = numbers.uniform(0.3, 2.0, shape) * numbers.choice([-1, 1], shape)
-                value[0], value[1], value[2] = 0.0, -1.5, 1.5
+                value.flat[:3] = 0.0, -1.5, 1.5
             elif "kernel" in kind:
                 continue
             else:

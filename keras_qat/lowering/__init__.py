@@ -31,7 +31,7 @@ from keras_qat.lowering.convolutions import split_separable
 from keras_qat.lowering.filled import with_filled_constants
 from keras_qat.lowering.hard_swish import recognize_hard_swish
 from keras_qat.lowering.image_ops import split_random_crop, split_resizing_layer
-from keras_qat.lowering.last_axes import IN_INTEGERS, along_last_axes
+from keras_qat.lowering.last_axes import IN_INTEGERS, along_last_axes, along_one_last_axis
 from keras_qat.lowering.merges import (
     convert_fixed_ranges,
     convert_second_factor,
@@ -164,6 +164,7 @@ LOWERINGS: dict[Any, Lowering] = {
     layers.Concatenate: convert_fixed_ranges,
     **dict.fromkeys((layers.Maximum, layers.Minimum), with_same_axes(split_extremum)),
     **dict.fromkeys((layers.UnitNormalization, *IN_INTEGERS), along_last_axes),
+    layers.BatchNormalization: along_one_last_axis,
     layers.Activation: split_activation_layer,
 }
 """`ALWAYS` and the lowerings, also of operations, that only TFLite's operators need."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call
@@ -36,3 +38,32 @@ def along_last_axes(call: Call, context: LoweringContext) -> list[Call]:
         context.clone(layer, "last_axes", context.weights_of(layer), axis=axis),
         parts.new("turned_back", layers.Permute, back),
     )
+
+
+def along_one_last_axis(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers BatchNormalization along other or several axes to one along the last of two.
+
+    Keras normalizes images along the last axis by an operation that moves the variance otherwise.
+    """
+    layer, shape = call.layer, call.output.shape
+    rank = len(shape)
+    axes = sorted(axis % rank for axis in tf.nest.flatten([layer.axis]))
+    others = [axis for axis in range(rank) if axis not in axes]
+    if axes == [rank - 1] or {0, None} & {*axes, *shape[1:]} or layer.activity_regularizer:
+        return []
+    order = [*others, *axes]
+    sizes = [shape[axis] or 1 for axis in order[1:]]
+    rows = [math.prod(sizes[: len(others) - 1])] if others[1:] else []
+    parts = PartsBuilder(call, context)
+    x = call.inputs[0]
+    after = [parts.new("parted", layers.Reshape, sizes)]
+    if order != sorted(order):
+        back = [order.index(axis) for axis in range(1, rank)]
+        x = parts.add(parts.new("turned", layers.Permute, order[1:]), x)
+        after.append(parts.new("turned_back", layers.Permute, back))
+    x = parts.add(parts.new("joined", layers.Reshape, (*rows, -1)), x)
+    norm = context.clone(layer, "last_axes", context.weights_of(layer), axis=-1)
+    x = parts.add(norm, x, kwargs=call.kwargs)
+    for part in after[:-1]:
+        x = parts.add(part, x)
+    return parts.end(after[-1], x)

@@ -6,14 +6,17 @@ import functools
 import re
 from typing import Any
 
-import tensorflow as tf
-
 from keras_qat.config import specs
 from keras_qat.frontend.graph import Call, Graph, Value, rebuild, symbols, values_in
 from keras_qat.frontend.graph_copy import InsertedCall, Replacement, copy_graph
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.configurations import missing_config
-from keras_qat.frontend.keras2.layers_and_models import clone, name_outputs, own_initializers
+from keras_qat.frontend.keras2.layers_and_models import (
+    clone,
+    name_outputs,
+    own_initializers,
+    take,
+)
 from keras_qat.frontend.keras2.precision import is_half, policy_of
 from keras_qat.ops.registry import gates_of, on_request
 from keras_qat.placement.fusion_groups import Group
@@ -62,7 +65,7 @@ def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:
     name_outputs(model, graph.output_names)
     for layer, weights in visitor.sources.items():
         for new, old in zip(layer.weights, weights, strict=True):
-            new.assign(tf.cast(old, new.dtype))
+            take(new, old)
         layer.finalize_state()  # Normalization precomputes from its weights.
     start_limits(model)
     recipe = plan.recipe

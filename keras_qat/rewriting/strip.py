@@ -13,7 +13,7 @@ from keras_qat.frontend.graph import Call
 from keras_qat.frontend.helper_layers import Regularize
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.configurations import custom_objects_in, deserialization_scope
-from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
+from keras_qat.frontend.keras2.layers_and_models import clone, layers_in, take
 from keras_qat.frontend.keras2.names_in_configs import restore_names
 from keras_qat.frontend.keras2.readability import check_readable
 from keras_qat.lowering import lower
@@ -100,7 +100,8 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
     plain.trainable = True
     done: set[Any] = set()
     frozen: set[int] = set()
-    own = {id(weight) for weight in plain.weights}
+    own = {id(weight): weight.name for weight in plain.weights}
+    given: set[int] = set()
     for call in graph.calls + graph.loss_only:
         trained: Any = layer_of.get(PREFIX + call.name)
         pairs: list[tuple[Any, Any]] = [(call, trained)]
@@ -110,7 +111,7 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
             pairs = [(call, trained.layer)]
         for part, source in pairs:
             weights = graph.weights.get(part.layer, part.layer.weights) if source else []
-            if source is None or part.layer in done or own.isdisjoint(map(id, weights)):
+            if source is None or part.layer in done or own.keys().isdisjoint(map(id, weights)):
                 continue  # Nothing that trains, or a constant of an operation.
             if len(weights) != len(source.weights):
                 raise _cannot_copy(f"other layers read weights of '{part.name}'")
@@ -118,13 +119,17 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
             part.source.trainable = trained.trainable and source.trainable
             trains = set(map(id, source.trainable_weights))
             for new, old in zip(weights, source.weights, strict=True):
-                new.assign(tf.cast(old, new.dtype))
+                take(new, old)
+                given.add(id(new))
                 if new.trainable and id(old) not in trains:
                     frozen.add(id(new))
     for call in graph.calls + graph.loss_only:
         weights = graph.weights.get(call.layer, call.layer.weights)
-        if call.layer not in done and not own.isdisjoint(map(id, weights)):
+        if call.layer not in done and not own.keys().isdisjoint(map(id, weights)):
             raise _cannot_copy(f"nothing of the quantized model is '{call.name}' in it")
+    of_metrics = {id(weight) for metric in plain.metrics for weight in metric.weights}
+    for weight in own.keys() - given - of_metrics:
+        raise _cannot_copy(f"nothing of the quantized model is '{own[weight]}' in it")
     for layer in layers_in(plain)[1:]:
         if isinstance(layer, keras.Model) and not layer.trainable_weights:
             layer.trainable = False

@@ -61,6 +61,11 @@ def clone(layer: Any, **changes: Any) -> Any:
         return _made_like(layer, {**config, **configurations.missing_config(layer), **changes})
 
 
+def take(new: Any, old: Any) -> None:
+    """Gives a weight the numbers of another, which may have another type or split its axes."""
+    new.assign(tf.reshape(tf.cast(old, new.dtype), new.shape))
+
+
 def _made_like(layer: Any, config: dict[str, Any]) -> Any:
     """Makes a layer of a layer's class, whose constructor may take no name."""
     taken = inspect.signature(type(layer).__init__).parameters

@@ -178,7 +178,7 @@ def _compared(
 def _statistics(layer: Any) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns mean and standard deviation that a layer has seen; None if it has seen none."""
     if isinstance(layer, keras.layers.BatchNormalization):
-        mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
+        mean, variance = (np.ravel(seen) for seen in (layer.moving_mean, layer.moving_variance))
         has_seen = np.any(mean != 0) or np.any(variance != 1)
         return (mean, np.sqrt(variance + layer.epsilon)) if has_seen else None
     if isinstance(layer, keras.layers.Normalization) and not layer.invert:
