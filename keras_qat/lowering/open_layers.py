@@ -371,6 +371,7 @@ def _weight_tensor(
             outputs=value,
             output_names=["tensor"],
             calls=_behind(value),
+            loss_only=[],
             name="expression",
         )
         expression = graph_lib.rebuild(graph, apply=call_in_layer)

@@ -55,7 +55,19 @@ class Nested(layers.Layer):
         return self.codebook(self.codebook(x) + x)
 
 
-@pytest.mark.parametrize("layer", [Divergence, Nested])
+class Clusters(layers.Layer):
+    """Shares of clusters by a kernel that it computes, whose entropy is a loss."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight("kernel", (2, 4, 2), initializer="random_normal")
+
+    def call(self, x):
+        shares = tf.nn.softmax(tf.matmul(x, tf.reshape(self.kernel, (4, 4))))
+        self.add_loss(-tf.reduce_mean(shares * tf.math.log(shares)))
+        return shares
+
+
+@pytest.mark.parametrize("layer", [Divergence, Nested, Clusters])
 def test_losses_of_opened_layers(layer, tmp_path):
     keras.utils.set_random_seed(1)
     inputs = keras.Input((4,))
