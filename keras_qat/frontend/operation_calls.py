@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras, register
 from keras_qat.frontend.tf_operations import is_operation
@@ -47,6 +48,11 @@ def call_in_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors: list[Any] = []
     arguments = json.dumps(_encoded([args, kwargs], tensors))
     return OperationCall(call.layer, arguments, name=call.layer.name)(tensors)
+
+
+def with_all_arguments(model: Any) -> Any:
+    """Returns a model of the same calls, whose configuration holds all arguments of operations."""
+    return graph_lib.rebuild(graph_lib.read(model), apply=call_in_layer)
 
 
 def _encoded(argument: Any, tensors: list[Any]) -> Any:

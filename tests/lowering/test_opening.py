@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.weighted_sums import RECENT
-from tests.helpers import images
+from tests.helpers import images, observe
 from tests.networks.custom import (
     CLOSED,
     OPENED,
@@ -183,6 +183,25 @@ def test_paths_are_dropped_in_training_only():
     kept = np.asarray(qat(data, training=True))[:, 0, 0, 0]
     assert {round(float(layer), 2) for layer in kept} == {0.0, 1.25}
     assert np.ptp(qat(data)) == 0
+
+
+class DropBlock(layers.Layer):
+    """Drops what is not on the diagonal, in training: `tf.meshgrid` takes any number of tensors."""
+
+    def call(self, x, training=None):
+        if not training:
+            return x
+        rows, columns = tf.meshgrid(tf.range(tf.shape(x)[1]), tf.range(tf.shape(x)[2]))
+        return x * tf.cast(rows == columns, x.dtype)[..., None]
+
+
+def test_what_is_dropped_in_training_is_saved(tmp_path):
+    qat = keras_qat.quantize_model(model_of(lambda x: DropBlock()(x)), strict=True)
+    observe(qat, images(8, SHAPE))
+    qat.save(tmp_path / "qat.keras")
+    loaded, x = keras.models.load_model(tmp_path / "qat.keras"), np.ones((1, *SHAPE), np.float32)
+    np.testing.assert_array_equal(loaded(x), qat(x))
+    np.testing.assert_array_equal(np.sign(loaded(x, training=True))[0, ..., 0], np.eye(SHAPE[0]))
 
 
 class Compressed(layers.Layer):

@@ -56,6 +56,7 @@ from keras_qat.frontend.keras2.real_transforms import transforms_of_symbols
 from keras_qat.frontend.keras2.training_sections import Sections
 from keras_qat.frontend.keras2.written_out_loops import steps_written_out
 from keras_qat.frontend.masks import first_argument
+from keras_qat.frontend.operation_calls import with_all_arguments
 from keras_qat.frontend.own_gradients import gradients_of_symbols
 from keras_qat.frontend.tf_operations import draws_random_numbers, number
 
@@ -308,7 +309,7 @@ def _follow_training(trained: _Trace, tested: _Trace) -> None:
     does_nothing = _passes_on(tested) and not trained.weights
     refusal: Exception = CannotOpen("it computes differently in training")
     if does_nothing and len(trained.inputs) == 1 and _varies_alike(trained):
-        refusal = OnlyTrains(trained.model)
+        refusal = OnlyTrains(with_all_arguments(trained.model))
     nodes, of_test, noise = in_order(trained), in_order(tested), set[Any]()
     expected = list(map(identity, of_test))
     if list(map(identity, nodes)) != expected:  # As in `if training: x = self.dropout(x)`.
@@ -365,7 +366,7 @@ def _with_both_phases(trained: _Trace, tested: _Trace, refusal: CannotOpen) -> _
     has_state = any(x.weights or x.model.weights or x.masks for x in (trained, tested))
     if has_state or len(ends[0]) > 1 or kinds[0] != kinds[1]:
         raise refusal
-    layer = TrainingOnly(trained.model, name="in_training")
+    layer = TrainingOnly(with_all_arguments(trained.model), name="in_training")
     tested.outputs = layer(ends[1][0], given=list(tested.inputs.values()))
     tested.model = tested.model_of(list(tested.inputs.values()), tested.outputs)
     return tested

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_qat.frontend.helper_layers import TrainingOnly
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.compare_traces import equal, identity
+from keras_qat.frontend.operation_calls import with_all_arguments
 
 
 class Sections:
@@ -139,7 +140,8 @@ class Sections:
         if id(a) not in self.parts:
             name = f"in_training_{len(self.parts)}" if self.parts else "in_training"
             others = self.others[id(start), id(a)]
-            layer = TrainingOnly(keras.Model([start, *(x for x, _ in others)], a), name=name)
+            model = keras.Model([start, *(x for x, _ in others)], a)
+            layer = TrainingOnly(with_all_arguments(model), name=name)
             given = [start, *(self._rebuilt(x, y) for x, y in others)]
             self.parts[id(a)] = layer(start, given=given) if others else layer(start)
         return self.parts[id(a)]
