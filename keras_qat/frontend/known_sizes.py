@@ -81,6 +81,23 @@ def sizes_in_both_runs(shape: Any) -> list[list[int]] | None:
     return [np.ravel(tf.nest.flatten(sizes)).tolist() for sizes in numbers]
 
 
+def given_numbers(call: Call) -> Call | None:
+    """Returns a call that is given Python's numbers for integers that depend on sizes alone.
+
+    None if it reads none of these, as most calls. Who reads what it computes sees the call itself.
+    """
+    scalars = [value for value in call.inputs if not value.shape]
+    runs = _runs_of(scalars)
+    known = [value for value in scalars if value in runs and runs[value][0] == runs[value][1]]
+    numbers = {value: runs[value][0].item() for value in known}
+    if not numbers:
+        return None
+    args, kwargs = map_values(lambda value: numbers.get(value, value), (call.args, call.kwargs))
+    given = Call(call.layer, args, kwargs, (), call.name).as_part_of(call)
+    given.outputs = call.outputs
+    return given
+
+
 def counts_examples(value: Any) -> bool:
     """Returns whether a tensor holds the number of each example, from 0 on, and nothing else."""
     if not isinstance(value, Value) or value not in (runs := _runs_of([value])):
@@ -186,6 +203,9 @@ def _in_both_runs(
         return [(np.array(size, call.output.dtype),) * 2]
     if call.layer.symbol in RANKS and call.inputs[0].shape:
         return [(np.array(len(call.inputs[0].shape), np.int32),) * 2]
+    if size == BATCH and _is_of_open_axis(call.inputs[0]):  # Though others may be open, too.
+        of_two, of_many = (np.array(batch, call.output.dtype) for batch in BATCHES)
+        return [(of_two, of_many)]
     if call.layer.symbol in SHAPES:
         first, *sizes = call.inputs[0].shape or [None]
         if None in sizes or not call.inputs[0].shape:
@@ -197,6 +217,11 @@ def _in_both_runs(
         return None
     results = [_computed(call, {v: runs[v][index] for v in call.inputs}) for index in (0, 1)]
     return list(zip(*results, strict=True))
+
+
+def _is_of_open_axis(sizes: Value) -> bool:
+    source = sizes.producer
+    return source is not None and source.inputs[0].shape[:1] == (None,)
 
 
 def _computed(call: Call, known: Mapping[Value, Any]) -> list[Any]:

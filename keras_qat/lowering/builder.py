@@ -201,3 +201,18 @@ def replace_by(
     parts = PartsBuilder(call, context)
     layer = parts.new("", make, *args, **options)
     return parts.end(layer, call.inputs[0] if inputs is None else inputs)
+
+
+def calls_behind(value: Value) -> list[Call]:
+    """Returns the calls that a value depends on, in order."""
+    found: dict[Call, None] = {}
+
+    def visit(value: Value) -> None:
+        call = value.producer
+        if call is not None and call not in found:
+            for read in call.inputs:
+                visit(read)
+            found[call] = None
+
+    visit(value)
+    return list(found)

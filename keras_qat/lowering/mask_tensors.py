@@ -14,7 +14,7 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import CarryMask
 from keras_qat.frontend.keras2.backend import keras, layers, takes_mask
 from keras_qat.frontend.keras2.trace_layer import CannotOpen, OpenedLayer, open_layer
-from keras_qat.frontend.known_sizes import with_known_sizes
+from keras_qat.frontend.known_sizes import given_numbers, with_known_sizes
 from keras_qat.frontend.masks import Masks
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
@@ -68,6 +68,17 @@ class MaskTensors:
         Raises:
             CannotOpen, OnlyTrains: if it cannot be opened.
         """
+        try:
+            return self._opened_as(call, written_out, lenders)
+        except CannotOpen as error:
+            given = given_numbers(call)
+            if given is None or written_out or type(error) is not CannotOpen:
+                raise
+        return self._opened_as(given, None, lenders)  # As Python compares and branches by them.
+
+    def _opened_as(
+        self, call: Call, written_out: Call | None, lenders: Sequence[Any]
+    ) -> tuple[OpenedLayer, list[Value]]:
         inputs = list(dict.fromkeys((written_out or call).inputs))
         masks = {} if written_out else self.of(inputs)
         if written_out or masks or lenders:

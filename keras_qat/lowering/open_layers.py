@@ -36,7 +36,7 @@ from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import ACTIVATIONS, split_activation
 from keras_qat.lowering.attention import split_masked_attention
 from keras_qat.lowering.attention_masks import hides
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, calls_behind
 from keras_qat.lowering.equivalents import equivalent
 from keras_qat.lowering.inner_names import InnerNames, expression_of, name_of_weight, weights_behind
 from keras_qat.lowering.lent_weights import LentWeights
@@ -252,6 +252,8 @@ def _calls_of(
     if not forced and (symbol := normalizing(graph, of_weights)):
         raise CannotOpen(f"it normalizes (tf.{symbol}), which takes more than 8 bits")
     pairs = list(zip(values_in(graph.outputs), values_in(call.outputs), strict=False))
+    for value, output in pairs:
+        output.shape = value.shape if len(value.shape) == len(output.shape) else output.shape
     outputs_of = dict(reversed(pairs))  # Of a tensor that is returned twice, the first.
     # Inside of the layer a tensor may carry another mask than outside.
     inside = {value for inner in graph.calls for value in inner.inputs}
@@ -370,7 +372,7 @@ def _weight_tensor(
             inputs=sources,
             outputs=value,
             output_names=["tensor"],
-            calls=_behind(value),
+            calls=calls_behind(value),
             loss_only=[],
             name="expression",
         )
@@ -391,12 +393,3 @@ def _weight_tensor(
         variables,
     )
     return layer, tuple(value.shape)
-
-
-def _behind(value: Value) -> list[Call]:
-    """Returns the calls that a value depends on, in order."""
-    call = value.producer
-    if call is None:
-        return []
-    before = [earlier for read in call.inputs for earlier in _behind(read)]
-    return list(dict.fromkeys([*before, call]))

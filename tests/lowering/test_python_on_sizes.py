@@ -71,6 +71,38 @@ def heads_beside_examples(layer, x):
     return tf.reshape(tf.transpose(heads, (0, 2, 1, 3)), (count, steps, 2))
 
 
+class Measuring(layers.Layer):
+    """Returns sizes beside a tensor, as the embeddings of vision transformers do."""
+
+    def call(self, x):
+        return 2.0 * x, (x.shape[1], tf.shape(x)[2] // 2, x.shape[1] > 2)
+
+
+class Comparing(layers.Layer):
+    """Computes otherwise for other sizes, which it is given."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(2)
+
+    def call(self, x, sizes):
+        steps = tf.reduce_min(sizes[:2])
+        width = steps if steps <= 2 else sizes[0]
+        rest = (2 - sizes[0] % 2) % 2
+        x = tf.pad(x, [[0, 0], [0, rest], [0, 0]])
+        x = tf.reshape(x, [-1, (sizes[0] + rest) // 2, 2 * width, 2 // width])
+        x = tf.reshape(x, (tf.shape(x)[0], -1, 2))
+        return self.dense(x) if sizes[2] else x
+
+
+@habit
+def sizes_that_layers_return(layer, x):
+    measure, compare = layer.inside
+    x, sizes = measure(step(layer, x))
+    x = x + 0.1 if sizes[0] > 3 or not sizes[2] else -x
+    return compare(x, sizes)
+
+
 @habit
 def cond(layer, x):
     return tf.cond(tf.shape(x)[1] > 2, lambda: step(layer, x), lambda: x)
@@ -139,6 +171,8 @@ class Own(layers.Layer):
     def __init__(self, habit, **kwargs):
         super().__init__(**kwargs)
         self.habit = habit
+        if habit == "sizes_that_layers_return":
+            self.inside = Measuring(), Comparing()
 
     def build(self, shape):
         self.weight = self.add_weight("weight", (2, 2))

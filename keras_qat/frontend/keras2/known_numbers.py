@@ -14,6 +14,9 @@ from keras_qat.frontend.keras2.backend import is_symbolic, keras
 from keras_qat.frontend.known_sizes import BATCHES
 from keras_qat.frontend.tf_operations import array, draws_random_numbers, is_operation
 
+HELD = "keras_qat: the number"
+"""Attribute of a symbol with the number that it holds, if that is known."""
+
 
 class _Unknown(Exception):
     """Raised for a tensor that depends on more than sizes."""
@@ -33,6 +36,8 @@ def known_number(tensor: Any) -> Any:
 
 def _computed(tensor: Any, batch: int) -> Any:
     layer, _, index = tensor._keras_history
+    if not is_operation(layer) and (number := vars(tensor).get(HELD)) is not None:
+        return np.asarray(number)  # That a layer returned.
     if not is_operation(layer) or draws_random_numbers(layer.symbol):
         raise _Unknown
     node, symbol = tensor.node, layer.symbol.removeprefix("compat.v1.")
@@ -56,7 +61,11 @@ def symbols_of_numbers(outputs: Any) -> Any:
     computed = next(filter(is_symbolic, tf.nest.flatten(outputs)), None)
 
     def symbol(output: Any) -> Any:
-        if output is None or computed is None or is_symbolic(output) or array(output) is None:
+        if output is None or computed is None or is_symbolic(output):
+            return output
+        if isinstance(output, bool):
+            return tf.equal(0 * tf.shape(computed)[0] + output, 1)
+        if array(output) is None:
             return output
         held = tf.convert_to_tensor(output)
         return tf.cast(0 * tf.shape(computed)[0], held.dtype) + held
@@ -77,9 +86,12 @@ def sizes_as_numbers() -> Iterator[None]:
 
     def symbol_of(tensor: Any) -> Any:
         try:
-            return as_symbol(tensor)
+            symbol = as_symbol(tensor)
         except ValueError:
-            return kind(tf.type_spec_from_value(tensor), name=tensor.name)
+            symbol = kind(tf.type_spec_from_value(tensor), name=tensor.name)
+        if getattr(symbol.type_spec, "shape", None) == ():
+            vars(symbol)[HELD] = tf.get_static_value(tf.convert_to_tensor(tensor))
+        return symbol
 
     names = "__len__", "__bool__", "__index__", "__iter__", "from_tensor"
     before = {name: vars(kind).get(name) for name in names}
