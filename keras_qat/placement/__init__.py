@@ -9,8 +9,10 @@ from typing import Any
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipe import Recipe
 from keras_qat.frontend.graph import Call, Graph, split_loss_only, values_in
+from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.frontend.keras2.precision import float32_policy
 from keras_qat.lowering import lower
+from keras_qat.lowering.last_axes import IN_INTEGERS
 from keras_qat.placement.contrib_rules import ContribPlacement
 from keras_qat.placement.file_outputs import checked_names, ending_at
 from keras_qat.placement.int8_rules import Int8Placement
@@ -60,6 +62,13 @@ def place(
         ValueError: if the scope, an override of the recipe or an output matches no layer.
     """
     names = [] if file_outputs is None else checked_names(file_outputs)
+    in_integers = dataclasses.replace(recipe, without_float=True)
+    if not has_float and scope is None and not recipe.overrides and _has_norms(read):
+        # Opening layers takes long, and some of these would be in float.
+        plan = place(read, in_integers, None, family, names or None)
+        if not _unasked(plan):
+            return plan
+        has_float = True
     with float32_policy():
         graph = lowered(ending_at(read, names, recipe) if names else read, recipe)
     inputs = [value.name for value in values_in(read.inputs)]
@@ -67,9 +76,15 @@ def place(
     plan = placed(graph, recipe, scope, family, names)
     if has_float or not _unasked(plan):
         return plan
-    in_integers = dataclasses.replace(recipe, without_float=True)
     other = place(read, in_integers, scope, family, names or None)
     return plan if _unasked(other) else other
+
+
+def _has_norms(graph: Graph) -> bool:
+    """Returns whether layers normalize that are in integers on request alone."""
+    return any(
+        type(layer) in IN_INTEGERS for call in graph.calls for layer in layers_in(call.layer)
+    )
 
 
 def _unasked(plan: Plan) -> bool:

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat import placement
 from keras_qat.frontend.keras2.backend import keras
 from tests.comparison import assert_kept
 from tests.helpers import images, observe
@@ -93,3 +94,16 @@ def test_norms_stay_where_something_else_is_in_float():
 
 def test_targets_with_float_have_norms_in_float():
     assert len(keras_qat.plan(normalized(), target="tflm").float_layers) == 1
+
+
+@pytest.mark.parametrize(("in_integers", "expected"), [(True, 1), (False, 2)])
+def test_layers_that_normalize_are_looked_into_once(in_integers, expected, monkeypatch):
+    """Opening them takes most of the time."""
+    runs = []
+    before = placement.lowered
+    monkeypatch.setattr(placement, "lowered", lambda *args: runs.append(args) or before(*args))
+    inputs = keras.Input((4, 3))
+    x = layers.LayerNormalization()(inputs)
+    model = keras.Model(inputs, x if in_integers else untouched(x))
+    plan = keras_qat.plan(model, target="ethos_u55")
+    assert (not plan.float_layers) == in_integers and len(runs) == expected
