@@ -95,6 +95,16 @@ class Scaled(Path):
         return y + self.scale * tf.random.normal(tf.shape(y)) if training else y
 
 
+class AllOrNone(Path):
+    """Stochastic depth by one number for all examples."""
+
+    def call(self, x, training=None):
+        y = self.dense(x)
+        if training:
+            y = tf.where(tf.random.uniform([]) < 0.5, tf.zeros_like(y), 2.0 * y)
+        return x + y
+
+
 @pytest.mark.parametrize("layer", [Sampled, Path, Scaled])
 def test_parts_read_what_inference_computes_as_well(layer, tmp_path):
     inputs, x = keras.Input(SHAPE), np.repeat(images(8, SHAPE), 64, axis=0)
@@ -108,6 +118,15 @@ def test_parts_read_what_inference_computes_as_well(layer, tmp_path):
         )
         np.testing.assert_allclose(ours.mean(), real.mean(), rtol=0.1)
         assert np.corrcoef(ours.ravel(), real.ravel())[0, 1] > 0.9
+
+
+def test_one_number_drops_a_path_of_all_examples():
+    inputs, x = keras.Input(SHAPE), images(4, SHAPE)
+    model = keras.Model(inputs, AllOrNone()(inputs))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.set_quantization(qat, False)
+    changes = [np.abs(qat(x, training=True) - x).max((1, 2, 3)) for _ in range(20)]
+    assert {tuple(change == 0) for change in changes} == {(False,) * 4, (True,) * 4}
 
 
 class LayerDrop(layers.Layer):
@@ -168,9 +187,20 @@ class NoisyWeights(layers.Layer):
         return tf.matmul(x, kernel)
 
 
-def test_weights_are_drawn_in_training_only(tmp_path):
+class FactorizedNoise(NoisyWeights):
+    """Draws a number for each row and each column, in another branch than that of inference."""
+
+    def call(self, x, training=None):
+        if training:
+            rows, columns = tf.random.normal((4, 1)), keras.backend.random_normal([1, 3])
+            return tf.matmul(x, self.mean + self.deviation * rows * columns)
+        return tf.matmul(x, self.mean)
+
+
+@pytest.mark.parametrize("layer", [NoisyWeights, FactorizedNoise])
+def test_weights_are_drawn_in_training_only(layer, tmp_path):
     inputs, x = keras.Input((4,)), images(32, (4,))
-    model = keras.Model(inputs, NoisyWeights()(inputs))
+    model = keras.Model(inputs, layer()(inputs))
     qat = keras_qat.quantize_model(model, strict=True)
     keras_qat.calibrate(qat, x)
     assert_kept(qat, x, tmp_path)

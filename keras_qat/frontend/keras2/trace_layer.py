@@ -51,7 +51,7 @@ from keras_qat.frontend.keras2.layer_weights import (
 )
 from keras_qat.frontend.keras2.layers_and_models import nodes_of, takes_training
 from keras_qat.frontend.keras2.own_errors import describe_error, first_line
-from keras_qat.frontend.keras2.python_draws import largest_draws
+from keras_qat.frontend.keras2.random_draws import draws_in_each_step, largest_draws
 from keras_qat.frontend.keras2.real_transforms import transforms_of_symbols
 from keras_qat.frontend.keras2.training_sections import Sections
 from keras_qat.frontend.keras2.written_out_loops import steps_written_out
@@ -209,6 +209,8 @@ class _Trace:
                     block.enter_context(calls_inside(tape, layer, lenders))
                     block.enter_context(steps_written_out())
                     block.enter_context(largest_draws())
+                    if training and self.inputs:
+                        block.enter_context(draws_in_each_step(next(iter(self.inputs.values()))))
                     block.enter_context(sizes_as_numbers())
                     block.enter_context(transforms_of_symbols())
                     block.enter_context(gradients_of_symbols())
