@@ -145,7 +145,8 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
 """TensorFlow's name of an operation -> what it computes of pairs."""
 
 MOVES = (
-    *("__operators__.getitem", "expand_dims", "squeeze", "transpose", "linalg.matrix_transpose"),
+    *("__operators__.getitem", "expand_dims", "squeeze", "linalg.matrix_transpose"),
+    *("transpose", "compat.v1.transpose"),
     *("reshape", "identity", "concat", "stack", "split", "unstack", "pad", "compat.v1.pad", "tile"),
     *("gather", "repeat", "reverse", "roll", "broadcast_to", "signal.fftshift", "signal.ifftshift"),
     *("math.reduce_sum", "math.reduce_mean", "math.cumsum", "slice"),

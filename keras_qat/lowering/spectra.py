@@ -191,8 +191,10 @@ def _stft(
     name: Any = None,
 ) -> Pair:
     """Convolves a signal with the waves in their window."""
-    size, step, rows = signals.shape[-1], int(frame_step), int(frame_length)
-    require(len(signals.shape) == 2 and size is not None)
+    *channels, size = signals.shape[1:]
+    step, rows = int(frame_step), int(frame_length)
+    require(None not in signals.shape[1:])
+    signals = tf.reshape(signals, [-1, size]) if channels else signals
     length = 1 << (rows - 1).bit_length() if fft_length is None else int(fft_length)
     bins, used = length // 2 + 1, min(rows, length)
     waves = _matrix(np.fft.rfft, used, length)
@@ -205,6 +207,7 @@ def _stft(
     frames = (signals.shape[-1] - rows) // step + 1
     signals = signals[:, : (frames - 1) * step + used, None]
     y = tf.nn.conv1d(signals, kernel[:, None], step, "VALID")
+    y = tf.reshape(y, [-1, *channels, frames, 2 * bins]) if channels else y
     return y[..., :bins], y[..., bins:]
 
 

@@ -80,6 +80,9 @@ SPECTRA = {
     "padded": lambda x: magnitudes(x, pad_end=True),
     "other sizes": lambda x: magnitudes(x, fft_length=20, window_fn=tf.signal.hamming_window),
     "shorter": lambda x: magnitudes(x, fft_length=8, window_fn=None),
+    "channels last": lambda x: tf.abs(
+        tf.transpose(tf.signal.stft(tf.reshape(x, [-1, 2, 24]), 8, 6), perm=(0, 2, 3, 1))
+    ),
     "imaginary part": lambda x: tf.math.imag(tf.signal.stft(x, 16, 16)),
     "of complex numbers": of_complex,
     "of both parts": of_both_parts,
