@@ -81,19 +81,17 @@ def _split_norm(call: Call, context: LoweringContext) -> list[Call]:
     names = ("tensor", "ord", "axis", "keepdims")
     x, order, axis, keepdims = operands(call, *names)
     axes = () if axis is None else integers(axis)
-    if order not in (None, "euclidean", 2) or axes is None or len(axes) != 1:
+    is_length = order in (None, "euclidean") or (order, len(axes or ())) in ((2, 1), ("fro", 2))
+    if not is_length or not axes or None in [x.shape[a] for a in axes]:
         return []
     parts, operation = PartsBuilder(call, context), type(call.layer)
     squares = parts.add(parts.new("square", layers.Multiply), [x, x], shape=x.shape)
-    (size,) = (x.shape[a] for a in axes)
-    if size is None:
-        return []
     mean = parts.new("mean", operation, tf.math.reduce_mean)
     options = {"axis": list(axes), "keepdims": bool(keepdims)}
     middle = parts.add(mean, squares, kwargs=options, shape=call.output.shape)
     root = parts.add(parts.new("root", operation, tf.math.sqrt), middle, shape=middle.shape)
     product = parts.new("", operation, tf.math.multiply)
-    return parts.end(product, root, np.float32(math.sqrt(size)))
+    return parts.end(product, root, np.float32(math.prod(x.shape[a] for a in axes) ** 0.5))
 
 
 STATISTICS: dict[str, Lowering] = {

@@ -140,6 +140,8 @@ FORMS = {
     "norm": (
         lambda x: tf.norm(x, ord=1, axis=-1),
         lambda x: tf.norm(x, np.inf, axis=1, keepdims=True),
+        lambda x: x * tf.norm(x, axis=(1, 2), keepdims=True),
+        lambda x: x * tf.norm(x, ord="fro", axis=[-2, -1], keepdims=True),
     ),
     "linalg.norm": (lambda x: tf.linalg.norm(x, 1, axis=2),),
     "clip_by_norm": (lambda x: tf.clip_by_norm(x, 2.0, axes=-1),),
