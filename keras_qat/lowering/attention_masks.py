@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only
+from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only, values_in
 from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.known_sizes import example_of
@@ -247,7 +247,8 @@ def _match_where(choice: Call, side: int) -> _Mask | None:
 def _constant(operand: Any, calls: list[Call]) -> float | None:
     """Returns the one number that an operand holds everywhere; None if it is not known.
 
-    Notes the calls that fill a tensor with it: `tf.fill`, `tf.ones_like(x) * number`.
+    Notes the calls that fill a tensor with it: `tf.fill`, `tf.broadcast_to(number, shape)`,
+    `tf.ones_like(x) * number`.
     """
     if not isinstance(operand, Value):
         values = array(operand)
@@ -265,10 +266,14 @@ def _constant(operand: Any, calls: list[Call]) -> float | None:
         return float(call.layer.symbol == "ones_like")
     if call.layer.symbol == "fill":
         size, value = operands(call, "dims", "value")
-        if isinstance(size, Value) and size.producer is not None:
-            calls.append(size.producer)  # tf.shape
-        return number(value)
-    return None
+    elif call.layer.symbol in ("broadcast_to", "tile"):
+        value, size = operands(call, "input", "shape" if "to" in call.layer.symbol else "multiples")
+    elif call.layer.symbol in ("cast", "identity"):
+        (value, *_), size = operands(call, "x"), None
+    else:
+        return None
+    calls += [each.producer for each in values_in(size) if each.producer is not None]  # tf.shape
+    return _constant(value, calls)
 
 
 def _kind(call: Call) -> str:

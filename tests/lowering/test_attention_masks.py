@@ -149,6 +149,23 @@ def choosing(choice):
     return scramble(keras.Model(inputs, layers.Dense(3)(tf.matmul(weights, values))))
 
 
+COPIED = {
+    "broadcast_to": lambda scores: tf.broadcast_to(-np.inf, tf.shape(scores)),
+    "tile": lambda scores: tf.tile(tf.constant([[[-np.inf]]]), [tf.shape(scores)[0], STEPS, STEPS]),
+}
+
+
+@pytest.mark.parametrize("copied", COPIED)
+def test_numbers_that_are_copied_hide_scores(copied):
+    x, mask = keras.Input((STEPS, 8)), keras.Input((1, STEPS))
+    scores = tf.matmul(x, x, transpose_b=True)
+    shares = tf.nn.softmax(tf.where(mask > 0.5, scores, tf.cast(COPIED[copied](scores), "float32")))
+    model = keras.Model([x, mask], tf.matmul(shares, x))
+    exported = export(model, *data_of(model), strict=True)
+    assert exported.report.outputs[0].identical == 1.0
+    assert not {"BROADCAST_TO", "TILE"}.intersection(exported.operations)
+
+
 REPEATED = ("exchanged", "ones_like")
 """Which the others cover but for one condition."""
 
