@@ -13,7 +13,7 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_
 from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.known_sizes import example_of
-from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, number, operands
+from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, operands
 from keras_qat.lowering.builder import LoweringContext, replace_by
 from keras_qat.lowering.hidden_numbers import HiddenNumbers, line, terms_of
 

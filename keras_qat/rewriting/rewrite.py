@@ -162,11 +162,11 @@ class _Visitor:
         """Clones a layer, or says what it would take.
 
         Raises:
-            ValueError: if the layer's class has no `get_config`.
+            ValueError: if the class has no `get_config`, or one that it cannot be made from.
         """
         try:
             return _clone(call.layer, **changes)
-        except NotImplementedError as error:
+        except (NotImplementedError, TypeError) as error:
             reason = self.plan.float_layers.get(call.name, "it computes in float")
             raise ValueError(
                 f"'{call.name}' cannot be copied, as {type(call.layer).__name__} has no get_config "

@@ -303,6 +303,22 @@ def test_classes_without_get_config_are_opened(tmp_path):
         keras_qat.quantize_model(closed)
 
 
+class TakenTwice(layers.Dense):
+    """Gives an argument that its configuration has, too."""
+
+    def __init__(self, units, **kwargs):
+        super().__init__(units, kernel_initializer="he_normal", **kwargs)
+
+    def call(self, inputs):
+        return closed_function(super().call(inputs))
+
+
+def test_classes_that_do_not_take_their_config_are_named():
+    model = model_of(lambda x: TakenTwice(3, name="own")(x))
+    with pytest.raises(ValueError, match=r"'own' cannot be copied, as TakenTwice .*because: "):
+        keras_qat.quantize_model(model)
+
+
 def closed_function(x):
     return tf.ensure_shape(tf.numpy_function(np.abs, [x], tf.float32), x.shape)
 
