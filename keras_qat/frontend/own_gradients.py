@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.frontend.helper_layers import SameShape
-from keras_qat.frontend.keras2.backend import keras, register, swapped
+from keras_qat.frontend.keras2.backend import is_symbolic, keras, register, swapped
 from keras_qat.frontend.keras2.configurations import model_from
 
 
@@ -55,15 +55,15 @@ def gradients_of_symbols() -> Iterator[None]:
 
     def applied(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         flat = tf.nest.flatten(args)
-        read = [x for x in flat if _is_symbolic(x)]
+        read = [x for x in flat if is_symbolic(x)]
         if not read:
             return plain(function, args, kwargs)
         y, _ = function(*args, **kwargs)
-        symbols = [keras.Input(type_spec=x.type_spec) if _is_symbolic(x) else x for x in flat]
+        symbols = [keras.Input(type_spec=x.type_spec) if is_symbolic(x) else x for x in flat]
         _, gradient = function(*tf.nest.pack_sequence_as(args, symbols), **kwargs)
         upstream = keras.Input(type_spec=y.type_spec)
         given = zip(symbols, tf.nest.flatten(gradient(upstream)), strict=True)
-        pairs = [(x, g) for x, g in given if _is_symbolic(x)]
+        pairs = [(x, g) for x, g in given if is_symbolic(x)]
         gradients = [tf.zeros_like(x) if g is None else g for x, g in pairs]
         layer = OwnGradient(None, name=f"own_gradient_{len(made)}" if made else "own_gradient")
         made.append((layer, [*(x for x, _ in pairs), upstream], gradients))
@@ -74,7 +74,3 @@ def gradients_of_symbols() -> Iterator[None]:
         yield
     for layer, *ends in made:  # A `Lambda` would not let models make their variables.
         layer.model = keras.Model(*ends)
-
-
-def _is_symbolic(x: Any) -> bool:
-    return tf.is_tensor(x) and keras.backend.is_keras_tensor(x)

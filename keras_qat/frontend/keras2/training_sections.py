@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.frontend.helper_layers import TrainingOnly
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import is_symbolic, keras
 from keras_qat.frontend.keras2.compare_traces import equal, identity
 from keras_qat.frontend.operation_calls import with_all_arguments
 
@@ -77,9 +77,9 @@ class Sections:
         return all(map(self._agree, *map(tf.nest.flatten, arguments)))
 
     def _agree(self, a: Any, b: Any) -> bool:
-        if _is_symbolic(a) and _is_symbolic(b):
+        if is_symbolic(a) and is_symbolic(b):
             return self._corresponds(a, b)
-        return _is_phase(a, b) or (not _is_symbolic(a) and not _is_symbolic(b) and equal(a, b))
+        return _is_phase(a, b) or (not is_symbolic(a) and not is_symbolic(b) and equal(a, b))
 
     def _before(self, end: Any) -> Iterator[Any]:
         """Yields what a tensor is computed from, the nearest first."""
@@ -94,7 +94,7 @@ class Sections:
     def _read(self, tensor: Any) -> list[Any]:
         node = self.made[0].get(id(tensor))
         arguments = () if node is None else (node.call_args, node.call_kwargs)
-        return [x for x in tf.nest.flatten(arguments) if _is_symbolic(x)]
+        return [x for x in tf.nest.flatten(arguments) if is_symbolic(x)]
 
     def _is_part(self, start: Any, end: Any, b: Any) -> bool:
         kinds = {(tuple(x.shape), x.dtype) for x in (start, end, b)}
@@ -154,17 +154,13 @@ class Sections:
         other = self.pairs[node] = self.made[1][id(b)]
 
         def argument(x: Any, y: Any) -> Any:
-            if _is_symbolic(x):
+            if is_symbolic(x):
                 return self._rebuilt(x, y)
             return None if _is_phase(x, y) else x
 
         arguments = [(n.call_args, dict(n.call_kwargs)) for n in (node, other)]
         args, kwargs = tf.nest.map_structure(argument, *arguments)
         type(node)(node.layer, args, kwargs, outputs=node.outputs)
-
-
-def _is_symbolic(x: Any) -> bool:
-    return tf.is_tensor(x) and keras.backend.is_keras_tensor(x)
 
 
 def _is_phase(a: Any, b: Any) -> bool:
