@@ -81,7 +81,9 @@ def lower(
 
     close_sizes(graph)
     if may_open is not None:
-        graph = with_known_sizes(open_layers(graph, context, may_open))
+        graph = open_layers(graph, context, may_open)
+        close_sizes(graph)
+        graph = with_known_sizes(graph)
         close_sizes(graph)
         graph = with_filled_constants(graph, context)
     if activations:

@@ -133,6 +133,29 @@ def test_options_that_are_computed_sizes(function):
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
+class RootMeanSquare(layers.Layer):
+    def call(self, x):
+        return x * tf.math.rsqrt(tf.reduce_mean(x**2, axis=-1, keepdims=True) + 1e-3)
+
+
+class FirstRows(layers.Layer):
+    """As rotations by position in LLaMA: rows of a constant table, by the steps."""
+
+    def call(self, x):
+        table = tf.constant(np.cos(np.arange(48.0)).reshape(16, 1, 3), tf.float32)
+        first, second = tf.unstack(x, axis=-2)
+        return (first + second) * table[0 : 0 + tf.shape(first)[-3]]
+
+
+def test_models_of_any_length_that_are_called_with_a_known_one():
+    steps = keras.Input((None, 6))
+    halves = layers.Reshape((-1, 1, 2, 3))(RootMeanSquare()(layers.Dense(6)(steps)))
+    inner = keras.Model(steps, FirstRows()(halves))
+    inputs = keras.Input(SHAPE)
+    model = keras.Model(inputs, layers.Dense(3)(layers.Reshape((8, 3))(inner(inputs))))
+    assert not keras_qat.plan(model, target="ethos_u55").float_layers
+
+
 def test_what_is_the_same_for_many_examples_alone_is_no_constant():
     model = model_of(lambda x: x * tf.cast(tf.minimum(tf.shape(x)[0], 5), tf.float32))
     qat = keras_qat.quantize_model(model)
