@@ -126,11 +126,13 @@ def _runs_of(values: list[Value], of_all: bool = False) -> dict[Value, tuple[Any
     That may be asked `of_all` values, not of integers alone.
     """
     runs: dict[Value, tuple[Any, Any]] = {}
+    seen: set[Value] = set()
 
     def compute(value: Value) -> None:
         call = value.producer
-        if call is None or value in runs or (value.is_float and not of_all):
+        if call is None or value in seen or (value.is_float and not of_all):
             return
+        seen.add(value)
         symbol = str(getattr(call.layer, "symbol", "")).removeprefix("compat.v1.")
         if of_all and symbol in LIKE and None not in value.shape[1:]:
             sizes: Any = value.shape[1:]

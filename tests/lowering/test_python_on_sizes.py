@@ -7,7 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.frontend import graph
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.known_sizes import example_of
 from tests.helpers import images, scramble
 
 layers, K = keras.layers, keras.backend
@@ -223,3 +225,12 @@ def test_what_depends_on_more_is_refused(name, monkeypatch):
     inputs = keras.Input((3, 2))
     with pytest.raises(ValueError, match="cannot be opened"):
         keras_qat.quantize_model(keras.Sequential([inputs, Own(name)]), strict=True)
+
+
+def test_what_holds_sizes_is_looked_for_once():
+    """As steps of a cell of one's own: 2**40 ways lead from the last sum to the first."""
+    x = inputs = keras.Input((3,))
+    for _ in range(40):
+        x = x + tf.sin(x)
+    (value,) = graph.values_in(graph.read(keras.Model(inputs, x)).outputs)
+    assert example_of(value) is None
