@@ -31,6 +31,7 @@ from keras_qat.lowering.convolutions import split_separable
 from keras_qat.lowering.filled import with_filled_constants
 from keras_qat.lowering.hard_swish import recognize_hard_swish
 from keras_qat.lowering.image_ops import split_random_crop, split_resizing_layer
+from keras_qat.lowering.integer_types import with_int32_constants
 from keras_qat.lowering.last_axes import IN_INTEGERS, along_last_axes, along_one_last_axis
 from keras_qat.lowering.merges import (
     convert_fixed_ranges,
@@ -75,7 +76,7 @@ def lower(
             lowering = None
         if type(layer) in IN_INTEGERS and not (may_open and may_open(call)):
             lowering = None
-        parts = split_activity_regularizer(call, context)
+        parts = split_activity_regularizer(call, context) or with_int32_constants(call, context)
         parts = parts or (lowering(call, context) if lowering else [])
         return [c for part in parts for c in expand(part.as_part_of(call))] or [call]
 

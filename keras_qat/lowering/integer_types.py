@@ -1,0 +1,46 @@
+"""Integers of 64 bits that constants bring into a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.tf_operations import is_operation, operands
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+
+TYPED = {
+    **dict.fromkeys(("tile", "repeat", "broadcast_to"), ((), ("input",))),
+    **dict.fromkeys(("gather", "compat.v1.gather"), ((), ("params",))),
+    "fill": (("dims",), ("value",)),
+    "where": (("condition",), ("x", "y")),
+}
+"""Operation -> its arguments before those that its result has the type of, and these."""
+
+
+def with_int32_constants(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers an operation on constants of int64, as NumPy makes them, to int32 and a cast.
+
+    Keras saves constants without their type, and reads integers as int32.
+    """
+    layer = call.layer
+    if not is_operation(layer) or layer.symbol not in TYPED or call.output.dtype != "int64":
+        return []
+    before, names = TYPED[layer.symbol]
+    if any(isinstance(x, Value) for x in operands(call, *before, *names)[len(before) :]):
+        return []
+    parts, operation = PartsBuilder(call, context), type(layer)
+    args, kwargs = tf.nest.map_structure(_narrow, (call.args, dict(call.kwargs)))
+    narrow = parts.new("int32", operation, layer.function)
+    output = Value(f"{call.name}_int32", call.output.shape, "int32")
+    y = parts.add(narrow, *args, kwargs=kwargs, output=output)
+    return parts.end(parts.new("", operation, tf.cast), y, kwargs={"dtype": "int64"})
+
+
+def _narrow(leaf: Any) -> Any:
+    is_array = isinstance(leaf, (np.ndarray, np.integer)) or tf.is_tensor(leaf)
+    if not is_array or np.asarray(leaf).dtype != np.int64:
+        return leaf
+    return np.asarray(leaf).astype(np.int32)
