@@ -10,7 +10,9 @@ import tensorflow as tf
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Graph, Value, values_in
 from keras_qat.frontend.helper_layers import MaskScores
+from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.messages import warn_caller
+from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.integer_graph.float_inference import evaluator
 
 EXAMPLES, SIZE = 2, 8
@@ -21,7 +23,7 @@ FAR, MANY = 0.05, 0.1
 
 
 def warn_of_other_values(graph: Graph, lowered: Graph, qat: Any) -> None:
-    """Warns if layers of one's own were opened to something else than they compute.
+    """Warns if opened layers or operations were made something else than they compute.
 
     Args:
         graph: the float model as it was read.
@@ -30,23 +32,28 @@ def warn_of_other_values(graph: Graph, lowered: Graph, qat: Any) -> None:
     """
     opened = {call.within[0].name: None for call in lowered.calls if call.within}
     has_states = any(getattr(call.layer, "stateful", False) for call in graph.calls)
-    if not opened or has_states or not tf.executing_eagerly() or tf.distribute.has_strategy():
+    operations = {call.layer.symbol: None for call in graph.calls if is_operation(call.layer)}
+    cannot_run = has_states or not tf.executing_eagerly() or tf.distribute.has_strategy()
+    if cannot_run or not (opened or operations):
         return
-    different = _different_outputs(graph, _behind_masks(lowered), qat)
+    different = _different_outputs(graph, _flags(lowered), qat)
     if different:
+        names = ", ".join(list(opened or operations)[:5])
         warn_caller(
             f"'{qat.name}' does not compute what the float model does, before anything is rounded: "
             f"{', '.join(different)} differ{'s' * (len(different) == 1)} on random inputs. One of "
-            f"the opened layers ({', '.join(list(opened)[:5])}) is not understood. "
-            f"recipe.override(layer, open=False) keeps a layer as it is, in float. Please report "
-            f"this, with the layer's code."
+            f"its layers or operations ({names}) is not understood. recipe.override(layer, "
+            f"open=False) keeps a layer as it is, in float. Please report this, with the code."
         )
 
 
-def _different_outputs(graph: Graph, masks: set[Value], qat: Any) -> list[str]:
-    """Returns the names of outputs whose numbers differ; none where models cannot be run."""
+def _different_outputs(graph: Graph, flags: set[Value], qat: Any) -> list[str]:
+    """Returns the names of outputs whose numbers differ; none where models cannot be run.
+
+    Inputs among `flags` are 0 or 1.
+    """
     ours = graph_lib.read(qat)
-    inputs = [_random(value, value in masks, i) for i, value in enumerate(values_in(graph.inputs))]
+    inputs = [_random(value, value in flags, i) for i, value in enumerate(values_in(graph.inputs))]
     variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}
     before = [tf.convert_to_tensor(variable).numpy() for variable in variables.values()]
     try:
@@ -66,9 +73,12 @@ def _different_outputs(graph: Graph, masks: set[Value], qat: Any) -> list[str]:
     ]
 
 
-def _behind_masks(lowered: Graph) -> set[Value]:
-    """Returns what masks are made of, which are understood as 0 or not."""
+def _flags(lowered: Graph) -> set[Value]:
+    """Returns what masks are made of, which are understood as 0 or not, and tokens."""
     masks = [v for call in lowered.calls if type(call.layer) is MaskScores for v in call.inputs[1:]]
+    masks += [
+        v for call in lowered.calls if type(call.layer) is layers.Embedding for v in call.inputs
+    ]
     behind = dict.fromkeys(masks)
     for value in masks:
         new = [] if value.producer is None else value.producer.inputs
@@ -77,11 +87,11 @@ def _behind_masks(lowered: Graph) -> set[Value]:
     return set(behind)
 
 
-def _random(value: Value, is_mask: bool, seed: int) -> np.ndarray:
+def _random(value: Value, is_flag: bool, seed: int) -> np.ndarray:
     draw = np.random.default_rng(seed)
     sizes = [SIZE if size is None else size for size in value.shape]
     sizes[:1] = [value.shape[0] or EXAMPLES] if sizes else []
-    is_real = value.is_float and not is_mask
+    is_real = value.is_float and not is_flag
     return draw.normal(size=sizes) if is_real else draw.integers(0, 2, sizes)
 
 

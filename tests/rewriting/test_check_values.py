@@ -33,6 +33,10 @@ def test_what_is_understood_otherwise_is_warned_of(model, monkeypatch):
     monkeypatch.setitem(LOWERINGS, "math.abs", wrong)
     with pytest.warns(UserWarning, match="does not compute what the float model does.*scores.*own"):
         keras_qat.quantize_model(model)
+    inputs = keras.Input((4, 3))
+    functional = keras.Model(inputs, layers.Dense(2, name="scores")(tf.abs(inputs) + 1.0))
+    with pytest.warns(UserWarning, match="float model does.*scores.*math.abs"):
+        keras_qat.quantize_model(functional)
 
 
 def test_states_are_those_of_before():
