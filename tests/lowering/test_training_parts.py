@@ -197,7 +197,18 @@ class FactorizedNoise(NoisyWeights):
         return tf.matmul(x, self.mean)
 
 
-@pytest.mark.parametrize("layer", [NoisyWeights, FactorizedNoise])
+class Around(layers.Layer):
+    """Draws inside of an inner layer, which Keras calls in a graph."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.noisy = FactorizedNoise()
+
+    def call(self, x, training=None):
+        return 2.0 * self.noisy(x, training=training)
+
+
+@pytest.mark.parametrize("layer", [NoisyWeights, FactorizedNoise, Around])
 def test_weights_are_drawn_in_training_only(layer, tmp_path):
     inputs, x = keras.Input((4,)), images(32, (4,))
     model = keras.Model(inputs, layer()(inputs))

@@ -48,7 +48,8 @@ def draws_in_each_step(x: Any) -> Iterator[None]:
 
     def in_each_step(draw: Callable[..., Any]) -> Callable[..., Any]:
         def drawn(shape: Any, *args: Any, **kwargs: Any) -> Any:
-            if any(map(is_symbolic, tf.nest.flatten((shape, args, kwargs)))):
+            is_known = not any(map(is_symbolic, tf.nest.flatten((shape, args, kwargs))))
+            if not is_known or not tf.executing_eagerly():  # Inner layers are called in a graph.
                 return draw(shape, *args, **kwargs)
             sizes = tf.cast(tf.convert_to_tensor(shape), tf.int32)
             return tf.reshape(draw(sizes + 0 * tf.shape(x)[0], *args, **kwargs), sizes)
