@@ -14,6 +14,12 @@ from keras_qat.frontend.tf_operations import draws_random_numbers, is_operation
 
 SHAPES = ("compat.v1.shape", "shape")
 
+OF_BATCHES = (
+    *("__operators__.getitem", "slice", "strided_slice"),
+    *(f"math.unsorted_segment_{kind}" for kind in ("sum", "mean", "sqrt_n", "max", "min")),
+)
+"""Operations that may take numbers of a fixed batch, such as all nodes of one graph."""
+
 RANKS = ("compat.v1.rank", "rank")
 
 BATCHES = 2, 61
@@ -152,15 +158,21 @@ def _runs_of(values: list[Value], of_all: bool = False) -> dict[Value, tuple[Any
 def with_known_sizes(graph: Graph) -> Graph:
     """Replaces what is computed from known sizes by constants in what operations read.
 
-    What layers read stays, as their weights would be constants else.
+    What layers read stays, as their weights would be constants else. So do integers that depend on
+    a fixed batch size, but for slices and segments: such models take other batches, too.
     """
     runs: dict[Value, tuple[Any, Any]] = {}
     """Values that depend on sizes alone -> what they are with both numbers of examples."""
     known: dict[Value, Any] = {}
+    has_fixed_batch = any(value.shape[0] for value in values_in(graph.inputs) if value.shape)
+    of_batch: set[Value] = set()
     for call in graph.calls:
         values = values_in(call.outputs)
         if (both := _in_both_runs(call, runs)) is None:
             continue
+        is_shape = call.layer.symbol in SHAPES and has_fixed_batch
+        if is_shape or not of_batch.isdisjoint(call.inputs):
+            of_batch.update(value for value in values if not value.is_float)
         runs.update(zip(values, both, strict=True))
         known.update({v: runs[v][0] for v in values if np.array_equal(*runs[v])})
     if not known:
@@ -172,7 +184,8 @@ def with_known_sizes(graph: Graph) -> Graph:
         if known.keys() >= set(values) and read.isdisjoint(values):
             continue
         if is_operation(call.layer) and not known.keys() >= set(call.inputs):
-            found = {v: _constant(known.get(v, v)) for v in call.inputs}
+            kept = set() if call.layer.symbol in OF_BATCHES else of_batch
+            found = {v: v if v in kept else _constant(known.get(v, v)) for v in call.inputs}
             args, kwargs = map_values(found.__getitem__, (call.args, call.kwargs))
             new = Call(call.layer, args, kwargs, call.outputs, call.name)
             call = new.as_part_of(call)

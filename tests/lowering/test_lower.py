@@ -122,7 +122,7 @@ def test_rows_of_all_examples_become_examples_again(rows, tmp_path):
         build=lambda x: tf.reshape(layers.Dense(4)(tf.reshape(x, [-1, 4])), ROWS[rows](x)),
     )
     x = images(8, (3, 4))
-    qat = keras_qat.quantize_model(model, target="ethos_u55", strict=True)
+    qat = keras_qat.quantize_model(model, strict=True)
     keras_qat.calibrate(qat, x)
     expected = model.predict(x, verbose=0)
     np.testing.assert_allclose(qat.predict(x, verbose=0), expected, atol=0.05)
@@ -141,7 +141,7 @@ def test_constants_are_copied_to_sizes_in_a_tensor(copied, tmp_path):
     row = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
     model = functional((3, 4), build=lambda x: tf.sin(x) * COPIED[copied](x, tf.constant(row)))
     x = images(8, (3, 4))
-    qat = keras_qat.quantize_model(model, target="ethos_u55", strict=True)
+    qat = keras_qat.quantize_model(model, strict=True)
     keras_qat.calibrate(qat, x)
     assert np.abs(qat.predict(x, verbose=0) - model.predict(x, verbose=0)).max() < 0.02
     assert_kept(qat, x, tmp_path)
