@@ -14,7 +14,7 @@ TYPES: dict[str, int] = {
     name: getattr(schema.TensorType, name.upper())
     for name in (
         *("int4", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"),
-        *("float16", "float32", "float64", "bool"),
+        *("float16", "float32", "float64", "complex64", "bool"),
     )
 }
 """Name of a NumPy type -> its number in a file."""
