@@ -185,8 +185,8 @@ def with_known_sizes(graph: Graph) -> Graph:
             continue
         if is_operation(call.layer) and not known.keys() >= set(call.inputs):
             kept = set() if call.layer.symbol in OF_BATCHES else of_batch
-            found = {v: v if v in kept else _constant(known.get(v, v)) for v in call.inputs}
-            args, kwargs = map_values(found.__getitem__, (call.args, call.kwargs))
+            constants = {v: v if v in kept else _constant(known.get(v, v)) for v in call.inputs}
+            args, kwargs = map_values(constants.__getitem__, (call.args, call.kwargs))
             new = Call(call.layer, args, kwargs, call.outputs, call.name)
             call = new.as_part_of(call)
         calls.append(call)

@@ -101,14 +101,14 @@ def listed_as_symbols(symbols: dict[int, Any]) -> Iterator[None]:
 
     kinds = keras.Model, keras.Sequential, keras.layers.Layer
     names = [f"{kind}{name}" for kind in ("", "trainable_") for name in ("weights", "variables")]
-    found = [(kind, name) for kind in kinds for name in names if name in vars(kind)]
-    before = [vars(kind)[name] for kind, name in found]
+    lists = [(kind, name) for kind in kinds for name in names if name in vars(kind)]
+    before = [vars(kind)[name] for kind, name in lists]
     try:
-        for (kind, name), own in zip(found, before, strict=True):
+        for (kind, name), own in zip(lists, before, strict=True):
             setattr(kind, name, listed(own))
         yield
     finally:
-        for (kind, name), own in zip(found, before, strict=True):
+        for (kind, name), own in zip(lists, before, strict=True):
             setattr(kind, name, own)
 
 
