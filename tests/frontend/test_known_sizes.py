@@ -67,7 +67,8 @@ def by_rank(x):
     last = tf.rank(x) - 1
     swapped = tf.transpose(x, tf.concat([tf.range(last - 1), [last], [last - 1]], 0))
     y = tf.concat([x, tf.roll(x, tf.shape(x)[1] // 2, 1)], axis=last)
-    return tf.matmul(0.02 * swapped, y - tf.expand_dims(tf.reduce_max(x, axis=last), last))
+    y += tf.expand_dims(tf.reduce_mean(swapped, axis=last - 1), last)
+    return y - tf.expand_dims(tf.reduce_max(x, axis=last), last)
 
 
 def one_hot(x):
