@@ -101,6 +101,7 @@ class Product(layers.Layer):
 
 
 def model_of(function, shape=SHAPE):
+    keras.utils.set_random_seed(1)
     x = keras.Input(shape)
     y = function(layers.Dense(6, activation="relu")(x))
     return keras.Model(x, layers.Dense(3)(y))

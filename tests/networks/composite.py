@@ -240,13 +240,7 @@ FAMILIES: dict[str, Family] = {
     "simple_rnn": Family(_SEQUENCE, _recurrent(layers.SimpleRNN), int8=False, slow=True),
     "cells": Family([(None, 4)], CELLS, int8=False, sizes=[(7, 4)], slow=True),
     "conv_lstm": Family(
-        [(3, 6, 6, 2)],
-        {
-            "conv_lstm": chain(partial(layers.ConvLSTM2D, 3, 3)),
-            "conv_lstm_in_float": chain(partial(layers.ConvLSTM2D, 3, 3, activation="softsign")),
-        },
-        int8=False,
-        slow=True,
+        [(3, 6, 6, 2)], {"conv_lstm": chain(partial(layers.ConvLSTM2D, 3, 3))}, slow=True
     ),
     "time_distributed": Family([(3, 6, 6, 3)], TIME_DISTRIBUTED),
     "attention": Family([(6, 4), (5, 4)], ATTENTION),
