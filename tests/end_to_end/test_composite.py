@@ -141,8 +141,9 @@ def test_nothing_is_in_float64(family):
 def test_integers_are_not_converted_on_the_way(family):
     operations = [operation for operation, _, _ in made(family).file.operations()]
     assert "DEQUANTIZE" not in operations
-    # Scores of attention get room for what is hidden.
-    assert operations.count("QUANTIZE") == operations.count("SELECT_V2")
+    # Scores of attention get room for what is hidden; ConvLSTM2D brings 16 bits to 8 in each step.
+    steps = 3 if family == "conv_lstm" else 0
+    assert operations.count("QUANTIZE") == operations.count("SELECT_V2") + steps
 
 
 def test_only_layers_without_kernels_stay_in_float():
