@@ -67,6 +67,7 @@ def test_complex_numbers():
     assert_agreement(model_of(build))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("moved", "operation"),
     [

@@ -155,6 +155,7 @@ COPIED = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("copied", COPIED)
 def test_numbers_that_are_copied_hide_scores(copied):
     x, mask = keras.Input((STEPS, 8)), keras.Input((1, STEPS))

@@ -48,6 +48,7 @@ class Held(layers.Layer):
         return super().get_config()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [Module, Plain])
 def test_objects_in_layers(kind, tmp_path):
     inputs = keras.Input((4,))

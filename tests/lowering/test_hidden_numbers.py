@@ -75,7 +75,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("reader", "mask", "end"), CASES)
 def test_hidden_numbers_set_no_range(reader, mask, end, tmp_path):
     readers = {**(BELOW if end < 0 else ABOVE), "sigmoid below": tf.sigmoid}

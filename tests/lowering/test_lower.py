@@ -136,6 +136,7 @@ COPIED = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("copied", COPIED)
 def test_constants_are_copied_to_sizes_in_a_tensor(copied, tmp_path):
     row = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)

@@ -67,6 +67,7 @@ class Clusters(layers.Layer):
         return shares
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layer", [Divergence, Nested, Clusters])
 def test_losses_of_opened_layers(layer, tmp_path):
     keras.utils.set_random_seed(1)

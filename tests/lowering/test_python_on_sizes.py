@@ -186,7 +186,7 @@ class Own(layers.Layer):
         return {**super().get_config(), "habit": self.habit}
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", HABITS)
 def test_in_integers(name):
     inputs, x = keras.Input((3, 2)), images(32, (3, 2))

@@ -105,6 +105,7 @@ class AllOrNone(Path):
         return x + y
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layer", [Sampled, Path, Scaled])
 def test_parts_read_what_inference_computes_as_well(layer, tmp_path):
     inputs, x = keras.Input(SHAPE), np.repeat(images(8, SHAPE), 64, axis=0)
@@ -152,6 +153,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("draw", DRAWS)
 def test_layers_dropped_by_python_are_opened(draw):
     inputs = keras.Input((4,))
@@ -208,6 +210,7 @@ class Around(layers.Layer):
         return 2.0 * self.noisy(x, training=training)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layer", [NoisyWeights, FactorizedNoise, Around])
 def test_weights_are_drawn_in_training_only(layer, tmp_path):
     inputs, x = keras.Input((4,)), images(32, (4,))
