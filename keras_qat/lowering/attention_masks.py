@@ -272,7 +272,7 @@ def _constant(operand: Any, calls: list[Call]) -> float | None:
         (value, *_), size = operands(call, "x"), None
     else:
         return None
-    calls += [each.producer for each in values_in(size) if each.producer is not None]  # tf.shape
+    calls += [read.producer for read in values_in(size) if read.producer is not None]  # tf.shape
     return _constant(value, calls)
 
 

@@ -205,14 +205,14 @@ def replace_by(
 
 def calls_behind(value: Value) -> list[Call]:
     """Returns the calls that a value depends on, in order."""
-    found: dict[Call, None] = {}
+    calls: dict[Call, None] = {}
 
     def visit(value: Value) -> None:
         call = value.producer
-        if call is not None and call not in found:
+        if call is not None and call not in calls:
             for read in call.inputs:
                 visit(read)
-            found[call] = None
+            calls[call] = None
 
     visit(value)
-    return list(found)
+    return list(calls)
