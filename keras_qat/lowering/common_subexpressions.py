@@ -44,14 +44,18 @@ def _key(call: Call, has_weights: bool) -> Any:
         return None
     if len(tf.nest.flatten(call.outputs)) > 1:
         return None
-    config = {key: value for key, value in layer.get_config().items() if key != "name"}
-    identity = id(layer) if has_weights else json.dumps(config, sort_keys=True, default=repr)
+    identity = id(layer) if has_weights else _configuration(layer)
     arguments = [
         id(leaf) if isinstance(leaf, Value) else repr(leaf)
         for leaf in tf.nest.flatten((call.args, call.kwargs))
     ]
     structure = repr(map_values(lambda _: None, (call.args, call.kwargs)))
     return type(layer), identity, tuple(arguments), structure
+
+
+def _configuration(layer: Any) -> str:
+    config = {key: value for key, value in layer.get_config().items() if key != "name"}
+    return json.dumps(config, sort_keys=True, default=repr)
 
 
 def is_known(layer: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import warnings
 from contextlib import nullcontext
 from functools import partial
@@ -324,7 +325,26 @@ def closed_function(x):
     return tf.ensure_shape(tf.numpy_function(np.abs, [x], tf.float32), x.shape)
 
 
+class Kind(enum.Enum):
+    CLIPPED = 1
+
+
+class OfKind(keras.constraints.Constraint):
+    """As those of lattices: its configuration has what Keras does not write."""
+
+    def __call__(self, weight):
+        return tf.clip_by_value(weight, -0.1, 0.1)
+
+    def get_config(self):
+        return {"kind": Kind.CLIPPED}
+
+
 UNSAVED = {
+    "a constraint": (
+        lambda x: layers.Conv2D(2, 1, kernel_constraint=OfKind())(x),
+        "int8",
+        "Keras cannot save the OfKind of a weight: Cannot serialize object Kind.CLIPPED",
+    ),
     "a class": (lambda x: CLOSED["numpy"][0]()(x), "int8", "InNumpy is not registered"),
     "a function": (
         lambda x: layers.Activation(closed_function)(x),

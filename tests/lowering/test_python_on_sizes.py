@@ -10,6 +10,7 @@ import keras_qat
 from keras_qat.frontend import graph
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.known_sizes import example_of
+from tests.comparison import assert_kept
 from tests.helpers import images, scramble
 
 layers, K = keras.layers, keras.backend
@@ -234,3 +235,29 @@ def test_what_holds_sizes_is_looked_for_once():
         x = x + tf.sin(x)
     (value,) = graph.values_in(graph.read(keras.Model(inputs, x)).outputs)
     assert example_of(value) is None
+
+
+class Flagged(layers.Layer):
+    """Prepares its weight at the first call, as the add-ons' weight normalization, and then not."""
+
+    def build(self, shape):
+        self.weight = self.add_weight("weight", (shape[-1], 2))
+        flag = {"initializer": "ones", "trainable": False}
+        self.ready = self.add_weight("ready", (), tf.bool, **flag)
+        self.count = self.add_weight("count", (), tf.int32, **flag)
+
+    def call(self, x):
+        factor = tf.cond(self.ready, lambda: 2.0, lambda: 1 / tf.reduce_max(tf.abs(self.weight)))
+        y = step(self, x) * factor
+        return tf.sin(y) if self.count > 3 else tf.nn.relu(y)
+
+
+def test_flags_that_do_not_train_are_numbers(tmp_path):
+    inputs, layer = keras.Input((3, 4)), Flagged()
+    model = scramble(keras.Model(inputs, layers.Dense(2)(layer(inputs))))
+    x = images(16, (3, 4))
+    plan = keras_qat.plan(model, target="ethos_u55")
+    assert not plan.float_layers and not any("sin" in str(row.tensor) for row in plan.rows)
+    qat = keras_qat.quantize_model(model, target="ethos_u55")
+    keras_qat.calibrate(qat, x)
+    assert_kept(qat, x, tmp_path)

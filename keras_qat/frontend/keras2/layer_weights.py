@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import symbolic
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras2.known_numbers import asked_by_user
+from keras_qat.frontend.keras2.known_numbers import HELD, asked_by_user
 from keras_qat.frontend.origins import LIBRARIES, package_of
 
 _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
@@ -69,8 +69,13 @@ def _is_plain_object(value: Any) -> bool:
 
 
 def symbol_of_weight(variable: Any) -> Any:
-    """Returns a symbol that can be asked for its value, as the variable in whose place it is."""
+    """Returns a symbol that can be asked for its value, as the variable in whose place it is.
+
+    What a flag or a counter holds that does not train, Python reads as a number.
+    """
     symbol = symbolic(variable.shape, variable.dtype)
+    if not (variable.trainable or variable.dtype.is_floating or variable.dtype.is_complex):
+        vars(symbol)[HELD] = variable.numpy()
     symbol.value = symbol.read_value = lambda: symbol
     return symbol
 

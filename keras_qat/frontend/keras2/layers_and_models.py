@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ import tensorflow as tf
 from keras_qat.frontend.keras2 import backend, configurations
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layer_names import is_of_keras
-from keras_qat.frontend.origins import LIBRARIES, package_of
+from keras_qat.frontend.origins import KNOWN, LIBRARIES, package_of
 
 
 def flat_inputs(model: Any, x: Any) -> list[Any]:
@@ -48,13 +49,14 @@ def clone(layer: Any, **changes: Any) -> Any:
         )
     activation = vars(layer).get("activation")
     is_function = callable(activation) and not isinstance(activation, keras.layers.Layer)
+    own = own_parts(layer, vars(layer)) if package_of(type(layer)) in KNOWN else {}
+    without = tf.nest.map_structure(lambda _: None, own)
     if is_function and not getattr(layer, "_auto_get_config", False):
-        changes = {"activation": activation, **changes}  # A config may be unable to hold it.
-        with backend.swapped(layer, activation=keras.activations.linear):
-            config = layer.get_config()
-    else:
+        changes = {"activation": activation, **changes}
+        without["activation"] = keras.activations.linear
+    with backend.swapped(layer, **without):  # A config may be unable to hold them.
         config = layer.get_config()
-    changes = {**_own_in_place_of_configs(layer, config), **changes}
+    changes = {**own_parts(layer, config), **changes}
     with configurations.deserialization_scope(
         configurations.custom_objects_in(layer._flatten_layers())
     ):
@@ -81,8 +83,8 @@ def _made_like(layer: Any, config: dict[str, Any]) -> Any:
     return made
 
 
-def _own_in_place_of_configs(layer: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """Returns a user's functions and objects that regularize or constrain.
+def own_parts(layer: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Returns a user's functions and objects that regularize or constrain, by those of the names.
 
     The configuration of a layer has the names of the former, and may have one of the latter that
     their class does not take.
@@ -90,7 +92,7 @@ def _own_in_place_of_configs(layer: Any, config: dict[str, Any]) -> dict[str, An
     ends = ("regularizer", "constraint", "regularizers", "constraints")
     held = {
         name: getattr(layer, name, getattr(layer, f"_{name}", None))
-        for name in config
+        for name in names
         if name.endswith(ends)
     }
     return {

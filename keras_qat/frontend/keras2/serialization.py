@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.layers_and_models import own_parts
+from keras_qat.frontend.keras2.own_errors import first_line
 from keras_qat.frontend.messages import warn_caller
 from keras_qat.frontend.origins import LIBRARIES, package_of
 
@@ -49,6 +51,11 @@ def why_not_saved(call: Call) -> str | None:
     arguments = tf.nest.flatten([call.args, call.kwargs])
     if any(argument is Ellipsis for argument in arguments):
         return "no .keras file holds an Ellipsis; write x[:, :, a] for x[..., a]"
+    for part in tf.nest.flatten(own_parts(call.layer, vars(call.layer))):
+        try:
+            keras.constraints.serialize(part)
+        except TypeError as error:
+            return f"Keras cannot save the {type(part).__name__} of a weight: {first_line(error)}"
     activation = vars(call.layer).get("activation")
     if not callable(activation) or isinstance(activation, keras.layers.Layer):
         return None
