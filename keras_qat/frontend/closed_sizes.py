@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -13,70 +12,54 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layer_names import is_of_keras
-from keras_qat.frontend.known_sizes import BATCHES, SHAPES, computed_sizes, sizes_in_both_runs
+from keras_qat.frontend.known_sizes import BATCHES, computed_sizes, sizes_in_both_runs
 from keras_qat.frontend.tf_operations import is_operation, operands
 
 Shape = tuple[int | None, ...]
 
 
 def close_sizes(graph: Graph) -> None:
-    """Sets the sizes of values that follow from those of the inputs of their calls, in place."""
-    rows: dict[Value, Fraction] = {}
+    """Sets the sizes and rows of values that follow from the inputs of their calls, in place."""
     for call in graph.calls:
         values = values_in(call.outputs)
         is_reshape = getattr(call.layer, "symbol", "") == "reshape"
         read = [size for value in call.inputs for size in value.shape[1:]]
         if None not in read and any(None in value.shape[1:] for value in values):
-            shapes = _of_reshape(call, rows) if is_reshape else _inferred(call)
+            shapes = _of_reshape(call) if is_reshape else _inferred(call)
             for value, shape in zip(values, shapes, strict=False):
                 value.shape = shape
-        _note_rows(call, is_reshape, rows)
+        rows = _rows(call, is_reshape)
+        for value in values:
+            value.rows = rows if value.shape[:1] == (None,) else value.rows
 
 
-def _note_rows(call: Call, is_reshape: bool, rows: dict[Value, Fraction]) -> None:
-    """Notes for how many examples' rows the open first axis of what a call computes stands.
-
-    Of (examples, 3, 4) that is 1, and 3 behind a reshape to (-1, 4).
-    """
-    count = max((rows.get(value, Fraction(1)) for value in call.inputs), default=Fraction(1))
+def _rows(call: Call, is_reshape: bool) -> Fraction:
+    """Returns the rows of each example that a call returns, if its first axis is open."""
     if is_reshape:
         x, _ = operands(call, "tensor", "shape")
         sizes: list[Any] = [*call.output.shape[1:]]
-        if None in sizes or None in x.shape[1:] or 0 in sizes:
-            return
-        count = rows.get(x, Fraction(1)) * math.prod(x.shape[1:]) / math.prod(sizes)
-    rows.update((value, count) for value in values_in(call.outputs) if value.shape[:1] == (None,))
+        if None in sizes or None in x.shape[1:] or 0 in sizes or x.shape[:1] != (None,):
+            return Fraction(1)
+        return x.rows * math.prod(x.shape[1:]) / math.prod(sizes)
+    return max((v.rows for v in call.inputs if v.shape[:1] == (None,)), default=Fraction(1))
 
 
-def _of_reshape(call: Call, rows: Mapping[Value, Fraction]) -> list[Shape]:
+def _of_reshape(call: Call) -> list[Shape]:
     """Returns the shape of a reshape to sizes that are known but for the number of examples.
 
     The first one may be a multiple of that: attention that makes one axis of examples and heads.
     """
     x, shape = operands(call, "tensor", "shape")
     first, *others = x.shape
-    counts = {rows.get(value, Fraction(1)) for value in _measured(values_in(shape))}
     both = []
     for batch, sizes in zip(BATCHES, sizes_in_both_runs(shape) or [], strict=False):
-        if 0 in sizes or sizes.count(-1) > 1 or (-1 in sizes and len(counts) != 1):
+        if 0 in sizes or sizes.count(-1) > 1:
             return []
-        rest = 0
-        if -1 in sizes:
-            examples = first or batch * rows.get(x, Fraction(1)) / min(counts)
-            rest = int(examples * math.prod(others) / -math.prod(sizes))
+        rest = int((first or batch * x.rows) * math.prod(others) / -math.prod(sizes))
         both.append([rest if size == -1 else size for size in sizes])
     if not both or both[0][1:] != both[1][1:]:
         return []
     return [(first, *both[0][1:])]
-
-
-def _measured(sizes: list[Value]) -> Iterator[Value]:
-    """Yields the tensors whose sizes are read by what computes these."""
-    for size in sizes:
-        call = size.producer
-        if call is not None:
-            is_shape = getattr(call.layer, "symbol", "") in SHAPES
-            yield from call.inputs[:1] if is_shape else _measured(call.inputs)
 
 
 def _inferred(call: Call) -> list[Shape]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import tensorflow as tf
@@ -35,7 +36,9 @@ _Model = keras.Model
 class Value:
     """A tensor of the graph: the output of a call, or an input of the model (no producer).
 
-    `masked` says whether it carries a Keras mask, which some of the following layers use.
+    `masked` says whether it carries a Keras mask, which some of the following layers use. `rows` is
+    how much of an open first axis stands for each example: 1, and 3 behind a reshape from
+    (examples, 3, 4) to (-1, 4).
     """
 
     name: str
@@ -43,6 +46,7 @@ class Value:
     dtype: str
     producer: Call | None = None
     masked: bool = False
+    rows: Fraction = Fraction(1)
 
     @property
     def is_float(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -69,12 +69,22 @@ def sizes_of(value: Any) -> list[int] | None:
 def computed_sizes(shape: Any) -> list[Any] | None:
     """Returns the sizes in a shape that operations compute from those of tensors; None if unknown.
 
-    The number of examples is `BATCH`, and what else varies with it is -1.
+    The size of a first axis is `BATCH`, and what else varies with it is -1.
     """
     both = sizes_in_both_runs(shape)
+    firsts = {BATCHES, *(tuple(rows_of(value)) for value in measured(values_in(shape)))}
     return both and [
-        int(a) if a == b else BATCH if (a, b) == BATCHES else -1 for a, b in zip(*both, strict=True)
+        int(a) if a == b else BATCH if (a, b) in firsts else -1 for a, b in zip(*both, strict=True)
     ]
+
+
+def measured(sizes: list[Value]) -> Iterator[Value]:
+    """Yields the tensors whose sizes are read by what computes these."""
+    for size in sizes:
+        call = size.producer
+        if call is not None:
+            is_shape = getattr(call.layer, "symbol", "") in SHAPES
+            yield from call.inputs[:1] if is_shape else measured(call.inputs)
 
 
 def sizes_in_both_runs(shape: Any) -> list[list[int]] | None:
@@ -108,9 +118,10 @@ def counts_examples(value: Any) -> bool:
     """Returns whether a tensor holds the number of each example, from 0 on, and nothing else."""
     if not isinstance(value, Value) or value not in (runs := _runs_of([value])):
         return False
-    return all(
-        run.shape[:1] == (batch,) and np.all(np.arange(batch) == run.T)
-        for run, batch in zip(runs[value], BATCHES, strict=True)
+    like = next(measured([value]), None)
+    return like is not None and all(
+        run.shape[:1] == (rows,) and np.all(np.arange(rows) == run.T)
+        for run, rows in zip(runs[value], rows_of(like), strict=True)
     )
 
 
@@ -218,14 +229,15 @@ def _in_both_runs(
         return [(np.array(size, call.output.dtype),) * 2]
     if call.layer.symbol in RANKS and call.inputs[0].shape:
         return [(np.array(len(call.inputs[0].shape), np.int32),) * 2]
-    if size == BATCH and _is_of_open_axis(call.inputs[0]):  # Though others may be open, too.
-        of_two, of_many = (np.array(batch, call.output.dtype) for batch in BATCHES)
+    source = call.inputs[0].producer if size == BATCH else None
+    if source is not None and source.inputs[0].shape[:1] == (None,):  # Others may be open, too.
+        of_two, of_many = (np.array(rows, call.output.dtype) for rows in rows_of(source.inputs[0]))
         return [(of_two, of_many)]
     if call.layer.symbol in SHAPES:
-        first, *sizes = call.inputs[0].shape or [None]
-        if None in sizes or not call.inputs[0].shape:
+        x = call.inputs[0]
+        if None in x.shape[1:] or not x.shape:
             return None
-        shapes = [np.array([first or batch, *sizes], call.output.dtype) for batch in BATCHES]
+        shapes = [np.array([rows, *x.shape[1:]], call.output.dtype) for rows in rows_of(x)]
         return [(shapes[0], shapes[1])]
     is_known = call.inputs and all(value in runs for value in call.inputs)
     if not is_known or draws_random_numbers(call.layer.symbol):
@@ -234,9 +246,9 @@ def _in_both_runs(
     return list(zip(*results, strict=True))
 
 
-def _is_of_open_axis(sizes: Value) -> bool:
-    source = sizes.producer
-    return source is not None and source.inputs[0].shape[:1] == (None,)
+def rows_of(value: Value) -> list[int]:
+    """Returns the size of a tensor's first axis with each number of `BATCHES`."""
+    return [value.shape[0] or int(batch * value.rows) for batch in BATCHES]
 
 
 def _computed(call: Call, known: Mapping[Value, Any]) -> list[Any]:

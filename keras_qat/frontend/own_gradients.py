@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_qat.frontend.helper_layers import SameShape
 from keras_qat.frontend.keras2.backend import is_symbolic, keras, register, swapped
 from keras_qat.frontend.keras2.configurations import model_from
+from keras_qat.frontend.tf_operations import draws_random_numbers
 
 
 @register
@@ -65,6 +66,8 @@ def gradients_of_symbols() -> Iterator[None]:
         given = zip(symbols, tf.nest.flatten(gradient(upstream)), strict=True)
         pairs = [(x, g) for x, g in given if is_symbolic(x)]
         gradients = [tf.zeros_like(x) if g is None else g for x, g in pairs]
+        if any(map(draws_random_numbers, _symbols_behind(gradients))):
+            return y  # They would draw anew: a dropout has TensorFlow's own gradient.
         layer = OwnGradient(None, name=f"own_gradient_{len(made)}" if made else "own_gradient")
         made.append((layer, [*(x for x, _ in pairs), upstream], gradients))
         return layer(y, given=read)
@@ -74,3 +77,13 @@ def gradients_of_symbols() -> Iterator[None]:
         yield
     for layer, *ends in made:  # A `Lambda` would not let models make their variables.
         layer.model = keras.Model(*ends)
+
+
+def _symbols_behind(tensors: list[Any]) -> Iterator[str]:
+    """Yields the names of the operations that compute symbolic tensors."""
+    waiting, seen = list(tensors), set[int]()
+    for tensor in waiting:
+        if is_symbolic(tensor) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield str(getattr(tensor._keras_history.layer, "symbol", ""))
+            waiting += tensor.node.keras_inputs

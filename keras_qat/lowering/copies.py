@@ -9,7 +9,14 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.known_sizes import BATCH, SHAPES, computed_sizes, size_of
+from keras_qat.frontend.known_sizes import (
+    BATCH,
+    computed_sizes,
+    measured,
+    rows_of,
+    size_of,
+    sizes_in_both_runs,
+)
 from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.filled import FILLED, filled
@@ -41,7 +48,9 @@ def split_copies(call: Call, context: LoweringContext) -> list[Call]:
     rank = 0 if x is None else len(x.shape)
     is_batch = isinstance(count, Value) and size_of(count) == BATCH
     is_batch = is_batch or bool(known and known[0] == BATCH)
-    if not rank or not call.output.is_float or x.shape[0] != 1 or not is_batch:
+    each = 1 if x is None or is_batch or symbol != "tile" else x.shape[0]
+    is_batch = is_batch or _of_all_rows(count, each)
+    if not rank or not call.output.is_float or x.shape[0] != each or not is_batch:
         return []
     if axis not in ([], [0]):
         return []
@@ -49,6 +58,18 @@ def split_copies(call: Call, context: LoweringContext) -> list[Call]:
     if symbol != "repeat" and list(inner_counts) != list(unchanged):
         return []
     return _for_each_example(call, context, counts if known else count, x, rank)
+
+
+def _of_all_rows(count: Any, each: Any) -> bool:
+    """Returns whether so many copies of some rows are as many as another tensor has rows.
+
+    So a table for all heads is copied for one axis of examples and heads.
+    """
+    like = next(measured(values_in(count)), None)
+    runs = sizes_in_both_runs(count)
+    if like is None or not runs or not each:
+        return False
+    return [each * size for sizes in runs for size in sizes] == rows_of(like)
 
 
 def split_filled(call: Call, context: LoweringContext) -> list[Call]:
@@ -83,7 +104,7 @@ def _for_each_example(
         x: the value or array.
         rank: how many axes it has.
     """
-    batch = next(filter(None, map(_measured, values_in(sizes))), None)
+    batch = next(measured(values_in(sizes)), None)
     if batch is None or not batch.shape:
         return []
     ones = [1] * (len(batch.shape) - 1)
@@ -98,26 +119,28 @@ def _for_each_example(
     if not batch.is_float:
         cast = parts.new("cast", operation, tf.cast)
         first = parts.add(cast, first, kwargs={"dtype": "float32"}, shape=first.shape)
-    if len(batch.shape) != rank:
-        shape = (None, *[1] * (rank - 1))
+    each, *others = [1] * rank if x.shape[0] == 1 else x.shape
+    ones = [1] * (rank - 1)
+    if each > 1:
+        x = parts.add(
+            parts.new("table", operation, tf.reshape), x, (1, *x.shape), shape=(1, *x.shape)
+        )
+        ones = [each, *ones]
+    if len(batch.shape) != len(ones) + 1 or each > 1:
+        shape = (None, *ones)
         reshape = parts.new("reshape", operation, tf.reshape)
-        first = parts.add(reshape, first, [-1, *shape[1:]], shape=shape)
+        first = parts.add(reshape, first, [-1, *ones], shape=shape)
     if rank > 1:
         zeros = parts.add(parts.new("zeros", layers.Rescaling, 0.0), first, shape=first.shape)
     else:  # Without channels.
         product = parts.new("zeros", operation, tf.math.multiply)
         zeros = parts.add(product, first, 0.0, shape=first.shape)
-    return parts.end(parts.new("", operation, tf.math.add), zeros, x)
-
-
-def _measured(size: Value) -> Value | None:
-    """Returns a tensor whose sizes a value is computed from."""
-    call = size.producer
-    if call is None:
-        return None
-    if getattr(call.layer, "symbol", "") in SHAPES:
-        return call.inputs[0]
-    return next(filter(None, map(_measured, call.inputs)), None)
+    if each == 1:
+        return parts.end(parts.new("", operation, tf.math.add), zeros, x)
+    copies = parts.add(
+        parts.new("copies", operation, tf.math.add), zeros, x, shape=(None, *x.shape[1:])
+    )
+    return parts.end(parts.new("", operation, tf.reshape), copies, [-1, *others])
 
 
 def _repeated_inside(call: Call, x: Any, counts: list[Any]) -> tuple[Any, list[Any]]:

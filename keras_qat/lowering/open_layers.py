@@ -243,10 +243,12 @@ def _calls_of(
     What its own losses and metrics need is added to `losses`.
     """
     parts, graph = PartsBuilder(call, context), with_known_sizes(opened.graph)
+    inputs = values_in(graph.inputs)
+    for value, outer in zip(inputs, read, strict=False):
+        value.rows = outer.rows
     close_sizes(graph)
     if any(weight.is_complex for weight in opened.weights):
         raise CannotOpen("its weights are complex numbers")
-    inputs = values_in(graph.inputs)
     current: dict[Value, Value] = dict(zip(inputs, read, strict=False))
     of_weights = set(opened.weights) if apart else _computed_from_weights(graph, opened.weights)
     if not forced and (symbol := normalizing(graph, of_weights)):
@@ -254,6 +256,7 @@ def _calls_of(
     pairs = list(zip(values_in(graph.outputs), values_in(call.outputs), strict=False))
     for value, output in pairs:
         output.shape = value.shape if len(value.shape) == len(output.shape) else output.shape
+        output.rows = value.rows
     outputs_of = dict(reversed(pairs))  # Of a tensor that is returned twice, the first.
     # Inside of the layer a tensor may carry another mask than outside.
     inside = {value for inner in graph.calls for value in inner.inputs}
@@ -288,7 +291,7 @@ def _calls_of(
         name = namer.name(inner, (args, kwargs), gives_output)
         for value in values_in(inner.outputs):
             label = name + mark + value.name.removeprefix(inner.name)
-            inner_value = Value(label, value.shape, value.dtype, masked=value.masked)
+            inner_value = Value(label, value.shape, value.dtype, None, value.masked, value.rows)
             current[value] = direct.get(value) or inner_value
         outputs = map_values(current.__getitem__, inner.outputs)
         layer, source = inner.layer, None

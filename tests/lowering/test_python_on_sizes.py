@@ -74,6 +74,15 @@ def heads_beside_examples(layer, x):
     return tf.reshape(tf.transpose(heads, (0, 2, 1, 3)), (count, steps, 2))
 
 
+@habit
+def table_of_all_heads(layer, x):
+    """As DeBERTa has it: positions copied for each example along one axis with the heads."""
+    heads = tf.reshape(tf.transpose(step(layer, x), (0, 2, 1)), (-1, 3, 1))
+    table = tf.reshape(layer.weight, (2, 1, 2))
+    table = tf.tile(table, [tf.shape(heads)[0] // 2, 1, 1])
+    return tf.reshape(tf.matmul(heads, table), (-1, 2, 6))
+
+
 class Measuring(layers.Layer):
     """Returns sizes beside a tensor, as the embeddings of vision transformers do."""
 

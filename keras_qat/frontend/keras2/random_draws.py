@@ -57,8 +57,29 @@ def draws_in_each_step(x: Any) -> Iterator[None]:
         return drawn
 
     draws = {name: in_each_step(getattr(tf.random, name)) for name in _DRAWS}
-    with swapped(tf.random, **draws), swapped(tf.compat.v2.random, **draws):
+    with swapped(tf.random, **draws), swapped(tf.compat.v2.random, **draws), _masks_of_symbols():
         yield
 
 
 _DRAWS = "normal", "uniform", "truncated_normal"
+
+
+@contextlib.contextmanager
+def _masks_of_symbols() -> Iterator[None]:
+    """Runs a block in which TensorFlow's Bernoulli distribution draws by `tf.random.uniform`.
+
+    Its own way takes no symbolic sizes. DeBERTa drops by such masks.
+    """
+    kind = tf.compat.v1.distributions.Bernoulli
+    before = kind.sample
+
+    def sample(mask: Any, sample_shape: Any = (), *args: Any, **kwargs: Any) -> Any:
+        if mask.batch_shape.rank != 0 or not tf.executing_eagerly():
+            return before(mask, sample_shape, *args, **kwargs)
+        return tf.cast(tf.random.uniform(sample_shape) < float(mask.probs), mask.dtype)
+
+    kind.sample = sample
+    try:
+        yield
+    finally:
+        kind.sample = before
