@@ -32,6 +32,7 @@ from keras_qat.lowering.filled import with_filled_constants
 from keras_qat.lowering.hard_swish import recognize_hard_swish
 from keras_qat.lowering.image_ops import split_random_crop, split_resizing_layer
 from keras_qat.lowering.integer_types import with_int32_constants
+from keras_qat.lowering.joined_parts import with_joined_parts
 from keras_qat.lowering.last_axes import IN_INTEGERS, along_last_axes, along_one_last_axis
 from keras_qat.lowering.merges import (
     convert_fixed_ranges,
@@ -89,7 +90,7 @@ def lower(
         graph = with_filled_constants(graph, context)
     if activations:
         graph = tokens_as_integers(with_tokens_apart(graph, context), context)
-        graph = positions_as_integers(graph, context)
+        graph = with_joined_parts(positions_as_integers(graph, context), context)
         for recognize in (recognize_hard_swish, recognize_softmax, recognize_masks):
             graph = recognize(graph, context)
         graph = with_channels_last(graph, context)

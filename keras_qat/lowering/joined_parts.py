@@ -1,0 +1,140 @@
+"""Takes parts of joined tensors from what was joined, so that their numbers share no range."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Graph, Value, split_loss_only, values_in
+from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.tf_operations import is_operation, operands, operation_class
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
+from keras_qat.ops.registry import match
+
+_ALL = dict.fromkeys(("start", "stop", "step"))
+
+
+class _Join(NamedTuple):
+    """Tensors side by side along an axis."""
+
+    axis: int
+    tensors: list[Value]
+    sizes: list[int]
+    stacked: bool
+
+    def part(self, begin: int, end: int) -> tuple[Value, int, int] | None:
+        """Returns the tensor that alone holds some entries, and where they are in it."""
+        for x, size in zip(self.tensors, self.sizes, strict=True):
+            if 0 <= begin < end <= size:
+                return x, begin, end
+            begin, end = begin - size, end - size
+        return None
+
+
+def with_joined_parts(graph: Graph, context: LoweringContext) -> Graph:
+    """Lets slices, splits and unstacks of joined tensors read the one that holds their numbers.
+
+    Detectors, for example, concatenate scores, offsets and anchors, and cut them apart to decode
+    boxes. In 8 bits all parts of a concatenation have one range.
+    """
+    calls, joins = list[Call](), set[Call]()
+    for call in graph.calls:
+        parts = _taken(call, context)
+        joins.update(_joins_of(call.inputs[0]) if parts else ())
+        calls += [part.as_part_of(call) for part in parts] or [call]
+    read = [graph.outputs, *(call.inputs for call in graph.loss_only)]
+    joins &= set(split_loss_only(calls, read)[1])
+    return dataclasses.replace(graph, calls=[call for call in calls if call not in joins])
+
+
+def _taken(call: Call, context: LoweringContext) -> list[Call]:
+    """Returns the calls that take parts from the tensors that were joined."""
+    symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
+    if symbol not in ("__operators__.getitem", "split", "unstack") or len(call.inputs) != 1:
+        return []
+    attributes, join = match(call).attributes, _joined(call.inputs[0])
+    if join is None or any(value.masked for value in [*join.tensors, *values_in(call.outputs)]):
+        return []
+    if symbol == "__operators__.getitem":
+        return _sliced(call, context, join, attributes)
+    axis, rank = attributes.get("axis"), len(call.inputs[0].shape)
+    if axis is None or axis % rank != join.axis or (symbol == "unstack") != join.stacked:
+        return []
+    parts, begin = PartsBuilder(call, context), 0
+    for index, output in enumerate(values_in(call.outputs)):
+        size = 1 if join.stacked else int(output.shape[axis] or 0)
+        found = join.part(begin, begin + size)
+        if found is None:
+            return []
+        (x, low, high), begin = found, begin + size
+        if join.stacked or x.shape == output.shape:
+            parts.add(parts.new(f"part_{index}", layers.Activation, "linear"), x, output=output)
+            continue
+        begins = [low if a == axis else 0 for a in range(rank)]
+        sizes = [high - low if a == axis else -1 for a in range(rank)]
+        part = parts.new(f"part_{index}", operation_class(), tf.slice)
+        parts.add(part, x, begins, sizes, output=output)
+    return parts.calls
+
+
+def _joined(value: Value) -> _Join | None:
+    """Returns what a tensor is joined of; None if it is not, or its sizes are not known."""
+    call = value.producer
+    op, attributes, _ = match(call) if call else (None, {}, "")
+    if call is None or op is None or op.name not in ("concatenate", "stack", "linear"):
+        return None
+    if op.name == "linear":
+        return None if value.masked else _joined(call.inputs[0])
+    axis, tensors, stacked = attributes["axis"], call.inputs, op.name == "stack"
+    if attributes["numbers"] or axis == 0 or axis is None:
+        return None
+    sizes = [1 if stacked else x.shape[axis] for x in tensors]
+    known = [size for size in sizes if size is not None]
+    return _Join(axis, tensors, known, stacked) if len(known) == len(sizes) else None
+
+
+def _joins_of(value: Value) -> list[Call]:
+    """Returns the calls that join a tensor, also of tensors that are joined themselves."""
+    call = value.producer
+    if call is None or _joined(value) is None:
+        return []
+    return [call, *(join for x in call.inputs for join in _joins_of(x))]
+
+
+def _sliced(call: Call, context: LoweringContext, join: _Join, attributes: Any) -> list[Call]:
+    """Returns the same slice of the one tensor that it reads."""
+    if attributes.get("parts") is None:
+        return []
+    start, stop, step = attributes["parts"][join.axis]
+    is_index = join.axis in attributes["dropped"]
+    total = range(sum(join.sizes))
+    taken = total[start:][:1] if is_index else total[start:stop:step]
+    if not taken or taken.step != 1 or join.stacked > is_index:
+        return []
+    found = join.part(taken[0], taken[-1] + 1)
+    if found is None:
+        return []
+    x, low, high = found
+    items = _items(operands(call, "tensor", "slice_spec")[1], len(call.inputs[0].shape))
+    position = [index for index, item in enumerate(items) if item is not None][join.axis]
+    if join.stacked:
+        del items[position]
+    elif is_index:
+        items[position] = low
+    else:
+        is_all = (low, high) == (0, x.shape[join.axis])
+        items[position] = _ALL if is_all else {"start": low, "stop": high, "step": None}
+    if all(item == _ALL for item in items):
+        return replace_by(call, context, layers.Activation, "linear", inputs=x)
+    return PartsBuilder(call, context).end(call.layer, x, tuple(items))
+
+
+def _items(spec: Any, rank: int) -> list[Any]:
+    """Returns a slice's items, one for each axis and each new one."""
+    items = list(spec) if isinstance(spec, (list, tuple)) else [spec]
+    missing = rank - sum(item is not None and item is not Ellipsis for item in items)
+    position = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
+    items[position : position + 1] = [_ALL] * missing
+    return items
