@@ -153,3 +153,15 @@ def test_transposed_convolutions_ask_for_a_size_that_the_model_leaves_open(own, 
     qat(rng().normal(size=(2, 3, 3, 2)).astype(np.float32), training=True)
     file = FileInterpreter(keras_qat.export_tflite(qat, batch_size=given))
     assert [name for name, *_ in file.operations()].count("SHAPE") == asks
+
+
+def test_rows_that_layers_mix_stay_together():
+    """The file of one node would gather rows that it does not have."""
+    inputs = keras.Input(batch_shape=(4, 3))
+    neighbours = tf.gather(layers.Dense(2)(inputs), [1, 2, 3, 0])
+    qat = keras_qat.quantize_model(keras.Model(inputs, layers.Dense(2)(neighbours)))
+    x = rng().normal(size=(4, 3)).astype(np.float32)
+    keras_qat.calibrate(qat, x)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+    with pytest.raises(ValueError, match="computes its 4 rows together: for a batch of 1 output"):
+        keras_qat.export_tflite(qat, target="tflm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -21,8 +22,12 @@ def with_batch(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedG
 
     Other sizes that the inputs leave open stay open. `sized` says whether operators also round as
     with a known size.
+
+    Raises:
+        ValueError: if the inputs fix a number of rows that the layers mix, as nodes of a graph.
     """
     shapes = _shapes(graph, size)
+    _check_rows(graph, size, shapes)
     copies: dict[Tensor, Tensor] = {}
 
     def resized(tensor: Tensor) -> Tensor:
@@ -47,6 +52,21 @@ def with_batch(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedG
         tensors={value: resized(tensor) for value, tensor in graph.tensors.items()},
         values={resized(tensor): value for tensor, value in graph.values.items()},
     )
+
+
+def _check_rows(graph: ResolvedGraph, size: int, shapes: Mapping[Tensor, Any]) -> None:
+    """Raises a `ValueError` if an output does not follow the number of examples."""
+    fixed = graph.origin.inputs.batch_size
+    if fixed is None:
+        return
+    for name, tensor in graph.outputs.items():
+        rows, rows_now = tensor.shape[0], shapes[tensor][0]
+        if rows is not None and rows_now is not None and rows_now * fixed != rows * size:
+            raise ValueError(
+                f"'{graph.name}' computes its {fixed} rows together: for a batch of {size} output "
+                f"'{name}' would still have {rows_now}. Make the rows an axis of each example, "
+                f"keras.Input(({fixed}, ...)), or export for a target that takes {fixed} at a time."
+            )
 
 
 def _shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, tuple[int | None, ...]]:
