@@ -8,7 +8,7 @@ import pytest
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import images
-from tests.networks.custom import COMPUTED, OPENED
+from tests.networks.computed_kernels import COMPUTED
 
 layers = keras.layers
 
@@ -26,7 +26,7 @@ RECIPES = {
 
 def model_of(name):
     x = keras.Input(SHAPE)
-    return keras.Model(x, OPENED[name](x))
+    return keras.Model(x, COMPUTED[name](x))
 
 
 @pytest.mark.sample(1)
@@ -59,7 +59,7 @@ def test_a_computed_kernel_is_a_constant_of_the_file(name, recipe, tmp_path):
 def test_rounding_is_learned_for_variables_only():
     """Nothing can be assigned to a kernel that is computed."""
     x = keras.Input(SHAPE)
-    model = keras.Model(x, layers.Conv2D(3, 1, name="last")(OPENED["normalized weights"](x)))
+    model = keras.Model(x, layers.Conv2D(3, 1, name="last")(COMPUTED["normalized weights"](x)))
     data = images(8)
     (layer,) = keras_qat.sensitivity(model, data, bits=(4,)).layers
     assert layer.name == "last"

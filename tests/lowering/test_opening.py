@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import warnings
 from contextlib import nullcontext
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,17 +14,8 @@ import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.weighted_sums import RECENT
 from tests.helpers import images, observe
-from tests.networks.custom import (
-    CLOSED,
-    OPENED,
-    ChannelAffine,
-    DropPath,
-    Net,
-    OwnConv,
-    OwnNorm,
-    Reversible,
-    Steep,
-)
+from tests.networks.closed import CLOSED, OwnNorm
+from tests.networks.custom import OPENED, Block, ChannelAffine, DropPath, OwnConv
 
 layers = keras.layers
 
@@ -55,6 +44,44 @@ def outputs_of(model, data):
 def inbound_nodes(model):
     inside = [module for module in model.submodules if isinstance(module, layers.Layer)]
     return [len(layer.inbound_nodes) for layer in inside]
+
+
+class Net(keras.Model):
+    """A subclassed model, with layers in a list, weights of its own and a part called twice."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.stem = layers.Conv2D(4, 3, padding="same", activation="relu")
+        self.blocks = [Block(4), Block(4)]
+        self.pool, self.head = layers.GlobalAveragePooling2D(), layers.Dense(3, name="logits")
+
+    def build(self, input_shape):
+        self.scale = self.add_weight("scale", (4,), initializer="ones")
+        super().build(input_shape)
+
+    def call(self, inputs, training=None):
+        x = self.stem(inputs) * self.scale
+        for block in self.blocks:
+            x = block(x, training=training)
+        return self.head(self.pool(self.stem(x)))
+
+
+class Reversible(layers.Layer):
+    """Normalizes a series, and takes that back in a second call (RevIN)."""
+
+    def build(self, input_shape):
+        if isinstance(input_shape, list):
+            input_shape = input_shape[0]
+        self.gain = self.add_weight("gain", input_shape[-1:], initializer="ones")
+        super().build(input_shape)
+
+    def call(self, inputs, statistics=None):
+        if statistics is not None:
+            mean, deviation = statistics
+            return inputs / (self.gain + 1e-10) * deviation + mean
+        mean, variance = tf.nn.moments(inputs, 1, keepdims=True)
+        deviation = tf.sqrt(variance + 1e-5)
+        return (inputs - mean) / deviation * (2.0 * self.gain), mean, deviation
 
 
 def quantized(model):
@@ -267,140 +294,6 @@ def test_subclassed_models_that_cannot_be_opened_say_which_line():
         keras_qat.quantize_model(ByValue(), inputs=keras.Input(SHAPE))
 
 
-@pytest.mark.parametrize("activation", [Steep(2.0), partial(tf.nn.leaky_relu, alpha=0.1)])
-def test_activations_that_keras_cannot_save(activation, tmp_path):
-    """They are opened, so the model is saved; the float model could not be."""
-    model, data = model_of(lambda x: layers.Conv2D(4, 3, activation=activation)(x)), images(32)
-    qat = quantized(model)
-    keras_qat.calibrate(qat, data)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
-    with pytest.raises(ValueError, match="knows no float model"):
-        keras_qat.strip_quantization(qat)
-
-
-class WithoutConfig(layers.Layer):
-    """Its argument is in no configuration."""
-
-    def __init__(self, other):
-        super().__init__()
-        self.other = other
-
-    def call(self, inputs):
-        return self.other(inputs)
-
-
-def test_classes_without_get_config_are_opened(tmp_path):
-    model = model_of(lambda x: WithoutConfig(layers.Conv2D(3, 1))(x))
-    qat = quantized(model)
-    qat(images(4), training=True)
-    loaded = saved_and_loaded(qat, tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
-    with pytest.raises(ValueError, match="without get_config"):
-        keras_qat.strip_quantization(qat)
-    closed = model_of(lambda x: WithoutConfig(closed_function)(x))
-    with pytest.raises(ValueError, match=r"WithoutConfig has no get_config.*because: "):
-        keras_qat.quantize_model(closed)
-
-
-class TakenTwice(layers.Dense):
-    """Gives an argument that its configuration has, too."""
-
-    def __init__(self, units, **kwargs):
-        super().__init__(units, kernel_initializer="he_normal", **kwargs)
-
-    def call(self, inputs):
-        return closed_function(super().call(inputs))
-
-
-def test_classes_that_do_not_take_their_config_are_named():
-    model = model_of(lambda x: TakenTwice(3, name="own")(x))
-    with pytest.raises(ValueError, match=r"'own' cannot be copied, as TakenTwice .*because: "):
-        keras_qat.quantize_model(model)
-
-
-def closed_function(x):
-    return tf.ensure_shape(tf.numpy_function(np.abs, [x], tf.float32), x.shape)
-
-
-class Kind(enum.Enum):
-    CLIPPED = 1
-
-
-class OfKind(keras.constraints.Constraint):
-    """As those of lattices: its configuration has what Keras does not write."""
-
-    def __call__(self, weight):
-        return tf.clip_by_value(weight, -0.1, 0.1)
-
-    def get_config(self):
-        return {"kind": Kind.CLIPPED}
-
-
-UNSAVED = {
-    "a constraint": (
-        lambda x: layers.Conv2D(2, 1, kernel_constraint=OfKind())(x),
-        "int8",
-        "Keras cannot save the OfKind of a weight: Cannot serialize object Kind.CLIPPED",
-    ),
-    "a class": (lambda x: CLOSED["numpy"][0]()(x), "int8", "InNumpy is not registered"),
-    "a function": (
-        lambda x: layers.Activation(closed_function)(x),
-        "int8",
-        "closed_function is not registered",
-    ),
-    "a lambda": (
-        lambda x: layers.Conv2D(2, 1, activation=lambda y: closed_function(y))(x),
-        "int8",
-        "no activation that is a lambda",
-    ),
-    "an object": (
-        lambda x: layers.Activation(partial(closed_function))(x),
-        "int8",
-        "an activation that is a partial",
-    ),
-    "an Ellipsis": (lambda x: x[..., :2], keras_qat.recipes.contrib(), "no .keras file holds"),
-}
-
-
-@pytest.mark.parametrize("name", UNSAVED)
-def test_what_keras_cannot_save_is_said(name, tmp_path):
-    build, recipe, reason = UNSAVED[name]
-    with pytest.warns(UserWarning, match=f"(?s)cannot be saved and loaded again.*{reason}"):
-        qat = keras_qat.quantize_model(model_of(build), recipe)
-    with pytest.raises((TypeError, ValueError)):  # As Keras finds it.
-        saved_and_loaded(qat, tmp_path / "qat.keras")
-
-
-def saved_and_loaded(model, path):
-    model.save(path)
-    return keras.models.load_model(path)
-
-
-class Prior(keras.initializers.Initializer):
-    def __call__(self, shape, dtype=None, **options):
-        return tf.fill(shape, -2.0)
-
-
-def test_initializers_of_ones_own_are_not_needed_again(tmp_path):
-    model = model_of(lambda x: layers.Conv2D(2, 3, bias_initializer=Prior())(x))
-    qat = keras_qat.quantize_model(model)
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
-    np.testing.assert_array_equal(loaded.get_weights()[0], qat.get_weights()[0])
-    assert keras_qat.strip_quantization(qat).layers[1].get_config()["bias_initializer"] != "zeros"
-
-
-def test_what_keras_finds_by_its_name_is_no_matter(tmp_path):
-    make, _ = CLOSED["numpy"]
-    with keras.utils.custom_object_scope({"InNumpy": type(make())}):
-        with pytest.warns(UserWarning, match="(?s)^(?!.*cannot be saved).*cannot be opened"):
-            qat = keras_qat.quantize_model(model_of(lambda x: make()(x)))
-        saved_and_loaded(qat, tmp_path / "qat.keras")
-
-
 class ReversibleNorm(keras.Model):
     """Normalizes each series itself, as forecasting networks do, and undoes that at the end."""
 
@@ -459,19 +352,6 @@ class DropsInTraining(layers.Layer):
         return x + inputs
 
 
-def a_third(shape, dtype=None):
-    return tf.fill(shape, tf.constant(1 / 3, dtype or tf.float32))
-
-
-class Averages(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.mixer = layers.Dense(3, kernel_initializer=a_third)
-
-    def call(self, x):
-        return self.mixer(x)
-
-
 @pytest.mark.parametrize("layer", [PassesTrainingOn, DropsInTraining])
 def test_dropout_inside_follows_the_phase(layer):
     model, data = model_of(layer()), images(32)
@@ -482,26 +362,3 @@ def test_dropout_inside_follows_the_phase(layer):
     assert np.square(error).mean() < 1e-3 * np.var(expected)
     assert np.any(qat(data, training=True) != qat(data, training=True))
     assert np.all(qat(data) == qat(data))
-
-
-def test_functions_that_initialize_need_no_registration():
-    model, data = Averages(), images(4)
-    expected = model.predict(data, verbose=0)
-    qat = keras_qat.quantize_model(model)  # Keras warns of functions whenever it copies a layer.
-    keras_qat.calibrate(qat, data)
-    np.testing.assert_allclose(qat.predict(data, verbose=0), expected, atol=0.05)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "compared", [lambda x, y: x == 0.0, lambda x, y: np.float32(0.0) != x, lambda x, y: x == y]
-)
-def test_equality_is_saved_with_both_sides(compared, tmp_path):
-    """Keras writes `==` without its right side, and cannot load that."""
-    x = keras.Input(SHAPE)
-    y, z = layers.Conv2D(4, 1, activation="relu")(x), layers.ReLU()(x)
-    qat = keras_qat.quantize_model(keras.Model(x, y * tf.cast(compared(y, z), tf.float32)))
-    keras_qat.calibrate(qat, images(8))
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)

@@ -10,17 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras
+from tests.networks.computed_kernels import COMPUTED
 
 layers = keras.layers
 
-__all__ = ["CLOSED", "COMPUTED", "OPENED"]
-
-COMPUTED = (
-    *("standardized weights", "normalized weights", "a standardized kernel", "a masked kernel"),
-    *("a normalized depthwise kernel", "a kernel of complex numbers"),
-    *("normalized transposed kernels", "a normalized kernel with gaps"),
-)
-"""Names in `OPENED` of layers whose kernel is computed from weights."""
+__all__ = ["OPENED"]
 
 
 class ChannelAffine(layers.Layer):
@@ -315,110 +309,6 @@ def two_parts(x):
     return layers.Concatenate()([parts["second"], parts["first"]])
 
 
-class StandardizedDense(layers.Layer):
-    """Reads its weights several times to compute those that it multiplies by."""
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight("kernel", (input_shape[-1], 5))
-        super().build(input_shape)
-
-    def call(self, inputs):
-        mean, variance = tf.nn.moments(self.kernel, 0)
-        return tf.matmul(inputs, (self.kernel - mean) / tf.sqrt(variance + 1e-6))
-
-
-class WeightNormalized(layers.Layer):
-    """A direction and a length for each filter."""
-
-    def build(self, input_shape):
-        shape = (3, 3, input_shape[-1], 5)
-        self.length = self.add_weight("g", shape[-1:], initializer="ones")
-        self.direction = self.add_weight("v", shape, regularizer=keras.regularizers.l2(0.01))
-        self.bias = self.add_weight("b", shape[-1:])
-        super().build(input_shape)
-
-    def call(self, inputs):
-        norms = tf.sqrt(tf.reduce_sum(tf.square(self.direction), [0, 1, 2]))
-        kernel = self.length * self.direction / norms
-        return tf.nn.conv2d(inputs, kernel, 1, "SAME") + self.bias
-
-
-class WeightStandardized(layers.Conv2D):
-    """A subclass that standardizes its kernel."""
-
-    def call(self, inputs):
-        mean, variance = tf.nn.moments(self.kernel, [0, 1, 2], keepdims=True)
-        kernel = (self.kernel - mean) * tf.math.rsqrt(variance + 1e-5)
-        return tf.nn.bias_add(self.convolution_op(inputs, kernel), self.bias)
-
-
-class MaskedSteps(layers.Layer):
-    """A kernel that sees no later steps, as its mask, which does not train, says."""
-
-    def build(self, input_shape):
-        mask = keras.initializers.Constant(np.array([1, 1, 0], np.float32).reshape(3, 1, 1))
-        self.mask = self.add_weight("mask", (3, 1, 1), initializer=mask, trainable=False)
-        self.kernel = self.add_weight("kernel", (3, input_shape[-1], 5))
-        super().build(input_shape)
-
-    def call(self, inputs):
-        return tf.nn.conv1d(inputs, self.mask * self.kernel, 1, "SAME")
-
-
-class NormalizedDepthwise(layers.Layer):
-    def build(self, input_shape):
-        self.kernel = self.add_weight("kernel", (3, 3, input_shape[-1], 2))
-        super().build(input_shape)
-
-    def call(self, inputs):
-        kernel = tf.nn.l2_normalize(self.kernel, [0, 1])
-        return tf.nn.depthwise_conv2d(inputs, kernel, [1, 1, 1, 1], "VALID")
-
-
-class NormalizedTransposed(layers.Layer):
-    """Of images and then of their rows, to the sizes that Keras' layers have."""
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight("kernel", (3, 3, 5, input_shape[-1]))
-        self.steps = self.add_weight("steps", (4, 3, 5))
-        super().build(input_shape)
-
-    def call(self, inputs):
-        count, height, width = tf.unstack(tf.shape(inputs)[:3])
-        kernel, steps = (tf.nn.l2_normalize(w, [0, 1]) for w in (self.kernel, self.steps))
-        shape = [count, 2 * height, 2 * width, 5]
-        x = tf.nn.conv2d_transpose(inputs, kernel, shape, 2, "SAME")[:, 1]
-        return tf.nn.conv1d_transpose(x, steps, [count, 4 * width, 3], 2, "SAME")
-
-
-class NormalizedWithGaps(layers.Layer):
-    """Convolves sequences by the function for any number of axes."""
-
-    def build(self, input_shape):
-        self.kernel = self.add_weight("kernel", (3, input_shape[-1], 5))
-        super().build(input_shape)
-
-    def call(self, inputs):
-        kernel = tf.nn.l2_normalize(self.kernel, [0, 1])
-        return tf.nn.convolution(inputs, kernel, padding="SAME", dilations=[2])
-
-
-class Oscillating(layers.Layer):
-    """A depthwise kernel of oscillations that fade, as those of state spaces."""
-
-    def build(self, input_shape):
-        shape = (input_shape[-1],)
-        self.rate = self.add_weight("rate", shape, initializer="ones")
-        self.pitch = self.add_weight("pitch", shape, initializer="ones")
-        super().build(input_shape)
-
-    def call(self, inputs):
-        rates = tf.complex(-tf.exp(self.rate), self.pitch)
-        steps = rates[:, None] * tf.cast(tf.range(3), tf.complex64)
-        kernel = tf.transpose(tf.math.real(tf.exp(steps) - 0.5j))[:, None, :, None]
-        return tf.nn.depthwise_conv2d(inputs, kernel, [1, 1, 1, 1], "VALID")
-
-
 class Blur(layers.Layer):
     """A blur of each channel and a mixture of neighbours, which do not train."""
 
@@ -452,14 +342,6 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "a product over the steps": lambda x: Crossed()(layers.Reshape((64, 4))(x)),
     "a matrix product of one's own": lambda x: OwnDense()(x),
     "computed from weights": lambda x: SoftGate()(x),
-    "standardized weights": lambda x: StandardizedDense()(conv(x)),
-    "normalized weights": lambda x: tf.nn.relu(WeightNormalized()(x)),
-    "a standardized kernel": lambda x: layers.BatchNormalization()(WeightStandardized(5, 3)(x)),
-    "a masked kernel": lambda x: MaskedSteps()(layers.Reshape((64, 4))(x)),
-    "a normalized depthwise kernel": lambda x: NormalizedDepthwise()(x),
-    "a kernel of complex numbers": lambda x: Oscillating()(x),
-    "normalized transposed kernels": lambda x: NormalizedTransposed()(x),
-    "a normalized kernel with gaps": lambda x: NormalizedWithGaps()(layers.Reshape((64, 4))(x)),
     "two outputs": two_parts,
     "at each step": lambda x: layers.TimeDistributed(ChannelAffine())(conv(x)),
     "a model at each step": lambda x: layers.TimeDistributed(
@@ -488,85 +370,9 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "activation of TensorFlow": lambda x: layers.Dense(3, tf.exp)(conv(x, activation=tf.sin)),
     "mish": lambda x: conv(x, activation=mish),
     "kernels that are constants": lambda x: Blur()(conv(x)),
+    **COMPUTED,
 }
 """Name -> what it makes of a tensor of 8 x 8 x 4; all are computed in integers."""
-
-
-class ByValue(layers.Layer):
-    def call(self, inputs):
-        if tf.reduce_max(inputs) > 1:
-            return inputs * 2.0
-        return inputs
-
-
-class InNumpy(layers.Layer):
-    def call(self, inputs):
-        return tf.ensure_shape(tf.numpy_function(np.abs, [inputs], tf.float32), inputs.shape)
-
-
-class Random(layers.Layer):
-    def call(self, inputs):
-        return inputs + tf.random.uniform((4,))
-
-
-class Counting(layers.Layer):
-    calls = 0
-
-    def call(self, inputs):
-        self.calls += 1
-        return inputs * float(self.calls)
-
-
-class OwnNorm(layers.Layer):
-    def call(self, inputs):
-        mean = tf.reduce_mean(inputs, axis=-1, keepdims=True)
-        spread = tf.reduce_mean((inputs - mean) ** 2, axis=-1, keepdims=True)
-        return (inputs - mean) * tf.math.rsqrt(spread + 1e-3)
-
-
-class WithLoss(layers.Layer):
-    def call(self, inputs):
-        self.add_loss(lambda: tf.constant(1.0))
-        return inputs * 2.0
-
-
-class NoisyInTraining(layers.Layer):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.dense = layers.Dense(4)
-
-    def call(self, inputs, training=None):
-        return self.dense(inputs) * 2.0 if training else self.dense(inputs) * 3.0
-
-
-CLOSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "by value": (ByValue, r"in `if tf.reduce_max\(inputs\) > 1:`"),
-    "numpy": (InNumpy, "InvalidArgument|numpy|KerasTensor|Error"),
-    "random": (Random, "not compute the same each time"),
-    "counting": (Counting, "not compute the same each time"),
-    "normalization": (OwnNorm, r"it normalizes \(tf.math.rsqrt\)"),
-    "a loss": (WithLoss, "it calls add_loss|adds to the loss"),
-    "training": (NoisyInTraining, "computes differently in training"),
-}
-"""Name -> a layer that cannot be opened, and what is said of it."""
-
-
-class Reversible(layers.Layer):
-    """Normalizes a series, and takes that back in a second call (RevIN)."""
-
-    def build(self, input_shape):
-        if isinstance(input_shape, list):
-            input_shape = input_shape[0]
-        self.gain = self.add_weight("gain", input_shape[-1:], initializer="ones")
-        super().build(input_shape)
-
-    def call(self, inputs, statistics=None):
-        if statistics is not None:
-            mean, deviation = statistics
-            return inputs / (self.gain + 1e-10) * deviation + mean
-        mean, variance = tf.nn.moments(inputs, 1, keepdims=True)
-        deviation = tf.sqrt(variance + 1e-5)
-        return (inputs - mean) / deviation * (2.0 * self.gain), mean, deviation
 
 
 class LateProjection(layers.Layer):
@@ -582,23 +388,3 @@ class LateProjection(layers.Layer):
 
     def call(self, inputs):
         return self.first(inputs) + self.second(inputs)
-
-
-class Net(keras.Model):
-    """A subclassed model, with layers in a list, weights of its own and a part called twice."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.stem = layers.Conv2D(4, 3, padding="same", activation="relu")
-        self.blocks = [Block(4), Block(4)]
-        self.pool, self.head = layers.GlobalAveragePooling2D(), layers.Dense(3, name="logits")
-
-    def build(self, input_shape):
-        self.scale = self.add_weight("scale", (4,), initializer="ones")
-        super().build(input_shape)
-
-    def call(self, inputs, training=None):
-        x = self.stem(inputs) * self.scale
-        for block in self.blocks:
-            x = block(x, training=training)
-        return self.head(self.pool(self.stem(x)))
