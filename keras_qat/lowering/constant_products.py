@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value
+from keras_qat.frontend.helper_layers import WeightTensor
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.known_sizes import sizes_of
 from keras_qat.frontend.tf_operations import array, operands
@@ -77,6 +78,26 @@ def split_product(call: Call, context: LoweringContext) -> list[Call]:
     parts = PartsBuilder(call, context)
     multiply_along(parts, x, axis, matrix, "", call.output)
     return parts.calls
+
+
+def with_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
+    """Makes a tensor of weights that do not train of a constant with several matrices.
+
+    A product of a tensor and such a constant, one matrix for each entry of other axes, is then one
+    of two tensors.
+    """
+    arguments = [*call.args, *call.kwargs.values()]
+    constants = [leaf for leaf in arguments if np.ndim(array(leaf)) > 2]
+    if len(call.inputs) != 1 or not call.inputs[0].is_float or len(constants) != 1:
+        return []
+    matrices = np.asarray(constants[0], np.float32)
+    parts, weights = PartsBuilder(call, context), [tf.Variable(matrices, trainable=False)]
+    options = {"frozen": [0], "trainable": False, "weights": weights}
+    layer = parts.new("constant", WeightTensor, [matrices.shape], **options)
+    tensor = parts.add(layer, call.inputs[0], shape=matrices.shape)
+    args = [tensor if leaf is constants[0] else leaf for leaf in call.args]
+    kwargs = {n: tensor if leaf is constants[0] else leaf for n, leaf in call.kwargs.items()}
+    return parts.end(call.layer, *args, kwargs=kwargs)
 
 
 _UNIT = "1"

@@ -77,11 +77,37 @@ def _convolved_volumes(
     return convolved_volumes(input, filters, sizes[0], padding, sizes[1])
 
 
+def _correlation(
+    input: Any,
+    filter: Any,
+    strides: Any,
+    padding: Any,
+    data_format: Any = None,
+    dilations: Any = None,
+    name: Any = None,
+    rate: Any = None,
+) -> Any:
+    """Correlates each example with a kernel of its own, where the channels hold the examples."""
+    steps = [
+        window(option or 1, 2) for option in (strides, rate if dilations is None else dilations)
+    ]
+    sizes = filter.shape[:2]
+    require(data_format in (None, "NHWC") and None not in [*steps, *sizes, *input.shape[:3]])
+    require((input.shape[0], filter.shape[2], filter.shape[3]) == (1, None, 1))
+    settings = [[1, *numbers, 1] for numbers in (sizes, *steps)]
+    x = tf.image.extract_patches(tf.transpose(input, [3, 1, 2, 0]), *settings, padding)
+    height, width, count = x.shape[1:]
+    kernels = tf.reshape(tf.transpose(filter, [2, 0, 1, 3]), [-1, count, 1])
+    y = tf.matmul(tf.reshape(x, [-1, height * width, count]), kernels)
+    return tf.transpose(tf.reshape(y, [-1, height, width, 1]), [3, 1, 2, 0])
+
+
 _MAXIMA = {1: layers.MaxPooling1D, 2: layers.MaxPooling2D, 3: layers.MaxPooling3D}
 _AVERAGES = {1: layers.AveragePooling1D, 2: layers.AveragePooling2D, 3: layers.AveragePooling3D}
 
 POOLS: dict[str, Callable[..., Any]] = {
     "nn.separable_conv2d": _separable,
+    **dict.fromkeys(("nn.depthwise_conv2d", "compat.v1.nn.depthwise_conv2d"), _correlation),
     "nn.conv3d": _convolved_volumes,
     "nn.pool": _pooled,
     "nn.max_pool3d": _pool_of_volumes(layers.MaxPooling3D),

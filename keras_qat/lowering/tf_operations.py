@@ -21,6 +21,7 @@ from keras_qat.lowering.constant_products import (
     split_cumulative_sum,
     split_linear_resize,
     split_product,
+    with_constant_weight,
 )
 from keras_qat.lowering.copies import COPIES, split_copies, split_eye, split_filled
 from keras_qat.lowering.gather_nd import ARGUMENTS, split_gather_nd
@@ -283,8 +284,10 @@ ARITHMETIC: dict[str, Lowering] = {
     "math.abs": partial(replace_by, make=layers.LeakyReLU, alpha=-1.0),
     "clip_by_value": _split_clip,
     "math.l2_normalize": _split_normalization,
-    "einsum": _either(split_einsum, split_constant_einsum),
-    "linalg.matmul": _either(stack_lists, split_product, convert_second_factor),
+    "einsum": _either(split_einsum, split_constant_einsum, with_constant_weight),
+    "linalg.matmul": _either(
+        stack_lists, split_product, with_constant_weight, convert_second_factor
+    ),
     **dict.fromkeys(CONVOLUTIONS, split_convolution),
     "math.cumsum": split_cumulative_sum,
 }

@@ -53,6 +53,24 @@ def of_segments(operation, *more, ids=IDS):
     return function
 
 
+def correlated(operation, stride, padding):
+    """Returns a function that correlates each example with a part of it, as trackers do."""
+
+    def in_channels(x):
+        sizes = x.shape[1:3]
+        return tf.reshape(tf.transpose(x, [1, 2, 0, 3]), [*sizes, tf.shape(x)[0] * 2, 1])
+
+    def function(x):
+        image = tf.stack([x, tf.reverse(x, [1])], -1)
+        steps, kernel = [1, stride, stride, 1], in_channels(image[:, 1:4, :2])
+        image = tf.transpose(in_channels(image), [3, 0, 1, 2])
+        y = operation(image, kernel, steps, padding)
+        y = tf.reshape(y, [*y.shape[1:3], tf.shape(x)[0], 2])
+        return tf.transpose(y, [2, 0, 1, 3])
+
+    return function
+
+
 def by_channel(x):
     return tf.pow(tf.nn.relu(x), np.linspace(0.5, 1.8, 8, dtype=np.float32))
 
@@ -246,6 +264,8 @@ FORMS = {
         lambda x: tf.einsum("btc,td->btdc", x, KERNEL[:, 0]),
     ),
     "keras.backend.batch_flatten": (keras.backend.batch_flatten,),
+    "nn.depthwise_conv2d": (correlated(tf.nn.depthwise_conv2d, 1, "VALID"),),
+    "compat.v1.nn.depthwise_conv2d": (correlated(tf.compat.v1.nn.depthwise_conv2d, 2, "SAME"),),
     "nn.separable_conv2d": (
         lambda x: keras.backend.separable_conv2d(x[..., None], KERNELS[0], KERNELS[1], (2, 2)),
         lambda x: tf.nn.separable_conv2d(x[..., None], *KERNELS, [1, 2, 2, 1], "SAME"),
