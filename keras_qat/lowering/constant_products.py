@@ -87,7 +87,7 @@ def with_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
     of two tensors.
     """
     arguments = [*call.args, *call.kwargs.values()]
-    constants = [leaf for leaf in arguments if np.ndim(array(leaf)) > 2]
+    constants = [leaf for leaf in arguments if getattr(array(leaf), "ndim", 0) > 2]
     if len(call.inputs) != 1 or not call.inputs[0].is_float or len(constants) != 1:
         return []
     matrices = np.asarray(constants[0], np.float32)

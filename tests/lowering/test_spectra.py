@@ -159,6 +159,18 @@ def test_angles():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
+def test_magnitude_and_angle_of_one_layer():
+    """As DTLN, whose names of parts were taken twice."""
+    inputs = keras.Input(SHAPE)
+
+    def polar(x):
+        spectra = tf.signal.rfft(tf.signal.frame(x, 12, 12))
+        return [tf.abs(spectra), tf.math.angle(spectra)]
+
+    model = keras.Model(inputs, layers.Lambda(polar)(inputs))
+    assert not keras_qat.plan(model, target="ethos_u55").float_layers
+
+
 @pytest.mark.parametrize(("name", "in_float"), [("as usual", True), ("in two directions", False)])
 def test_what_tflite_computes_in_float_stays(name, in_float):
     """By default; it has no other transforms than of real numbers."""
