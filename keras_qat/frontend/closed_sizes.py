@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layer_names import is_of_keras
-from keras_qat.frontend.known_sizes import BATCHES, computed_sizes, sizes_in_both_runs
+from keras_qat.frontend.known_sizes import BATCHES, computed_sizes, rows_of, sizes_in_both_runs
 from keras_qat.frontend.tf_operations import is_operation, operands
 
 Shape = tuple[int | None, ...]
@@ -22,26 +22,34 @@ def close_sizes(graph: Graph) -> None:
     """Sets the sizes and rows of values that follow from the inputs of their calls, in place."""
     for call in graph.calls:
         values = values_in(call.outputs)
-        is_reshape = getattr(call.layer, "symbol", "") == "reshape"
+        symbol = str(getattr(call.layer, "symbol", ""))
         read = [size for value in call.inputs for size in value.shape[1:]]
         if None not in read and any(None in value.shape[1:] for value in values):
-            shapes = _of_reshape(call) if is_reshape else _inferred(call)
+            shapes = _of_reshape(call) if symbol == "reshape" else _inferred(call)
             for value, shape in zip(values, shapes, strict=False):
                 value.shape = shape
-        rows = _rows(call, is_reshape)
+        rows = _rows(call, symbol)
         for value in values:
             value.rows = rows if value.shape[:1] == (None,) else value.rows
 
 
-def _rows(call: Call, is_reshape: bool) -> Fraction:
+def _rows(call: Call, symbol: str) -> Fraction:
     """Returns the rows of each example that a call returns, if its first axis is open."""
-    if is_reshape:
+    read = [value.rows for value in call.inputs if value.shape[:1] == (None,)]
+    if symbol == "reshape":
         x, _ = operands(call, "tensor", "shape")
         sizes: list[Any] = [*call.output.shape[1:]]
         if None in sizes or None in x.shape[1:] or 0 in sizes or x.shape[:1] != (None,):
             return Fraction(1)
         return x.rows * math.prod(x.shape[1:]) / math.prod(sizes)
-    return max((v.rows for v in call.inputs if v.shape[:1] == (None,)), default=Fraction(1))
+    if symbol == "tile":
+        x, counts = operands(call, "input", "multiples")
+        size = rows_of(x)[0] if isinstance(x, Value) else len(np.atleast_1d(np.asarray(x)))
+        count, *_ = (sizes_in_both_runs(counts) or [[1]])[0]
+        return Fraction(size * count, BATCHES[0])
+    if symbol == "concat" and operands(call, "values", "axis")[1] in (0, None):
+        return sum(read, Fraction(0)) or Fraction(1)
+    return max(read, default=Fraction(1))
 
 
 def _of_reshape(call: Call) -> list[Shape]:
@@ -55,8 +63,10 @@ def _of_reshape(call: Call) -> list[Shape]:
     for batch, sizes in zip(BATCHES, sizes_in_both_runs(shape) or [], strict=False):
         if 0 in sizes or sizes.count(-1) > 1:
             return []
-        rest = int((first or batch * x.rows) * math.prod(others) / -math.prod(sizes))
-        both.append([rest if size == -1 else size for size in sizes])
+        rest = (first or batch * x.rows) * Fraction(math.prod(others), -math.prod(sizes))
+        if -1 in sizes and rest.denominator > 1:
+            return []
+        both.append([int(rest) if size == -1 else size for size in sizes])
     if not both or both[0][1:] != both[1][1:]:
         return []
     return [(first, *both[0][1:])]

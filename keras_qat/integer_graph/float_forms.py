@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.frontend.tf_operations import is_operation
 
 
 def _category_encoding(layer: Any, x: Any, count_weights: Any = None) -> Any:
@@ -85,6 +86,22 @@ def _not_in_tflite(layer: Any, *args: Any, **kwargs: Any) -> Any:
     )
 
 
+def _clipped(layer: Any, t: Any, clip_value_min: Any, clip_value_max: Any, **options: Any) -> Any:
+    # The converter makes ReLU6 of a minimum that comes first. Of integers there is no kernel.
+    if tf.as_dtype(t.dtype).is_floating:
+        return layer(t, clip_value_min, clip_value_max, **options)
+    return tf.minimum(tf.maximum(t, clip_value_min), clip_value_max)
+
+
+def _relu6(layer: Any, features: Any, **options: Any) -> Any:
+    if tf.as_dtype(features.dtype).is_floating:
+        return layer(features, **options)
+    return tf.minimum(tf.maximum(features, 0), 6)
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {"clip_by_value": _clipped, "nn.relu6": _relu6}
+"""Operation -> its computation in float where TFLite has no kernel for TensorFlow's own."""
+
 _FORMS: dict[type, Callable[..., Any]] = {
     layers.Activation: _activation,
     layers.Resizing: _resizing,
@@ -108,6 +125,8 @@ _FORMS: dict[type, Callable[..., Any]] = {
 
 def form_of(layer: Any) -> Callable[..., Any] | None:
     """Returns how files compute a layer in float; None if they compute its own `call`."""
+    if is_operation(layer):
+        return _OPERATIONS.get(str(layer.symbol))
     kind: Any = type(layer)
     bases: list[Any] = [base for base in kind.__mro__ if base in _FORMS]
     return _FORMS[bases[0]] if bases and kind.call is bases[0].call else None

@@ -48,28 +48,27 @@ def split_copies(call: Call, context: LoweringContext) -> list[Call]:
     rank = 0 if x is None else len(x.shape)
     is_batch = isinstance(count, Value) and size_of(count) == BATCH
     is_batch = is_batch or bool(known and known[0] == BATCH)
-    each = 1 if x is None or is_batch or symbol != "tile" else x.shape[0]
-    is_batch = is_batch or _of_all_rows(count, each)
-    if not rank or not call.output.is_float or x.shape[0] != each or not is_batch:
-        return []
-    if axis not in ([], [0]):
+    if not rank or not call.output.is_float or axis not in ([], [0]):
         return []
     unchanged = x.shape[1:] if symbol == "broadcast_to" else [1] * (rank - 1)
     if symbol != "repeat" and list(inner_counts) != list(unchanged):
         return []
-    return _for_each_example(call, context, counts if known else count, x, rank)
+    group = _rows_for_each_copy(counts, x.shape[0]) if symbol == "tile" else None
+    if not (is_batch and x.shape[0] == 1) and group is None:
+        return []
+    return _for_each_example(call, context, counts if known else count, x, rank, group)
 
 
-def _of_all_rows(count: Any, each: Any) -> bool:
-    """Returns whether so many copies of some rows are as many as another tensor has rows.
+def _rows_for_each_copy(counts: Any, each: int | None) -> int | None:
+    """Returns how many rows of a tensor there are for each copy of several rows; None if unknown.
 
-    So a table for all heads is copied for one axis of examples and heads.
+    Either one, or as many as are copied: a table for all heads, and one axis of examples and heads.
     """
-    like = next(measured(values_in(count)), None)
-    runs = sizes_in_both_runs(count)
-    if like is None or not runs or not each:
-        return False
-    return [each * size for sizes in runs for size in sizes] == rows_of(like)
+    like, runs = next(measured(values_in(counts)), None), sizes_in_both_runs(counts)
+    if like is None or not runs or each in (1, None):
+        return None
+    rows = [[count * run[0] for run in runs] for count in (1, each)]
+    return next((count for count in (1, each) if rows[count > 1] == rows_of(like)), None)
 
 
 def split_filled(call: Call, context: LoweringContext) -> list[Call]:
@@ -93,7 +92,12 @@ def split_eye(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _for_each_example(
-    call: Call, context: LoweringContext, sizes: Any, x: Any, rank: int
+    call: Call,
+    context: LoweringContext,
+    sizes: Any,
+    x: Any,
+    rank: int,
+    group: int | None = None,
 ) -> list[Call]:
     """Adds a tensor with one example to zeros, of which there are as many as examples.
 
@@ -103,6 +107,8 @@ def _for_each_example(
         sizes: holds the number of examples, of `tf.shape` of a tensor.
         x: the value or array.
         rank: how many axes it has.
+        group: of a tensor with several rows, which are one example, how many rows of the measured
+            tensor there are for each copy.
     """
     batch = next(measured(values_in(sizes)), None)
     if batch is None or not batch.shape:
@@ -119,28 +125,26 @@ def _for_each_example(
     if not batch.is_float:
         cast = parts.new("cast", operation, tf.cast)
         first = parts.add(cast, first, kwargs={"dtype": "float32"}, shape=first.shape)
-    each, *others = [1] * rank if x.shape[0] == 1 else x.shape
-    ones = [1] * (rank - 1)
-    if each > 1:
-        x = parts.add(
-            parts.new("table", operation, tf.reshape), x, (1, *x.shape), shape=(1, *x.shape)
-        )
-        ones = [each, *ones]
-    if len(batch.shape) != len(ones) + 1 or each > 1:
+    ones = [1] * (rank - 1) if group is None else [group, *[1] * (rank - 1)]
+    if len(batch.shape) != 1 + len(ones) or group:
         shape = (None, *ones)
         reshape = parts.new("reshape", operation, tf.reshape)
         first = parts.add(reshape, first, [-1, *ones], shape=shape)
-    if rank > 1:
+    if ones:
         zeros = parts.add(parts.new("zeros", layers.Rescaling, 0.0), first, shape=first.shape)
     else:  # Without channels.
         product = parts.new("zeros", operation, tf.math.multiply)
         zeros = parts.add(product, first, 0.0, shape=first.shape)
-    if each == 1:
-        return parts.end(parts.new("", operation, tf.math.add), zeros, x)
-    copies = parts.add(
-        parts.new("copies", operation, tf.math.add), zeros, x, shape=(None, *x.shape[1:])
-    )
-    return parts.end(parts.new("", operation, tf.reshape), copies, [-1, *others])
+    add = parts.new("copies" if group else "", operation, tf.math.add)
+    if group is None:
+        return parts.end(add, zeros, x)
+    if isinstance(x, Value):
+        one = parts.new("one", operation, tf.reshape)
+        table = parts.add(one, x, [1, *x.shape], shape=(1, *x.shape))
+    else:
+        table = x[None]
+    copies = parts.add(add, zeros, table, shape=(None, *x.shape))
+    return parts.end(parts.new("", operation, tf.reshape), copies, [-1, *x.shape[1:]])
 
 
 def _repeated_inside(call: Call, x: Any, counts: list[Any]) -> tuple[Any, list[Any]]:

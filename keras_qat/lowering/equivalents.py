@@ -312,7 +312,16 @@ def _length(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: An
     return tf.norm(input_tensor, axis=axis, keepdims=keepdims)
 
 
-OF_INTEGERS: dict[str, Callable[..., Any]] = {"sequence_mask": _steps_below}
+def _outer(a: Any, b: Any, *flags: Any, name: Any = None, **options: Any) -> Any:
+    """Multiplies whole numbers in one column by a row, as spatial transformers copy them."""
+    require(not any(flags) and not any(options.values()) and a.shape[-1] == 1)
+    return a * b
+
+
+OF_INTEGERS: dict[str, Callable[..., Any]] = {
+    "sequence_mask": _steps_below,
+    "linalg.matmul": _outer,
+}
 """The same of integers."""
 
 EQUIVALENTS: dict[str, Callable[..., Any]] = {

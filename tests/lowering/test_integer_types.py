@@ -1,4 +1,4 @@
-"""Constants of int64, as NumPy makes them, in operations that take their type."""
+"""Operations on whole numbers: of int64, as NumPy makes constants, and what converters lack."""
 
 from __future__ import annotations
 
@@ -32,4 +32,25 @@ def test_forms(form, tmp_path):
     qat = keras_qat.quantize_model(model, strict=True)
     keras_qat.calibrate(qat, x)
     assert np.abs(qat(x) - model(x)).mean() < 0.02
+    assert_kept(qat, x, tmp_path)
+
+
+OF_POSITIONS = {
+    "clip_by_value": lambda x: tf.clip_by_value(x, tf.zeros([], tf.int32), 6),
+    "relu6": tf.nn.relu6,
+    "relu6 behind another": lambda x: tf.nn.relu6(tf.nn.relu6(x) + 1),
+    "matmul": lambda x: 2 + tf.reshape(tf.matmul(x[..., None], tf.ones((1, 2), tf.int32)), (-1, 8)),
+}
+
+
+@pytest.mark.parametrize("form", OF_POSITIONS)
+def test_positions(form, tmp_path):
+    """Of up to 6, for which TFLite's converter makes a ReLU6 of integers, and repeated ones."""
+    keras.utils.set_random_seed(1)
+    inputs, x = keras.Input((4,), dtype="int32"), np.arange(64, dtype=np.int32).reshape(16, 4)
+    positions = OF_POSITIONS[form](inputs % 12 - 2)
+    model = keras.Model(inputs, keras.layers.Embedding(12, 2)(positions))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    assert np.abs(qat(x) - model(x)).max() < 0.01
     assert_kept(qat, x, tmp_path)

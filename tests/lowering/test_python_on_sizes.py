@@ -83,6 +83,14 @@ def table_of_all_heads(layer, x):
     return tf.reshape(tf.matmul(heads, table), (-1, 2, 6))
 
 
+@habit
+def flat_grid(layer, x):
+    """As spatial transformers have it: all coordinates along one axis, for each example."""
+    count = tf.shape(x)[0]
+    grid = tf.tile(tf.linspace(-1.0, 1.0, 10), tf.stack([count]))
+    return tf.matmul(step(layer, x), tf.reshape(grid, tf.stack([count, 2, -1])))
+
+
 class Measuring(layers.Layer):
     """Returns sizes beside a tensor, as the embeddings of vision transformers do."""
 
