@@ -318,8 +318,20 @@ def _outer(a: Any, b: Any, *flags: Any, name: Any = None, **options: Any) -> Any
     return a * b
 
 
+def _reversed(
+    input: Any, seq_lengths: Any, seq_axis: Any = None, batch_axis: Any = None, name: Any = None
+) -> Any:
+    """Takes the steps of each example from its last one on, and those behind it as they are."""
+    require((seq_axis, batch_axis or 0) == (1, 0) and input.shape[1] is not None)
+    steps, lengths = np.arange(input.shape[1], dtype=np.int32), tf.cast(seq_lengths, tf.int32)
+    from_last = lengths[:, None] - (steps + 1)
+    positions = tf.where(from_last >= 0, from_last, steps)
+    return tf.gather(input, positions, axis=1, batch_dims=1)
+
+
 OF_INTEGERS: dict[str, Callable[..., Any]] = {
     "sequence_mask": _steps_below,
+    "reverse_sequence": _reversed,
     "linalg.matmul": _outer,
 }
 """The same of integers."""

@@ -93,6 +93,14 @@ FORMS = {
         lambda x: tf.math.scalar_mul(0.3, x),
         lambda x: tf.compat.v1.math.scalar_mul(-2.0, x),
     ),
+    "reverse_sequence": (
+        lambda x: tf.reverse_sequence(x, 1 + tf.argmax(x[..., 0], -1), seq_axis=1, batch_axis=0),
+    ),
+    "linalg.matmul": (
+        lambda x: (
+            x * tf.one_hot(tf.matmul(tf.argmax(x, -1, "int32")[..., None], [[1]]), 8)[..., 0, :]
+        ),
+    ),
     "sequence_mask": (
         lambda x: x * tf.sequence_mask(tf.argmax(x[..., 0], -1), 6, tf.float32)[..., tf.newaxis],
     ),
