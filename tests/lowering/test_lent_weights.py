@@ -175,6 +175,9 @@ MODELS = {
     "a Lambda": lambda: language_model(
         lambda table: layers.Lambda(lambda x: tf.matmul(x, table.embeddings, transpose_b=True))
     ),
+    "an operation": lambda: language_model(
+        lambda table: lambda x: tf.matmul(x, table.embeddings, transpose_b=True)
+    ),
     "an autoencoder": autoencoder,
     "inside one layer": inside_one_layer,
     "a subclassed model": subclassed,

@@ -101,10 +101,10 @@ def test_weights_that_another_layer_owns_train_and_are_saved(transposed, tmp_pat
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
-def test_operations_on_weights_of_layers_say_what_to_do():
-    ids, table = keras.Input((6,), dtype="int32"), layers.Embedding(20, 8)
-    model = keras.Model(ids, tf.matmul(table(ids), table.embeddings, transpose_b=True))
-    with pytest.raises(ValueError, match=r"of another layer.*Make one layer"):
+def test_operations_on_variables_of_no_layer_say_what_to_do():
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, inputs * tf.Variable(2.0, name="factor"))
+    with pytest.raises(ValueError, match=r"factor:0, a variable of no layer.*Make a layer"):
         keras_qat.quantize_model(model)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Graph, read
+from keras_qat.frontend.graph import Call, Graph, Value, read
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras2.layers_and_models import clone
+from keras_qat.frontend.keras2.layer_weights import weights_held_by
+from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
 from keras_qat.frontend.keras2.precision import check_precision, float32_policy, in_float32
 from keras_qat.frontend.keras2.readability import as_functional, check_readable
 from keras_qat.frontend.known_sizes import with_known_sizes
@@ -25,8 +27,8 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, 
         half: whether the model may compute in half precision; else a float32 copy is used.
 
     Raises:
-        ValueError: if the model cannot be read, holds float64, or reads weights outside of their
-            layers.
+        ValueError: if the model cannot be read, holds float64, or reads variables of no
+            layer.
     """
     model = as_functional(model, inputs)
     check_readable(model)
@@ -34,20 +36,53 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, 
     with float32_policy():
         graph = with_known_sizes(read(model))
     check_precision(graph)
-    _check_weights(graph)
-    return model, graph
+    return model, _with_readers_of_weights(graph)
 
 
-def _check_weights(graph: Graph) -> None:
-    """Raises a `ValueError` if an operation reads a layer's weight, as in a tied embedding."""
-    for call in graph.calls:
-        for leaf in tf.nest.flatten((call.args, call.kwargs)):
-            if isinstance(leaf, tf.Variable):
-                raise ValueError(
-                    f"'{call.name}' reads {leaf.name}, a weight of another layer, which Keras "
-                    f"can neither copy nor save. Make one layer of your own of both: a class with "
-                    f"the other layer as an attribute, and this operation in its call."
-                )
+def _with_readers_of_weights(graph: Graph) -> Graph:
+    """Makes layers of operations that read a layer's weight, as in a tied embedding.
+
+    Raises:
+        ValueError: if one reads a variable that no layer has.
+    """
+    layers = dict.fromkeys(inner for call in graph.calls for inner in layers_in(call.layer))
+
+    def reader(variable: Any, name: str) -> Any:
+        """Returns a function that reads a variable from the layer that has it."""
+        for holder, own in (pair for layer in layers for pair in weights_held_by(layer)):
+            for attribute, held in own.items():
+                places = [id(leaf) for leaf in tf.nest.flatten(held)]
+                if id(variable) in places:
+                    place = places.index(id(variable))
+                    return lambda: tf.nest.flatten(getattr(holder, attribute))[place]
+        raise ValueError(
+            f"'{name}' reads {variable.name}, a variable of no layer of the model, which Keras can "
+            f"neither train nor save. Make a layer of your own of both: a class with the variable "
+            f"as a weight, and this operation in its call."
+        )
+
+    def as_layer(call: Call) -> Call:
+        given = call.args, call.kwargs
+        variables = [leaf for leaf in tf.nest.flatten(given) if isinstance(leaf, tf.Variable)]
+        readers = {id(variable): reader(variable, call.name) for variable in variables}
+        if not readers:
+            return call
+
+        def compute(tensors: Any) -> Any:
+            known = iter(tensors)
+
+            def current(leaf: Any) -> Any:
+                if isinstance(leaf, Value):
+                    return next(known)
+                return readers[id(leaf)]() if id(leaf) in readers else leaf
+
+            args, kwargs = tf.nest.map_structure(current, given)
+            return call.layer.function(*args, **kwargs)
+
+        layer = keras.layers.Lambda(compute, name=call.layer.name)
+        return Call(layer, (call.inputs,), {}, call.outputs, call.name)
+
+    return dataclasses.replace(graph, calls=list(map(as_layer, graph.calls)))
 
 
 def _with_known_input(model: Any) -> Any:
