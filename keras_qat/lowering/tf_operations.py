@@ -31,6 +31,7 @@ from keras_qat.lowering.image_ops import (
     split_patches,
     split_resize,
 )
+from keras_qat.lowering.many_axes import split_many_axes
 from keras_qat.lowering.merges import (
     LIMITS,
     convert_fixed_ranges,
@@ -296,7 +297,7 @@ ARITHMETIC: dict[str, Lowering] = {
 OPERATIONS: dict[str, Lowering] = {
     **{symbol: partial(_of_floats, lowering) for symbol, lowering in ARITHMETIC.items()},
     "__operators__.add": _swap_constant,
-    "__operators__.getitem": _split_getitem,
+    "__operators__.getitem": _either(_split_getitem, split_many_axes),
     **dict.fromkeys(("math.equal", "__operators__.eq"), _split_equality),
     **dict.fromkeys(NOT_EQUAL, _split_equality),
     "nn.conv1d_transpose": split_convolution,  # Reads a shape, too.
