@@ -34,9 +34,13 @@ MAX_AXES = 5
 
 
 def _prepare(a: Arguments) -> Multiplier:
-    """Prepares the ratio of the scales, in float32 if the second matrix has the zero point 0."""
+    """Prepares the ratio of the scales, in float32 if the second matrix has the zero point 0.
+
+    TFLite Micro multiplies the scales in double precision.
+    """
     first, second = a.params
-    ratio = single(first.scale * second.scale) / a.output.scale
+    product = first.scale * second.scale
+    ratio = (product if a.family.ratios == "float64" else single(product)) / a.output.scale
     if a.family.matrix_products is None or a.wide:
         return Multiplier(fixed_point(ratio))
     in_float32 = tf.cast(single(ratio), tf.float32)

@@ -17,9 +17,10 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.ops.node import Node, Tensor
+from keras_qat.ops.registry import op_named
 from keras_qat.ops.requantize import REQUANTIZE
 from tests.comparison import RUNNABLE
-from tests.ops.harness import BATCH, assert_same, in_integers, make_node
+from tests.ops.harness import BATCH, assert_same, in_integers, make_node, node_of, random_inputs
 
 layers = keras.layers
 
@@ -232,3 +233,30 @@ def test_products_in_an_lstm_that_are_rounded_once_or_twice(bits, family):
     node = dataclasses.replace(node, weights=weights, inputs=(x,))
     q = np.zeros((BATCH, 4, 1), x.params.dtype)
     assert_same(node, {x.name: q}, family)
+
+
+@pytest.mark.parametrize("family", ["tflm", "reference"])
+@pytest.mark.parametrize(
+    ("scales", "total"),
+    [
+        ((0.0978483036160469, 0.05939713120460510, 1.057582378387451), 7369),
+        ((0.06138083338737488, 0.009139201603829861, 0.11984477192163467), 2456),
+    ],
+)
+def test_products_of_matrices_whose_scales_are_multiplied_in_double_precision(
+    scales, total, family
+):
+    """Sums beside a half: the product of the scales in float32 leads to another step."""
+    node, numbers = node_of(op_named("matmul"), 8, 1)
+    ends = [QuantParams(np.float32(scale), 0) for scale in scales]
+    first, second, output = (
+        dataclasses.replace(tensor, params=params)
+        for tensor, params in zip((*node.inputs, node.output), ends, strict=True)
+    )
+    node = dataclasses.replace(node, inputs=(first, second), outputs=(output,))
+    given = random_inputs(node, numbers)
+    rows, columns = given[first.name], given[second.name]
+    columns = columns if node.attributes["transposed"][1] else np.swapaxes(columns, -1, -2)
+    rows[..., 2:], columns[..., 2:] = 0, 0
+    rows[..., :2], columns[..., :2] = (127, 1), divmod(total, 127)
+    assert_same(node, given, family)
