@@ -10,10 +10,19 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph, Value, split_loss_only, values_in
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import is_operation, operands, operation_class
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import match
 
 _ALL = dict.fromkeys(("start", "stop", "step"))
+
+
+class _Piece(NamedTuple):
+    """Entries of a tensor along the axis of a join."""
+
+    tensor: Value
+    begin: int
+    end: int
+    is_whole: bool
 
 
 class _Join(NamedTuple):
@@ -24,17 +33,19 @@ class _Join(NamedTuple):
     sizes: list[int]
     stacked: bool
 
-    def part(self, begin: int, end: int) -> tuple[Value, int, int] | None:
-        """Returns the tensor that alone holds some entries, and where they are in it."""
+    def pieces(self, begin: int, end: int) -> list[_Piece]:
+        """Returns what some entries are made of, where that is a part of the tensors alone."""
+        pieces = []
         for x, size in zip(self.tensors, self.sizes, strict=True):
-            if 0 <= begin < end <= size:
-                return x, begin, end
+            low, high = max(begin, 0), min(end, size)
+            if low < high:
+                pieces.append(_Piece(x, low, high, high - low == size))
             begin, end = begin - size, end - size
-        return None
+        return pieces if len(pieces) < len(self.tensors) or len(pieces) == 1 else []
 
 
 def with_joined_parts(graph: Graph, context: LoweringContext) -> Graph:
-    """Lets slices, splits and unstacks of joined tensors read the one that holds their numbers.
+    """Lets slices, splits and unstacks of joined tensors read those that hold their numbers.
 
     Detectors, for example, concatenate scores, offsets and anchors, and cut them apart to decode
     boxes. In 8 bits all parts of a concatenation have one range.
@@ -65,18 +76,43 @@ def _taken(call: Call, context: LoweringContext) -> list[Call]:
     parts, begin = PartsBuilder(call, context), 0
     for index, output in enumerate(values_in(call.outputs)):
         size = 1 if join.stacked else int(output.shape[axis] or 0)
-        found = join.part(begin, begin + size)
-        if found is None:
+        pieces, begin = join.pieces(begin, begin + size), begin + size
+        if not pieces:
             return []
-        (x, low, high), begin = found, begin + size
-        if join.stacked or x.shape == output.shape:
-            parts.add(parts.new(f"part_{index}", layers.Activation, "linear"), x, output=output)
-            continue
-        begins = [low if a == axis else 0 for a in range(rank)]
-        sizes = [high - low if a == axis else -1 for a in range(rank)]
-        part = parts.new(f"part_{index}", operation_class(), tf.slice)
-        parts.add(part, x, begins, sizes, output=output)
+        _add_joined(parts, join.axis, pieces, f"part_{index}", output)
     return parts.calls
+
+
+def _add_joined(
+    parts: PartsBuilder, axis: int, pieces: list[_Piece], name: str, output: Value | None
+) -> Value:
+    """Adds the calls that join pieces of tensors."""
+    last = output if len(pieces) == 1 else None
+    tensors = [
+        _add_piece(parts, axis, piece, f"{name}_{index}", last)
+        for index, piece in enumerate(pieces)
+    ]
+    if len(pieces) == 1:
+        return tensors[0]
+    shape = list(tensors[0].shape)
+    shape[axis] = sum(piece.end - piece.begin for piece in pieces)
+    layer = parts.new(name, layers.Concatenate, axis)
+    return parts.add(layer, tensors, shape=tuple(shape), output=output)
+
+
+def _add_piece(
+    parts: PartsBuilder, axis: int, piece: _Piece, name: str, output: Value | None
+) -> Value:
+    """Adds the call that takes a piece of a tensor; none if it is the tensor, with no `output`."""
+    x, rank = piece.tensor, len(piece.tensor.shape)
+    if piece.is_whole:
+        linear = layers.Activation, "linear"
+        return parts.add(parts.new(name, *linear), x, output=output) if output else x
+    begins = [piece.begin if a == axis else 0 for a in range(rank)]
+    sizes = [piece.end - piece.begin if a == axis else -1 for a in range(rank)]
+    shape = (*x.shape[:axis], sizes[axis], *x.shape[axis + 1 :])
+    part = parts.new(name, operation_class(), tf.slice)
+    return parts.add(part, x, begins, sizes, shape=shape, output=output)
 
 
 def _joined(value: Value) -> _Join | None:
@@ -104,7 +140,7 @@ def _joins_of(value: Value) -> list[Call]:
 
 
 def _sliced(call: Call, context: LoweringContext, join: _Join, attributes: Any) -> list[Call]:
-    """Returns the same slice of the one tensor that it reads."""
+    """Returns the same slice of the tensors that it reads."""
     if attributes.get("parts") is None:
         return []
     start, stop, step = attributes["parts"][join.axis]
@@ -113,22 +149,26 @@ def _sliced(call: Call, context: LoweringContext, join: _Join, attributes: Any) 
     taken = total[start:][:1] if is_index else total[start:stop:step]
     if not taken or taken.step != 1 or join.stacked > is_index:
         return []
-    found = join.part(taken[0], taken[-1] + 1)
-    if found is None:
+    pieces = join.pieces(taken[0], taken[-1] + 1)
+    if not pieces:
         return []
-    x, low, high = found
+    x, low, _, is_whole = pieces[0]
     items = _items(operands(call, "tensor", "slice_spec")[1], len(call.inputs[0].shape))
     position = [index for index, item in enumerate(items) if item is not None][join.axis]
+    parts, is_joined = PartsBuilder(call, context), len(pieces) > 1
     if join.stacked:
         del items[position]
     elif is_index:
         items[position] = low
+    elif is_joined or is_whole:
+        items[position] = _ALL
     else:
-        is_all = (low, high) == (0, x.shape[join.axis])
-        items[position] = _ALL if is_all else {"start": low, "stop": high, "step": None}
-    if all(item == _ALL for item in items):
-        return replace_by(call, context, layers.Activation, "linear", inputs=x)
-    return PartsBuilder(call, context).end(call.layer, x, tuple(items))
+        items[position] = {"start": low, "stop": pieces[0].end, "step": None}
+    rest = [item for item in items if item != _ALL]
+    if is_joined or not rest:
+        name, output = ("joined", None) if rest else ("", call.output)
+        x = _add_joined(parts, join.axis, pieces, name, output)
+    return parts.end(call.layer, x, tuple(items)) if rest else parts.calls
 
 
 def _items(spec: Any, rank: int) -> list[Any]:

@@ -44,9 +44,18 @@ def nested(small, large):
     return both[..., 1:3], both[..., 4:][..., 4:]
 
 
+def several(small, large):
+    """Boxes of a detector, of centres and sizes, beside scores."""
+    both = tf.concat([small, large, small * 0.5, small[..., :1]], -1)
+    return (*tf.split(both, [4, 6, 5], -1), both[:, 1:, -5:], both[..., -4:])
+
+
 def whole_and_part(small, large):
     both = tf.concat([small, large], -1)
     return both[..., :4], both
+
+
+OF_ONE = [slices, one_index, splits, stacked, unstacked, nested]
 
 
 def model_of(function):
@@ -64,16 +73,23 @@ def data(size=16):
     return [draw.normal(size=(size, 5, n)).astype("float32") for n in (4, 6)]
 
 
-@pytest.mark.parametrize("function", [slices, one_index, splits, stacked, unstacked, nested])
+@pytest.mark.parametrize(
+    "function", [slices, one_index, splits, stacked, unstacked, nested, several]
+)
 def test_small_numbers_keep_their_own_range(function):
     model, x = model_of(function), data()
     qat = keras_qat.quantize_model(model, target="ethos_u55")
     keras_qat.calibrate(qat, x)
     for y, float_y in zip(qat.predict(x, verbose=0), model.predict(x, verbose=0), strict=True):
         assert np.abs(y - float_y).max() < 0.03 * np.abs(float_y).max()
-    assert not JOINS & kinds_in(lower(graph_lib.read(model)).calls)
     contents = keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, contents, x).identical == 1
+
+
+@pytest.mark.parametrize("function", OF_ONE)
+def test_what_is_read_in_parts_alone_is_not_joined(function):
+    graph = graph_lib.read(model_of(function))
+    assert not JOINS & kinds_in(lower(graph).calls)
 
 
 def across(small, large):
