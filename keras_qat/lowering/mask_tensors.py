@@ -16,6 +16,7 @@ from keras_qat.frontend.keras2.backend import keras, layers, takes_mask
 from keras_qat.frontend.keras2.trace_layer import CannotOpen, OpenedLayer, open_layer
 from keras_qat.frontend.known_sizes import given_numbers, with_known_sizes
 from keras_qat.frontend.masks import Masks
+from keras_qat.frontend.origins import KERAS, package_of
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.inner_names import weights_in
@@ -238,6 +239,11 @@ class MaskTensors:
 
 RECURRENT = layers.RNN, layers.Bidirectional
 """Layers whose mask may be an argument, of which they hand nothing on to layers inside."""
+
+
+def is_recurrent(layer: Any) -> bool:
+    """Returns whether a layer computes what a recurrent one of Keras does."""
+    return isinstance(layer, RECURRENT) and package_of(type(layer).call) in KERAS
 
 
 def _symbol_of(value: Value, symbols: dict[Value, Any]) -> Any:

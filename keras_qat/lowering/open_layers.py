@@ -40,7 +40,7 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder, calls_behi
 from keras_qat.lowering.equivalents import equivalent
 from keras_qat.lowering.inner_names import InnerNames, expression_of, name_of_weight, weights_behind
 from keras_qat.lowering.lent_weights import LentWeights
-from keras_qat.lowering.mask_tensors import RECURRENT, MaskTensors, reads_mask
+from keras_qat.lowering.mask_tensors import MaskTensors, is_recurrent, reads_mask
 from keras_qat.lowering.masking import finds_number, reads_floats, split_masking
 from keras_qat.lowering.normalizing import normalizing
 from keras_qat.lowering.own_batch_norm import plain_batch_norm
@@ -142,7 +142,7 @@ def _open_each(
             masks.hand_over(values_in(call.outputs))
         elif type(call.layer) is layers.MultiHeadAttention:
             parts = split_masked_attention(call, context, masks)
-        elif isinstance(call.layer, RECURRENT) and reads_masks(call):
+        elif is_recurrent(call.layer) and reads_masks(call):
             with contextlib.suppress(CannotOpen):
                 parts = given_mask(call, masks)
         elif finds_number(call) and (allowed or not reads_floats(call, readers, outputs)):

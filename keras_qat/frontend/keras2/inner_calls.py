@@ -23,7 +23,7 @@ from keras_qat.frontend.origins import KNOWN, package_of
 from keras_qat.frontend.tf_operations import is_operation
 
 
-class HasToLend(Exception):
+class HasToLend(BaseException):
     """Raised for a layer whose code has to be traced as a part of the layer around it.
 
     One with weights that reads no tensor, as an embedding of positions, or one that keeps a tensor

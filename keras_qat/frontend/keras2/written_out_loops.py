@@ -45,7 +45,7 @@ def steps_written_out() -> Iterator[None]:
     try:
         for module, name, function in before:
             setattr(module, name, _or_as_before(functions[name], function))
-        with swapped(keras.backend, rnn=_rnn):
+        with swapped(keras.backend, rnn=_rnn), swapped(of_keras, rnn=_rnn):
             yield
     finally:
         for module, name, function in reversed(before):

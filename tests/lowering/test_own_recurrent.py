@@ -1,0 +1,47 @@
+"""Subclasses of Keras' recurrent layers whose `call` does more than theirs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.comparison import assert_kept
+from tests.helpers import images, scramble
+
+layers = keras.layers
+
+
+def with_more(kind):
+    """Returns a subclass that scales what it reads and rectifies what it gives."""
+
+    class Own(kind):
+        def call(self, inputs, mask=None, training=None, initial_state=None):
+            options = {"training": training, "initial_state": initial_state}
+            return tf.nn.relu(super().call(2.0 * inputs, mask=mask, **options))
+
+    return Own
+
+
+FORMS = {
+    "RNN": lambda x: with_more(layers.RNN)(layers.GRUCell(3), return_sequences=True)(x),
+    "LSTM": lambda x: with_more(layers.LSTM)(3)(x),
+    "GRU": lambda x: with_more(layers.GRU)(3, go_backwards=True, return_sequences=True)(x),
+    "LSTM with a mask": lambda x: with_more(layers.LSTM)(3)(layers.Masking()(x)),
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("form", FORMS)
+def test_in_integers(form, tmp_path):
+    inputs, x = keras.Input((4, 3)), images(32, (4, 3))
+    x[::2, 2:] = 0.0
+    model = scramble(keras.Model(inputs, layers.Dense(2)(FORMS[form](inputs))))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_allclose(qat(x), model(x), rtol=1e-4, atol=1e-5)
+    keras_qat.set_quantization(qat, True)
+    keras_qat.calibrate(qat, x)
+    assert_kept(qat, x, tmp_path)
