@@ -41,7 +41,8 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
 
     Layers that lend their weights to `outer`, and those around them, are traced as if their code
     stood in its call. So is a user's own layer that the call of `outer` makes anew and that has no
-    weights: what it keeps in its attributes may be read there.
+    weights: what it keeps in its attributes may be read there. So are the steps of a recurrent
+    layer around a cell of that kind.
 
     Raises:
         HasToLend: for a layer that has to lend its weights, or what it reads would be constants.
@@ -54,7 +55,10 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
         if is_inside or is_operation(layer):
             return call(layer, *args, **kwargs)
         lends = any(inner is lender for inner in layers_in(layer) for lender in lenders)
-        if lends or (id(layer) not in known and _is_plain_code(layer)):
+        is_new = id(layer) not in known
+        if is_new and isinstance(layer, keras.layers.RNN) and _holds_symbols(layer.cell):
+            return _steps_inline(layer, *args, **kwargs)
+        if lends or (is_new and (_is_plain_code(layer) or _holds_symbols(layer))):
             return _inline(layer, *args, **kwargs)
         reads = any(map(is_symbolic, tf.nest.flatten((args, kwargs))))
         lends = (layer.weights and not reads) or id(layer) in keeping or _was_given_weights(layer)
@@ -94,6 +98,18 @@ def _was_given_weights(layer: Any) -> bool:
     """Returns whether a wrapper put what it computes in the place of a weight of Keras' layer."""
     is_single = _is_keras(layer) and not isinstance(layer, keras.Model)
     return is_single and any(hasattr(value, "_keras_history") for value in vars(layer).values())
+
+
+def _holds_symbols(layer: Any) -> bool:
+    """Returns whether a layer without weights was given tensors of the layer around it."""
+    is_model = isinstance(layer, keras.Model)
+    return not is_model and not layer.weights and any(map(is_symbolic, vars(layer).values()))
+
+
+def _steps_inline(layer: Any, inputs: Any, **kwargs: Any) -> Any:
+    """Calls the code of a recurrent layer, whose cell reads what the layer around it computes."""
+    layer.build(tf.nest.map_structure(lambda x: x.shape, inputs))
+    return layer.call(inputs, **kwargs)
 
 
 def _keeps_tensors(layer: Any) -> bool:
