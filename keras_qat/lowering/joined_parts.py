@@ -14,6 +14,7 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import match
 
 _ALL = dict.fromkeys(("start", "stop", "step"))
+_SLICES = "__operators__.getitem", "slice"
 
 
 class _Piece(NamedTuple):
@@ -50,25 +51,54 @@ def with_joined_parts(graph: Graph, context: LoweringContext) -> Graph:
     Detectors, for example, concatenate scores, offsets and anchors, and cut them apart to decode
     boxes. In 8 bits all parts of a concatenation have one range.
     """
-    calls, joins = list[Call](), set[Call]()
-    for call in graph.calls:
+    readers, joins = graph.consumers(), set[Call]()
+
+    def expand(call: Call) -> list[Call]:
         parts = _taken(call, context)
+        if not parts and any(map(_takes, readers.get(call.output, ()))):
+            parts = _reshaped(call, context)
         joins.update(_joins_of(call.inputs[0]) if parts else ())
-        calls += [part.as_part_of(call) for part in parts] or [call]
+        return [new for part in parts for new in expand(part.as_part_of(call))] or [call]
+
+    calls = [part for call in graph.calls for part in expand(call)]
     read = [graph.outputs, *(call.inputs for call in graph.loss_only)]
     joins &= set(split_loss_only(calls, read)[1])
     return dataclasses.replace(graph, calls=[call for call in calls if call not in joins])
 
 
+def _takes(call: Call) -> bool:
+    """Returns whether a call takes parts of a tensor."""
+    if type(call.layer) is layers.Cropping1D:
+        return True
+    return is_operation(call.layer) and str(call.layer.symbol) in (*_SLICES, "split", "unstack")
+
+
+def _reshaped(call: Call, context: LoweringContext) -> list[Call]:
+    """Joins reshaped tensors, in the place of a reshape of what is joined along the last axis."""
+    op = match(call).op
+    join = _joined(call.inputs[0]) if op is not None and op.name == "reshape" else None
+    shape = call.output.shape
+    if join is None or join.stacked or join.axis != len(call.inputs[0].shape) - 1:
+        return []
+    if None in shape[1:] or shape[-1] != sum(join.sizes) or len(shape) < 2 or call.output.masked:
+        return []
+    parts, tensors = PartsBuilder(call, context), []
+    for index, (x, size) in enumerate(zip(join.tensors, join.sizes, strict=True)):
+        sizes = [-1, *shape[1:-1], size]
+        reshape = parts.new(f"reshaped_{index}", operation_class(), tf.reshape)
+        tensors.append(parts.add(reshape, x, sizes, shape=(*shape[:-1], size)))
+    return parts.end(parts.new("", layers.Concatenate), tensors)
+
+
 def _taken(call: Call, context: LoweringContext) -> list[Call]:
     """Returns the calls that take parts from the tensors that were joined."""
     symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
-    if symbol not in ("__operators__.getitem", "split", "unstack") or len(call.inputs) != 1:
+    if not _takes(call) or len(call.inputs) != 1:
         return []
     attributes, join = match(call).attributes, _joined(call.inputs[0])
     if join is None or any(value.masked for value in [*join.tensors, *values_in(call.outputs)]):
         return []
-    if symbol == "__operators__.getitem":
+    if symbol not in ("split", "unstack"):
         return _sliced(call, context, join, attributes)
     axis, rank = attributes.get("axis"), len(call.inputs[0].shape)
     if axis is None or axis % rank != join.axis or (symbol == "unstack") != join.stacked:
@@ -89,7 +119,7 @@ def _add_joined(
     """Adds the calls that join pieces of tensors."""
     last = output if len(pieces) == 1 else None
     tensors = [
-        _add_piece(parts, axis, piece, f"{name}_{index}", last)
+        _add_piece(parts, axis, piece, name if last else f"{name}_{index}".lstrip("_"), last)
         for index, piece in enumerate(pieces)
     ]
     if len(pieces) == 1:
@@ -153,9 +183,17 @@ def _sliced(call: Call, context: LoweringContext, join: _Join, attributes: Any) 
     if not pieces:
         return []
     x, low, _, is_whole = pieces[0]
+    parts = PartsBuilder(call, context)
+    if getattr(call.layer, "symbol", "") != _SLICES[0]:
+        shape = call.inputs[0].shape
+        sliced = [axis for axis, part in enumerate(attributes["parts"]) if _cuts(part, shape[axis])]
+        if sliced != [join.axis]:
+            return []
+        _add_joined(parts, join.axis, pieces, "", call.output)
+        return parts.calls
     items = _items(operands(call, "tensor", "slice_spec")[1], len(call.inputs[0].shape))
     position = [index for index, item in enumerate(items) if item is not None][join.axis]
-    parts, is_joined = PartsBuilder(call, context), len(pieces) > 1
+    is_joined = len(pieces) > 1
     if join.stacked:
         del items[position]
     elif is_index:
@@ -169,6 +207,13 @@ def _sliced(call: Call, context: LoweringContext, join: _Join, attributes: Any) 
         name, output = ("joined", None) if rest else ("", call.output)
         x = _add_joined(parts, join.axis, pieces, name, output)
     return parts.end(call.layer, x, tuple(items)) if rest else parts.calls
+
+
+def _cuts(part: Any, size: int | None) -> bool:
+    """Returns whether a slice, as `start`, `stop` and `step`, leaves something of an axis out."""
+    start, stop, step = part
+    is_all = (start or 0, step) == (0, 1) and stop in (None, size)
+    return not is_all
 
 
 def _items(spec: Any, rank: int) -> list[Any]:

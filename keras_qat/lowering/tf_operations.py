@@ -11,6 +11,7 @@ from keras_qat.frontend.finite_functions import Logarithm, Power, Quotient, Reci
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.helper_layers import Roll
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.known_sizes import BATCH, computed_sizes
 from keras_qat.frontend.tf_operations import array, number, operands
 from keras_qat.lowering.activations import split_swish
 from keras_qat.lowering.attention import split_einsum
@@ -136,6 +137,29 @@ def _split_getitem(call: Call, context: LoweringContext) -> list[Call]:
     full_slice = dict.fromkeys(("start", "stop", "step"))
     items[positions[0] : positions[0] + 1] = [full_slice] * (len(x.shape) - known)
     return PartsBuilder(call, context).end(call.layer, x, tuple(items))
+
+
+def _split_strided_slice(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers tf.strided_slice of all examples, without gaps, to tf.slice."""
+    names = "input_", "begin", "end", "strides", "begin_mask", "end_mask"
+    masks = "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"
+    x, begin, end, steps, *given = operands(call, *names, *masks)
+    known = (*begin, *end[1:], *(steps or ()))
+    if not all(isinstance(leaf, int) for leaf in known) or any(given) or begin[0]:
+        return []
+    if computed_sizes([end[0]]) != [BATCH] or {*(steps or ())} > {1}:
+        return []
+    if None in x.shape[1 : len(begin)]:
+        return []
+    entries = [
+        range(size)[low:high]
+        for size, low, high in zip(x.shape[1:], begin[1:], end[1:], strict=False)
+    ]
+    left = [0] * (len(x.shape) - len(begin))
+    begins = [0, *(part.start for part in entries), *left]
+    sizes = [-1, *map(len, entries), *(-1 for _ in left)]
+    parts = PartsBuilder(call, context)
+    return parts.end(parts.new("", type(call.layer), tf.slice), x, begins, sizes)
 
 
 def _split_add_n(call: Call, context: LoweringContext) -> list[Call]:
@@ -300,6 +324,7 @@ OPERATIONS: dict[str, Lowering] = {
     "__operators__.getitem": _either(_split_getitem, split_many_axes),
     **dict.fromkeys(("math.equal", "__operators__.eq"), _split_equality),
     **dict.fromkeys(NOT_EQUAL, _split_equality),
+    "strided_slice": _split_strided_slice,
     "nn.conv1d_transpose": split_convolution,  # Reads a shape, too.
     "nn.conv2d_transpose": split_convolution,
     "cast": _split_cast,

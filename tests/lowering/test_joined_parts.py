@@ -44,6 +44,16 @@ def nested(small, large):
     return both[..., 1:3], both[..., 4:][..., 4:]
 
 
+def reshaped(small, large):
+    both = tf.reshape(tf.concat([small, large], -1), [tf.shape(small)[0], 1, 5, 10])
+    return both[..., :4], tf.split(both, [4, 6], -1)[0], both[:, 0, 1:, 3:4]
+
+
+def cropped(small, large):
+    both = tf.concat([tf.concat([small, small], 1), large[..., :4]], 1)
+    return tf.slice(both, [0, 0, 0], [-1, 5, 4]), layers.Cropping1D((6, 7))(both)
+
+
 def several(small, large):
     """Boxes of a detector, of centres and sizes, beside scores."""
     both = tf.concat([small, large, small * 0.5, small[..., :1]], -1)
@@ -55,7 +65,7 @@ def whole_and_part(small, large):
     return both[..., :4], both
 
 
-OF_ONE = [slices, one_index, splits, stacked, unstacked, nested]
+OF_ONE = [slices, one_index, splits, stacked, unstacked, nested, reshaped, cropped]
 
 
 def model_of(function):
@@ -115,3 +125,15 @@ def one_of_a_stack(small, large):
 def test_other_parts_are_of_the_joined_tensor(function):
     graph = graph_lib.read(model_of(function))
     assert JOINS & kinds_in(lower(graph).calls)
+
+
+@pytest.mark.parametrize("begin", [[0, 1], [0, 0, 2]])
+def test_strided_slices_of_all_examples(begin):
+    inputs = keras.Input((5, 4))
+    end = [tf.shape(inputs)[0], -1, 4][: len(begin)]
+    model = keras.Model(inputs, tf.strided_slice(inputs, begin, end))
+    x = data()[0]
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    np.testing.assert_allclose(qat(x), model(x), atol=0.05)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
