@@ -117,7 +117,11 @@ def _transform(transform: Callable[..., np.ndarray]) -> Callable[..., Pair]:
 
     def along(input: Any, fft_length: Any = None, name: Any = None) -> Pair:
         x = input if isinstance(input, tuple) else (input, None)
-        return matmul(x, _matrix(transform, x[0].shape[-1], *_lengths(fft_length)))
+        matrix = _matrix(transform, x[0].shape[-1], *_lengths(fft_length))
+        if len(x[0].shape) > 1:
+            return matmul(x, matrix)
+        row = tuple(part if part is None else part[None] for part in x)  # As a weight may be.
+        return tuple(part if part is None else part[0] for part in matmul(row, matrix))  # type: ignore[return-value]
 
     return along
 

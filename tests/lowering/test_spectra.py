@@ -142,6 +142,28 @@ class ComplexWeights(layers.Layer):
         return tf.math.real(tf.cast(x, tf.complex64) * self.factor)
 
 
+class Circulant(layers.Layer):
+    """A convolution around a circle: a product of spectra, one of them a weight's."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight("kernel", shape[-1:], initializer="random_normal")
+
+    def call(self, x):
+        spectra = tf.signal.fft(tf.cast(x, tf.complex64))
+        kernel = tf.signal.fft(tf.cast(self.kernel, tf.complex64))
+        return tf.math.real(tf.signal.ifft(spectra * kernel))
+
+
+def test_spectra_of_a_vector_of_weights(tmp_path):
+    inputs = keras.Input((3, 8))
+    model, x = keras.Model(inputs, Circulant()(inputs)), images(32, (3, 8))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    ours, real = (np.asarray(m(x)) for m in (qat, model))
+    assert np.abs(ours - real).mean() < 0.02 * np.abs(real).max()
+    assert_kept(qat, x, tmp_path)
+
+
 def test_layers_with_complex_weights_stay():
     inputs = keras.Input(SHAPE)
     plan = keras_qat.plan(keras.Model(inputs, ComplexWeights(name="own")(inputs)))
