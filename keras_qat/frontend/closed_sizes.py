@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -28,28 +31,41 @@ def close_sizes(graph: Graph) -> None:
             shapes = _of_reshape(call) if symbol == "reshape" else _inferred(call)
             for value, shape in zip(values, shapes, strict=False):
                 value.shape = shape
-        rows = _rows(call, symbol)
-        for value in values:
+        for value, rows in zip(values, _rows(call, symbol), strict=False):
             value.rows = rows if value.shape[:1] == (None,) else value.rows
 
 
-def _rows(call: Call, symbol: str) -> Fraction:
-    """Returns the rows of each example that a call returns, if its first axis is open."""
+_MOVES = {
+    *("tile", "repeat", "concat", "split", "gather", "compat.v1.gather", "gather_nd"),
+    *("__operators__.getitem", "slice", "strided_slice"),
+}
+"""Operations that may return other rows than they read."""
+
+
+def _rows(call: Call, symbol: str) -> Iterator[Fraction]:
+    """Yields the rows of each example that a call returns, where the first axis is open."""
     read = [value.rows for value in call.inputs if value.shape[:1] == (None,)]
+    others = itertools.repeat(max(read, default=Fraction(1)))
     if symbol == "reshape":
         x, _ = operands(call, "tensor", "shape")
-        sizes: list[Any] = [*call.output.shape[1:]]
-        if None in sizes or None in x.shape[1:] or 0 in sizes or x.shape[:1] != (None,):
-            return Fraction(1)
-        return x.rows * math.prod(x.shape[1:]) / math.prod(sizes)
-    if symbol == "tile":
-        x, counts = operands(call, "input", "multiples")
-        size = rows_of(x)[0] if isinstance(x, Value) else len(np.atleast_1d(np.asarray(x)))
-        count, *_ = (sizes_in_both_runs(counts) or [[1]])[0]
-        return Fraction(size * count, BATCHES[0])
-    if symbol == "concat" and operands(call, "values", "axis")[1] in (0, None):
-        return sum(read, Fraction(0)) or Fraction(1)
-    return max(read, default=Fraction(1))
+        sizes: Any = call.output.shape[1:]
+        if x.shape[:1] == (None,) and not {None, 0} & {*x.shape[1:], *sizes}:
+            others = itertools.repeat(x.rows * math.prod(x.shape[1:]) / math.prod(sizes))
+    elif symbol in _MOVES and any(value.shape[:1] == (None,) for value in values_in(call.outputs)):
+        with contextlib.suppress(ValueError):
+            firsts: list[Any] = [shape[:1] for shape in _shapes_in_graph(call, _of_two_examples)]
+            if all(firsts) and (None,) not in firsts:
+                return iter([Fraction(first, BATCHES[0]) for (first,) in firsts])
+    return others
+
+
+def _of_two_examples(value: Value) -> Any:
+    """Returns the sizes that a value holds for two examples, or a placeholder for it."""
+    shape: Any = (rows_of(value)[0], *value.shape[1:]) if value.shape else ()
+    sizes = None if value.is_float or None in value.shape else sizes_in_both_runs(value)
+    if sizes:
+        return tf.constant(np.reshape(sizes[0], shape), value.dtype)
+    return tf.compat.v1.placeholder(value.dtype, shape)
 
 
 def _of_reshape(call: Call) -> list[Shape]:
@@ -87,8 +103,13 @@ def _inferred(call: Call) -> list[Shape]:
             return []
         shapes = map_values(lambda value: tf.TensorShape(value.shape), call.args[0])
         return [tuple(tf.TensorShape(call.layer.compute_output_shape(shapes)))]
+    return _shapes_in_graph(call, _tensor_like)
+
+
+def _shapes_in_graph(call: Call, like: Callable[[Value], Any]) -> list[Shape]:
+    """Returns the shapes that TensorFlow infers, of tensors that are `like` what a call reads."""
     with tf.__internal__.FuncGraph("sizes").as_default():  # Takes constants of arguments.
-        tensors = {x: _tensor_like(x) for x in call.inputs}
+        tensors = {x: like(x) for x in call.inputs}
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
         results = tf.nest.flatten(call.layer.call(*args, **kwargs))
     return [tuple(result.shape.as_list()) for result in results]

@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.frontend import graph as graph_lib
+from keras_qat.frontend.closed_sizes import close_sizes
 from keras_qat.frontend.keras2.backend import keras
 from tests.end_to_end.exact import assert_exact_everywhere, assert_trains_and_is_kept
 from tests.helpers import images, observe
@@ -211,3 +213,27 @@ def test_weights_in_float64_are_not_taken_for_a_quotient():
     x = keras.Input((4,), dtype="int32")
     with pytest.raises(ValueError, match=r"computes, or holds its weights, in float64"):
         keras_qat.plan(keras.Model(x, layers.Embedding(5, 3, dtype="float64")(x)))
+
+
+def test_rows_of_each_example():
+    """What is behind them has sizes that follow from how many rows there are."""
+    inputs = keras.Input((6, 4))
+    count = tf.shape(inputs)[0]
+    rows = tf.reshape(inputs, (-1, 4))
+    first, second = tf.split(tf.concat([inputs, inputs], 0), 2)
+    outputs = [
+        tf.reshape(y, (count, -1, 2))
+        for y in (
+            tf.tile(rows, [3, 1]),
+            tf.repeat(rows, 2, axis=0),
+            rows[::2],
+            tf.gather(rows, 3 * tf.range(count)),
+            tf.concat([rows, rows], 0),
+            tf.concat([rows, rows], 0)[: 6 * count],
+            first + second,
+        )
+    ]
+    graph = graph_lib.read(keras.Model(inputs, outputs))
+    close_sizes(graph)
+    steps = [value.shape[1] for value in graph_lib.values_in(graph.outputs)]
+    assert steps == [36, 24, 6, 2, 24, 12, 12]
