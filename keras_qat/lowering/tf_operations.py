@@ -144,6 +144,8 @@ def _split_strided_slice(call: Call, context: LoweringContext) -> list[Call]:
     names = "input_", "begin", "end", "strides", "begin_mask", "end_mask"
     masks = "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"
     x, begin, end, steps, *given = operands(call, *names, *masks)
+    if any(isinstance(ends, Value) for ends in (begin, end, steps)):
+        return []
     known = (*begin, *end[1:], *(steps or ()))
     if not all(isinstance(leaf, int) for leaf in known) or any(given) or begin[0]:
         return []
