@@ -101,10 +101,11 @@ def test_weights_that_another_layer_owns_train_and_are_saved(transposed, tmp_pat
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
-def test_operations_on_variables_of_no_layer_say_what_to_do():
-    inputs = keras.Input((6,))
-    model = keras.Model(inputs, inputs * tf.Variable(2.0, name="factor"))
-    with pytest.raises(ValueError, match=r"factor:0, a variable of no layer.*Make a layer"):
+@pytest.mark.parametrize("multiply", [tf.multiply, lambda x, y: layers.Multiply()([x, y])])
+def test_variables_of_no_layer_and_layers_that_read_them_say_what_to_do(multiply):
+    inputs, factor = keras.Input((6,)), tf.Variable(np.ones((1, 6), np.float32), name="factor")
+    model = keras.Model(inputs, multiply(inputs, factor))
+    with pytest.raises(ValueError, match=r"reads factor:0.*Make one layer"):
         keras_qat.quantize_model(model)
 
 

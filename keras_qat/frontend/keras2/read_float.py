@@ -14,6 +14,7 @@ from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
 from keras_qat.frontend.keras2.precision import check_precision, float32_policy, in_float32
 from keras_qat.frontend.keras2.readability import as_functional, check_readable
 from keras_qat.frontend.known_sizes import with_known_sizes
+from keras_qat.frontend.tf_operations import is_operation
 
 
 def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, Graph]:
@@ -43,30 +44,32 @@ def _with_readers_of_weights(graph: Graph) -> Graph:
     """Makes layers of operations that read a layer's weight, as in a tied embedding.
 
     Raises:
-        ValueError: if one reads a variable that no layer has.
+        ValueError: if one reads a variable that no layer has, or a layer reads another's.
     """
     layers = dict.fromkeys(inner for call in graph.calls for inner in layers_in(call.layer))
 
-    def reader(variable: Any, name: str) -> Any:
-        """Returns a function that reads a variable from the layer that has it."""
+    def reader(variable: Any) -> Any:
+        """Returns a function that reads a variable from its layer; None if it has none."""
         for holder, own in (pair for layer in layers for pair in weights_held_by(layer)):
             for attribute, held in own.items():
                 places = [id(leaf) for leaf in tf.nest.flatten(held)]
                 if id(variable) in places:
                     place = places.index(id(variable))
                     return lambda: tf.nest.flatten(getattr(holder, attribute))[place]
-        raise ValueError(
-            f"'{name}' reads {variable.name}, a variable of no layer of the model, which Keras can "
-            f"neither train nor save. Make a layer of your own of both: a class with the variable "
-            f"as a weight, and this operation in its call."
-        )
+        return None
 
     def as_layer(call: Call) -> Call:
         given = call.args, call.kwargs
         variables = [leaf for leaf in tf.nest.flatten(given) if isinstance(leaf, tf.Variable)]
-        readers = {id(variable): reader(variable, call.name) for variable in variables}
+        readers = {id(variable): reader(variable) for variable in variables}
         if not readers:
             return call
+        if not is_operation(call.layer) or None in readers.values():
+            raise ValueError(
+                f"'{call.name}' reads {variables[0].name}, which is no weight of its own, and "
+                f"which Keras can neither copy nor save with it. Make one layer of your own of "
+                f"both: a class with the variable as a weight, and this operation in its call."
+            )
 
         def compute(tensors: Any) -> Any:
             known = iter(tensors)
