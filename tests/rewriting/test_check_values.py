@@ -11,6 +11,7 @@ import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.lowering import LOWERINGS
 from keras_qat.lowering.builder import replace_by
+from tests.lowering.test_attention_masks import choosing
 
 layers = keras.layers
 
@@ -37,6 +38,14 @@ def test_what_is_understood_otherwise_is_warned_of(model, monkeypatch):
     functional = keras.Model(inputs, layers.Dense(2, name="scores")(tf.abs(inputs) + 1.0))
     with pytest.warns(UserWarning, match="float model does.*scores.*math.abs"):
         keras_qat.quantize_model(functional)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("mask", ["padding and later steps", "padding beside copies"])
+def test_rows_that_see_nothing_are_no_difference(mask):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keras_qat.quantize_model(choosing(mask))
 
 
 def test_states_are_those_of_before():
