@@ -15,6 +15,7 @@ from keras_qat.frontend.graph import Call, Graph, is_batch_norm, values_in
 from keras_qat.frontend.helper_layers import Contract
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.layers_and_models import class_path
+from keras_qat.frontend.keras2.read_float import ReadsWeight
 from keras_qat.frontend.known_sizes import with_known_sizes
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import (
@@ -65,6 +66,9 @@ def lower(
         activations: whether to bring activations into the form that runtimes compute.
             `recipes.contrib` keeps them, like the original.
         may_open: whether a layer may be opened; by default none is opened.
+
+    Raises:
+        ValueError: if an operation reads a layer's weight and was not opened.
     """
     context, table = LoweringContext(), LOWERINGS if activations else ALWAYS
 
@@ -88,6 +92,9 @@ def lower(
         graph = with_known_sizes(graph)
         close_sizes(graph)
         graph = with_filled_constants(graph, context)
+    for call in graph.calls:
+        if isinstance(call.layer, ReadsWeight):
+            raise ValueError(call.layer.reason)
     if activations:
         graph = tokens_as_integers(with_tokens_apart(graph, context), context)
         graph = with_joined_parts(positions_as_integers(graph, context), context)

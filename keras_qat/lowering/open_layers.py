@@ -20,6 +20,7 @@ from keras_qat.frontend.keras2.backend import any_first_sizes, keras, layers
 from keras_qat.frontend.keras2.compare_traces import NOISE
 from keras_qat.frontend.keras2.configurations import finds_by_name
 from keras_qat.frontend.keras2.layers_and_models import layers_in, rename
+from keras_qat.frontend.keras2.read_float import ReadsWeight
 from keras_qat.frontend.keras2.readability import is_graph_model
 from keras_qat.frontend.keras2.trace_layer import (
     READS_OTHERS,
@@ -199,7 +200,7 @@ def _is_closed(layer: Any) -> bool:
         return any(_is_closed(call.layer) for call in parts) if parts else _is_closed(inner)
     if type(layer) is layers.Activation:
         return not isinstance(layer.activation, layers.Layer) and not _is_known(layer.activation)
-    if type(layer) in (layers.Lambda, WholeGraph, *CELLS):
+    if type(layer) in (layers.Lambda, ReadsWeight, WholeGraph, *CELLS):
         return True
     return package_of(type(layer)) not in KNOWN
 

@@ -109,6 +109,13 @@ def test_variables_of_no_layer_and_layers_that_read_them_say_what_to_do(multiply
         keras_qat.quantize_model(model)
 
 
+def test_operations_on_weights_are_not_left_as_they_are():
+    ids, table = keras.Input((6,), dtype="int32"), layers.Embedding(20, 8)
+    model = keras.Model(ids, tf.matmul(table(ids), table.embeddings, transpose_b=True))
+    with pytest.raises(ValueError, match=r"reads embedding.*Make one layer"):
+        keras_qat.quantize_model(model, keras_qat.recipes.contrib())
+
+
 def weighted(factor):
     def penalty(weight):
         return factor * tf.reduce_sum(tf.square(weight))

@@ -17,6 +17,19 @@ from keras_qat.frontend.known_sizes import with_known_sizes
 from keras_qat.frontend.tf_operations import is_operation
 
 
+class ReadsWeight(keras.layers.Lambda):
+    """An operation that reads a layer's weight, and has to be opened.
+
+    Args:
+        function: computes it.
+        reason: why it cannot stay as it is.
+    """
+
+    def __init__(self, function: Any, reason: str, **kwargs: Any) -> None:
+        super().__init__(function, **kwargs)
+        self.reason = reason
+
+
 def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, Graph]:
     """Returns the functional or Sequential Keras 2 model to quantize, and its graph.
 
@@ -64,12 +77,13 @@ def _with_readers_of_weights(graph: Graph) -> Graph:
         readers = {id(variable): reader(variable) for variable in variables}
         if not readers:
             return call
+        reason = (
+            f"'{call.name}' reads {variables[0].name}, which is no weight of its own, and which "
+            f"Keras can neither copy nor save with it. Make one layer of your own of both: a "
+            f"class with the variable as a weight, and this operation in its call."
+        )
         if not is_operation(call.layer) or None in readers.values():
-            raise ValueError(
-                f"'{call.name}' reads {variables[0].name}, which is no weight of its own, and "
-                f"which Keras can neither copy nor save with it. Make one layer of your own of "
-                f"both: a class with the variable as a weight, and this operation in its call."
-            )
+            raise ValueError(reason)
 
         def compute(tensors: Any) -> Any:
             known = iter(tensors)
@@ -82,7 +96,7 @@ def _with_readers_of_weights(graph: Graph) -> Graph:
             args, kwargs = tf.nest.map_structure(current, given)
             return call.layer.function(*args, **kwargs)
 
-        layer = keras.layers.Lambda(compute, name=call.layer.name)
+        layer = ReadsWeight(compute, reason, name=call.layer.name)
         return Call(layer, (call.inputs,), {}, call.outputs, call.name)
 
     return dataclasses.replace(graph, calls=list(map(as_layer, graph.calls)))
