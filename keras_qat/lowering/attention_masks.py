@@ -57,8 +57,8 @@ def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
     constants: set[Call] = set()
     masks: dict[Call, tuple[_Mask, int]] = {}
     for call in graph.calls:
-        if found := _without_nan(call, context):
-            replaced[call], unused = found
+        if without_nan := _without_nan(call, context):
+            replaced[call], unused = without_nan
             constants.update(unused)
         for side in (1, -1):
             if mask := _match_where(call, side) or _match_sum(call, side):
@@ -120,8 +120,8 @@ def _match_sum(total: Call, side: int) -> _Mask | None:
             added = _with_constant(total, rest) if rest.any() else None
             masked = scores if added is None else added.output
             return _Mask(masked, None, visible=_without_batch(visible), sum=added)
-        if found := _as_mask(scores, term, sign):
-            return found
+        if mask := _as_mask(scores, term, sign):
+            return mask
         if beside := _match_beside(total, scores, term, sign):
             return beside
     return None
@@ -139,22 +139,22 @@ def _match_beside(total: Call, scores: Value, term: Value, sign: int) -> _Mask |
         added = term.producer
     terms = terms_of(added) if added is not None and _kind(added) == "add" else []
     for bias, mask in (terms, terms[::-1]) if added is not None and len(terms) == 2 else ():
-        found = _as_mask(scores, mask, sign)
-        if found is None or added is None:
+        hiding = _as_mask(scores, mask, sign)
+        if hiding is None or added is None:
             continue
-        constants, bias = (*found.constants, added, *casts), _same_for_all(bias)
+        constants, bias = (*hiding.constants, added, *casts), _same_for_all(bias)
         if not isinstance(bias, Value) and not bias.any():
-            return found._replace(constants=constants)
+            return hiding._replace(constants=constants)
         other = None if isinstance(bias, Value) else _as_mask(scores, bias, sign)
-        if other and found.visible is None:
-            return found._replace(visible=other.visible, constants=constants)
+        if other and hiding.visible is None:
+            return hiding._replace(visible=other.visible, constants=constants)
         shape = tf.broadcast_static_shape(tf.TensorShape(scores.shape), tf.TensorShape(bias.shape))
         output = Value(f"{total.output.name}_unmasked", tuple(shape), total.output.dtype)
         summed = casts[0].output if casts else term
         values = {value: bias if value is summed else value for value in total.inputs}
         args, kwargs = map_values(values.__getitem__, (total.args, total.kwargs))
         rest = Call(total.layer, args, kwargs, output, total.name)
-        return found._replace(scores=output, constants=constants, sum=rest)
+        return hiding._replace(scores=output, constants=constants, sum=rest)
     return None
 
 
@@ -170,9 +170,9 @@ def _same_for_all(term: Any) -> Any:
 def _as_mask(scores: Value, term: Any, sign: int) -> _Mask | None:
     """Recognizes a mask with the axes of the scores that adds nothing where it hides nothing."""
     if isinstance(term, Value):
-        found = _match_added(scores, term, sign)
-        has_axes = found and found.tensor and len(found.tensor.shape) == len(scores.shape)
-        return found if has_axes else None
+        mask = _match_added(scores, term, sign)
+        has_axes = mask and mask.tensor and len(mask.tensor.shape) == len(scores.shape)
+        return mask if has_axes else None
     visible = _visible(sign * term)
     if visible is None or term[visible].any() or not _fits(visible, scores):
         return None
@@ -186,8 +186,8 @@ def _match_added(scores: Value, term: Value, sign: int) -> _Mask | None:
         return None
     symbol = str(call.layer.symbol)
     if symbol == "cast" and call.inputs[0].is_float:
-        found = _match_added(scores, call.inputs[0], sign)
-        return found and found._replace(constants=(*found.constants, call))
+        mask = _match_added(scores, call.inputs[0], sign)
+        return mask and mask._replace(constants=(*mask.constants, call))
     if symbol in MOVES and len(call.inputs) == 1:
         (source,) = call.inputs
         inner = _match_added(scores, source, sign)

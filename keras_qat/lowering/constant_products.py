@@ -211,5 +211,5 @@ def split_constant_table(call: Call, context: LoweringContext) -> list[Call]:
     )
     if table.ndim == 2:
         return parts.end(embedding, indices)
-    found = parts.add(embedding, indices, shape=(*indices.shape, rows.shape[1]))
-    return parts.end(parts.new("", type(call.layer), tf.reshape), found, [-1, *shape])
+    entries = parts.add(embedding, indices, shape=(*indices.shape, rows.shape[1]))
+    return parts.end(parts.new("", type(call.layer), tf.reshape), entries, [-1, *shape])

@@ -59,16 +59,17 @@ def split_copies(call: Call, context: LoweringContext) -> list[Call]:
     return _for_each_example(call, context, counts if known else count, x, rank, group)
 
 
-def _rows_for_each_copy(counts: Any, each: int | None) -> int | None:
-    """Returns how many rows of a tensor there are for each copy of several rows; None if unknown.
+def _rows_for_each_copy(counts: Any, size: int | None) -> int | None:
+    """Returns how many rows of the measured tensor one copy stands for; None if unknown.
 
-    Either one, or as many as are copied: a table for all heads, and one axis of examples and heads.
+    Either one, or as many as the copied table has, `size`: one row for each head, where examples
+    and heads are one axis.
     """
     like, runs = next(measured(values_in(counts)), None), sizes_in_both_runs(counts)
-    if like is None or not runs or each in (1, None):
+    if like is None or not runs or size in (1, None):
         return None
-    rows = [[count * run[0] for run in runs] for count in (1, each)]
-    return next((count for count in (1, each) if rows[count > 1] == rows_of(like)), None)
+    rows = [[count * run[0] for run in runs] for count in (1, size)]
+    return next((count for count in (1, size) if rows[count > 1] == rows_of(like)), None)
 
 
 def split_filled(call: Call, context: LoweringContext) -> list[Call]:

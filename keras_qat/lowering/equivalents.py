@@ -59,8 +59,9 @@ def equivalent(call: Call, forced: bool = False) -> Call | None:
     None if none is known, or if it is better in float and not forced.
     """
     function: Callable[..., Any] | None
-    if (found := spectrum(call)) and (forced or not found.has_kernels):
-        function, call = found.in_pairs, Call(found, found.reals, {}, copies(call), call.name)
+    if (complex_part := spectrum(call)) and (forced or not complex_part.has_kernels):
+        function, reals = complex_part.in_pairs, complex_part.reals
+        call = Call(complex_part, reals, {}, copies(call), call.name)
     elif chosen := chosen_of_each(call):
         function, call = chosen
     elif not all(value.is_float for value in call.inputs):

@@ -68,10 +68,12 @@ class HiddenNumbers:
             value: the tensor.
             side: 1 if hidden numbers are far below all others, -1 if they are above.
         """
+        if value in self._outputs:
+            return None
         read = [call for call in self._readers[value] if not self._reads_sizes(call)]
-        found = [None if value in self._outputs else self._of(call, value, side) for call in read]
-        known = [distance for distance in found if distance is not None]
-        if not known or len(known) < len(found):
+        distances = [self._of(call, value, side) for call in read]
+        known = [distance for distance in distances if distance is not None]
+        if not known or len(known) < len(read):
             return None
         limits = [side * distance.limit for distance in known if distance.limit is not None]
         limit = side * min(limits) if limits else None
@@ -89,11 +91,11 @@ class HiddenNumbers:
             return known
         if known_line := line(call):
             factor, offset = known_line
-            found = self.distance(call.output, side if factor > 0 else -side)
-            if found is None:
+            behind = self.distance(call.output, side if factor > 0 else -side)
+            if behind is None:
                 return None
-            limit = None if found.limit is None else (found.limit - offset) / factor
-            return Distance(found.beyond / abs(factor), limit)
+            limit = None if behind.limit is None else (behind.limit - offset) / factor
+            return Distance(behind.beyond / abs(factor), limit)
         if self._hidden.get(call) == (value, side) or kind in MOVES:
             return self.distance(call.output, side)
         others = [term for term in terms_of(call) if term is not value]
@@ -113,13 +115,13 @@ class HiddenNumbers:
         sizes = zip(other.shape[1:], call.output.shape[1:], strict=False)
         if len(other.shape) != len(call.output.shape) or all(a == b for a, b in sizes):
             return None
-        found = self.distance(call.output, side)
-        if found is None or found.limit is None:
-            return found
+        behind = self.distance(call.output, side)
+        if behind is None or behind.limit is None:
+            return behind
         # The largest of them, or the logarithm of a sum: what is left is at most 0.
         is_largest = _kind(other) == ("reduce_max" if side > 0 else "reduce_min")
         is_largest |= side > 0 and _kind(other) == "log"
-        return Distance(max(found.beyond, abs(found.limit))) if is_largest else None
+        return Distance(max(behind.beyond, abs(behind.limit))) if is_largest else None
 
     def _reads_sizes(self, call: Call) -> bool:
         """Returns whether nothing depends on the numbers a call reads: `tf.ones_like(x[0])`."""

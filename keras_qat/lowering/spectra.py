@@ -67,8 +67,8 @@ def spectrum(call: Call) -> Spectrum | None:
     is_end = any(x.is_complex for x in call.inputs) and call.output.is_float
     if not is_end or not is_operation(call.layer):
         return None
-    found = Spectrum(call)
-    return found if all(_symbol(inner) in KNOWN for inner in found.inside) else None
+    of_call = Spectrum(call)
+    return of_call if all(_symbol(inner) in KNOWN for inner in of_call.inside) else None
 
 
 def _is_inside(value: Value) -> bool:

@@ -65,10 +65,10 @@ def _with_readers_of_weights(graph: Graph) -> Graph:
         """Returns a function that reads a variable from its layer; None if it has none."""
         for holder, own in (pair for layer in layers for pair in weights_held_by(layer)):
             for attribute, held in own.items():
-                places = [id(leaf) for leaf in tf.nest.flatten(held)]
-                if id(variable) in places:
-                    place = places.index(id(variable))
-                    return lambda: tf.nest.flatten(getattr(holder, attribute))[place]
+                variables = [id(leaf) for leaf in tf.nest.flatten(held)]
+                if id(variable) in variables:
+                    index = variables.index(id(variable))
+                    return lambda: tf.nest.flatten(getattr(holder, attribute))[index]
         return None
 
     def as_layer(call: Call) -> Call:
