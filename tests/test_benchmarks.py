@@ -131,8 +131,8 @@ def eight_channels():
     return keras.Model(inputs, layers.Dense(10, "softmax")(x))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not tf.test.is_built_with_cuda(), reason="TensorFlow knows no GPU kernels")
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("freeze", [False, True])
 def test_axes_of_images_are_swapped_around_no_quantizer(freeze, monkeypatch):
     """A GPU has channels first. Operations that TensorFlow does not know would have them last.

@@ -23,7 +23,8 @@ from tests.networks.small import functional, layers
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.parametrize("as_json", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("as_json", [True, False])
 def test_diagnosis(files, as_json):
     qat = keras.models.load_model(files / "qat.keras")
     diagnosis = keras_qat.diagnose(qat, X)

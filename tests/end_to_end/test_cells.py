@@ -151,6 +151,7 @@ def test_steps_are_integers(name, tmp_path):
 OWN = ["reset before", "own first states", "state of several axes", "steps of several axes"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OWN)
 def test_steps_are_those_of_the_float_model(name):
     model = model_of(name)

@@ -62,6 +62,7 @@ def marks(family):
     return [pytest.mark.legacy] * (family in ON_2_15)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "family",
     [pytest.param(family, marks=marks(family)) for family in FAMILIES if family not in IN_FLOAT],
@@ -77,6 +78,7 @@ def test_the_file_gives_the_codes_of_the_model(family):
         assert tensor.max_difference <= 1, tensor
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("family", "kernels"),
     [

@@ -55,7 +55,7 @@ FORMS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_options_of_attention(form, tmp_path):
     keras.utils.set_random_seed(1)

@@ -18,6 +18,7 @@ FORMS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_a_matrix_for_each_entry(name, tmp_path):
     inputs = keras.Input((40, 6))

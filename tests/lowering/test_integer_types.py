@@ -43,6 +43,7 @@ OF_POSITIONS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", OF_POSITIONS)
 def test_positions(form, tmp_path):
     """Of up to 6, for which TFLite's converter makes a ReLU6 of integers, and repeated ones."""

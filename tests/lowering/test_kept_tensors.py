@@ -37,6 +37,7 @@ class Scaled(Centered):
         return super().call(x / self.scale, True) if undo else super().call(x) * self.scale
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "eagerly"), [(Centered, False), (Scaled, True)])
 def test_a_tensor_of_another_call_is_a_tensor(kind, eagerly, tmp_path):
     keras.utils.set_random_seed(1)

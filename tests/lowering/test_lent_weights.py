@@ -223,7 +223,7 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_weights_are_read_in_all_dialects(name, tmp_path):
     model, data = language_model(lambda table: Reading(PRODUCTS[name], table))
@@ -348,7 +348,7 @@ class Turned(Twice):
         return tf.maximum(*sums) + self.offset
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "make", [Twice, Demodulated, lambda: Demodulated(1), lambda: Demodulated(1, 1), Turned]
 )

@@ -113,7 +113,7 @@ ROWS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rows", ROWS)
 def test_rows_of_all_examples_become_examples_again(rows, tmp_path):
     """The open first axis between the reshapes counts rows: three times the examples."""
@@ -256,6 +256,7 @@ class Limited(layers.Layer):
         return tf.minimum(tf.maximum(x, tf.ones_like(x) * -1e9), 1e9 - tf.zeros_like(x))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layer", [Largest, Decaying, Limited])
 def test_numbers_for_each_example_set_no_range(layer, tmp_path):
     model, x = functional((3, 4), build=layer()), images(32, (3, 4))

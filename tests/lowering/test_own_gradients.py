@@ -53,7 +53,7 @@ FORMS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_own_gradients(form, tmp_path):
     keras.utils.set_random_seed(1)

@@ -67,7 +67,7 @@ FORMS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_in_integers(form, tmp_path):
     inputs, x = keras.Input((4, 3)), images(32, (4, 3))

@@ -44,7 +44,7 @@ def model_of(form):
     return keras.Model(x, rows(FORMS[form](scaled)))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_files_without_float_look_up_the_same_rows(form, tmp_path):
     model = model_of(form)

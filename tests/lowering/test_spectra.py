@@ -90,7 +90,7 @@ SPECTRA = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SPECTRA)
 def test_in_integers_as_in_float(name, tmp_path):
     inputs = keras.Input(SHAPE)

@@ -238,7 +238,7 @@ class Around(layers.Layer):
         return 2.0 * self.noisy(x, training=training)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layer", [NoisyWeights, FactorizedNoise, Around])
 def test_weights_are_drawn_in_training_only(layer, tmp_path):
     inputs, x = keras.Input((4,)), images(32, (4,))

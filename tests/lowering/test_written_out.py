@@ -185,7 +185,7 @@ def test_a_single_boundary():
     np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.01)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["one_hot", "multi_hot", "count"])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_categories_of_integers(mode, dtype, tmp_path):
@@ -211,6 +211,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_rarer_options(name, tmp_path):
     model, x = functional((4, 6, 3), build=lambda x: OTHERS[name]()(x)), images(16, (4, 6, 3))

@@ -104,6 +104,7 @@ def nodes_of(op: Any, bits: int) -> Iterator[Node]:
         yield make_node(last_call(build, shapes), bits, np.random.default_rng(0))
 
 
+@pytest.mark.sample(18)
 @pytest.mark.parametrize(
     ("op", "bits", "family"),
     [

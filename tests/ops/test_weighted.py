@@ -341,6 +341,7 @@ INT4 = {
 }
 
 
+@pytest.mark.sample(14)
 @pytest.mark.skipif(not RECENT, reason="this TensorFlow's runtime lacks the kernels")
 @pytest.mark.parametrize("family", RUNNABLE)
 @pytest.mark.parametrize("name", INT4)

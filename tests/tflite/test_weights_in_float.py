@@ -83,6 +83,7 @@ def scrambled(model: Any) -> Any:
     return model
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", WRAPPED)
 def test_wrappers(name):
     layer, weights, shape = WRAPPED[name]
@@ -99,6 +100,7 @@ def test_wrappers(name):
         ]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     ("fold", "quantized"),
     [
