@@ -25,8 +25,8 @@ from keras_qat.tflite.schema import contents_of
 ARENA = 64
 """Size of the arena in multiples of the file's, enough for unusually large tensors."""
 
-SMALLEST = 1 << 20
-"""Smallest size of the arena in bytes."""
+SMALLEST, LARGEST = 1 << 20, (1 << 31) - 16
+"""Smallest and largest size of the arena in bytes: from 2 GiB on TFLite Micro ends the process."""
 
 
 class Refusal(ValueError):
@@ -63,7 +63,7 @@ class MicroInterpreter(FileInterpreter):
         self._input_positions = {name: positions[t.index] for name, t in self._inputs.items()}
         positions = {index: i for i, index in enumerate(graph.ends("outputs"))}
         self._output_positions = {name: positions[t.index] for name, t in self._outputs.items()}
-        self._interpreter = self._load(max(SMALLEST, ARENA * self.size))
+        self._interpreter = self._load(min(max(SMALLEST, ARENA * self.size), LARGEST))
         # Some operators are refused only once they run, as LOG of integers.
         self.run_once({name: np.zeros(t.shape, t.dtype) for name, t in self._inputs.items()})
         self.reset_states()

@@ -114,6 +114,12 @@ def refusal(contents):
     return None
 
 
+def test_files_of_many_megabytes_are_run():
+    """The arena for a file of 34 MB had more than 2 GiB, which ended the process."""
+    _, contents = exported(layers.Dense(2))
+    assert refusal(contents + bytes(34 << 20)) is None
+
+
 @pytest.mark.slow
 def test_loops_are_looked_into():
     """Keras splits off an empty part in each step, which TFLite Micro refuses."""
