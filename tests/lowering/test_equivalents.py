@@ -72,7 +72,7 @@ def correlated(operation, stride, padding):
 
 
 def by_channel(x):
-    return tf.pow(tf.nn.relu(x), np.linspace(0.5, 1.8, 8, dtype=np.float32))
+    return tf.pow(tf.abs(x), np.linspace(0.5, 1.8, 8, dtype=np.float32))
 
 
 def lower_triangle(x):
