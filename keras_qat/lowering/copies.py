@@ -68,8 +68,10 @@ def _rows_for_each_copy(counts: Any, size: int | None) -> int | None:
     like, runs = next(measured(values_in(counts)), None), sizes_in_both_runs(counts)
     if like is None or not runs or size in (1, None):
         return None
-    rows = [[count * run[0] for run in runs] for count in (1, size)]
-    return next((count for count in (1, size) if rows[count > 1] == rows_of(like)), None)
+    for count in (1, size):
+        if [count * run[0] for run in runs] == rows_of(like):
+            return count
+    return None
 
 
 def split_filled(call: Call, context: LoweringContext) -> list[Call]:

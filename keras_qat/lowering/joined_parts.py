@@ -12,8 +12,8 @@ from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import is_operation, operands, operation_class
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import match
+from keras_qat.ops.slicing import FULL_SLICE, items_for_axes
 
-_ALL = dict.fromkeys(("start", "stop", "step"))
 _SLICES = "__operators__.getitem", "slice"
 
 
@@ -191,7 +191,7 @@ def _sliced(call: Call, context: LoweringContext, join: _Join, attributes: Any) 
             return []
         _add_joined(parts, join.axis, pieces, "", call.output)
         return parts.calls
-    items = _items(operands(call, "tensor", "slice_spec")[1], len(call.inputs[0].shape))
+    items = items_for_axes(operands(call, "tensor", "slice_spec")[1], len(call.inputs[0].shape))
     position = [index for index, item in enumerate(items) if item is not None][join.axis]
     is_joined = len(pieces) > 1
     if join.stacked:
@@ -199,10 +199,10 @@ def _sliced(call: Call, context: LoweringContext, join: _Join, attributes: Any) 
     elif is_index:
         items[position] = low
     elif is_joined or is_whole:
-        items[position] = _ALL
+        items[position] = FULL_SLICE
     else:
         items[position] = {"start": low, "stop": pieces[0].end, "step": None}
-    rest = [item for item in items if item != _ALL]
+    rest = [item for item in items if item != FULL_SLICE]
     if is_joined or not rest:
         name, output = ("joined", None) if rest else ("", call.output)
         x = _add_joined(parts, join.axis, pieces, name, output)
@@ -214,12 +214,3 @@ def _cuts(part: Any, size: int | None) -> bool:
     start, stop, step = part
     is_all = (start or 0, step) == (0, 1) and stop in (None, size)
     return not is_all
-
-
-def _items(spec: Any, rank: int) -> list[Any]:
-    """Returns a slice's items, one for each axis and each new one."""
-    items = list(spec) if isinstance(spec, (list, tuple)) else [spec]
-    missing = rank - sum(item is not None and item is not Ellipsis for item in items)
-    position = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
-    items[position : position + 1] = [_ALL] * missing
-    return items

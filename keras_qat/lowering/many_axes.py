@@ -11,9 +11,7 @@ from keras_qat.frontend.graph import Call
 from keras_qat.frontend.tf_operations import operation_class
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.movement import MAX_SLICED
-from keras_qat.ops.slicing import SLICE
-
-_ALL = dict.fromkeys(("start", "stop", "step"))
+from keras_qat.ops.slicing import FULL_SLICE, SLICE
 
 
 def split_many_axes(call: Call, context: LoweringContext) -> list[Call]:
@@ -39,7 +37,7 @@ def split_many_axes(call: Call, context: LoweringContext) -> list[Call]:
         around = math.prod(sizes[1:axis]), math.prod(sizes[axis + 1 :])
         x = reshape(x, f"joined_{axis}", (around[0], sizes[axis], around[1]))
         part = parts.new(f"part_{axis}", operation, tf.__operators__.getitem)
-        key = _ALL, _ALL, {"start": start, "stop": stop, "step": step}
+        key = FULL_SLICE, FULL_SLICE, {"start": start, "stop": stop, "step": step}
         sizes[axis] = left
         x = parts.add(part, x, key, shape=(None, around[0], left, around[1]))
     return parts.end(parts.new("", operation_class(), tf.reshape), x, [-1, *call.output.shape[1:]])

@@ -43,7 +43,7 @@ from keras_qat.lowering.merges import (
 )
 from keras_qat.lowering.statistics import STATISTICS
 from keras_qat.lowering.weighted_products import CONVOLUTIONS, split_convolution
-from keras_qat.ops.slicing import GATHER_ARGUMENTS
+from keras_qat.ops.slicing import GATHER_ARGUMENTS, items_for_axes
 
 
 def _split_silu(call: Call, context: LoweringContext) -> list[Call]:
@@ -129,13 +129,9 @@ def _split_getitem(call: Call, context: LoweringContext) -> list[Call]:
     if len(call.args) != 2:  # A loaded model: it has no Ellipsis.
         return []
     x, key = call.args
-    items = list(key) if isinstance(key, (list, tuple)) else [key]
-    positions = [position for position, item in enumerate(items) if item is Ellipsis]
-    if len(positions) != 1:
+    if sum(item is Ellipsis for item in tf.nest.flatten(key)) != 1:
         return []
-    known = sum(item is not None and item is not Ellipsis for item in items)
-    full_slice = dict.fromkeys(("start", "stop", "step"))
-    items[positions[0] : positions[0] + 1] = [full_slice] * (len(x.shape) - known)
+    items = items_for_axes(key, len(x.shape))
     return PartsBuilder(call, context).end(call.layer, x, tuple(items))
 
 

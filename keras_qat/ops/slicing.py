@@ -26,13 +26,25 @@ from keras_qat.ops.movement import (
 from keras_qat.ops.op import Attributes, Op, SharedRange
 from keras_qat.ops.padding import pairs
 
+FULL_SLICE = dict.fromkeys(("start", "stop", "step"))
+"""The item of `x[:]`, as Keras keeps slices."""
+
+
+def items_for_axes(indices: Any, rank: int) -> list[Any]:
+    """Returns the items of `x[indices]`, one for each axis of `x` and each new one."""
+    items = list(indices) if isinstance(indices, (list, tuple)) else [indices]
+    missing = rank - sum(item is not None and item is not Ellipsis for item in items)
+    position = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
+    items[position : position + 1] = [FULL_SLICE] * missing
+    return items
+
 
 def _slice_attributes(call: Call) -> Attributes:
     """Returns `parts` for each axis, `dropped` axes of the input and `added` axes of the output."""
     x = first(call)
     rank = len(getattr(x, "shape", ()))
     if isinstance(call.layer, LastStep):
-        return _indexed([{"start": None, "stop": None, "step": None}, -1], rank)
+        return _indexed([FULL_SLICE, -1], rank)
     if not symbol_of(call):
         cropping = pairs(call.layer, call.layer.cropping, rank)
         cropped = [(low or None, -high or None, 1) for low, high in cropping]
@@ -49,22 +61,16 @@ def _slice_attributes(call: Call) -> Attributes:
 
 def _indexed(indices: Any, rank: int) -> Attributes:
     """Returns the attributes of `x[indices]`. Keras keeps slices as dictionaries."""
-    items = list(indices) if isinstance(indices, (list, tuple)) else [indices]
-    leaves = [i for i in tf.nest.flatten(items) if i is not None and i is not Ellipsis]
+    items = items_for_axes(indices, rank)
+    leaves = [leaf for leaf in tf.nest.flatten(items) if leaf is not None]
     if any(integers(leaf) is None for leaf in leaves):
         return {"parts": None}
-    axes_used = sum(item is not None and item is not Ellipsis for item in items)
-    if not any(item is Ellipsis for item in items):
-        items.append(Ellipsis)
     parts: list[Part] = []
     dropped, added, axis = [], [], 0
     for item in items:
         if item is None:
             added.append(axis)
             axis += 1
-        elif item is Ellipsis:
-            parts += [(None, None, 1)] * (rank - axes_used)
-            axis += rank - axes_used
         elif isinstance(item, dict):
             begin, end, step = (_number(item[name]) for name in ("start", "stop", "step"))
             parts.append((begin, end, step or 1))

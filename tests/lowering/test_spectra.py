@@ -103,6 +103,15 @@ def test_in_integers_as_in_float(name, tmp_path):
     assert_kept(qat, x, tmp_path)
 
 
+def calibrated(model, x, share):
+    """A quantized model, on average so near to the float one, as a share of its largest number."""
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    ours, real = (np.asarray(m(x)) for m in (qat, model))
+    assert np.abs(ours - real).mean() < share * np.abs(real).max()
+    return qat
+
+
 class SpectralConv(layers.Layer):
     """As Fourier neural operators have it."""
 
@@ -122,10 +131,7 @@ class SpectralConv(layers.Layer):
 def test_kernels_of_frequencies_train(tmp_path):
     inputs = keras.Input((16, 3))
     model, x = keras.Model(inputs, SpectralConv()(inputs)), images(32, (16, 3))
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
-    ours, real = (np.asarray(m(x)) for m in (qat, model))
-    assert np.abs(ours - real).mean() < 0.03 * np.abs(real).max()
+    qat = calibrated(model, x, 0.03)
     qat.compile(keras.optimizers.SGD(0.1), "mse")
     before = [weight.numpy() for weight in qat.trainable_weights]
     qat.fit(x, np.zeros((32, 16, 5)), verbose=0)
@@ -157,10 +163,7 @@ class Circulant(layers.Layer):
 def test_spectra_of_a_vector_of_weights(tmp_path):
     inputs = keras.Input((3, 8))
     model, x = keras.Model(inputs, Circulant()(inputs)), images(32, (3, 8))
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
-    ours, real = (np.asarray(m(x)) for m in (qat, model))
-    assert np.abs(ours - real).mean() < 0.02 * np.abs(real).max()
+    qat = calibrated(model, x, 0.02)
     assert_kept(qat, x, tmp_path)
 
 
