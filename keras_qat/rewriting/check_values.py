@@ -18,8 +18,8 @@ from keras_qat.integer_graph.float_inference import evaluator
 EXAMPLES, SIZE = 2, 8
 """Number of random examples, and the size of their other open axes."""
 
-FAR, MANY = 0.05, 0.1
-"""A number is another one if it is this far off, of its tensor's deviation; so many are a fault."""
+FAR, ROUNDED, MANY = 0.05, 1e-3, 0.1
+"""How far off another number is, of its tensor's deviation and of itself; so many are a fault."""
 
 
 def warn_of_other_values(graph: Graph, lowered: Graph, qat: Any) -> None:
@@ -108,18 +108,19 @@ def _as_of_padding(flags: np.ndarray) -> np.ndarray:
 
 def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:
     """Returns whether both kinds of examples differ: of flags that see, and of those that hide."""
-    expected, computed = np.atleast_1d(expected, computed)
-    kinds = range(min(len(expected), 2) or 1)
-    return all(_differs(expected[kind::2], computed[kind::2]) for kind in kinds)
-
-
-def _differs(expected: np.ndarray, computed: np.ndarray) -> bool:
-    """Returns whether many of the numbers are others; those that are not finite do not count."""
     if expected.shape != computed.shape:
         return True
+    others, count = np.atleast_1d(_others(expected, computed), np.isfinite(expected))
+    kinds = range(min(len(others), 2) or 1)
+    return all(np.sum(others[kind::2]) > MANY * np.sum(count[kind::2]) for kind in kinds)
+
+
+def _others(expected: np.ndarray, computed: np.ndarray) -> np.ndarray:
+    """Returns which numbers are others; those that are not finite in the float model are not."""
     if expected.dtype.kind != "f":
-        return bool(np.mean(expected != computed) > MANY)
+        return expected != computed
     finite = np.isfinite(expected)
-    expected, computed = expected[finite], computed[finite]
-    far = np.abs(computed - expected) > FAR * np.std(expected) + 1e-6 * np.abs(expected)
-    return bool(far.size and np.mean(far | ~np.isfinite(computed)) > MANY)
+    deviation = np.std(expected[finite]) if finite.any() else 0.0
+    with np.errstate(invalid="ignore"):
+        near = np.abs(computed - expected) <= FAR * deviation + ROUNDED * np.abs(expected) + 1e-6
+    return finite & ~near

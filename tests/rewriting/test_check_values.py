@@ -48,6 +48,17 @@ def test_rows_that_see_nothing_are_no_difference(mask):
         keras_qat.quantize_model(choosing(mask))
 
 
+@pytest.mark.parametrize("examples", [1, None])
+def test_numbers_that_are_a_little_off_are_no_difference(examples):
+    """One number for each example has no deviation, and hidden scores leave a little of the sum."""
+    x, seen = keras.Input((8,), batch_size=examples), keras.Input((8,), batch_size=examples)
+    hidden = tf.where(seen > 0.0, layers.Dense(8)(x), -1e9)
+    sums = tf.reduce_logsumexp(hidden, -1, keepdims=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        keras_qat.quantize_model(keras.Model([x, seen], sums))
+
+
 def test_states_are_those_of_before():
     inputs = keras.Input((4, 3), batch_size=2)
     hidden = layers.Lambda(lambda x: 2.0 * x)(inputs)
