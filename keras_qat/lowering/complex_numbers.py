@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.lowering.einsums import first_and_rest
 from keras_qat.lowering.written_out import require
 
 Pair = tuple[Any, Any]
@@ -90,7 +91,10 @@ def einsum(equation: Any, *inputs: Any, **options: Any) -> Pair:
     if len(inputs) == 1:
         (x,) = inputs
         return tuple(part if part is None else tf.einsum(equation, part) for part in x)  # type: ignore[return-value]
-    require(len(inputs) == 2)
+    if len(inputs) > 2:
+        ranks = [len(np.shape(pair_of(x)[0])) for x in inputs]
+        first, rest = first_and_rest(equation, ranks)
+        return einsum(rest, einsum(first, *inputs[:2]), *inputs[2:])
     return _products(lambda x, y: tf.einsum(equation, x, y), *inputs)
 
 

@@ -18,11 +18,9 @@ def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
     """Takes the arguments of `tf.einsum`, and computes one in parts."""
     ranks = [len(np.shape(tensor)) for tensor in inputs]
     terms, output = _written_out(equation, ranks)
-    if len(inputs) > 2:  # One product after the other.
-        needed = set(output).union(*terms[2:])
-        middle = "".join(dict.fromkeys(axis for axis in terms[0] + terms[1] if axis in needed))
-        first = tf.einsum(f"{terms[0]},{terms[1]}->{middle}", *inputs[:2])
-        return tf.einsum(f"{','.join([middle, *terms[2:]])}->{output}", first, *inputs[2:])
+    if len(inputs) > 2:
+        first, rest = first_and_rest(equation, ranks)
+        return tf.einsum(rest, tf.einsum(first, *inputs[:2]), *inputs[2:])
     if len(inputs) == 1:
         (term,) = terms
         # The batch stays in front.
@@ -42,6 +40,14 @@ def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
     return _with_constant(
         inputs[1 - position], terms[1 - position], factor, terms[position], output
     )
+
+
+def first_and_rest(equation: str, ranks: list[int]) -> tuple[str, str]:
+    """Returns the equation of the first two of several tensors, and that of the others."""
+    terms, output = _written_out(equation, ranks)
+    needed = set(output).union(*terms[2:])
+    middle = "".join(dict.fromkeys(axis for axis in terms[0] + terms[1] if axis in needed))
+    return f"{terms[0]},{terms[1]}->{middle}", f"{','.join([middle, *terms[2:]])}->{output}"
 
 
 def _with_constant(x: Any, term: str, factor: np.ndarray, own: str, output: str) -> Any:

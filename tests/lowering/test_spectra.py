@@ -61,6 +61,12 @@ def contracted(x):
     return tf.math.real(tf.reduce_mean(y / (1.0 + 1.0j), 1))
 
 
+def by_matrices(x):
+    """As FNet of TensorFlow's model garden."""
+    rows, columns = (tf.constant(np.fft.fft(np.eye(size)), tf.complex64) for size in (8, 6))
+    return tf.math.real(tf.einsum("...ij,jk,ni->...nk", tokens(x), columns, rows))
+
+
 def turned(x):
     angle = tf.complex(tf.zeros_like(x), x)
     return tf.matmul(tokens(x), tf.exp(-tf.reshape(angle, [-1, 8, 6])), transpose_b=True)
@@ -87,6 +93,7 @@ SPECTRA = {
     "of complex numbers": of_complex,
     "of both parts": of_both_parts,
     "in two directions": mixed_tokens,
+    "by matrices": by_matrices,
 }
 
 
