@@ -23,14 +23,17 @@ Shape = tuple[int | None, ...]
 
 def close_sizes(graph: Graph) -> None:
     """Sets the sizes and rows of values that follow from the inputs of their calls, in place."""
+    closed: set[Value] = set()
     for call in graph.calls:
         values = values_in(call.outputs)
         symbol = str(getattr(call.layer, "symbol", ""))
-        read = [size for value in call.inputs for size in value.shape[1:]]
-        if None not in read and any(None in value.shape[1:] for value in values):
+        is_known = not any(None in value.shape[1:] for value in call.inputs)
+        may_close = is_known or not closed.isdisjoint(call.inputs)
+        if may_close and any(None in value.shape[1:] for value in values):
             shapes = _of_reshape(call) if symbol == "reshape" else _inferred(call)
             for value, shape in zip(values, shapes, strict=False):
                 value.shape = shape
+            closed.update(values)
         for value, rows in zip(values, _rows(call, symbol), strict=False):
             value.rows = rows if value.shape[:1] == (None,) else value.rows
 
@@ -75,6 +78,8 @@ def _of_reshape(call: Call) -> list[Shape]:
     """
     x, shape = operands(call, "tensor", "shape")
     first, *others = x.shape
+    if None in others:
+        return []
     both = []
     for batch, sizes in zip(BATCHES, sizes_in_both_runs(shape) or [], strict=False):
         if 0 in sizes or sizes.count(-1) > 1:

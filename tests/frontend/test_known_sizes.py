@@ -161,6 +161,29 @@ def test_models_of_any_length_that_are_called_with_a_known_one():
     assert not keras_qat.plan(model, target="ethos_u55").float_layers
 
 
+class Heads(layers.Layer):
+    """As ports of vision transformers: sizes of each head are left open."""
+
+    def __init__(self):
+        super().__init__()
+        self.both, self.end = layers.Dense(12), layers.Dense(6)
+
+    def call(self, x):
+        count, steps = tf.unstack(tf.shape(x)[:2])
+        y = tf.transpose(tf.reshape(self.both(x), (count, steps, 2, 3, -1)), (2, 0, 3, 1, 4))
+        scores = tf.nn.softmax(tf.matmul(y[0], y[1], transpose_b=True))
+        y = tf.transpose(tf.matmul(scores, y[1]), (0, 2, 1, 3))
+        return self.end(tf.reshape(y, (count, steps, -1)))
+
+
+def test_sizes_that_follow_behind_an_open_axis():
+    heads = Heads()
+    heads(np.zeros((1, *SHAPE), np.float32))  # Makes the weights, which open sizes could not.
+    model, x = model_of(heads), images(8, SHAPE)
+    qat = observe(keras_qat.quantize_model(model, strict=True), x)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+
+
 def test_what_is_the_same_for_many_examples_alone_is_no_constant():
     model = model_of(lambda x: x * tf.cast(tf.minimum(tf.shape(x)[0], 5), tf.float32))
     qat = keras_qat.quantize_model(model)
