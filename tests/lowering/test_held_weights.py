@@ -94,3 +94,22 @@ def test_objects_of_other_layers(tmp_path):
     keras_qat.calibrate(qat, ROWS)
     assert len(qat.trainable_weights) == 6
     assert_kept(qat, ROWS, tmp_path)
+
+
+class OfTable(layers.Layer):
+    """Adds a table that NumPy made, in float64, and that does not train."""
+
+    def build(self, shape):
+        self.table = tf.Variable(np.sin(np.arange(32.0)).reshape(8, 4), trainable=False)
+
+    def call(self, x):
+        return x + tf.cast(self.table, x.dtype)
+
+
+def test_constants_of_numpy_in_variables(tmp_path):
+    inputs = keras.Input((8, 4))
+    model, x = keras.Model(inputs, OfTable()(inputs)), rng().normal(size=(16, 8, 4))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    np.testing.assert_allclose(qat(x), model(x), atol=0.05)
+    assert_kept(qat, x, tmp_path)

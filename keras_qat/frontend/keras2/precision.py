@@ -92,13 +92,17 @@ class ScalesLoss:
 
 
 def check_precision(graph: Graph) -> None:
-    """Raises a `ValueError` if a layer computes in float64 or has weights not in float32."""
+    """Raises a `ValueError` if a layer computes in float64 or has weights not in float32.
+
+    Constants of NumPy in variables that do not train, as tables and masks, are in float64.
+    """
     for call in [*graph.calls, *graph.loss_only]:
         wrong = {value.dtype for value in values_in(call.outputs)} & {"float64"}
         # Normalization keeps its statistics in the type that it computes in.
         if not isinstance(call.layer, keras.layers.Normalization):
-            weights = [weight.dtype for weight in call.layer.weights if weight.dtype.is_floating]
-            wrong |= {weight.name for weight in weights} - {"float32"}
+            weights = [weight for weight in call.layer.weights if weight.dtype.is_floating]
+            types = {(weight.dtype.name, weight.trainable) for weight in weights}
+            wrong |= {name for name, _ in types - {("float64", False)}} - {"float32"}
         reads_integers = call.inputs and not any(value.is_float for value in call.inputs)
         if wrong == {"float64"} and is_operation(call.layer) and reads_integers:
             raise ValueError(
