@@ -5,14 +5,22 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_qat.frontend.graph import Call, Graph, Value, values_in
+import tensorflow as tf
+
+from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.tf_operations import ARITHMETIC, is_operation, number, operands
+from keras_qat.frontend.tf_operations import (
+    ARITHMETIC,
+    draws_random_numbers,
+    is_operation,
+    number,
+    operands,
+)
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
 
 def recognize_softmax(graph: Graph, context: LoweringContext) -> Graph:
-    """Replaces every exp(x - max(x)) / sum(exp(x - max(x))) by one Softmax layer.
+    """Replaces every exp(x) / sum(exp(x)), also of x - max(x), by one Softmax layer.
 
     So masks of attention are recognized in front of it, and the parts need no ranges.
     """
@@ -54,34 +62,108 @@ def _inside(call: Call) -> tuple[Value | None, int, list[Call]]:
     nothing = None, 0, list[Call]()
     if _kind(call) != "divide" or len(call.inputs) != 2:
         return nothing
-    exponential, total = (value.producer for value in call.inputs)
-    if exponential is None or total is None or _kind(exponential) != "exp":
+    exponential, total = call.inputs[0].producer, call.inputs[1]
+    is_kept_from_0 = False
+    while (step := total.producer) and _kind(step) in ("expand", "add", "maximum"):
+        if _kind(step) != "expand":
+            is_kept_from_0 = True
+            if not _is_small(step):
+                return nothing
+        (total,) = step.inputs
+    axis = _axis(step, "sum")
+    if exponential is None or _kind(exponential) != "exp" or step is None or axis is None:
         return nothing
-    axis = _kept_axis(total, "sum", exponential.output)
-    shifted = exponential.inputs[0].producer
-    if axis is None or shifted is None or _kind(shifted) != "subtract":
+    (x,), exponentials = exponential.inputs, step.inputs[0]
+    if not _same(exponentials, call.inputs[0]) or call.inputs[1].shape != _reduced(x, axis):
         return nothing
-    if len(shifted.inputs) != 2 or (largest := shifted.inputs[1].producer) is None:
+    below, shift = _without_shift(x)
+    is_of_axis = shift is not None and shift.shape == _reduced(x, axis)
+    if is_kept_from_0 and not is_of_axis:  # A sum of exponentials from 1 on needs no such number.
         return nothing
-    x = shifted.inputs[0]
-    if _kept_axis(largest, "max", x) != axis:
-        return nothing
-    return x, axis, [exponential, total, shifted, largest]
+    x = below if is_of_axis else x
+    return x, axis, _between(x, call)
 
 
-_KINDS = {**ARITHMETIC, "math.exp": "exp", "math.reduce_sum": "sum", "math.reduce_max": "max"}
+_KINDS = {
+    **ARITHMETIC,
+    **{"math.exp": "exp", "math.reduce_sum": "sum", "math.reduce_max": "max"},
+    **{"math.maximum": "maximum", "expand_dims": "expand", "stop_gradient": "expand"},
+}
+
+LEAST = 1e-5
+"""What code adds to a sum, so that it is not 0, is at most this."""
 
 
-def _kind(call: Call) -> str:
-    return _KINDS.get(str(call.layer.symbol), "") if is_operation(call.layer) else ""
+def _kind(call: Call | None) -> str:
+    if call is None or not is_operation(call.layer):
+        return ""
+    key = tf.nest.flatten(call.args[1:]) if call.layer.symbol == "__operators__.getitem" else []
+    if key and all(item is None or item is Ellipsis for item in key):
+        return "expand"  # x[:, tf.newaxis]
+    return _KINDS.get(str(call.layer.symbol), "")
 
 
-def _kept_axis(call: Call, kind: str, x: Value) -> int | None:
-    """Returns the axis along which a call reduces `x`, which it keeps; None if it does not."""
-    if _kind(call) != kind or call.inputs != [x]:
+def _is_small(call: Call) -> bool:
+    """Returns whether one operand is a number that keeps the other one from 0."""
+    numbers = [number(term) for term in operands(call, "x", "y") if not isinstance(term, Value)]
+    return len(numbers) == 1 and numbers[0] is not None and 0 <= numbers[0] <= LEAST
+
+
+def _axis(call: Call | None, kind: str) -> int | None:
+    """Returns the axis along which a call reduces what it reads; None if it does not."""
+    if call is None or _kind(call) != kind:
         return None
-    _, axis, keeps = operands(call, "input_tensor", "axis", "keepdims")
+    _, axis = operands(call, "input_tensor", "axis")[:2]
     axes: Any = axis if isinstance(axis, (list, tuple)) else [axis]
-    if not keeps or len(axes) != 1 or number(axes[0]) is None:
+    if len(axes) != 1 or number(axes[0]) is None:
         return None
-    return int(axes[0]) % len(x.shape)
+    return int(axes[0]) % len(call.inputs[0].shape)
+
+
+def _reduced(x: Value, axis: int) -> tuple[int | None, ...]:
+    return (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+
+
+def _without_shift(x: Value) -> tuple[Value, Value | None]:
+    """Returns y and max(y), given a tensor y - max(y); else the tensor and None."""
+    shifted = x.producer
+    if shifted is None or _kind(shifted) != "subtract" or len(shifted.inputs) != 2:
+        return x, None
+    y, shift = shifted.inputs
+    largest = _unexpanded(shift).producer
+    if largest is None or _axis(largest, "max") is None:
+        return x, None
+    return (y, shift) if _same(_unexpanded(largest.inputs[0]), y) else (x, None)
+
+
+def _unexpanded(value: Value) -> Value:
+    """Returns what a tensor was before axes of one number were added, and gradients stopped."""
+    while (call := value.producer) and _kind(call) == "expand":
+        (value,) = call.inputs
+    return value
+
+
+def _same(first: Value, second: Value) -> bool:
+    """Returns whether two values are one, or what an operation computes twice."""
+    ours, others = first.producer, second.producer
+    if first is second or ours is others or ours is None or others is None:
+        return first is second
+    if not is_operation(ours.layer) or draws_random_numbers(ours.layer.symbol):
+        return False
+    symbols = {getattr(call.layer, "symbol", "") for call in (ours, others)}
+    arguments = {repr(map_values(lambda _: None, (c.args, c.kwargs))) for c in (ours, others)}
+    if len(symbols) > 1 or len(arguments) > 1 or len(values_in(ours.outputs)) > 1:
+        return False
+    return all(map(_same, ours.inputs, others.inputs))
+
+
+def _between(x: Value, call: Call) -> list[Call]:
+    """Returns the calls that compute from `x` what a call reads."""
+    found: dict[Call, None] = {}
+    values = list(call.inputs)
+    while values:
+        value = values.pop()
+        if not _same(value, x) and value.producer is not None:
+            found[value.producer] = None
+            values += value.producer.inputs
+    return list(found)
