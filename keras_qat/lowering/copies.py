@@ -34,10 +34,10 @@ def split_copies(call: Call, context: LoweringContext) -> list[Call]:
     """
     symbol = str(call.layer.symbol)
     x, counts, *axis = operands(call, "input", *COPIES[symbol])
-    sizes = {value: size_of(value) for value in values_in(counts)}
-    sizes = {value: size for value, size in sizes.items() if isinstance(size, int)}
-    if sizes:
-        args, kwargs = map_values(lambda value: sizes.get(value, value), (call.args, call.kwargs))
+    known_counts = {value: size_of(value) for value in values_in(counts)}
+    numbers = {value: size for value, size in known_counts.items() if isinstance(size, int)}
+    if numbers:
+        args, kwargs = map_values(lambda value: numbers.get(value, value), (call.args, call.kwargs))
         return [Call(call.layer, args, kwargs, call.outputs, call.name)]
     is_list, known = isinstance(counts, (list, tuple)), None
     if not is_list and symbol != "repeat":
@@ -56,7 +56,10 @@ def split_copies(call: Call, context: LoweringContext) -> list[Call]:
     group = _rows_for_each_copy(counts, x.shape[0]) if symbol == "tile" else None
     if not (is_batch and x.shape[0] == 1) and group is None:
         return []
-    return _for_each_example(call, context, counts if known else count, x, rank, group)
+    sizes = counts if known else count
+    if group is None:
+        return _for_each_example(call, context, sizes, x, rank)
+    return _table_for_each_example(call, context, sizes, x, group)
 
 
 def _rows_for_each_copy(counts: Any, size: int | None) -> int | None:
@@ -95,59 +98,81 @@ def split_eye(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _for_each_example(
-    call: Call,
-    context: LoweringContext,
-    sizes: Any,
-    x: Any,
-    rank: int,
-    group: int | None = None,
+    call: Call, context: LoweringContext, sizes: Any, x: Any, rank: int
 ) -> list[Call]:
-    """Adds a tensor with one example to zeros, of which there are as many as examples.
+    """Replaces a call by the sum of a tensor with one example and of zeros for each example.
 
     Args:
-        call: the call that is replaced.
+        call: the call.
         context: keeps the layers that are made.
         sizes: holds the number of examples, of `tf.shape` of a tensor.
         x: the value or array.
         rank: how many axes it has.
-        group: of a tensor with several rows, which are one example, how many rows of the measured
-            tensor there are for each copy.
     """
-    batch = next(measured(values_in(sizes)), None)
-    if batch is None or not batch.shape:
+    parts = PartsBuilder(call, context)
+    zeros = _zeros(parts, sizes, [1] * (rank - 1))
+    if zeros is None:
         return []
-    ones = [1] * (len(batch.shape) - 1)
+    return parts.end(parts.new("", type(call.layer), tf.math.add), zeros, x)
+
+
+def _table_for_each_example(
+    call: Call, context: LoweringContext, sizes: Any, x: Any, group: int
+) -> list[Call]:
+    """Replaces a call by copies of a table, whose rows are those of one example.
+
+    Args:
+        call: the call.
+        context: keeps the layers that are made.
+        sizes: holds the number of rows, of `tf.shape` of a tensor.
+        x: the value or array.
+        group: how many of these rows stand for one copy.
+    """
     parts, operation = PartsBuilder(call, context), type(call.layer)
-    first = parts.add(
-        parts.new("first", operation, tf.slice),
-        batch,
-        [0] * len(batch.shape),
-        [-1, *ones],
-        output=Value(f"{call.name}_first", (None, *ones), batch.dtype),
-    )
-    if not batch.is_float:
-        cast = parts.new("cast", operation, tf.cast)
-        first = parts.add(cast, first, kwargs={"dtype": "float32"}, shape=first.shape)
-    ones = [1] * (rank - 1) if group is None else [group, *[1] * (rank - 1)]
-    if len(batch.shape) != 1 + len(ones) or group:
-        shape = (None, *ones)
-        reshape = parts.new("reshape", operation, tf.reshape)
-        first = parts.add(reshape, first, [-1, *ones], shape=shape)
-    if ones:
-        zeros = parts.add(parts.new("zeros", layers.Rescaling, 0.0), first, shape=first.shape)
-    else:  # Without channels.
-        product = parts.new("zeros", operation, tf.math.multiply)
-        zeros = parts.add(product, first, 0.0, shape=first.shape)
-    add = parts.new("copies" if group else "", operation, tf.math.add)
-    if group is None:
-        return parts.end(add, zeros, x)
+    zeros = _zeros(parts, sizes, [group, *[1] * (len(x.shape) - 1)])
+    if zeros is None:
+        return []
     if isinstance(x, Value):
         one = parts.new("one", operation, tf.reshape)
         table = parts.add(one, x, [1, *x.shape], shape=(1, *x.shape))
     else:
         table = x[None]
+    add = parts.new("copies", operation, tf.math.add)
     copies = parts.add(add, zeros, table, shape=(None, *x.shape))
     return parts.end(parts.new("", operation, tf.reshape), copies, [-1, *x.shape[1:]])
+
+
+def _zeros(parts: PartsBuilder, sizes: Any, inner: list[int]) -> Value | None:
+    """Adds zeros of shape [examples, *inner]; returns None if no tensor is measured.
+
+    Args:
+        parts: gets the calls.
+        sizes: holds the number of examples, of `tf.shape` of a tensor.
+        inner: sizes of the other axes. One example takes as many rows of the measured tensor as
+            their product.
+    """
+    batch = next(measured(values_in(sizes)), None)
+    if batch is None or not batch.shape:
+        return None
+    ones, operation = [1] * (len(batch.shape) - 1), type(parts.call.layer)
+    first = parts.add(
+        parts.new("first", operation, tf.slice),
+        batch,
+        [0] * len(batch.shape),
+        [-1, *ones],
+        output=Value(f"{parts.call.name}_first", (None, *ones), batch.dtype),
+    )
+    if not batch.is_float:
+        cast = parts.new("cast", operation, tf.cast)
+        first = parts.add(cast, first, kwargs={"dtype": "float32"}, shape=first.shape)
+    if ones != inner:
+        reshape = parts.new("reshape", operation, tf.reshape)
+        first = parts.add(reshape, first, [-1, *inner], shape=(None, *inner))
+    if inner:
+        return parts.add(parts.new("zeros", layers.Rescaling, 0.0), first, shape=first.shape)
+    # Without channels.
+    product = parts.new("zeros", operation, tf.math.multiply)
+    return parts.add(product, first, 0.0, shape=first.shape)
 
 
 def _repeated_inside(call: Call, x: Any, counts: list[Any]) -> tuple[Any, list[Any]]:

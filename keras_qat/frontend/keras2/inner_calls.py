@@ -27,7 +27,8 @@ class HasToLend(BaseException):
     """Raised for a layer whose code has to be traced as a part of the layer around it.
 
     One with weights that reads no tensor, as an embedding of positions, or one that keeps a tensor
-    of one call in an attribute and is called again.
+    of one call in an attribute and is called again. It passes through a user's `except Exception`,
+    as the layer's own code is running.
     """
 
     def __init__(self, layer: Any) -> None:
