@@ -165,16 +165,24 @@ def test_what_is_no_option(kind):
         keras_qat.quantize_model(tiny_net(), **options)
 
 
-@pytest.mark.parametrize("name", ["weights.h5", "checkpoint", "new.weights.h5"])
-def test_weights_of_the_float_model(name, tmp_path):
-    """Keras would load what it can of a checkpoint, and say nothing."""
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(("weights.h5", {}), ("checkpoint", {}), ("new.weights.h5", {})),
+        *(("weights.h5", {"by_name": True}), ("whole.h5", {"by_name": True})),
+    ],
+)
+def test_weights_of_the_float_model(name, options, tmp_path):
+    """Keras would load what it can of a checkpoint, nothing by name, and say nothing."""
     model = tiny_net()
-    model.save_weights(str(tmp_path / name))
+    (model.save if name == "whole.h5" else model.save_weights)(str(tmp_path / name))
     qat = keras_qat.quantize_model(model)
     with pytest.raises(
         ValueError, match="weights of a float model into the float model, and quantize"
     ):
-        qat.load_weights(str(tmp_path / name))
+        qat.load_weights(str(tmp_path / name), **options)
+    qat.save_weights(str(tmp_path / "same.h5"))
+    qat.load_weights(str(tmp_path / "same.h5"), by_name=True)
     with pytest.raises(ValueError, match=r"9 weights are given, and 'tiny' has \d+, of which some"):
         qat.set_weights([*model.get_weights(), np.zeros(1)])
 

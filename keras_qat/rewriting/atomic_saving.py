@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import h5py
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.serialization import read_at_once
@@ -28,6 +29,7 @@ class WholeFiles:
     """A Keras model that replaces files in one piece, and refuses weights of a float model."""
 
     name: str
+    layers: list[Any]
     weights: list[Any]
 
     def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
@@ -60,9 +62,19 @@ class WholeFiles:
         try:
             if _is_checkpoint_of_floats(filepath):
                 raise ValueError(f"The checkpoint {filepath} holds no quantizers.")
+            if kwargs.get("by_name") and not self._is_named_in(filepath):
+                raise ValueError(f"No layer of {filepath} has the name of one of '{self.name}'.")
             return super().load_weights(filepath, *args, **kwargs)  # type: ignore[misc]
         except ValueError as error:
             raise ValueError(f"{str(error).rstrip('.')}. {FLOAT_WEIGHTS}") from error
+
+    def _is_named_in(self, path: Any) -> bool:
+        """Returns whether an HDF5 file names a layer with weights: Keras would load nothing."""
+        if not h5py.is_hdf5(path):
+            return True
+        with h5py.File(path, "r") as file:
+            stored = set(file.get("model_weights", file))
+        return not stored.isdisjoint(layer.name for layer in self.layers if layer.weights)
 
     def load_own_variables(self, store: Any) -> None:
         """Loads the model's own variables from a `.keras` file, before those of its layers."""
