@@ -30,6 +30,7 @@ from keras_qat.lowering.channels_last import with_channels_last
 from keras_qat.lowering.common_subexpressions import merge_common_subexpressions
 from keras_qat.lowering.convolutions import split_separable
 from keras_qat.lowering.filled import with_filled_constants
+from keras_qat.lowering.formulas import recognize_formulas
 from keras_qat.lowering.hard_swish import recognize_hard_swish
 from keras_qat.lowering.image_ops import split_random_crop, split_resizing_layer
 from keras_qat.lowering.integer_types import with_int32_constants
@@ -98,7 +99,7 @@ def lower(
     if activations:
         graph = tokens_as_integers(with_tokens_apart(graph, context), context)
         graph = with_joined_parts(positions_as_integers(graph, context), context)
-        for recognize in (recognize_hard_swish, recognize_softmax, recognize_masks):
+        for recognize in RECOGNIZERS:
             graph = recognize(graph, context)
         graph = with_channels_last(graph, context)
     calls = [part for call in graph.calls for part in expand(call)]
@@ -141,6 +142,9 @@ def _drop_identities(graph: Graph) -> Graph:
             del calls[call]
     return dataclasses.replace(graph, calls=list(calls.values()))
 
+
+RECOGNIZERS = (recognize_hard_swish, recognize_softmax, recognize_masks, recognize_formulas)
+"""What finds several operations that are one: in this order, as masks are of a softmax."""
 
 ALWAYS: dict[Any, Lowering] = {
     **dict.fromkeys((layers.Conv1D, layers.Conv1DTranspose), split_activation),

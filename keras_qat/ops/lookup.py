@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from keras_qat.arithmetic.control_flow import traced_once
 from keras_qat.arithmetic.kernel_families import REFERENCE, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.frontend.finite_functions import Logarithm, SquareRoot
+from keras_qat.frontend.formulas import Formula, evaluated
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission
@@ -339,5 +341,13 @@ LOOKUPS: tuple[Op, ...] = (
         functions=(tf.math.rsqrt,),
         accepts=if_option("inverse", True),
         output=_NON_NEGATIVE,
+    ),
+    lookup_row(
+        "formula",
+        lambda x, formula: evaluated(json.loads(formula), x),
+        "a function that code computes with several operations, such as log(1 + exp(x))",
+        layers=(Formula,),
+        attributes=lambda call: {"formula": call.layer.formula},
+        needs=("formula",),
     ),
 )

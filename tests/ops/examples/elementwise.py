@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.frontend.formulas import Formula
 from keras_qat.frontend.helper_layers import HardSwish, MaskScores
 from keras_qat.frontend.keras2.backend import keras
 from tests.ops.examples.example import Example, chosen, of_any_shape, sizes, with_options
@@ -236,6 +237,11 @@ EXAMPLES = {
     "power": with_options(
         lambda numbers: functools.partial(_power, exponent=float(numbers.uniform(-2, 3))),
         lambda numbers: functools.partial(_power, exponent=int(numbers.integers(4, 6))),
+    ),
+    "formula": of_any_shape(
+        Formula('["math.log", ["add", 1.0, ["math.exp", "x"]]]'),
+        Formula('["divide", "x", ["math.exp", ["math.negative", "x"]]]'),
+        Formula('["math.log", ["math.square", "x"]]'),
     ),
     "reciprocal": with_options(
         lambda numbers: tf.math.reciprocal,
