@@ -39,6 +39,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "math.pow": _power,
     "math.maximum": tf.maximum,
     "math.minimum": tf.minimum,
+    "clip_by_value": tf.clip_by_value,
     "math.negative": tf.negative,
     "math.abs": tf.abs,
     "math.square": tf.square,

@@ -50,7 +50,7 @@ from keras_qat.lowering.merges import (
 from keras_qat.lowering.open_layers import open_layers
 from keras_qat.lowering.positions import positions_as_integers
 from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, with_mask
-from keras_qat.lowering.softmax import recognize_softmax, split_softmax
+from keras_qat.lowering.softmax import recognize_log_sum_exp, recognize_softmax, split_softmax
 from keras_qat.lowering.tf_operations import OPERATIONS
 from keras_qat.lowering.time_distributed import split_pooling_3d, split_time_distributed
 from keras_qat.lowering.tokens import tokens_as_integers, with_tokens_apart
@@ -143,7 +143,10 @@ def _drop_identities(graph: Graph) -> Graph:
     return dataclasses.replace(graph, calls=list(calls.values()))
 
 
-RECOGNIZERS = (recognize_hard_swish, recognize_softmax, recognize_masks, recognize_formulas)
+RECOGNIZERS = (
+    *(recognize_hard_swish, recognize_softmax, recognize_log_sum_exp),
+    *(recognize_masks, recognize_formulas),
+)
 """What finds several operations that are one: in this order, as masks are of a softmax."""
 
 ALWAYS: dict[Any, Lowering] = {

@@ -6,10 +6,14 @@ import dataclasses
 import json
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from keras_qat.frontend.formulas import FUNCTIONS, Formula
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
-from keras_qat.frontend.tf_operations import ARITHMETIC, is_operation, number
-from keras_qat.lowering.builder import LoweringContext
+from keras_qat.frontend.tf_operations import ARITHMETIC, is_operation, number, operation_class
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.softmax import log_sum
+from keras_qat.ops.registry import match
 
 LARGEST = 64
 """A formula has at most so many functions."""
@@ -17,11 +21,12 @@ LARGEST = 64
 WIDE = {"math.exp", "math.expm1", "math.cosh", "math.sinh", "math.square", "math.pow", "product"}
 """Functions whose results differ much in size: 8 bits keep the large ones alone."""
 
-FLAT = {"quotient", "math.reciprocal", "math.sigmoid", "math.tanh"}
+SHARES = "softmax"
+
+FLAT = {SHARES, "quotient", "root", "math.reciprocal", "math.sigmoid", "math.tanh"}
 """Functions with results near to 0, or to 1, of which 8 bits keep one."""
 
-BACK = {"math.log", "math.log1p", "math.sqrt", "math.rsqrt", "math.reciprocal", "math.pow"}
-BACK |= {"quotient"}
+BACK = {"math.log", "math.log1p", "math.sqrt", "math.rsqrt", "math.reciprocal", "root", "quotient"}
 """Functions that make small differences large, or that of numbers of unequal size."""
 
 
@@ -31,7 +36,7 @@ class _Chain(NamedTuple):
     x: Value
     formula: Any
     kinds: frozenset[str]
-    """Its operations, with "product" and "quotient" for those of two results."""
+    """Its operations: "product" and "quotient" of two results, "root" for powers below 1."""
     is_poor: bool
     """Whether 8 bits between its operations keep little of it."""
     size: int
@@ -46,25 +51,48 @@ def recognize_formulas(graph: Graph, context: LoweringContext) -> Graph:
     for call in graph.calls:
         if chain := _chain(call, chains):
             chains[call.output] = chain
-    readers, read = graph.consumers(), set(values_in(graph.outputs))
+    read = set(values_in(graph.outputs))
     read.update(value for call in graph.loss_only for value in call.inputs)
-    calls = []
+    inside, calls = set(chains), []
     for call in reversed(graph.calls):
         values = values_in(call.outputs)
-        chain = chains.get(values[0])
-        if chain and not any(chain.x is _x(reader, chains) for reader in readers[values[0]]):
-            if chain.is_poor:
-                call = context.pattern(call, Formula, chain.x, formula=json.dumps(chain.formula))
-        elif chain and read.isdisjoint(values):
+        if values and inside.issuperset(values) and read.isdisjoint(values):
             continue
-        calls.append(call)
-        read.update(call.inputs)
+        parts, chain = [call], chains.get(next(iter(values), None))  # type: ignore[arg-type]
+        if chain and chain.is_poor:
+            parts = _in_one(call, chain, context)
+            if chain.x not in parts[-1].inputs:
+                inside.add(chain.x)  # A softmax, of whose scores the parts are.
+        calls += parts[::-1]
+        read.update(value for part in parts for value in part.inputs)
     return dataclasses.replace(graph, calls=calls[::-1])
 
 
-def _x(call: Call, chains: dict[Value, _Chain]) -> Value | None:
-    chain = chains.get(values_in(call.outputs)[0])
-    return chain and chain.x
+def _in_one(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
+    """Returns the layer that computes a chain: of logarithms, where that is of a softmax."""
+    scores, axis = _softmax_of(chain.x)
+    if scores is None:
+        return [context.pattern(call, Formula, chain.x, formula=json.dumps(chain.formula))]
+    parts, subtract = PartsBuilder(call, context), tf.math.subtract
+    _, below, logarithm = log_sum(parts, scores, axis)
+    if chain.formula == ["math.log", "x"]:
+        return parts.end(parts.new("", operation_class(), subtract), below, logarithm)
+    less = parts.new("log_softmax", operation_class(), subtract)
+    x = parts.add(less, below, logarithm, shape=scores.shape)
+    formula = json.dumps(chain.formula).replace('"x"', '["math.exp", "x"]')
+    return parts.end(parts.new("", Formula, formula), x)
+
+
+def _softmax_of(value: Value) -> tuple[Value | None, int]:
+    """Returns the scores and the axis of the softmax that a tensor is; None for others."""
+    call = value.producer
+    if call is None or len(call.inputs) != 1 or call.inputs[0].masked:
+        return None, 0
+    op, attributes, _ = match(call)
+    is_softmax = op is not None and op.name == SHARES
+    if not is_softmax:
+        return None, 0
+    return call.inputs[0], attributes["axis"] % len(value.shape)
 
 
 def _chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
@@ -83,7 +111,7 @@ def _chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
     if x is None or x.shape != call.output.shape:
         return None
     inner = {
-        v: chain if chain and v is not x else _Chain(v, "x", frozenset(), False, 0)
+        v: chain if chain and v is not x else _Chain(v, "x", _kinds_of(v), False, 0)
         for v, chain in own.items()
     }
     if any(chain.x is not x for chain in inner.values()):
@@ -94,6 +122,8 @@ def _chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
         kind, behind = "quotient", inner[terms[1]].kinds
     else:
         kind = "product" if name == "multiply" and len(read) == 2 else name
+        if name == "math.pow" and isinstance(terms[1], float) and terms[1] < 1:
+            kind = "root"
         behind = frozenset().union(*(chain.kinds for chain in read))
     is_poor = any(chain.is_poor for chain in read)
     is_poor |= kind in BACK and bool(behind & (WIDE | FLAT))
@@ -102,6 +132,10 @@ def _chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
     formula = [name, *(inner[t].formula if isinstance(t, Value) else t for t in terms)]
     kinds = frozenset({kind}).union(*(chain.kinds for chain in read))
     return _Chain(x, formula, kinds, is_poor, size) if size <= LARGEST else None
+
+
+def _kinds_of(x: Value) -> frozenset[str]:
+    return frozenset() if _softmax_of(x)[0] is None else frozenset({SHARES})
 
 
 def _terms(call: Call) -> list[Any]:

@@ -15,6 +15,7 @@ from keras_qat.frontend.tf_operations import (
     is_operation,
     number,
     operands,
+    operation_class,
 )
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
@@ -36,6 +37,50 @@ def recognize_softmax(graph: Graph, context: LoweringContext) -> Graph:
         dropped.update(inner)
     calls = [replaced.get(call, call) for call in graph.calls if call not in dropped]
     return dataclasses.replace(graph, calls=calls)
+
+
+def recognize_log_sum_exp(graph: Graph, context: LoweringContext) -> Graph:
+    """Subtracts the largest number of x in log(sum(exp(x))), of which 8 bits keep little else."""
+    readers, outputs = graph.consumers(), set(values_in(graph.outputs))
+    replaced: dict[Call, list[Call]] = {}
+    for call in graph.calls:
+        total = call.inputs[0].producer if _kind(call) == "log" else None
+        axis = _axis(total, "sum")
+        exponential = total.inputs[0].producer if total and axis else None
+        if total is None or exponential is None or _kind(exponential) != "exp":
+            continue
+        inner, (x,) = (total, exponential), exponential.inputs
+        is_read = any(part.output in outputs or len(readers[part.output]) > 1 for part in inner)
+        if is_read or _without_shift(x)[1] is not None:
+            continue
+        parts = PartsBuilder(call, context)
+        largest, _, logarithm = log_sum(parts, x, axis)
+        add = operation_class()
+        if call.output.shape == largest.shape:
+            parts.end(parts.new("", add, tf.math.add), largest, logarithm)
+        else:
+            y = parts.add(
+                parts.new("sum", add, tf.math.add), largest, logarithm, shape=largest.shape
+            )
+            parts.end(parts.new("", add, tf.squeeze), y, kwargs={"axis": [axis]})
+        replaced.update({call: parts.calls, total: [], exponential: []})
+    calls = [part for call in graph.calls for part in replaced.get(call, [call])]
+    return dataclasses.replace(graph, calls=calls)
+
+
+def log_sum(parts: PartsBuilder, x: Value, axis: int | None) -> tuple[Value, Value, Value]:
+    """Adds parts of log(sum(exp(x))): the largest of x, x less that, and the logarithm behind."""
+
+    def add(part: str, function: Any, *values: Value, **kwargs: Any) -> Value:
+        shape = _reduced(x, kwargs["axis"]) if kwargs else values[0].shape
+        layer = parts.new(part, operation_class(), function)
+        return parts.add(layer, *values, kwargs=kwargs, shape=shape)
+
+    along = {"axis": axis, "keepdims": True}
+    largest = add("largest", tf.reduce_max, x, **along)
+    below = add("below", tf.math.subtract, x, largest)
+    total = add("total", tf.reduce_sum, add("exp", tf.exp, below), **along)
+    return largest, below, add("log", tf.math.log, total)
 
 
 def split_softmax(call: Call, context: LoweringContext) -> list[Call]:
@@ -86,7 +131,7 @@ def _inside(call: Call) -> tuple[Value | None, int, list[Call]]:
 
 _KINDS = {
     **ARITHMETIC,
-    **{"math.exp": "exp", "math.reduce_sum": "sum", "math.reduce_max": "max"},
+    **{"math.exp": "exp", "math.log": "log", "math.reduce_sum": "sum", "math.reduce_max": "max"},
     **{"math.maximum": "maximum", "expand_dims": "expand", "stop_gradient": "expand"},
 }
 

@@ -91,6 +91,40 @@ def test_what_a_step_would_lose_is_kept(name, tmp_path):
     assert_kept(qat, x, tmp_path)
 
 
+OF_SHARES = {
+    "alone": lambda x: log(tf.nn.softmax(x)),
+    "of a layer, along another axis": lambda x: log(layers.Softmax(1)(x)),
+    "a number added": lambda x: log(tf.nn.softmax(x) + 1e-8),
+    "clipped": lambda x: backend.log(backend.clip(backend.softmax(x), 1e-7, 1 - 1e-7)),
+    "a root": lambda x: tf.pow(tf.nn.softmax(x), 0.2),
+    "exponentials added up": lambda x: log(tf.reduce_sum(tf.exp(x), 1)),
+    "kept axes": lambda x: x - log(tf.reduce_sum(tf.exp(x), -1, keepdims=True)),
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", OF_SHARES)
+def test_logarithms_of_shares(name, tmp_path):
+    model, x = functional(SHAPE, build=OF_SHARES[name]), 6 * images(16, SHAPE)
+    lowered = lower(graph.read(model))
+    symbols = {getattr(call.layer, "symbol", type(call.layer).__name__) for call in lowered.calls}
+    assert not symbols & {"nn.softmax", "Softmax"} and "math.reduce_max" in symbols
+    expected = np.asarray(model(x))
+    np.testing.assert_allclose(graph.rebuild(lowered)(x), expected, rtol=1e-4, atol=1e-4)
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    assert np.std(qat(x) - expected) < 0.03 * np.std(expected)
+    assert_kept(qat, x, tmp_path)
+
+
+def test_shares_stay_for_others():
+    """As an entropy: the logarithm is computed beside them."""
+    shares = tf.nn.softmax(keras.Input(SHAPE, name="scores"))
+    model = keras.Model(shares._keras_history.layer.input, [log(shares), layers.Dense(3)(shares)])
+    symbols = [getattr(call.layer, "symbol", "") for call in lower(graph.read(model)).calls]
+    assert "nn.softmax" in symbols and "math.reduce_max" in symbols
+
+
 @pytest.mark.parametrize(
     "function", [lambda x: log(x * x), lambda x: tf.sqrt(tf.square(x)), lambda x: 1 / tf.sqrt(x**2)]
 )
