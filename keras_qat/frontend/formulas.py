@@ -56,6 +56,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "math.sigmoid": tf.sigmoid,
     "math.softplus": tf.math.softplus,
     "math.erf": tf.math.erf,
+    "math.sin": tf.sin,
+    "math.cos": tf.cos,
+    "where": tf.where,
+    "math.greater": tf.greater,
+    "math.greater_equal": tf.greater_equal,
+    "math.less": tf.less,
+    "math.less_equal": tf.less_equal,
 }
 """TensorFlow's name of an operation, or the arithmetic that it computes -> the function."""
 

@@ -29,6 +29,9 @@ FLAT = {SHARES, "quotient", "root", "math.reciprocal", "math.sigmoid", "math.tan
 BACK = {"math.log", "math.log1p", "math.sqrt", "math.rsqrt", "math.reciprocal", "root", "quotient"}
 """Functions that make small differences large, or that of numbers of unequal size."""
 
+CHOICES = {"math.exp", "where", "math.maximum", "math.minimum", "clip_by_value"}
+"""Functions whose results may be of the smaller numbers alone, as in an ELU by hand."""
+
 
 class _Chain(NamedTuple):
     """A function of one tensor."""
@@ -59,7 +62,7 @@ def recognize_formulas(graph: Graph, context: LoweringContext) -> Graph:
         if values and inside.issuperset(values) and read.isdisjoint(values):
             continue
         parts, chain = [call], chains.get(next(iter(values), None))  # type: ignore[arg-type]
-        if chain and chain.is_poor:
+        if chain and chain.is_poor and call.output.is_float:
             parts = _in_one(call, chain, context)
             if chain.x not in parts[-1].inputs:
                 inside.add(chain.x)  # A softmax, of whose scores the parts are.
@@ -99,9 +102,11 @@ def _chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
     """Returns what a call computes as a function of one tensor; None for other calls."""
     symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
     name, terms = ARITHMETIC.get(symbol, symbol), _terms(call)
-    if name not in FUNCTIONS or None in terms or not 1 <= len(call.inputs) <= 2:
+    if name not in FUNCTIONS or None in terms or not call.inputs:
         return None
-    if any(value.dtype != "float32" for value in (*call.inputs, call.output)):
+    if call.output.dtype not in ("float32", "bool"):
+        return None
+    if any(value.dtype != "float32" and value not in chains for value in call.inputs):
         return None
     own = {value: chains.get(value) for value in call.inputs}
     tensors = {chain.x if chain else value for value, chain in own.items()}
@@ -126,8 +131,8 @@ def _chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
             kind = "root"
         behind = frozenset().union(*(chain.kinds for chain in read))
     is_poor = any(chain.is_poor for chain in read)
-    is_poor |= kind in BACK and bool(behind & (WIDE | FLAT))
-    is_poor |= kind == "math.exp" and bool(behind & WIDE)
+    is_poor |= kind == "quotient" or (kind in BACK and bool(behind & (WIDE | FLAT)))
+    is_poor |= kind in CHOICES and bool(behind & WIDE)
     size = 1 + sum(chain.size for chain in read)
     formula = [name, *(inner[t].formula if isinstance(t, Value) else t for t in terms)]
     kinds = frozenset({kind}).union(*(chain.kinds for chain in read))

@@ -44,6 +44,10 @@ ONE = {
     "Charbonnier": lambda x: tf.sqrt(x**2 + 1e-6),
     "a root of powers": lambda x: tf.pow(1.0 + tf.pow(x, 2), -0.5),
     "log cosh": lambda x: log(tf.cosh(x)),
+    "ELU": lambda x: tf.where(x > 0.0, x, tf.exp(x) - 1.0),
+    "ELU of a minimum": lambda x: tf.maximum(x, 0.0) + tf.minimum(0.0, 2.0 * (tf.exp(x) - 1.0)),
+    "a clipped power": lambda x: tf.clip_by_value(tf.exp(x), 1e-3, 2.0),
+    "a quotient": lambda x: tf.sin(x) / (1.0 + tf.abs(x)),
     "Gauss": lambda x: tf.exp(-0.5 * tf.square(x - 0.5)),
 }
 
@@ -53,6 +57,8 @@ SEVERAL = {
     "of an array": lambda x: log(tf.exp(x) + np.arange(1.0, 7.0, dtype=np.float32)),
     "one wide function": lambda x: 1.0 + tf.exp(-x),
     "swish of the sigmoid": lambda x: x * tf.sigmoid(x),
+    "a choice by another tensor": lambda x: tf.where(x[:, :2] > 0, x[:, 2:], tf.exp(x[:, 2:])),
+    "a comparison": lambda x: tf.cast(tf.sigmoid(x) > 0.5, tf.float32) * x,
     "of whole numbers": lambda x: tf.cast(tf.argmax(x, -1), tf.float32),
 }
 
