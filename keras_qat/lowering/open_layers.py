@@ -18,10 +18,7 @@ from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
 from keras_qat.frontend.keras2.attention_dropout import with_dropout
 from keras_qat.frontend.keras2.backend import any_first_sizes, keras, layers
 from keras_qat.frontend.keras2.compare_traces import NOISE
-from keras_qat.frontend.keras2.configurations import finds_by_name
 from keras_qat.frontend.keras2.layers_and_models import layers_in, rename
-from keras_qat.frontend.keras2.read_float import ReadsWeight
-from keras_qat.frontend.keras2.readability import is_graph_model
 from keras_qat.frontend.keras2.trace_layer import (
     READS_OTHERS,
     CannotOpen,
@@ -29,12 +26,11 @@ from keras_qat.frontend.keras2.trace_layer import (
     OpenedLayer,
     ReadsWeights,
 )
-from keras_qat.frontend.keras2.whole_graph import WholeGraph, as_one_call
+from keras_qat.frontend.keras2.whole_graph import as_one_call
 from keras_qat.frontend.known_sizes import with_known_sizes
 from keras_qat.frontend.operation_calls import call_in_layer
-from keras_qat.frontend.origins import KERAS, KNOWN, package_of
 from keras_qat.frontend.tf_operations import is_operation
-from keras_qat.lowering.activations import ACTIVATIONS, split_activation
+from keras_qat.lowering.activations import split_activation
 from keras_qat.lowering.attention import split_masked_attention
 from keras_qat.lowering.attention_masks import hides
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, calls_behind
@@ -45,14 +41,11 @@ from keras_qat.lowering.mask_tensors import MaskTensors, is_recurrent, reads_mas
 from keras_qat.lowering.masking import finds_number, reads_floats, split_masking
 from keras_qat.lowering.normalizing import normalizing
 from keras_qat.lowering.own_batch_norm import plain_batch_norm
+from keras_qat.lowering.own_code import ATTENTION, has_own_activation, is_closed
 from keras_qat.lowering.recurrent import given_mask
-from keras_qat.lowering.unrolling import CELLS, in_few_operations, refused_cells
+from keras_qat.lowering.unrolling import in_few_operations, refused_cells
 from keras_qat.lowering.weighted_products import with_kernels
 from keras_qat.lowering.written_out import own_weights
-from keras_qat.ops.registry import is_listed, is_registered, lists
-
-_ATTENTION = layers.Attention, layers.AdditiveAttention
-"""Keras' layers that are opened. Users are not told to describe one that cannot be."""
 
 
 def open_layers(
@@ -137,7 +130,7 @@ def _open_each(
             return [call]
         written_out = equivalent(call, forced=allowed is True)
         parts = _unknown_activation(call, context)
-        if not parts and _is_closed(call.layer):
+        if not parts and is_closed(call.layer):
             parts = plain_batch_norm(call, context)
         if parts:
             masks.hand_over(values_in(call.outputs))
@@ -149,7 +142,7 @@ def _open_each(
         elif finds_number(call) and (allowed or not reads_floats(call, readers, outputs)):
             with contextlib.suppress(CannotOpen):
                 parts = split_masking(call, context, masks)
-        elif written_out or _is_closed(call.layer) or reads_masks(call) or call.layer in lenders:
+        elif written_out or is_closed(call.layer) or reads_masks(call) or call.layer in lenders:
             try:
                 if call.layer in whole:
                     raise CannotOpen(whole[call.layer])
@@ -179,7 +172,7 @@ def _open_each(
                         f"the functional models inside it one by one."
                     ) from error
                 is_of_keras = type(call.layer) is not layers.RNN and written_out
-                if not (is_of_keras or type(call.layer) in _ATTENTION or call.layer in masked):
+                if not (is_of_keras or type(call.layer) in ATTENTION or call.layer in masked):
                     closed[call.name] = context.refused[call.layer] = str(error)
         return [c for part in parts for c in expand(part, [*siblings, *parts])] or [call]
 
@@ -188,43 +181,14 @@ def _open_each(
     return masks.carried(dataclasses.replace(graph, calls=calls, closed=closed, loss_only=losses))
 
 
-def _is_closed(layer: Any) -> bool:
-    """Returns whether a layer runs a user's own code, or Keras' own that no lowering splits."""
-    if type(layer) in _ATTENTION:
-        return type(layer) is layers.AdditiveAttention or bool(layer.weights)
-    if is_registered(layer) or is_operation(layer):
-        return False
-    if type(layer) is layers.TimeDistributed:
-        inner = layer.layer
-        parts = graph_lib.read(inner).calls if is_graph_model(inner) else None
-        return any(_is_closed(call.layer) for call in parts) if parts else _is_closed(inner)
-    if type(layer) is layers.Activation:
-        return not isinstance(layer.activation, layers.Layer) and not _is_known(layer.activation)
-    if type(layer) in (layers.Lambda, ReadsWeight, WholeGraph, *CELLS):
-        return True
-    return package_of(type(layer)) not in KNOWN
-
-
-def _is_known(function: Any) -> bool:
-    """Returns whether an activation function has a row or a lowering, and is saved as it is."""
-    if package_of(function) == "tensorflow" and not finds_by_name(function):
-        return False
-    with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
-        return function in ACTIVATIONS or lists(function)
-    return False
-
-
 def _unknown_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """Splits a user's own activation function off a Keras layer."""
-    layer = call.layer
-    function = getattr(layer, "activation", None)
-    is_own = is_listed(layer) and not is_registered(layer) and callable(function)
-    if not is_own or type(layer) is layers.Activation or isinstance(function, layers.Layer):
+    """Splits a user's own activation, a function or a layer, off a Keras layer."""
+    if type(call.layer) is layers.Activation or not has_own_activation(call.layer):
         return []
-    package = package_of(function)
-    if package in KERAS or (package == "tensorflow" and _is_known(function)):
-        return []
-    return split_activation(call, context)
+    parts, inner = split_activation(call, context), call.layer.activation
+    if getattr(inner, "weights", ()):  # A copy of the layer would not be built.
+        parts[-1] = dataclasses.replace(parts[-1], layer=inner)
+    return parts
 
 
 def _calls_of(
