@@ -124,8 +124,8 @@ def _transposed_of_volumes(layer: Any, x: Any) -> Any:
     """Computes the block of values between two steps at once, from the inputs that reach it."""
     _, depth, height, width, channels = x.shape
     size, strides, filters = layer.kernel_size, layer.strides, layer.filters
-    steps, block, other = strides
-    require(block == other and not layer.output_padding and set(layer.dilation_rate) == {1})
+    steps, rows, columns = strides
+    require(not layer.output_padding and set(layer.dilation_rate) == {1})
     taps = [-(-k // s) for k, s in zip(size, strides, strict=True)]
     more = [(0, n * s - k) for k, s, n in zip(size, strides, taps, strict=True)]
     kernel = tf.pad(layer.kernel, [*more, (0, 0), (0, 0)])
@@ -139,14 +139,23 @@ def _transposed_of_volumes(layer: Any, x: Any) -> Any:
     x = _side_by_side([_taken(x, 1, tap, count, 1) for tap in range(taps[0])])
     y = tf.nn.conv2d(FlattenTime()(x), kernel, 1, "VALID")
     parts = tf.split(y, steps, axis=-1) if steps > 1 else [y]
-    parts = [tf.nn.depth_to_space(part, block) for part in parts] if block > 1 else parts
-    blocks = [RestoreTime(count)(part) for part in parts]
+    blocks = [RestoreTime(count)(_from_channels(part, rows, columns, filters)) for part in parts]
     y = tf.reshape(tf.stack(blocks, axis=2), [-1, count * steps, *blocks[0].shape[2:]])
     wanted = layer.compute_output_shape((None, depth, height, width, channels))[1:4]
     for axis, (k, s, length) in enumerate(zip(size, strides, wanted, strict=True), 1):
         begin = max(k - s, 0) // 2 if layer.padding == "same" else 0
         y = y if y.shape[axis] == length else _taken(y, axis, begin, length, 1)
     return _completed(layer, y)
+
+
+def _from_channels(x: Any, rows: int, columns: int, filters: int) -> Any:
+    """Moves blocks of values from channels to rows and columns."""
+    if rows == columns:
+        return tf.nn.depth_to_space(x, rows) if rows > 1 else x
+    _, height, width, _ = x.shape
+    x = tf.reshape(x, [-1, width, rows, columns * filters])
+    x = tf.transpose(x, [0, 2, 1, 3]) if rows > 1 else x
+    return tf.reshape(x, [-1, height * rows, width * columns, filters])
 
 
 def _locally_connected(layer: Any, x: Any) -> Any:

@@ -40,6 +40,14 @@ LAYERS = {
         lambda **more: layers.Conv3DTranspose(2, (4, 2, 3), strides=(3, 1, 1), **more),
         (2, 3, 2, 2),
     ),
+    "blocks_of_rows": (
+        lambda **more: layers.Conv3DTranspose(2, (2, 2, 1), strides=(2, 2, 1), **more),
+        (2, 2, 3, 2),
+    ),
+    "uneven_blocks": (
+        lambda **more: layers.Conv3DTranspose(2, 3, strides=(1, 2, 3), padding="same", **more),
+        (2, 2, 3, 2),
+    ),
     "apart": (lambda **more: layers.Conv3DTranspose(2, 1, strides=2, **more), (2, 2, 3, 2)),
     "positions": (lambda **more: layers.LocallyConnected1D(2, 3, **more), (6, 2)),
     "masked": (lambda **more: layers.LocallyConnected1D(2, 3, implementation=2, **more), (6, 2)),
