@@ -15,7 +15,7 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.known_sizes import example_of
 from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, operands
 from keras_qat.lowering.builder import LoweringContext, replace_by
-from keras_qat.lowering.hidden_numbers import HiddenNumbers, line, terms_of
+from keras_qat.lowering.hidden_numbers import CHOICES, HiddenNumbers, line, terms_of
 
 HIDES = -1e3
 """Scores to which this number or a lower one is added, or which it replaces, count as hidden."""
@@ -23,7 +23,6 @@ HIDES = -1e3
 CONSTANT_HIDES = -1e2
 """The same of constants, whose other numbers are known: they have to be a tenth at most."""
 
-CHOICES = ("where", "compat.v1.where")
 COPIES = ("tile", "broadcast_to", "cast")
 MOVES = ("__operators__.getitem", "expand_dims", "reshape", "identity")
 """Operations behind a large number that may as well move the mask in front of it."""
@@ -64,8 +63,9 @@ def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
             if mask := _match_where(call, side) or _match_sum(call, side):
                 masks[call] = mask, side
     hidden = {call: (mask.scores, side) for call, (mask, side) in masks.items()}
-    numbers = HiddenNumbers(graph.consumers(), graph.outputs, hidden)
+    readers = graph.consumers()
     for call, (mask, side) in masks.items():
+        numbers = HiddenNumbers(readers, graph.outputs, hidden, mask.tensor, mask.hidden)
         distance = numbers.distance(call.output, side)
         if distance is None:
             continue

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, number
+from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, number, operands
 from keras_qat.ops.registry import op_of
 
 
@@ -38,6 +38,7 @@ ABOVE = {
 }
 """Operator that ignores numbers far above others -> how far."""
 
+CHOICES = ("where", "compat.v1.where")
 MOVES = ("reshape", "transpose", "identity", "linear", "slice", "gather")
 LIMITS = {1: "maximum", -1: "minimum"}
 
@@ -49,6 +50,8 @@ class HiddenNumbers:
         readers: value -> calls that read it.
         outputs: outputs of the model.
         hidden: call that hides more numbers of a tensor -> the tensor, and 1 or -1 as below.
+        mask: what hides the numbers; None if it is a constant.
+        where_true: whether it hides them where it is true.
     """
 
     def __init__(
@@ -56,8 +59,11 @@ class HiddenNumbers:
         readers: Mapping[Value, list[Call]],
         outputs: Any,
         hidden: Mapping[Call, tuple[Value, int]],
+        mask: Value | None = None,
+        where_true: bool = False,
     ) -> None:
         self._readers, self._outputs, self._hidden = readers, set(values_in(outputs)), hidden
+        self._mask = (None, False) if mask is None else _source(mask, where_true)
 
     def distance(self, value: Value, side: int) -> Distance | None:
         """Returns how far hidden numbers of a tensor have to lie.
@@ -98,6 +104,8 @@ class HiddenNumbers:
             return Distance(behind.beyond / abs(factor), limit)
         if self._hidden.get(call) == (value, side) or kind in MOVES:
             return self.distance(call.output, side)
+        if self._drops(call, value):
+            return Distance()
         others = [term for term in terms_of(call) if term is not value]
         if len(others) != 1:
             return None
@@ -123,6 +131,15 @@ class HiddenNumbers:
         is_largest |= side > 0 and _kind(other) == "log"
         return Distance(max(behind.beyond, abs(behind.limit))) if is_largest else None
 
+    def _drops(self, call: Call, value: Value) -> bool:
+        """Returns whether a call puts other numbers where the same mask hides those of a tensor."""
+        if not is_operation(call.layer) or str(call.layer.symbol) not in CHOICES:
+            return False
+        condition, first, second = operands(call, "condition", "x", "y")
+        replaced = [where for where, x in ((False, first), (True, second)) if x is value]
+        known = isinstance(condition, Value) and len(replaced) == 1
+        return known and _source(condition, replaced[0]) == self._mask
+
     def _reads_sizes(self, call: Call) -> bool:
         """Returns whether nothing depends on the numbers a call reads: `tf.ones_like(x[0])`."""
         symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
@@ -130,6 +147,16 @@ class HiddenNumbers:
             return True
         is_part = symbol == "__operators__.getitem" and self._readers[call.output]
         return bool(is_part) and all(map(self._reads_sizes, self._readers[call.output]))
+
+
+def _source(mask: Value, where: bool) -> tuple[Value, bool]:
+    """Returns the mask that another is the negation or a cast of, and where both are `where`."""
+    while (call := mask.producer) is not None and is_operation(call.layer):
+        is_negated = call.layer.symbol == "math.logical_not" or line(call) == (-1.0, 1.0)
+        if not is_negated and call.layer.symbol not in ("cast", "identity"):
+            break
+        (mask, *_), where = call.inputs, where != is_negated
+    return mask, where
 
 
 def _kind(value: Value) -> str:

@@ -109,3 +109,37 @@ READ = {
 def test_what_is_read_is_not_hidden(reader):
     qat = keras_qat.quantize_model(model_of(MASKS["where"], READ[reader], -1e9))
     assert not any(isinstance(layer, MaskScores) for layer in qat._flatten_layers())
+
+
+AGAIN = {
+    "where": lambda seen, x: (tf.where(seen, x, -1e9), tf.where(seen, x, 0.0)),
+    "negated": lambda seen, x: (
+        x + (1.0 - tf.cast(seen, tf.float32)) * -1e9,
+        tf.where(tf.logical_not(seen), 0.0, x),
+    ),
+}
+"""A mask, and the same that replaces what it hides."""
+
+
+@pytest.mark.parametrize("form", AGAIN)
+def test_the_same_mask_replaces_what_it_hides(form, tmp_path):
+    x, seen = keras.Input((SIZE,)), keras.Input((SIZE,), dtype="bool")
+    logs = tf.nn.log_softmax(AGAIN[form](seen, layers.Dense(SIZE)(x))[0])
+    shown = AGAIN[form](seen, logs)[1]
+    model = scramble(keras.Model([x, seen], -tf.reduce_sum(tf.exp(logs) * shown, -1)))
+    values = [data()[0], data()[1] > 0.0]
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, values)
+    in_float = model(values)
+    noise = in_float - qat([tf.constant(value) for value in values])
+    assert 10 * np.log10(np.sum(in_float**2) / np.sum(noise**2)) > 25
+    assert_kept(qat, values, tmp_path)
+
+
+@pytest.mark.parametrize("read", [lambda seen: tf.roll(seen, 1, 1), tf.logical_not])
+def test_another_mask_leaves_what_is_hidden(read):
+    x, seen = keras.Input((SIZE,)), keras.Input((SIZE,), dtype="bool")
+    hidden = tf.where(seen, layers.Dense(SIZE)(x), -1e9)
+    model = keras.Model([x, seen], tf.where(read(seen), hidden, 0.0))
+    qat = keras_qat.quantize_model(model)
+    assert not any(isinstance(layer, MaskScores) for layer in qat._flatten_layers())
