@@ -10,7 +10,9 @@ import tensorflow as tf
 
 from keras_qat.frontend.formulas import FUNCTIONS, Formula
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
+from keras_qat.frontend.keras2.backend import keras, layers
 from keras_qat.frontend.tf_operations import ARITHMETIC, is_operation, number, operation_class
+from keras_qat.lowering.activations import split_activation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.softmax import log_sum
 from keras_qat.ops.registry import match
@@ -33,6 +35,17 @@ CHOICES = {"math.exp", "where", "math.maximum", "math.minimum", "clip_by_value"}
 """Functions whose results may be of the smaller numbers alone, as in an ELU by hand."""
 
 
+ACTIVATIONS = {
+    keras.activations.sigmoid: "math.sigmoid",
+    keras.activations.tanh: "math.tanh",
+    keras.activations.exponential: "math.exp",
+    keras.activations.softplus: "math.softplus",
+}
+
+SPLIT_OFF = [*ACTIVATIONS, keras.activations.softmax]
+SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
+
+
 class _Chain(NamedTuple):
     """A function of one tensor."""
 
@@ -51,6 +64,7 @@ def recognize_formulas(graph: Graph, context: LoweringContext) -> Graph:
     Its table holds the function; of exp(x) alone 8 bits keep little but the largest.
     """
     chains: dict[Value, _Chain] = {}
+    graph = _with_activations_apart(graph, context)
     for call in graph.calls:
         if chain := _chain(call, chains):
             chains[call.output] = chain
@@ -69,6 +83,17 @@ def recognize_formulas(graph: Graph, context: LoweringContext) -> Graph:
         calls += parts[::-1]
         read.update(value for part in parts for value in part.inputs)
     return dataclasses.replace(graph, calls=calls[::-1])
+
+
+def _with_activations_apart(graph: Graph, context: LoweringContext) -> Graph:
+    """Splits off activations of layers of which functions are computed, as log(softmax)."""
+    readers, calls = graph.consumers(), list[Call]()
+    for call in graph.calls:
+        is_split = type(call.layer) in SPLIT and call.layer.activation in SPLIT_OFF
+        is_read = is_split and any(map(_name, readers[call.output]))
+        parts = split_activation(call, context) if is_read else []
+        calls += [part.as_part_of(call) for part in parts] or [call]
+    return dataclasses.replace(graph, calls=calls)
 
 
 def _in_one(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
@@ -100,9 +125,8 @@ def _softmax_of(value: Value) -> tuple[Value | None, int]:
 
 def _chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
     """Returns what a call computes as a function of one tensor; None for other calls."""
-    symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
-    name, terms = ARITHMETIC.get(symbol, symbol), _terms(call)
-    if name not in FUNCTIONS or None in terms or not call.inputs:
+    name, terms = _name(call), _terms(call)
+    if not name or None in terms or not call.inputs:
         return None
     if call.output.dtype not in ("float32", "bool"):
         return None
@@ -137,6 +161,16 @@ def _chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
     formula = [name, *(inner[t].formula if isinstance(t, Value) else t for t in terms)]
     kinds = frozenset({kind}).union(*(chain.kinds for chain in read))
     return _Chain(x, formula, kinds, is_poor, size) if size <= LARGEST else None
+
+
+def _name(call: Call) -> str:
+    """Returns the name of the function that a call computes; "" of one that is not known."""
+    if type(call.layer) is layers.Activation:
+        functions = (name for f, name in ACTIVATIONS.items() if f is call.layer.activation)
+        return next(functions, "")
+    symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
+    name = ARITHMETIC.get(symbol, symbol)
+    return name if name in FUNCTIONS else ""
 
 
 def _kinds_of(x: Value) -> frozenset[str]:

@@ -123,6 +123,17 @@ def test_logarithms_of_shares(name, tmp_path):
     assert_kept(qat, x, tmp_path)
 
 
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+def test_logarithms_of_a_layer_with_an_activation(activation):
+    inputs = keras.Input(SHAPE)
+    outputs = log(layers.Dense(5, activation=activation)(inputs) + 1e-7)
+    model, x = keras.Model(inputs, outputs), 6 * images(16, SHAPE)
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    expected = np.asarray(model(x))
+    assert np.std(qat(x) - expected) < 0.05 * np.std(expected)
+
+
 def test_shares_stay_for_others():
     """As an entropy: the logarithm is computed beside them."""
     shares = tf.nn.softmax(keras.Input(SHAPE, name="scores"))
