@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import (
@@ -132,6 +133,7 @@ def _inline(layer: Any, *args: Any, **kwargs: Any) -> Any:
     else:  # By the name of the first argument.
         name = next(iter(kwargs))
         inputs, rest = kwargs.pop(name), ()
+    inputs = tf.nest.map_structure(_as_tensor, inputs)
     is_given, mask = is_given_mask(layer, (inputs, *rest), kwargs), kwargs.get("mask")
     if not is_given:
         mask = tf.nest.map_structure(mask_of, inputs)
@@ -145,6 +147,11 @@ def _inline(layer: Any, *args: Any, **kwargs: Any) -> Any:
         for output, own in zip(tf.nest.flatten(outputs), tf.nest.flatten(masks), strict=False):
             set_mask(output, own)
     return outputs
+
+
+def _as_tensor(x: Any) -> Any:
+    """Returns an array or number as a tensor, as Keras does in front of a layer's own code."""
+    return tf.convert_to_tensor(x) if isinstance(x, (np.ndarray, int, float)) else x
 
 
 @contextlib.contextmanager
