@@ -60,7 +60,8 @@ def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
             replaced[call], unused = without_nan
             constants.update(unused)
         for side in (1, -1):
-            if mask := _match_where(call, side) or _match_sum(call, side):
+            mask = _match_where(call, side) or _match_sum(call, side)
+            if mask := mask or _match_added_later(call, side):
                 masks[call] = mask, side
     hidden = {call: (mask.scores, side) for call, (mask, side) in masks.items()}
     readers = graph.consumers()
@@ -156,6 +157,41 @@ def _match_beside(total: Call, scores: Value, term: Value, sign: int) -> _Mask |
         rest = Call(total.layer, args, kwargs, output, total.name)
         return hiding._replace(scores=output, constants=constants, sum=rest)
     return None
+
+
+def _match_added_later(total: Call, side: int) -> _Mask | None:
+    """Recognizes tf.where(mask, scores, -1e9) + bias: the bias may as well be added first."""
+    terms = terms_of(total) if _kind(total) in ("add", "subtract") else []
+    for hidden, bias in (terms, terms[::-1]) if len(terms) == 2 else ():
+        choice = hidden.producer if isinstance(hidden, Value) else None
+        is_second = hidden is not terms[0] and _kind(total) == "subtract"
+        if choice is None or is_second or not isinstance(bias, Value):
+            continue
+        mask = _match_where(choice, side) or _match_sum(choice, side)
+        if mask is None or mask.sum or mask.moves or hidden.shape != total.output.shape:
+            continue
+        if _depends_on(bias, choice):
+            continue
+        output = Value(f"{total.output.name}_unmasked", total.output.shape, total.output.dtype)
+        values = {value: mask.scores if value is hidden else value for value in total.inputs}
+        args, kwargs = map_values(values.__getitem__, (total.args, total.kwargs))
+        added = Call(total.layer, args, kwargs, output, total.name)
+        constants = (*mask.constants, choice)
+        return mask._replace(scores=output, sum=added, constants=constants)
+    return None
+
+
+def _depends_on(value: Value, call: Call) -> bool:
+    """Returns whether a tensor is computed from what a call gives."""
+    producers, known = [value.producer], set[Call]()
+    while producers:
+        producer = producers.pop()
+        if producer is call:
+            return True
+        if producer is not None and producer not in known:
+            known.add(producer)
+            producers += [read.producer for read in producer.inputs]
+    return False
 
 
 def _same_for_all(term: Any) -> Any:

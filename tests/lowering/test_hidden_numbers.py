@@ -143,3 +143,28 @@ def test_another_mask_leaves_what_is_hidden(read):
     model = keras.Model([x, seen], tf.where(read(seen), hidden, 0.0))
     qat = keras_qat.quantize_model(model)
     assert not any(isinstance(layer, MaskScores) for layer in qat._flatten_layers())
+
+
+LATER = {
+    "sum": lambda hidden, bias: bias + hidden,
+    "difference": lambda hidden, bias: hidden - bias,
+    "one for each row": lambda hidden, bias: hidden + bias[:, :1],
+}
+
+
+@pytest.mark.parametrize("mask", ["sum", "where", "infinite"])
+@pytest.mark.parametrize("form", LATER)
+@pytest.mark.sample(2)
+def test_what_is_added_to_hidden_numbers_is_not_lost(form, mask):
+    x, seen = keras.Input((SIZE,)), keras.Input((SIZE,))
+    hidden = MASKS[mask](seen, layers.Dense(SIZE)(x), -1e9)
+    masked = LATER[form](hidden, layers.Dense(SIZE)(x))
+    above = masked - tf.reduce_max(masked, -1, keepdims=True)
+    model, values = scramble(keras.Model([x, seen], tf.exp(above))), data()
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, values)
+    in_float = model(values)
+    noise = in_float - qat(values)
+    assert 10 * np.log10(np.sum(in_float**2) / np.sum(noise**2)) > 25
+    contents = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, contents, values).identical == 1
