@@ -13,6 +13,9 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 IN_INTEGERS = layers.LayerNormalization, layers.GroupNormalization
 """Layers that are turned only where they are computed in integers."""
 
+MOST_AXES = 5
+"""Most axes of a tensor that their operators take."""
+
 
 def along_last_axes(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers a layer along other axes to the same along the last ones, between two Permutes."""
@@ -22,6 +25,8 @@ def along_last_axes(call: Call, context: LoweringContext) -> list[Call]:
         return []
     others = [axis for axis in range(rank) if axis not in axes]
     order = [*others, *axes]
+    if rank > MOST_AXES and order == sorted(order) and type(layer) in IN_INTEGERS:
+        return _with_few_axes(call, context, len(axes))
     if (
         0 in axes
         or axes != sorted(axes)
@@ -37,6 +42,21 @@ def along_last_axes(call: Call, context: LoweringContext) -> list[Call]:
         parts.new("turned", layers.Permute, order[1:]),
         context.clone(layer, "last_axes", context.weights_of(layer), axis=axis),
         parts.new("turned_back", layers.Permute, back),
+    )
+
+
+def _with_few_axes(call: Call, context: LoweringContext, count: int) -> list[Call]:
+    """Lowers a layer along the last axes to the same of a tensor whose other axes are joined."""
+    layer, sizes = call.layer, call.output.shape[1:]
+    if None in sizes or len(sizes) == count or layer.activity_regularizer is not None:
+        return []
+    last, parts = sizes[len(sizes) - count :], PartsBuilder(call, context)
+    axis = list(range(-count, 0)) if isinstance(layer.axis, (list, tuple)) else -1
+    rows = math.prod(sizes[: len(sizes) - count])
+    return parts.chain(
+        parts.new("joined", layers.Reshape, (rows, *last)),
+        context.clone(layer, "last_axes", context.weights_of(layer), axis=axis),
+        parts.new("parted", layers.Reshape, sizes),
     )
 
 
