@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -47,7 +48,8 @@ def along_last_axes(call: Call, context: LoweringContext) -> list[Call]:
 
 def _with_few_axes(call: Call, context: LoweringContext, count: int) -> list[Call]:
     """Lowers a layer along the last axes to the same of a tensor whose other axes are joined."""
-    layer, sizes = call.layer, call.output.shape[1:]
+    layer = call.layer
+    sizes: Any = call.output.shape[1:]
     if None in sizes or len(sizes) == count or layer.activity_regularizer is not None:
         return []
     last, parts = sizes[len(sizes) - count :], PartsBuilder(call, context)
