@@ -92,12 +92,12 @@ class Formula(SameShape):
 
     def call(self, inputs: Any) -> Any:
         steps = json.loads(self.formula)
-        found = tf.stop_gradient(evaluated(steps, inputs))
-        is_defined = tf.math.is_finite(found)
+        anywhere = tf.stop_gradient(evaluated(steps, inputs))
+        is_defined = tf.math.is_finite(anywhere)
         results = evaluated(steps, tf.where(is_defined, inputs, tf.ones_like(inputs)))
         known = tf.stop_gradient(tf.where(is_defined, results, tf.zeros_like(results)))
         ends = tf.reduce_min(known), tf.reduce_max(known)
-        return tf.where(is_defined, results, tf.where(found < 0, *ends))
+        return tf.where(is_defined, results, tf.where(anywhere < 0, *ends))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "formula": self.formula}
