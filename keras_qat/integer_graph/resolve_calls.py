@@ -288,7 +288,11 @@ class _Resolver:
         quantizer = layer.output_quantizer if isinstance(layer, QuantizeWrapper) else None
         suffix = "" if quantizer is None else "/real"
         outputs = tuple(self.tensors.new(value, None, suffix) for value in values)
-        name, operands = scope_of(call), self.tensors.read_by(call)
+        # A weight in float is given what connects it to the graph, as any layer.
+        operands = self.tensors.read_by(call) or tuple(
+            self.tensors.of_value[value] for value in call.inputs
+        )
+        name = scope_of(call)
         self.nodes.append(Node(name, None, {}, call, operands, outputs, reason=reason, layer=layer))
         if quantizer is not None:
             params = self.ranges.of(quantizer)

@@ -8,11 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
+from keras_qat.frontend.graph import Call
 from keras_qat.frontend.helper_layers import Indices, OnGrid, WeightTensor
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
-from keras_qat.ops.op import Arguments, Op, SharedRange, held_in
+from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange, held_in
 
 INDICES = ("int32", "int64")
 """Types of indices that GATHER takes; others are converted."""
@@ -85,19 +86,34 @@ def _quantized(layer: OnGrid | WeightTensor, params: QuantParams) -> Any:
     return round_half_away(tf.cast(layer.value(), tf.float64) / params.scale)
 
 
+def _weight(a: Arguments) -> Any:
+    if a.output is None:  # Whole numbers.
+        return a.call.layer.value()
+    return tf.cast(_quantized(a.call.layer, a.output), held_in(a.output))
+
+
+def _accepts_weight(call: Call, attributes: Attributes) -> str | None:
+    dtype = tf.as_dtype(call.output.dtype)
+    return None if dtype.is_integer or dtype.is_bool else of_reals(call)
+
+
 def _emit_weight(e: Emission) -> None:
-    values = _stored(_quantized(e.node.call.layer, e.params.as_tensors()).numpy(), e.params)
+    layer, params = e.node.call.layer, e.node.output.params
+    if params is None:
+        values = layer.value().numpy()
+    else:
+        values = _stored(_quantized(layer, params.as_tensors()).numpy(), params)
     tensor = e.builder.graph.tensors[e.outputs[0]]
     tensor.buffer = e.builder.buffer(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
 
 
 WEIGHT_TENSOR = Op(
     "weight",
-    lambda a: tf.cast(_quantized(a.call.layer, a.output), held_in(a.output)),
+    _weight,
     _emit_weight,
     doc="a weight that a custom layer computes with, or what it computes from weights alone",
     layers=(WeightTensor,),
-    accepts=of_reals,
+    accepts=_accepts_weight,
     reads_only_weights=True,
 )
 

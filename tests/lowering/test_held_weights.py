@@ -113,3 +113,44 @@ def test_constants_of_numpy_in_variables(tmp_path):
     keras_qat.calibrate(qat, x)
     np.testing.assert_allclose(qat(x), model(x), atol=0.05)
     assert_kept(qat, x, tmp_path)
+
+
+NUMBERS = {
+    "rows of a table": (np.arange(5, dtype=np.int32), lambda x, held, table: x + table(held)),
+    "in bytes": (np.arange(5, dtype=np.uint8), lambda x, held, table: x + table(held)),
+    "steps": (np.array([3, 1, 0], np.int64), lambda x, held, _: tf.gather(x, held, axis=1)),
+    "compared": (
+        np.array([3, 1, 0, 2, 1], np.int32),
+        lambda x, held, _: tf.where((held > 1)[:, None], x, -x),
+    ),
+    "a mask": (
+        np.array([[1], [0], [1], [1], [0]], bool),
+        lambda x, held, _: tf.where(held, x, 0.0),
+    ),
+    "real numbers": (np.arange(5, dtype=np.float32), lambda x, held, table: x + table(held)),
+}
+
+
+class HoldsNumbers(layers.Layer):
+    """Holds numbers that are no signals in a variable that does not train."""
+
+    def __init__(self, form, **kwargs):
+        super().__init__(**kwargs)
+        numbers, self.function = NUMBERS[form]
+        self.held = tf.Variable(numbers, trainable=False)
+        self.table = layers.Embedding(5, 4)
+
+    def call(self, x):
+        return self.function(x, self.held, self.table)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("form", NUMBERS)
+def test_weights_of_whole_numbers(form, tmp_path):
+    inputs = keras.Input((5, 4))
+    model = keras.Model(inputs, layers.Dense(3)(HoldsNumbers(form)(inputs)))
+    data = rng().normal(size=(16, 5, 4)).astype(np.float32)
+    qat = keras_qat.quantize_model(model, strict=form != "real numbers")
+    keras_qat.calibrate(qat, data)
+    np.testing.assert_allclose(qat(data), model(data), atol=0.1)
+    assert_kept(qat, data, tmp_path)
