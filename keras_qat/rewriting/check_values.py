@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,7 @@ def _different_outputs(graph: Graph, flags: set[Value], qat: Any) -> list[str]:
     Inputs among `flags` are 0 or 1. Both examples have to differ: in one of them masks may hide
     all that a row attends to, and then any result is right.
     """
-    ours = graph_lib.read(qat)
-    inputs = [_random(value, value in flags, i) for i, value in enumerate(values_in(graph.inputs))]
+    ours, inputs = graph_lib.read(qat), random_inputs(graph, flags)
     variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}
     before = [tf.convert_to_tensor(variable).numpy() for variable in variables.values()]
     try:
@@ -86,6 +86,11 @@ def _flags(lowered: Graph) -> set[Value]:
         masks += [source for source in new if source not in behind]
         behind.update(dict.fromkeys(new))
     return set(behind)
+
+
+def random_inputs(graph: Graph, flags: Collection[Value] = ()) -> list[np.ndarray]:
+    """Returns random numbers for the inputs of a model, of those among `flags` 0 or 1."""
+    return [_random(value, value in flags, i) for i, value in enumerate(values_in(graph.inputs))]
 
 
 def _random(value: Value, is_flag: bool, seed: int) -> np.ndarray:

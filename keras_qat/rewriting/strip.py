@@ -5,20 +5,23 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.config.arguments import switch
 from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call
+from keras_qat.frontend.graph import Call, Graph, values_in
 from keras_qat.frontend.helper_layers import Regularize
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.configurations import custom_objects_in, deserialization_scope
 from keras_qat.frontend.keras2.layers_and_models import clone, layers_in, take
 from keras_qat.frontend.keras2.names_in_configs import restore_names
 from keras_qat.frontend.keras2.readability import check_readable
+from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.lowering import lower
 from keras_qat.placement import lowered, placed
 from keras_qat.placement.fusion_groups import Group, groups
+from keras_qat.rewriting.check_values import random_inputs
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.training.batch_norm.factor_and_bias import normalization, scaled
 from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
@@ -123,19 +126,37 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
                 given.add(id(new))
                 if new.trainable and id(old) not in trains:
                     frozen.add(id(new))
-    for call in graph.calls + graph.loss_only:
-        weights = graph.weights.get(call.layer, call.layer.weights)
-        if call.layer not in done and not own.keys().isdisjoint(map(id, weights)):
-            raise _cannot_copy(f"nothing of the quantized model is '{call.name}' in it")
     of_metrics = {id(weight) for metric in plain.metrics for weight in metric.weights}
-    for weight in own.keys() - given - of_metrics:
-        raise _cannot_copy(f"nothing of the quantized model is '{own[weight]}' in it")
+    missing = [weight for weight in plain.weights if id(weight) not in given | of_metrics]
+    of_losses = tf.nest.flatten(
+        [graph.weights.get(call.layer, call.layer.weights) for call in graph.loss_only]
+    )
+    is_lost = not set(map(id, missing)).isdisjoint(map(id, of_losses))
+    if is_lost or (missing and _are_read(missing, float_graph)):
+        raise _cannot_copy(f"nothing of the quantized model is '{missing[0].name}' in it")
     for layer in layers_in(plain)[1:]:
         if isinstance(layer, keras.Model) and not layer.trainable_weights:
             layer.trainable = False
         if layer.weights and frozen.issuperset(map(id, layer.weights)):  # Inside of another.
             layer.trainable = False
         layer.finalize_state()  # Normalization precomputes from its weights.
+
+
+def _are_read(weights: list[Any], graph: Graph) -> bool:
+    """Returns whether a model computes with weights, which its layers may as well only hold."""
+    evaluate, inputs = evaluator(graph, values_in(graph.outputs)), random_inputs(graph)
+    numbers, held = np.random.default_rng(0), [weight.numpy() for weight in weights]
+    try:
+        before = evaluate(inputs)
+        for weight in weights:
+            weight.assign(tf.cast(numbers.normal(0.0, 2.0, weight.shape), weight.dtype))
+        after = evaluate(inputs)
+    except Exception:  # Random numbers may be nothing that the model takes.
+        return True
+    finally:
+        for weight, values in zip(weights, held, strict=True):
+            weight.assign(values)
+    return any(np.any(x != y) for x, y in zip(before, after, strict=True))
 
 
 def _fold(model: Any) -> Any:

@@ -239,3 +239,44 @@ def test_a_python_lambda_of_a_file_that_is_trusted(name, tmp_path):
     trusted = keras.models.load_model(tmp_path / name, safe_mode=False)
     stripped = keras_qat.strip_quantization(trusted)
     np.testing.assert_array_equal(stripped.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
+class Holds(layers.Layer):
+    """Holds a weight and a layer of which its output does not depend."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.read, self.ignored = layers.Dense(4), layers.Dense(3)
+
+    def build(self, shape):
+        self.unused = self.add_weight("unused", (4,))
+        super().build(shape)
+
+    def call(self, x):
+        self.ignored(x)
+        return self.read(x)
+
+
+class Half(layers.Bidirectional):
+    """Gives the steps of one direction alone."""
+
+    def call(self, x, **options):
+        return super().call(x, **options)[..., :3]
+
+
+@pytest.mark.parametrize("kind", [Holds, Half])
+def test_weights_that_nothing_reads_are_no_obstacle(kind):
+    inputs = keras.Input((6, 5))
+    layer = Half(layers.GRU(3, return_sequences=True)) if kind is Half else Holds()
+    qat = moved(keras_qat.quantize_model(scramble(keras.Model(inputs, layer(inputs)))))
+    with keras.utils.custom_object_scope({"Holds": Holds, "Half": Half}):
+        plain = keras_qat.strip_quantization(qat)
+    x = images(4, (6, 5))
+    np.testing.assert_allclose(plain(x), without_quantization(qat)(x), atol=1e-5)
+
+
+def test_a_weight_that_is_read_and_not_found_is_an_error(monkeypatch):
+    qat = keras_qat.quantize_model(tiny_net())
+    monkeypatch.setattr(qat.layers[-1], "_name", "of another name")
+    with pytest.raises(ValueError, match="nothing of the quantized model is"):
+        keras_qat.strip_quantization(qat)
