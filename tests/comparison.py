@@ -79,6 +79,22 @@ def assert_kept(qat: Any, x: Any, path: Any) -> None:
     assert keras_qat.export_tflite(keras.models.load_model(path / "qat.keras")) == contents
 
 
+def assert_in_integers(model: Any, x: Any, path: Any) -> None:
+    """Asserts that a model computes the same before it is quantized, and what `assert_kept` does.
+
+    Args:
+        model: a float model of which nothing stays in float.
+        x: its inputs.
+        path: a folder to save the quantized model in.
+    """
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.set_quantization(qat, False)
+    np.testing.assert_allclose(qat(x), model(x), rtol=1e-4, atol=1e-5)
+    keras_qat.set_quantization(qat, True)
+    keras_qat.calibrate(qat, x)
+    assert_kept(qat, x, path)
+
+
 def assert_identical(
     qat: Any, x: Any, kernels: Any, contents: bytes | None = None, **options: Any
 ) -> keras_qat.Simulation:
