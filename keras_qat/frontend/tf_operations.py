@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,15 @@ def operands(call: Call, *names: str) -> list[Any]:
     return [
         call.kwargs.get(name, default) for name, default in zip(names, positional, strict=False)
     ]
+
+
+def arguments_in_order(call: Call) -> list[Any]:
+    """Returns what an operation is given but for its name, in the order of its function."""
+    given: dict[Any, Any] = dict(enumerate(call.args))
+    if call.kwargs:
+        given = inspect.signature(call.layer.function).bind(*call.args, **call.kwargs).arguments
+        given.pop("name", None)
+    return list(given.values())
 
 
 def number(leaf: Any) -> float | None:

@@ -11,7 +11,13 @@ import tensorflow as tf
 from keras_qat.frontend.formulas import FUNCTIONS, Formula
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.keras2.backend import keras, layers
-from keras_qat.frontend.tf_operations import ARITHMETIC, is_operation, number, operation_class
+from keras_qat.frontend.tf_operations import (
+    ARITHMETIC,
+    arguments_in_order,
+    is_operation,
+    number,
+    operation_class,
+)
 from keras_qat.lowering.activations import split_activation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.softmax import log_sum
@@ -34,16 +40,19 @@ BACK = {"math.log", "math.log1p", "math.sqrt", "math.rsqrt", "math.reciprocal", 
 CHOICES = {"math.exp", "where", "math.maximum", "math.minimum", "clip_by_value"}
 """Functions whose results may be of the smaller numbers alone, as in an ELU by hand."""
 
-
 ACTIVATIONS = {
     keras.activations.sigmoid: "math.sigmoid",
     keras.activations.tanh: "math.tanh",
     keras.activations.exponential: "math.exp",
     keras.activations.softplus: "math.softplus",
 }
+"""Keras' activation -> the function of a formula that it is."""
 
 SPLIT_OFF = [*ACTIVATIONS, keras.activations.softmax]
+"""Activations that are split off where a formula reads them."""
+
 SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
+"""Layers that they are split off."""
 
 
 class _Chain(NamedTuple):
@@ -179,5 +188,5 @@ def _kinds_of(x: Value) -> frozenset[str]:
 
 def _terms(call: Call) -> list[Any]:
     """Returns the tensors and numbers that a call computes with; None for what is neither."""
-    given = [*call.args, *(value for key, value in call.kwargs.items() if key != "name")]
+    given = arguments_in_order(call) if is_operation(call.layer) else call.inputs
     return [term if isinstance(term, Value) else number(term) for term in given]

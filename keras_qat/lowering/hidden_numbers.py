@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, number, operands
+from keras_qat.frontend.tf_operations import (
+    ARITHMETIC,
+    arguments_in_order,
+    array,
+    is_operation,
+    number,
+    operands,
+)
 from keras_qat.ops.registry import op_of
 
 
@@ -199,6 +206,5 @@ def terms_of(call: Call) -> list[Any]:
     """Returns the tensors and arrays that a call combines."""
     if not is_operation(call.layer):
         return list(call.inputs)
-    arguments = [*call.args, *(arg for name, arg in call.kwargs.items() if name != "name")]
-    known = [arg if isinstance(arg, Value) else array(arg) for arg in arguments]
+    known = [arg if isinstance(arg, Value) else array(arg) for arg in arguments_in_order(call)]
     return [term for term in known if term is not None]

@@ -47,6 +47,10 @@ ONE = {
     "ELU": lambda x: tf.where(x > 0.0, x, tf.exp(x) - 1.0),
     "ELU of a minimum": lambda x: tf.maximum(x, 0.0) + tf.minimum(0.0, 2.0 * (tf.exp(x) - 1.0)),
     "a clipped power": lambda x: tf.clip_by_value(tf.exp(x), 1e-3, 2.0),
+    "limits in another order": lambda x: tf.clip_by_value(
+        tf.exp(x), clip_value_max=2.0, clip_value_min=1e-3
+    ),
+    "a choice in another order": lambda x: tf.where(x > 0.0, y=tf.exp(x) - 1.0, x=x),
     "a quotient": lambda x: tf.sin(x) / (1.0 + tf.abs(x)),
     "Gauss": lambda x: tf.exp(-0.5 * tf.square(x - 0.5)),
 }
