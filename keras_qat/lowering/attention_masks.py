@@ -14,7 +14,7 @@ from keras_qat.frontend.helper_layers import MaskScores
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.known_sizes import example_of
 from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, operands
-from keras_qat.lowering.builder import LoweringContext, replace_by
+from keras_qat.lowering.builder import LoweringContext, calls_behind, replace_by
 from keras_qat.lowering.hidden_numbers import CHOICES, HiddenNumbers, line, terms_of
 
 HIDES = -1e3
@@ -170,7 +170,7 @@ def _match_added_later(total: Call, side: int) -> _Mask | None:
         mask = _match_where(choice, side) or _match_sum(choice, side)
         if mask is None or mask.sum or mask.moves or hidden.shape != total.output.shape:
             continue
-        if _depends_on(bias, choice):
+        if choice in calls_behind(bias):
             continue
         output = Value(f"{total.output.name}_unmasked", total.output.shape, total.output.dtype)
         values = {value: mask.scores if value is hidden else value for value in total.inputs}
@@ -179,19 +179,6 @@ def _match_added_later(total: Call, side: int) -> _Mask | None:
         constants = (*mask.constants, choice)
         return mask._replace(scores=output, sum=added, constants=constants)
     return None
-
-
-def _depends_on(value: Value, call: Call) -> bool:
-    """Returns whether a tensor is computed from what a call gives."""
-    producers, known = [value.producer], set[Call]()
-    while producers:
-        producer = producers.pop()
-        if producer is call:
-            return True
-        if producer is not None and producer not in known:
-            known.add(producer)
-            producers += [read.producer for read in producer.inputs]
-    return False
 
 
 def _same_for_all(term: Any) -> Any:
