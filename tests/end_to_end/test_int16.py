@@ -78,7 +78,7 @@ def test_the_file_gives_the_codes_of_the_model(family):
         assert tensor.max_difference <= 1, tensor
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("family", "kernels"),
     [

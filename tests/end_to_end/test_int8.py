@@ -49,7 +49,7 @@ def of(family: str, *more: Any, marks: Any = ()) -> Any:
     return pytest.param(family, *more, marks=[*marks, *slow])
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", map(of, FAMILIES))
 def test_the_file_gives_the_codes_of_the_model(family):
     """XNNPACK's, to the last one."""

@@ -131,7 +131,7 @@ def test_what_sizes_give_is_constant(function, opened, tmp_path):
         assert_trains_and_is_kept(keras_qat.quantize_model(model), x, tmp_path)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("function", [by_rank, one_hot, cut, lambda x: OfTable()(x)])
 def test_options_that_are_computed_sizes(function):
     model, x = model_of(function), images(8, SHAPE)

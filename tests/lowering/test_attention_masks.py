@@ -171,7 +171,7 @@ REPEATED = ("exchanged", "ones_like")
 """Which the others cover but for one condition."""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "choice",
     [pytest.param(c, marks=pytest.mark.slow if c in REPEATED else ()) for c in CHOICES],
@@ -187,6 +187,7 @@ def test_masks_that_choose_scores(choice):
     assert not filled or choice == "padding and later steps"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "added",
     [
@@ -203,6 +204,7 @@ def test_what_is_added_beside_a_mask_is_not_lost(added, monkeypatch):
     np.testing.assert_allclose(qat(x, training=True), model(x), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["sum", "where"])
 def test_maxima_of_what_a_mask_leaves(kind):
     keras.utils.set_random_seed(1)
@@ -229,7 +231,7 @@ IGNORES = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("reader", IGNORES)
 def test_what_else_ignores_hidden_numbers(reader):
     x, mask = keras.Input((STEPS,)), keras.Input((STEPS,))

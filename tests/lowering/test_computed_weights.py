@@ -38,7 +38,7 @@ class Computing(layers.Layer):
         return self.function(inputs, self.w)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_saved_as_they_are_computed(form, tmp_path):
     inputs, x = keras.Input((4, 4)), images(16, (4, 4))

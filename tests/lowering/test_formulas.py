@@ -90,7 +90,7 @@ def test_steps_that_others_read_stay():
     assert sorted(names) == ["Dense", "Formula", "math.exp"]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ONE)
 def test_what_a_step_would_lose_is_kept(name, tmp_path):
     model, x = functional(SHAPE, build=ONE[name]), 6 * images(16, SHAPE) - 3.0
@@ -112,7 +112,7 @@ OF_SHARES = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", OF_SHARES)
 def test_logarithms_of_shares(name, tmp_path):
     model, x = functional(SHAPE, build=OF_SHARES[name]), 6 * images(16, SHAPE)

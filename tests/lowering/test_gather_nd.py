@@ -53,7 +53,7 @@ def model_of(function):
     return keras.Model(inputs, Own(name="own")(inputs))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.legacy
 @pytest.mark.parametrize("function", [with_examples, in_one_tensor, single_numbers, rows_alone])
 def test_within_an_example(function, tmp_path):

@@ -144,7 +144,7 @@ class HoldsNumbers(layers.Layer):
         return self.function(x, self.held, self.table)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", NUMBERS)
 def test_weights_of_whole_numbers(form, tmp_path):
     inputs = keras.Input((5, 4))

@@ -22,7 +22,7 @@ FORMS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form, tmp_path):
     keras.utils.set_random_seed(1)
@@ -43,7 +43,7 @@ OF_POSITIONS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", OF_POSITIONS)
 def test_positions(form, tmp_path):
     """Of up to 6, for which TFLite's converter makes a ReLU6 of integers, and repeated ones."""

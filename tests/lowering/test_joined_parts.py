@@ -83,7 +83,7 @@ def data(size=16):
     return [draw.normal(size=(size, 5, n)).astype("float32") for n in (4, 6)]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "function", [slices, one_index, splits, stacked, unstacked, nested, several]
 )

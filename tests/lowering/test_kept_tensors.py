@@ -78,6 +78,7 @@ class Forecast(keras.Model):
         return self.centered(self.dense(self.centered(x)), undo=True)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [Centered, Scaled])
 def test_inside_of_a_model_of_ones_own_it_is_a_tensor(kind):
     model, data = Forecast(kind()), images(16, (6, 2)) + 3.0

@@ -21,7 +21,7 @@ FORMS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_slices_in_integers(form, tmp_path):
     is_integer = form == "of integers"
@@ -34,6 +34,7 @@ def test_slices_in_integers(form, tmp_path):
     assert_kept(qat, x, tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "argument"), [("LayerNormalization", (-2, -1)), ("GroupNormalization", 2)]
 )

@@ -44,7 +44,7 @@ class Entries(layers.Layer):
         return {"most": self.most}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", [partial(OwnTable, 900, 4), Entries])
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
 def test_tables_of_ones_own_are_looked_up_in_integers(make, dtype):

@@ -41,7 +41,7 @@ FORMS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_in_integers(form, tmp_path):
     inputs, x = keras.Input((4, 3)), images(32, (4, 3))

@@ -99,7 +99,7 @@ CONSTANTS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", CONSTANTS)
 def test_rows_of_constants_are_integers(form, tmp_path):
     numbers = keras.Input((5,), dtype="int32")

@@ -204,7 +204,7 @@ class Own(layers.Layer):
         return {**super().get_config(), "habit": self.habit}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", HABITS)
 def test_in_integers(name):
     inputs, x = keras.Input((3, 2)), images(32, (3, 2))
@@ -236,7 +236,7 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_depends_on_more_is_refused(name, monkeypatch):
     monkeypatch.setitem(HABITS, name, UNKNOWN[name])

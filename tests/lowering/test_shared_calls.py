@@ -87,7 +87,7 @@ CALLED_TWICE = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CALLED_TWICE)
 def test_each_call_has_its_own(name, tmp_path):
     keras.utils.set_random_seed(0)

@@ -49,7 +49,7 @@ def quantized(build, target, shape=(5,)):
     return qat, FileInterpreter(contents)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", [None, "ethos_u55"])
 @pytest.mark.parametrize("parts", ["split", "unstack", "slice"])
 def test_tokens_in_one_tensor_with_numbers(parts, target, tmp_path):

@@ -80,7 +80,7 @@ def test_one_layer_trains_and_the_other_is_frozen(case):
     assert np.linalg.norm(kernel, axis=0).max() == pytest.approx(0.1, rel=1e-4)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", LAYERS)
 def test_written_out_layers_are_kept(case, tmp_path):
     make, shape = LAYERS[case]
@@ -165,7 +165,7 @@ with_wide_quantize = pytest.mark.skipif(
 
 
 @with_wide_quantize
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", ["int", "one_hot", "multi_hot", "count"])
 def test_bins_have_the_boundaries_of_the_layer(mode):
     """Numbers that are not close to a boundary are in the same bin as in float."""
@@ -219,7 +219,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", OTHERS)
 def test_rarer_options(name, tmp_path):
     model, x = functional((4, 6, 3), build=lambda x: OTHERS[name]()(x)), images(16, (4, 6, 3))

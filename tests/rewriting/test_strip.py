@@ -264,6 +264,7 @@ class Half(layers.Bidirectional):
         return super().call(x, **options)[..., :3]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [Holds, Half])
 def test_weights_that_nothing_reads_are_no_obstacle(kind):
     inputs = keras.Input((6, 5))
