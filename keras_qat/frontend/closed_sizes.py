@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -23,8 +23,14 @@ Shape = tuple[int | None, ...]
 
 def close_sizes(graph: Graph) -> None:
     """Sets the sizes and rows of values that follow from the inputs of their calls, in place."""
+    for _ in closing_sizes(graph.calls):
+        pass
+
+
+def closing_sizes(calls: Iterable[Call]) -> Iterator[Call]:
+    """Yields calls, each after the sizes and rows are set that follow from its inputs."""
     closed: set[Value] = set()
-    for call in graph.calls:
+    for call in calls:
         values = values_in(call.outputs)
         symbol = str(getattr(call.layer, "symbol", ""))
         is_known = not any(None in value.shape[1:] for value in call.inputs)
@@ -36,6 +42,7 @@ def close_sizes(graph: Graph) -> None:
             closed.update(values)
         for value, rows in zip(values, _rows(call, symbol), strict=False):
             value.rows = rows if value.shape[:1] == (None,) else value.rows
+        yield call
 
 
 _MOVES = {

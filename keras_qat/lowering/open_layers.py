@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.closed_sizes import close_sizes
+from keras_qat.frontend.closed_sizes import close_sizes, closing_sizes
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
 from keras_qat.frontend.keras2.attention_dropout import with_dropout
@@ -176,7 +176,7 @@ def _open_each(
                     closed[call.name] = context.refused[call.layer] = str(error)
         return [c for part in parts for c in expand(part, [*siblings, *parts])] or [call]
 
-    calls = [part for call in graph.calls for part in expand(call)]
+    calls = [part for call in closing_sizes(graph.calls) for part in expand(call)]
     losses = [*graph.loss_only, *losses]
     return masks.carried(dataclasses.replace(graph, calls=calls, closed=closed, loss_only=losses))
 

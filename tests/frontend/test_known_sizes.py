@@ -178,6 +178,25 @@ class Heads(layers.Layer):
 
 
 @pytest.mark.skipif(not RECENT, reason="this TensorFlow's runtime rounds products otherwise")
+class Frames(layers.Layer):
+    def call(self, x):
+        return tf.signal.frame(x, 8, 4)
+
+
+class Normalize(layers.Layer):
+    def call(self, x):
+        x = x - tf.reduce_mean(x, -1, keepdims=True)
+        return x / tf.sqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + 1e-3)
+
+
+def test_sizes_that_opened_layers_give_to_those_behind_them():
+    inputs, sound = keras.Input((32,)), keras.Input((None,))
+    frames = layers.Dense(8)(Normalize()(Frames()(sound)))
+    outputs = layers.Lambda(lambda x: tf.signal.overlap_and_add(x, 4))(frames)
+    model = keras.Model(inputs, keras.Model(sound, outputs)(inputs))
+    assert not keras_qat.plan(model, target="ethos_u55").float_layers
+
+
 def test_sizes_that_follow_behind_an_open_axis():
     heads = Heads()
     heads(np.zeros((1, *SHAPE), np.float32))  # Makes the weights, which open sizes could not.

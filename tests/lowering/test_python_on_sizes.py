@@ -204,6 +204,33 @@ class Own(layers.Layer):
         return {**super().get_config(), "habit": self.habit}
 
 
+class Function(Own):
+    """Its code is converted by AutoGraph for Keras, for which symbols are no steps."""
+
+    @tf.function
+    def call(self, x):
+        y = x[:, 0]
+        for index in tf.range(tf.shape(x)[1]):
+            y = y + step(self, x[:, index])
+        return y
+
+
+class Outer(layers.Layer):
+    def __init__(self, inner, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = inner
+
+    def call(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("around", [lambda layer: layer, Outer])
+def test_loops_in_a_call_that_is_a_function(around):
+    inputs = keras.Input((3, 2))
+    model = keras.Model(inputs, around(Function("steps_of_tensors"))(inputs))
+    assert not keras_qat.plan(model).float_layers
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", HABITS)
 def test_in_integers(name):

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import (
+    AUTOGRAPH_AS_USUAL,
     is_given_mask,
     is_symbolic,
     keras,
@@ -68,7 +69,7 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
             raise HasToLend(layer)
         is_inside = True
         try:
-            with tape.stop_recording():
+            with tape.stop_recording(), AUTOGRAPH_AS_USUAL:
                 return tf.nest.map_structure(_or_none, call(layer, *args, **kwargs))
         finally:
             is_inside = False

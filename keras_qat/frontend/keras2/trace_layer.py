@@ -218,7 +218,7 @@ class _Trace:
                     block.enter_context(without_checks())
                     block.enter_context(convolutions_at_once())
                     block.enter_context(symbols_as_tensors())
-                    self.outputs = layer.call(*args, **kwargs)
+                    self.outputs = without_autograph(lambda: layer.call(*args, **kwargs))()
             except (CannotOpen, HasToLend):
                 raise
             except Exception as error:  # Whatever a user's own code may raise.
@@ -293,6 +293,9 @@ class _Trace:
         weights = map(tf.convert_to_tensor, self.weights)  # Keras warns of variables in a Lambda.
         return tf.nest.flatten(self.model([*inputs, *weights], training=False))
 
+
+without_autograph = tf.autograph.experimental.do_not_convert
+"""Calls Python as it is, also in a `tf.function`, whose code AutoGraph has converted for Keras."""
 
 PHASE = "keras_qat: the phase"
 """Replaces a `training` argument that follows the model's phase."""
