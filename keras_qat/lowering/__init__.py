@@ -179,7 +179,7 @@ LOWERINGS: dict[Any, Lowering] = {
     layers.Softmax: split_softmax,
     layers.Attention: split_attention,
     layers.MultiHeadAttention: split_multi_head_attention,
-    layers.Concatenate: convert_fixed_ranges,
+    layers.Concatenate: with_same_axes(convert_fixed_ranges),
     **dict.fromkeys((layers.Maximum, layers.Minimum), with_same_axes(split_extremum)),
     **dict.fromkeys((layers.UnitNormalization, *IN_INTEGERS), along_last_axes),
     layers.BatchNormalization: along_one_last_axis,

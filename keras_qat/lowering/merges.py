@@ -12,7 +12,7 @@ from keras_qat.frontend.helper_layers import OnGrid
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.tf_operations import array, operands, operation_class
-from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder
+from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import op_of
 
@@ -23,10 +23,13 @@ LIMITS = {"math.maximum": 1, "math.minimum": -1}
 def with_same_axes(lowering: Lowering | None = None) -> Lowering:
     """Returns a lowering of a layer that merges tensors, which first have equally many axes.
 
-    Keras adds axes behind the first one; operators would add them in front of it.
+    Keras adds axes behind the first one; operators would add them in front of it. Of one tensor in
+    a list the layer passes that on.
     """
 
     def lower(call: Call, context: LoweringContext) -> list[Call]:
+        if len(call.inputs) == 1:
+            return replace_by(call, context, layers.Activation, "linear")
         rank = max(len(value.shape) for value in call.inputs)
         parts, inputs = PartsBuilder(call, context), list(call.inputs)
         for index, value in enumerate(inputs):

@@ -163,7 +163,7 @@ def _split_strided_slice(call: Call, context: LoweringContext) -> list[Call]:
 def _split_add_n(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers tf.add_n to Add."""
     (tensors,) = operands(call, "inputs")
-    if len(tensors) < 2 or len(call.inputs) != len(tensors):
+    if len(call.inputs) != len(tensors):
         return []
     return replace_by(call, context, layers.Add, inputs=list(tensors))
 

@@ -31,6 +31,7 @@ from keras_qat.frontend.keras2.configurations import (
     in_safe_mode,
     missing_config,
 )
+from keras_qat.frontend.keras2.layer_weights import checksums_of_masks
 from keras_qat.frontend.keras2.layers_and_models import layers_in, name_outputs, nested_inputs
 from keras_qat.frontend.keras2.names_in_configs import restore_names
 from keras_qat.frontend.keras2.own_training import (
@@ -88,6 +89,8 @@ class QuantizedModel(
     _recipe: Recipe | None = None
     float_config: dict[str, Any] | None
     """Configuration of the float model, as `keras.Model.from_config` takes it."""
+    float_masks: Iterable[int] = ()
+    """Checksums of the masks in the float model's variables, which are constants here."""
     customs: CustomObjects = CustomObjects({}, False)
     """Custom classes of the float model, known until the model is saved and loaded."""
 
@@ -210,13 +213,14 @@ class QuantizedModel(
             layer.recipe = recipe
 
     def keep_float_model(self, model: Any) -> None:
-        """Sets `float_config` and `customs`, past Keras, which would track their contents."""
+        """Sets what is known of the float model, past Keras, which would track the contents."""
         config = None
         # Some activations have no configuration, nor layers of a class without `get_config`, and
         # Keras finds none for some constants.
         with contextlib.suppress(TypeError, ValueError, NotImplementedError):
             config = config_of(model)
         object.__setattr__(self, "float_config", config)
+        object.__setattr__(self, "float_masks", checksums_of_masks(model))
         object.__setattr__(self, "customs", custom_objects_in(layers_in(model)))
 
     def keep_file_outputs(self, outputs: Mapping[str, str]) -> None:
@@ -313,6 +317,7 @@ class QuantizedModel(
             **config,
             "recipe": self.recipe.to_config(),
             "float_config": self._float_config_to_save(),
+            **({"float_masks": list(self.float_masks)} if self.float_masks else {}),
             "output_names": list(self.output_names),
             "float_layers": {name: reason for name, reason in reasons.items() if reason},
             "asked_for": [layer.name for layer in self.layers if asked_for_integers(layer)],
@@ -333,7 +338,7 @@ class QuantizedModel(
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
         float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
         asked_for = config.pop("asked_for", ())
-        file_outputs = config.pop("file_outputs", {})
+        file_outputs, masks = config.pop("file_outputs", {}), config.pop("float_masks", ())
         packs_int4 = config.pop("pack_int4", False)
         kernels, target = config.pop("kernels", XNNPACK.name), config.pop("target", None)
         with applications_scope(), shapes_only(), float32_policy(), observed_alike():
@@ -343,6 +348,7 @@ class QuantizedModel(
         model.safe_mode = in_safe_mode() is not False
         model.keep_recipe(Recipe.from_config(recipe))
         object.__setattr__(model, "float_config", float_config)
+        object.__setattr__(model, "float_masks", masks)
         name_outputs(model, output_names)
         model.keep_file_outputs(file_outputs)
         if not isinstance(float_layers, dict):  # Earlier files have no reasons.

@@ -14,6 +14,7 @@ from keras_qat.frontend.graph import Call, Graph, values_in
 from keras_qat.frontend.helper_layers import Regularize
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.configurations import custom_objects_in, deserialization_scope
+from keras_qat.frontend.keras2.layer_weights import checksums_of_masks, is_mask
 from keras_qat.frontend.keras2.layers_and_models import clone, layers_in, take
 from keras_qat.frontend.keras2.names_in_configs import restore_names
 from keras_qat.frontend.keras2.readability import check_readable
@@ -126,8 +127,10 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
                 given.add(id(new))
                 if new.trainable and id(old) not in trains:
                     frozen.add(id(new))
-    of_metrics = {id(weight) for metric in plain.metrics for weight in metric.weights}
-    missing = [weight for weight in plain.weights if id(weight) not in given | of_metrics]
+    given |= {id(weight) for metric in plain.metrics for weight in metric.weights}
+    if list(model.float_masks) == checksums_of_masks(plain):  # As they were before.
+        given |= {id(weight) for weight in plain.weights if is_mask(weight)}
+    missing = [weight for weight in plain.weights if id(weight) not in given]
     of_losses = tf.nest.flatten(
         [graph.weights.get(call.layer, call.layer.weights) for call in graph.loss_only]
     )

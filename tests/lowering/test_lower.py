@@ -94,6 +94,18 @@ def test_merges_of_three_with_other_numbers_of_axes():
     assert np.abs(qat.predict(x, verbose=0) - model.predict(x, verbose=0)).max() < 0.05
 
 
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("merge", [layers.Add, layers.Concatenate, layers.Maximum, tf.add_n])
+def test_merges_of_one_tensor_pass_it_on(merge, tmp_path):
+    """Keras loads no such layer: decoders have it at a level without a skip."""
+    merged = merge if merge is tf.add_n else merge()
+    model = functional((4,), build=lambda x: merged([layers.Dense(3)(x)]))
+    qat, x = keras_qat.quantize_model(model, strict=True), images(8, (4,))
+    keras_qat.calibrate(qat, x)
+    assert np.abs(qat(x) - model(x)).max() < 0.05
+    assert_kept(qat, x, tmp_path)
+
+
 def test_copies_for_a_batch_keep_their_shape():
     """Along the first axis; `tf.repeat` without an axis makes one axis of all."""
     one, x = layers.Input((1, 4), batch_size=1), layers.Input((3,))

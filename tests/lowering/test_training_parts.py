@@ -55,6 +55,24 @@ def test_branches_are_dropped_in_training_only(tmp_path):
     assert isinstance(keras_qat.strip_quantization(qat).layers[-1], Block)
 
 
+class BySize(Block):
+    """Draws for as many examples as the tensor says, which nobody knows in front of training."""
+
+    def drop_path(self, x, training):
+        if not training:
+            return x
+        shape = (x.shape[0],) + (1,) * (tf.shape(x).shape[0] - 1)
+        return x / 0.5 * tf.floor(0.5 + tf.random.uniform(shape, 0, 1))
+
+
+def test_an_open_size_of_a_draw_is_that_of_the_batch():
+    inputs, x = keras.Input(SHAPE), images(64, SHAPE)
+    qat = keras_qat.quantize_model(scramble(keras.Model(inputs, BySize()(inputs))), strict=True)
+    keras_qat.calibrate(qat, x)
+    errors = np.abs(qat(x, training=True) - x).max((1, 2, 3))
+    assert 0 < np.sum(errors < 0.1) < 48
+
+
 class StableDropout(layers.Layer):
     """As DeBERTa has it: a mask of TensorFlow's distributions, which the gradient reads, too."""
 

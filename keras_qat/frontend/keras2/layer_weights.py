@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import symbolic
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import is_symbolic, keras
 from keras_qat.frontend.keras2.known_numbers import HELD, asked_by_user
 from keras_qat.frontend.origins import LIBRARIES, package_of
 
 _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
 """Prefixes of attributes in which Keras tracks other attributes."""
+
+HIDES = -100.0
+"""What masks in variables add to hidden scores is this or less."""
 
 _NO_OBJECTS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
 
@@ -80,6 +85,28 @@ def symbol_of_weight(variable: Any) -> Any:
     return symbol
 
 
+def is_mask(variable: Any) -> bool:
+    """Returns whether a variable that does not train says what to leave out, as masks of windows.
+
+    It holds truth values, zeros and ones, or large negative numbers, and counts as a constant.
+    """
+    kind, size = variable.dtype, variable.shape.num_elements()
+    if variable.trainable or not size or size < 2 or kind.is_complex:
+        return False
+    if not (kind.is_floating or kind.is_integer):
+        return kind == tf.bool
+    numbers = variable.numpy()
+    if numbers.min() >= 0:
+        return bool(numbers.min() == 0 and numbers.any() and np.isin(numbers, (0, 1)).all())
+    hidden = numbers <= HIDES
+    return hidden.any() and not hidden.all() and np.abs(numbers[~hidden]).max() <= -HIDES / 10
+
+
+def checksums_of_masks(model: Any) -> list[int]:
+    """Returns a checksum of each mask among a model's variables."""
+    return [zlib.crc32(weight.numpy().tobytes()) for weight in model.weights if is_mask(weight)]
+
+
 def with_symbols(value: Any, symbols: dict[int, Any]) -> Any:
     """Returns a structure with symbols in the place of its variables."""
     if isinstance(value, dict):
@@ -138,7 +165,7 @@ def let_assign(
         return assign
 
     for name, variable in attributes.items():
-        if isinstance(variable, tf.Variable):
+        if isinstance(variable, tf.Variable) and is_symbolic(symbols[id(variable)]):
             symbols[id(variable)].assign = assigns(name, variable)
 
 

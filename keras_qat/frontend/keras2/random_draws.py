@@ -48,6 +48,8 @@ def draws_in_each_step(x: Any) -> Iterator[None]:
 
     def in_each_step(draw: Callable[..., Any]) -> Callable[..., Any]:
         def drawn(shape: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(shape, (list, tuple)):  # An open size, as of x.shape[0], is the batch's.
+                shape = [tf.shape(x)[0] if size is None else size for size in shape]
             is_known = not any(map(is_symbolic, tf.nest.flatten((shape, args, kwargs))))
             if not is_known or not tf.executing_eagerly():  # Inner layers are called in a graph.
                 return draw(shape, *args, **kwargs)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, Value, read
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras2.layer_weights import weights_held_by
+from keras_qat.frontend.keras2.layer_weights import is_mask, weights_held_by
 from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
 from keras_qat.frontend.keras2.precision import check_precision, float32_policy, in_float32
 from keras_qat.frontend.keras2.readability import as_functional, check_readable
@@ -56,8 +57,10 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, 
 def _with_readers_of_weights(graph: Graph) -> Graph:
     """Makes layers of operations that read a layer's weight, as in a tied embedding.
 
+    A layer that is given another's weight, as a mask of windows, is given what such a layer reads.
+
     Raises:
-        ValueError: if one reads a variable that no layer has, or a layer reads another's.
+        ValueError: if one reads a variable that no layer has.
     """
     layers = dict.fromkeys(inner for call in graph.calls for inner in layers_in(call.layer))
 
@@ -71,19 +74,21 @@ def _with_readers_of_weights(graph: Graph) -> Graph:
                     return lambda: tf.nest.flatten(getattr(holder, attribute))[index]
         return None
 
-    def as_layer(call: Call) -> Call:
+    def as_layers(call: Call) -> list[Call]:
         given = call.args, call.kwargs
         variables = [leaf for leaf in tf.nest.flatten(given) if isinstance(leaf, tf.Variable)]
         readers = {id(variable): reader(variable) for variable in variables}
         if not readers:
-            return call
+            return [call]
         reason = (
             f"'{call.name}' reads {variables[0].name}, which is no weight of its own, and which "
             f"Keras can neither copy nor save with it. Make one layer of your own of both: a "
             f"class with the variable as a weight, and this operation in its call."
         )
-        if not is_operation(call.layer) or None in readers.values():
+        if None in readers.values():
             raise ValueError(reason)
+        if not is_operation(call.layer):
+            return _with_arguments(call, variables, readers, reason)
 
         def compute(tensors: Any) -> Any:
             known = iter(tensors)
@@ -97,9 +102,35 @@ def _with_readers_of_weights(graph: Graph) -> Graph:
             return call.layer.function(*args, **kwargs)
 
         layer = ReadsWeight(compute, reason, name=call.layer.name)
-        return Call(layer, (call.inputs,), {}, call.outputs, call.name)
+        return [Call(layer, (call.inputs,), {}, call.outputs, call.name)]
 
-    return dataclasses.replace(graph, calls=list(map(as_layer, graph.calls)))
+    calls = [part for call in graph.calls for part in as_layers(call)]
+    return dataclasses.replace(graph, calls=calls)
+
+
+def _read(reader: Any, _: Any) -> Any:
+    return reader()
+
+
+def _with_arguments(
+    call: Call, variables: list[Any], readers: dict[int, Any], reason: str
+) -> list[Call]:
+    """Returns calls of layers that read variables, and the call, which is given what they read."""
+    calls, values = [], dict[int, Value]()
+    read = {id(v): v for v in variables if not is_mask(v)}
+    for index, variable in enumerate(read.values()):
+        name = f"{call.name}/weight_{index}"
+        layer = ReadsWeight(partial(_read, readers[id(variable)]), reason, name=name)
+        value = values[id(variable)] = Value(name, tuple(variable.shape), variable.dtype.name)
+        calls.append(Call(layer, (call.inputs[0],), {}, value, name))
+
+    def given(leaf: Any) -> Any:
+        if isinstance(leaf, tf.Variable) and is_mask(leaf):
+            return leaf.numpy()
+        return values.get(id(leaf), leaf)
+
+    args, kwargs = tf.nest.map_structure(given, (call.args, call.kwargs))
+    return [*calls, dataclasses.replace(call, args=args, kwargs=kwargs)]
 
 
 def _with_known_input(model: Any) -> Any:

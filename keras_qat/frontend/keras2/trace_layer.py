@@ -42,6 +42,7 @@ from keras_qat.frontend.keras2.inner_calls import (
 from keras_qat.frontend.keras2.known_numbers import sizes_as_numbers, symbols_of_numbers
 from keras_qat.frontend.keras2.layer_names import of_different_names
 from keras_qat.frontend.keras2.layer_weights import (
+    is_mask,
     let_assign,
     listed_as_symbols,
     regularizers_of,
@@ -170,8 +171,11 @@ class _Trace:
         layer, self.lenders = call.layer, lenders
         attributes = [pair for owner in (layer, *lenders) for pair in weights_held_by(owner)]
         variables = tf.nest.flatten([list(own.values()) for _, own in attributes])
-        self.weights = list({id(w): w for w in variables if isinstance(w, tf.Variable)}.values())
+        weights = {id(w): w for w in variables if isinstance(w, tf.Variable)}
+        masks_held = {key: tf.constant(w.numpy()) for key, w in weights.items() if is_mask(w)}
+        self.weights = [w for key, w in weights.items() if key not in masks_held]
         symbols = {id(w): symbol_of_weight(w) for w in self.weights}
+        in_place = symbols | masks_held
         self.assigned: dict[int, Any] = {}
         """Id of a variable -> what the layer assigns to it."""
         self.inputs = {value: graph_lib.symbolic(value.shape, value.dtype) for value in call.inputs}
@@ -202,10 +206,10 @@ class _Trace:
             try:
                 with contextlib.ExitStack() as block:
                     for owner, own in attributes:
-                        block.enter_context(swapped(owner, **with_symbols(own, symbols)))
-                        let_assign(owner, own, symbols, self.assigned)
+                        block.enter_context(swapped(owner, **with_symbols(own, in_place)))
+                        let_assign(owner, own, in_place, self.assigned)
                     block.enter_context(swapped(layer, **additions))
-                    block.enter_context(listed_as_symbols(symbols))
+                    block.enter_context(listed_as_symbols(in_place))
                     block.enter_context(calls_inside(tape, layer, lenders))
                     block.enter_context(steps_written_out())
                     block.enter_context(largest_draws())
@@ -228,13 +232,15 @@ class _Trace:
         outputs = without_none(self.outputs)
         if len(outputs) < len(tf.nest.flatten(self.outputs)):
             self.outputs = outputs
+        if foreign := [output for output in outputs if isinstance(output, tf.Variable)]:
+            raise ReadsWeights(foreign)
         if not outputs or not all(map(is_symbolic, outputs)):
             raise CannotOpen("its outputs do not depend on its inputs")
         try:
             self.model = self.model_of(symbolic, self.outputs)
         except ValueError as error:
-            foreign = "Graph disconnected" in str(error)
-            raise CannotOpen(READS_OTHERS if foreign else first_line(error)) from error
+            is_foreign = "Graph disconnected" in str(error)
+            raise CannotOpen(READS_OTHERS if is_foreign else first_line(error)) from error
         arguments = tf.nest.flatten([(node.call_args, node.call_kwargs) for node in self.nodes])
         read = [leaf for leaf in arguments if isinstance(leaf, tf.Variable)]
         if read := [*tape.watched_variables(), *read]:
