@@ -53,10 +53,11 @@ class Equivalent(keras.layers.Layer):
         return (self.function if is_symbolic else self.operation.layer)(*args, **kwargs)
 
 
-def equivalent(call: Call, forced: bool = False) -> Call | None:
+def equivalent(call: Call, forced: bool = False, unrolls: bool = False) -> Call | None:
     """Returns the call of an operation, or of a recurrent layer, as one that can be opened.
 
-    None if none is known, or if it is better in float and not forced.
+    None if none is known, or if it is better in float and not forced. A recurrent layer that a row
+    computes is opened if `unrolls`.
     """
     function: Callable[..., Any] | None
     if (complex_part := spectrum(call)) and (forced or not complex_part.has_kernels):
@@ -72,7 +73,11 @@ def equivalent(call: Call, forced: bool = False) -> Call | None:
         function = None if is_better_in_float else EQUIVALENTS.get(name)
     else:
         is_image = type(call.layer) in CONVOLUTIONS
-        function = unrolled_convolutions(call) if is_image else unrolled(call) or written_out(call)
+        function = (
+            unrolled_convolutions(call)
+            if is_image
+            else unrolled(call, unrolls) or written_out(call)
+        )
     if function is None:
         return None
     layer = Equivalent(call, function)

@@ -80,19 +80,24 @@ def _open_all(
 ) -> Graph:
     """Opens the layers until all calls of each one agree."""
     whole: dict[Any, str] = {}
-    apart, lent = set[Any](), LentWeights(graph)
+    together, apart, lent = set[Any](), set[Any](), LentWeights(graph)
     while True:
         # Copies, as values know which call computes them.
         calls = [dataclasses.replace(call) for call in graph.calls]
         graph = dataclasses.replace(graph, calls=calls)
         context.lenders, changes = lent.shared, lent.changes
-        opened = _open_each(graph, context, may_open, whole, apart | lent.apart(), lent)
+        opened = _open_each(graph, context, may_open, whole, together, apart | lent.apart(), lent)
         mixed = {layer: context.refused[layer] for layer in context.opened.keys() & context.refused}
         mixed |= refused_cells(context.opened, context.refused)
+        # Recurrent layers of which some calls are written out, and others are not.
+        partly = context.opened.keys() & {call.layer for call in opened.calls}
+        mixed |= dict.fromkeys(partly & together, "its calls differ")
         split = context.split_weights() - apart
-        if not mixed and not split and lent.changes == changes and not lent.refuse(opened):
+        changed = mixed or partly or split or lent.changes != changes
+        if not changed and not lent.refuse(opened):
             return with_kernels(opened, context)
         whole.update(mixed)
+        together |= partly
         apart |= split
         context.clear()
 
@@ -102,10 +107,14 @@ def _open_each(
     context: LoweringContext,
     may_open: Callable[[Call], bool | None],
     whole: Mapping[Any, str],
+    together: Collection[Any],
     apart: Collection[Any],
     lent: LentWeights,
 ) -> Graph:
-    """Opens the layers but those that stay `whole`, keeping weights `apart` from what they give."""
+    """Opens the layers but those that stay `whole`, keeping weights `apart` from what they give.
+
+    Of recurrent layers `together`, every call is written out.
+    """
     lenders = set(lent.shared.values())
 
     def is_whole(call: Call) -> bool:
@@ -128,7 +137,7 @@ def _open_each(
         allowed = may_open(call)
         if allowed is False:
             return [call]
-        written_out = equivalent(call, forced=allowed is True)
+        written_out = equivalent(call, allowed is True, call.layer in together)
         parts = _unknown_activation(call, context)
         if not parts and is_closed(call.layer):
             parts = plain_batch_norm(call, context)

@@ -13,12 +13,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call
+from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.keras2.backend import layers, swapped
 from keras_qat.frontend.keras2.layer_names import is_of_keras
 from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.recurrent import split_recurrent, why_not_unrolled, why_whole
+from keras_qat.ops.op import SharedRange
+from keras_qat.ops.recurrent.lstm import TANH
+from keras_qat.ops.recurrent.step_math import HARD_SIGMOID
+from keras_qat.ops.recurrent.step_ops import SIGMOID
+from keras_qat.ops.recurrent.unrolled import RELU
 from keras_qat.ops.registry import match
 
 CELLS = layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell, layers.StackedRNNCells
@@ -28,21 +33,57 @@ UNROLLED = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
 """Layers whose steps may become calls of their cell. A class of one's own is none of them."""
 
 
-def unrolled(call: Call) -> Callable[..., Any] | None:
+def unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
     """Returns a function that computes a recurrent layer step by step; None if a row does it.
 
-    It takes the arguments of the layer.
+    It takes the arguments of the layer. `anyway` returns it even if a row does it.
     """
     layer = call.layer
     if type(layer) is layers.Bidirectional:
         inner = Call(layer.forward_layer, call.args, call.kwargs, [], call.name)
-        is_free = bool(why_whole(call)) and not why_not_unrolled(inner)
+        is_free = anyway or bool(why_whole(call)) or _begins_beyond(inner)
+        is_free = is_free and not why_not_unrolled(inner)
         return (lambda inputs, **_: _both_ways(layer, tf.nest.flatten(inputs))) if is_free else None
     if type(layer) not in UNROLLED or why_not_unrolled(call):
         return None
-    if match(call).op is not None or split_recurrent(call, LoweringContext()):
+    has_row = match(call).op is not None or split_recurrent(call, LoweringContext())
+    if has_row and not anyway and not _begins_beyond(call):
         return None
     return lambda inputs, **_: _steps(layer, tf.nest.flatten(inputs))
+
+
+def _begins_beyond(call: Call) -> bool:
+    """Returns whether a layer is given a state that its row would clip: it may be out of range.
+
+    An input of the model is taken for what the layer itself has returned.
+    """
+    low, high = BOUNDS.get(getattr(call.layer, "activation", None), (-1.0, 1.0))
+    given = map(_bounds, call.inputs[1:])
+    return any(bounds[0] < low or bounds[1] > high for bounds in given)
+
+
+BOUNDS: dict[Any, tuple[float, float]] = {
+    **dict.fromkeys(TANH, (-1.0, 1.0)),
+    **dict.fromkeys((*SIGMOID.functions, HARD_SIGMOID), (0.0, 1.0)),
+    **dict.fromkeys(RELU, (0.0, np.inf)),
+}
+"""Activation -> between which numbers its results are."""
+
+
+def _bounds(value: Value) -> tuple[float, float]:
+    """Returns between which numbers a tensor is, as far as what computes it says."""
+    call = value.producer
+    if call is None:
+        return 0.0, 0.0
+    is_carry = isinstance(call.layer, layers.LSTM) and values_in(call.outputs)[-1] is value
+    activation = getattr(call.layer, "activation", None)
+    if activation in BOUNDS and not (is_carry and call.layer.return_state):
+        return BOUNDS[activation]
+    op = match(call).op
+    if isinstance(getattr(op, "output", None), SharedRange):
+        lows, highs = zip(*map(_bounds, call.inputs), strict=True)
+        return min(lows), max(highs)
+    return -np.inf, np.inf
 
 
 def refused_cells(opened: Iterable[Any], refused: Mapping[Any, str]) -> dict[Any, str]:

@@ -222,3 +222,41 @@ def test_a_constant_state_stays_in_float(layer, states):
     expected = model.predict(data(model), verbose=0)
     predicted = calibrated(model).predict(data(model), verbose=0)
     np.testing.assert_allclose(predicted, expected, atol=0.05)
+
+
+@pytest.mark.parametrize("kind", [layers.GRU, layers.SimpleRNN])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_first_states_beyond_what_the_layer_returns_are_not_clipped(kind, activation):
+    """As of a decoder that begins with a `Dense` of a picture's features."""
+    x, features = keras.Input((STEPS, FEATURES)), keras.Input((5,))
+    outputs = kind(8, activation=activation)(x, initial_state=layers.Dense(8)(features))
+    model, rng = scramble(keras.Model([x, features], outputs)), np.random.default_rng(0)
+    data = [rng.normal(size=(32, *i.shape[1:])).astype(np.float32) * 3 for i in model.inputs]
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, data)
+    error = np.std(qat(data) - model(data)) / np.std(model(data))
+    assert -20 * np.log10(error) > 25
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
+
+
+def carry(features):
+    return layers.LSTM(UNITS, return_state=True)(layers.Reshape((1, 5))(features))[2]
+
+
+@pytest.mark.parametrize("state", [layers.Dense(UNITS, "tanh"), carry], ids=["tanh", "carry"])
+def test_first_states_within_its_range_leave_the_layer_whole(state):
+    x, features = keras.Input((STEPS, FEATURES)), keras.Input((5,))
+    given = layers.Reshape((UNITS,))(state(features))
+    model = keras.Model([x, features], layers.GRU(UNITS)(x, initial_state=given))
+    calls = keras_qat.plan(model).graph.calls
+    assert any(isinstance(call.layer, layers.GRU) for call in calls) == (state is not carry)
+
+
+@pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU])
+def test_a_shared_layer_that_is_given_a_state_in_one_call_alone(kind):
+    x, features = keras.Input((STEPS, FEATURES)), keras.Input((5,))
+    states = [layers.Dense(UNITS)(features) for _ in range(1 + (kind is layers.LSTM))]
+    shared = kind(UNITS)
+    model = keras.Model([x, features], shared(x) + shared(x, initial_state=states))
+    qat = keras_qat.quantize_model(model, strict=True)
+    assert len(qat.trainable_variables) == len(model.trainable_variables)
