@@ -131,3 +131,25 @@ class Quotient(keras.layers.Layer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return tf.broadcast_static_shape(*map(tf.TensorShape, input_shape))
+
+
+@register
+class SoftmaxOfMany(keras.layers.Layer):
+    """Softmax along one axis of so many numbers that most results are below 1/256.
+
+    Args:
+        axis: the axis.
+    """
+
+    def __init__(self, axis: int = -1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.axis = axis
+
+    def call(self, inputs: Any) -> Any:
+        return tf.nn.softmax(inputs, self.axis)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.TensorShape(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "axis": self.axis}

@@ -50,7 +50,12 @@ from keras_qat.lowering.merges import (
 from keras_qat.lowering.open_layers import open_layers
 from keras_qat.lowering.positions import positions_as_integers
 from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, with_mask
-from keras_qat.lowering.softmax import recognize_log_sum_exp, recognize_softmax, split_softmax
+from keras_qat.lowering.softmax import (
+    recognize_log_sum_exp,
+    recognize_softmax,
+    softmax_of_many,
+    split_softmax,
+)
 from keras_qat.lowering.tf_operations import OPERATIONS
 from keras_qat.lowering.time_distributed import split_pooling_3d, split_time_distributed
 from keras_qat.lowering.tokens import tokens_as_integers, with_tokens_apart
@@ -84,6 +89,8 @@ def lower(
             lowering = None
         parts = split_activity_regularizer(call, context) or with_int32_constants(call, context)
         parts = parts or (lowering(call, context) if lowering else [])
+        if activations and not parts and ends.isdisjoint(values_in(call.outputs)):
+            parts = softmax_of_many(call, context)
         return [c for part in parts for c in expand(part.as_part_of(call))] or [call]
 
     close_sizes(graph)
@@ -102,6 +109,7 @@ def lower(
         for recognize in RECOGNIZERS:
             graph = recognize(graph, context)
         graph = with_channels_last(graph, context)
+    ends = set(values_in(graph.outputs))
     calls = [part for call in graph.calls for part in expand(call)]
     graph = dataclasses.replace(graph, calls=calls, weights=context.weights)
     return _drop_identities(

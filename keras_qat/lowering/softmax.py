@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.frontend.finite_functions import SoftmaxOfMany
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import (
@@ -17,7 +18,11 @@ from keras_qat.frontend.tf_operations import (
     operands,
     operation_class,
 )
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
+from keras_qat.ops.composed import NO_WIDE
+from keras_qat.ops.registry import match
+from keras_qat.ops.softmax import SOFTMAX
+from keras_qat.ops.softmax_of_many import MANY
 
 
 def recognize_softmax(graph: Graph, context: LoweringContext) -> Graph:
@@ -212,3 +217,14 @@ def _between(x: Value, call: Call) -> list[Call]:
             found[value.producer] = None
             values += value.producer.inputs
     return list(found)
+
+
+def softmax_of_many(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers a softmax of more numbers than its results have steps in 8 bits."""
+    op, attributes, _ = match(call)
+    if op is not SOFTMAX or NO_WIDE:
+        return []
+    axis = attributes["axis"]
+    if (call.output.shape[axis] or 0) <= MANY:
+        return []
+    return replace_by(call, context, SoftmaxOfMany, axis)

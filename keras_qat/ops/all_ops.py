@@ -35,6 +35,7 @@ from keras_qat.ops.recurrent.unrolled import (
     SIMPLE_RNN_RELU,
 )
 from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
+from keras_qat.ops.softmax_of_many import SOFTMAX_OF_MANY
 from keras_qat.ops.stored_weights import EMBEDDING, INDICES_OF_REALS, ON_GRID, WEIGHT_TENSOR
 
 ROWS: list[Op] = [
@@ -45,7 +46,8 @@ ROWS: list[Op] = [
     *(INDICES_OF_REALS, POSITIONS, ON_GRID),
     *(elementwise.ADD, elementwise.SUBTRACT, elementwise.MULTIPLY),
     *(elementwise.MAXIMUM, elementwise.MINIMUM),
-    *(relu.RELU, relu.LEAKY_RELU, relu.PRELU, *ACTIVATIONS, *LOOKUPS, SOFTMAX, UNIT_NORM),
+    *(relu.RELU, relu.LEAKY_RELU, relu.PRELU, *ACTIVATIONS, *LOOKUPS),
+    *(SOFTMAX, SOFTMAX_OF_MANY, UNIT_NORM),
     *(*MATH_FUNCTIONS, division.DIVIDE),
     *(*selection.COMPARISONS, selection.SELECT, selection.FROM_INTEGERS, selection.ONE_HOT),
     sorting.TOP_K,

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.frontend.finite_functions import SoftmaxOfMany
 from keras_qat.frontend.formulas import Formula
 from keras_qat.frontend.helper_layers import HardSwish, MaskScores
 from keras_qat.frontend.keras2.backend import keras
@@ -67,6 +68,12 @@ def _softmax(numbers):
         lambda x: keras.activations.softmax(x, axis=axis),
     )
     return Example(build, (shape,))
+
+
+def _softmax_of_many(numbers):
+    """Of 600 numbers that are nearly equal, exponentials add up to more than 512."""
+    shape = int(numbers.integers(1, 4)), int(numbers.choice([7, 300, 600]))
+    return Example(SoftmaxOfMany(int(numbers.choice([-1, 1, 2]))), (shape,))
 
 
 def _mask_scores(numbers):
@@ -256,6 +263,7 @@ EXAMPLES = {
     "from_integers": _from_integers,
     "one_hot": _one_hot,
     "softmax": _softmax,
+    "softmax_of_many": _softmax_of_many,
     "mask_scores": _mask_scores,
     "group_norm": _group_norm,
     "layer_norm": _layer_norm,

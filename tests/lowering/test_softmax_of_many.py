@@ -1,0 +1,54 @@
+"""A softmax of more numbers than 8 bits have steps, inside of a model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.comparison import KERNELS, assert_kept, export
+from tests.helpers import images
+from tests.networks.small import functional
+
+layers = keras.layers
+
+SHAPE = (24, 24, 2)
+"""Of maps with 576 places, whose exponentials add up to more than 512 if they are nearly equal."""
+
+
+def expected_place(x, softmax):
+    """As keypoints are found: the mean of the places, each of which counts as much as its score."""
+    maps = tf.reshape(tf.transpose(x, [0, 3, 1, 2]), [-1, 2, 576])
+    return tf.reduce_sum(softmax(maps) * np.linspace(-1, 1, 576, dtype=np.float32), -1)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("softmax", [tf.nn.softmax, layers.Softmax(), layers.Activation("softmax")])
+def test_nearly_equal_scores_keep_their_shares(softmax, kernels, tmp_path):
+    """The reference kernel of 8 bits ended the process."""
+    model = functional(SHAPE, build=lambda x: softmax(tf.reshape(x, [-1, 1152])) * x[:, 0, :1, 0])
+    x = np.abs(0.1 * images(8, SHAPE))
+    qat = keras_qat.quantize_model(model, strict=True)
+    qat.kernels = kernels
+    keras_qat.calibrate(qat, x)
+    expected = np.asarray(model(x))
+    assert np.std(qat(x) - expected) < 0.05 * np.std(expected)
+    assert_kept(qat, x, tmp_path)
+
+
+def test_places_are_found_of_wide_scores():
+    x = 20 * images(8, SHAPE)
+    model = functional(SHAPE, build=lambda x: expected_place(x, layers.Softmax()))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, x)
+    expected = np.asarray(model(x))
+    assert np.std(qat(x) - expected) < 0.05 * np.std(expected)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+
+
+def test_outputs_have_the_steps_that_runtimes_know():
+    exported = export(functional((300,), build=layers.Softmax()), images(8, (300,)))
+    assert exported.operations == ["SOFTMAX"]
