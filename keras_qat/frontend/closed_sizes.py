@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.backend import keras, output_shape
 from keras_qat.frontend.keras2.layer_names import is_of_keras
 from keras_qat.frontend.known_sizes import BATCHES, computed_sizes, rows_of, sizes_in_both_runs
 from keras_qat.frontend.tf_operations import is_operation, operands
@@ -114,7 +114,7 @@ def _inferred(call: Call) -> list[Shape]:
         ):
             return []
         shapes = map_values(lambda value: tf.TensorShape(value.shape), call.args[0])
-        return [tuple(tf.TensorShape(call.layer.compute_output_shape(shapes)))]
+        return [tuple(tf.TensorShape(output_shape(call.layer, shapes)))]
     return _shapes_in_graph(call, _tensor_like)
 
 

@@ -76,21 +76,22 @@ def open_layers(
 
 
 def _open_all(
-    graph: Graph, context: LoweringContext, may_open: Callable[[Call], bool | None]
+    read: Graph, context: LoweringContext, may_open: Callable[[Call], bool | None]
 ) -> Graph:
     """Opens the layers until all calls of each one agree."""
     whole: dict[Any, str] = {}
-    together, apart, lent = set[Any](), set[Any](), LentWeights(graph)
+    together, apart, lent = set[Any](), set[Any](), LentWeights(read)
     while True:
-        # Copies, as values know which call computes them.
-        calls = [dataclasses.replace(call) for call in graph.calls]
-        graph = dataclasses.replace(graph, calls=calls)
+        # Copies, as values know which call computes them, and calls may be given masked tensors.
+        calls, loss_only = (list(map(dataclasses.replace, c)) for c in (read.calls, read.loss_only))
+        graph = dataclasses.replace(read, calls=calls, loss_only=loss_only)
         context.lenders, changes = lent.shared, lent.changes
         opened = _open_each(graph, context, may_open, whole, together, apart | lent.apart(), lent)
         mixed = {layer: context.refused[layer] for layer in context.opened.keys() & context.refused}
         mixed |= refused_cells(context.opened, context.refused)
         # Recurrent layers of which some calls are written out, and others are not.
-        partly = context.opened.keys() & {call.layer for call in opened.calls}
+        partly = {call.layer for call in opened.calls if is_recurrent(call.layer)}
+        partly &= context.opened.keys()
         mixed |= dict.fromkeys(partly & together, "its calls differ")
         split = context.split_weights() - apart
         changed = mixed or partly or split or lent.changes != changes

@@ -13,9 +13,9 @@ from keras_qat import recipes
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
-from tests.comparison import assert_identical
+from tests.comparison import assert_identical, assert_in_integers
 from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
-from tests.helpers import images, observe
+from tests.helpers import images, observe, rng
 from tests.networks.small import layers
 
 READ_TOO = {
@@ -202,3 +202,11 @@ def test_compiled_by_xla():
     for one, other in zip(resolve(qat).nodes, resolve_in_graph(calls, None).nodes, strict=True):
         if one.weights is not None:
             np.testing.assert_array_equal(one.weights.scale, other.weights.scale)
+
+
+@pytest.mark.parametrize("shape", [(), (5,)])
+def test_an_embedding_whose_input_length_is_another(shape, tmp_path):
+    """Keras never compares it with what the layer is called with."""
+    tokens = keras.Input(shape, dtype="int32")
+    model = keras.Model(tokens, layers.Dense(2)(layers.Embedding(9, 4, input_length=1)(tokens)))
+    assert_in_integers(model, rng(0).integers(0, 9, (8, *shape)), tmp_path)

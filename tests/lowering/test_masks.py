@@ -253,6 +253,26 @@ def test_a_recurrent_layer_reads_the_mask_behind_an_opened_one(units):
     assert list(report.float_operations) == ([] if units == 4 else ["rnn"])
 
 
+class Tied(layers.Layer):
+    def __init__(self, embedding):
+        super().__init__()
+        self.embedding = embedding
+
+    def call(self, x):
+        return tf.matmul(x, self.embedding.embeddings, transpose_b=True)
+
+
+def test_masks_are_handed_on_where_layers_are_opened_twice():
+    """As with tied embeddings, which are found while layers are opened."""
+    tokens, embedding = keras.Input((STEPS,)), layers.Embedding(TOKENS, SIZE, mask_zero=True)
+    x = layers.MultiHeadAttention(1, SIZE)(y := Shift()(embedding(tokens)), y)
+    model = scramble(keras.Model(tokens, Tied(embedding)(x)))
+    qat = keras_qat.quantize_model(model, target="ethos_u55")
+    keras_qat.set_quantization(qat, False)
+    data = np.arange(4 * STEPS).reshape(4, STEPS) % 3
+    np.testing.assert_allclose(qat(data), model(data), rtol=1e-3, atol=1e-4)
+
+
 class OwnNorm(layers.Layer):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

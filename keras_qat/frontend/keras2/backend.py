@@ -161,7 +161,12 @@ def forget_dropout(layer: Any) -> None:
 
 
 def output_shape(layer: Any, input_shape: Any) -> Any:
-    """Returns the shape of a built layer's output, also where EinsumDense leaves sizes out."""
+    """Returns the shape of a built layer's output, also where EinsumDense leaves sizes out.
+
+    An Embedding computes any shape, whatever its `input_length` says.
+    """
+    if isinstance(layer, keras.layers.Embedding):
+        return tf.TensorShape([*input_shape, layer.output_dim])
     if not isinstance(layer, keras.layers.EinsumDense):
         return layer.compute_output_shape(input_shape)
     with tf.Graph().as_default():
