@@ -184,7 +184,8 @@ def _open_each(
                 is_of_keras = type(call.layer) is not layers.RNN and written_out
                 if not (is_of_keras or type(call.layer) in ATTENTION or call.layer in masked):
                     closed[call.name] = context.refused[call.layer] = str(error)
-        return [c for part in parts for c in expand(part, [*siblings, *parts])] or [call]
+        siblings = [*siblings, *parts]
+        return [c for part in closing_sizes(parts) for c in expand(part, siblings)] or [call]
 
     calls = [part for call in closing_sizes(graph.calls) for part in expand(call)]
     losses = [*graph.loss_only, *losses]

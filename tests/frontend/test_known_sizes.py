@@ -189,11 +189,21 @@ class Normalize(layers.Layer):
         return x / tf.sqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + 1e-3)
 
 
-def test_sizes_that_opened_layers_give_to_those_behind_them():
+class Around(layers.Layer):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def call(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("around", [lambda inner: inner, Around])
+def test_sizes_that_opened_layers_give_to_those_behind_them(around):
     inputs, sound = keras.Input((32,)), keras.Input((None,))
     frames = layers.Dense(8)(Normalize()(Frames()(sound)))
     outputs = layers.Lambda(lambda x: tf.signal.overlap_and_add(x, 4))(frames)
-    model = keras.Model(inputs, keras.Model(sound, outputs)(inputs))
+    model = keras.Model(inputs, around(keras.Model(sound, outputs))(inputs))
     assert not keras_qat.plan(model, target="ethos_u55").float_layers
 
 
