@@ -125,7 +125,7 @@ def _transposed_of_volumes(layer: Any, x: Any) -> Any:
     _, depth, height, width, channels = x.shape
     size, strides, filters = layer.kernel_size, layer.strides, layer.filters
     steps, rows, columns = strides
-    require(not layer.output_padding and set(layer.dilation_rate) == {1})
+    require(set(layer.dilation_rate) == {1})
     taps = [-(-k // s) for k, s in zip(size, strides, strict=True)]
     more = [(0, n * s - k) for k, s, n in zip(size, strides, taps, strict=True)]
     kernel = tf.pad(layer.kernel, [*more, (0, 0), (0, 0)])
@@ -142,8 +142,12 @@ def _transposed_of_volumes(layer: Any, x: Any) -> Any:
     blocks = [RestoreTime(count)(_from_channels(part, rows, columns, filters)) for part in parts]
     y = tf.reshape(tf.stack(blocks, axis=2), [-1, count * steps, *blocks[0].shape[2:]])
     wanted = layer.compute_output_shape((None, depth, height, width, channels))[1:4]
-    for axis, (k, s, length) in enumerate(zip(size, strides, wanted, strict=True), 1):
-        begin = max(k - s, 0) // 2 if layer.padding == "same" else 0
+    lengths = zip(size, strides, (depth, height, width), wanted, strict=True)
+    for axis, (k, s, count, length) in enumerate(lengths, 1):
+        cut = max((count - 1) * s + k - length, 0) if layer.padding == "same" else 0
+        begin = cut // 2
+        if (missing := begin + length - y.shape[axis]) > 0:  # Of output_padding, which is bias.
+            y = tf.pad(y, [(0, missing * (axis == other)) for other in range(5)])
         y = y if y.shape[axis] == length else _taken(y, axis, begin, length, 1)
     return _completed(layer, y)
 

@@ -48,6 +48,10 @@ LAYERS = {
         lambda **more: layers.Conv3DTranspose(2, 3, strides=(1, 2, 3), padding="same", **more),
         (2, 2, 3, 2),
     ),
+    "longer": (
+        lambda **more: layers.Conv3DTranspose(2, 2, strides=3, output_padding=(0, 1, 2), **more),
+        (2, 2, 1, 2),
+    ),
     "apart": (lambda **more: layers.Conv3DTranspose(2, 1, strides=2, **more), (2, 2, 3, 2)),
     "positions": (lambda **more: layers.LocallyConnected1D(2, 3, **more), (6, 2)),
     "masked": (lambda **more: layers.LocallyConnected1D(2, 3, implementation=2, **more), (6, 2)),
