@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.finite_functions import SoftmaxOfMany
 from keras_qat.ops.composed import (
@@ -30,7 +32,8 @@ MANY = 256
 """With more numbers, the mean of the results is below a step of 8 bits."""
 
 
-SHARES = SOFTMAX.output.params(16)  # type: ignore[union-attr]
+SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
+"""Of the kernel of 16 bits."""
 
 
 def _finer(params: QuantParams) -> QuantParams:
