@@ -87,7 +87,8 @@ def calibrate(
         percentile: share of the values, in percent, below the upper end, and above the lower one.
         weights: the ranges of weights per channel. "minmax" takes the extremes, which changes
             nothing; "mse" takes the ranges with the smallest mean squared error and clips weights
-            to them, which pays with 4 bits and fewer. `learn_rounding` does that as well.
+            to them, which pays with 4 bits and fewer. Not in front of `learn_rounding`, which does
+            that itself, and would take the clipped weights for those of the float model.
         reset: whether to forget earlier observations, from training or from an earlier call.
             Otherwise ranges are averaged with them, weighted by the number of examples.
         verbose: 1 shows progress.

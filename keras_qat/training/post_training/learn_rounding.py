@@ -54,8 +54,9 @@ def learn_rounding(
     that a weight between two levels may be rounded otherwise; all replicas round alike.
 
     Args:
-        model: a calibrated quantization-aware model; its weights change. Zeros that its recipe
-            preserves stay.
+        model: a calibrated quantization-aware model; its weights change. They have to be those of
+            the float model: what `calibrate(..., weights="mse")` or an earlier call changed is
+            what is reproduced. Zeros that its recipe preserves stay.
         data: a few hundred inputs without labels, all held in memory: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
         steps: how many batches to read; all by default. An endless dataset needs it.
