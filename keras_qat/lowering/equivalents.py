@@ -21,6 +21,7 @@ from keras_qat.lowering.boolean_masks import boolean_mask, chosen_of_each
 from keras_qat.lowering.conv_lstm import CONVOLUTIONS, unrolled_convolutions
 from keras_qat.lowering.einsums import einsum
 from keras_qat.lowering.image_equivalents import IMAGES
+from keras_qat.lowering.mask_tensors import RECURRENT
 from keras_qat.lowering.matrix_equivalents import MATRICES
 from keras_qat.lowering.normalizing import WHOLE
 from keras_qat.lowering.pool_equivalents import POOLS
@@ -65,7 +66,7 @@ def equivalent(call: Call, forced: bool = False, unrolls: bool = False) -> Call 
         call = Call(complex_part, reals, {}, copies(call), call.name)
     elif chosen := chosen_of_each(call):
         function, call = chosen
-    elif not all(value.is_float for value in call.inputs):
+    elif not all(x.is_float for x in call.inputs) and not isinstance(call.layer, RECURRENT):
         function = OF_INTEGERS.get(str(getattr(call.layer, "symbol", ""))) or written_out(call)
     elif is_operation(call.layer):
         is_better_in_float = call.layer.symbol in WHOLE and not forced

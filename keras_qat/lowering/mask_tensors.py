@@ -86,7 +86,8 @@ class MaskTensors:
             opened = open_layer(written_out or call, masks, lenders)
         else:
             opened = self._opened_alone(call)
-        if opened.carries_masks:
+        of_steps = written_out and isinstance(call.layer, RECURRENT)
+        if opened.carries_masks and not of_steps:
             self.hand_over(values_in(call.outputs))
         else:
             self.of(values_in(call.outputs))  # Raises if they cannot be traced.

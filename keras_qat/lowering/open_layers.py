@@ -146,7 +146,7 @@ def _open_each(
             masks.hand_over(values_in(call.outputs))
         elif type(call.layer) is layers.MultiHeadAttention:
             parts = split_masked_attention(call, context, masks)
-        elif is_recurrent(call.layer) and reads_masks(call):
+        elif is_recurrent(call.layer) and reads_masks(call) and not written_out:
             with contextlib.suppress(CannotOpen):
                 parts = given_mask(call, masks)
         elif finds_number(call) and (allowed or not reads_floats(call, readers, outputs)):

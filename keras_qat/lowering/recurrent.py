@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -107,7 +108,9 @@ def given_mask(call: Call, masks: MaskTensors) -> list[Call]:
         outputs = map_values(lambda y: Value(y.name, y.shape, y.dtype), call.outputs)
         trial = masked(Value("mask", sequence.shape[:2], "bool"), outputs)
         is_pair = isinstance(call.layer, layers.Bidirectional)
-        if why_whole(trial) if is_pair else not with_mask(trial, LoweringContext()):
+        inner = dataclasses.replace(trial, layer=call.layer.forward_layer) if is_pair else trial
+        is_whole = why_whole(trial) if is_pair else not with_mask(trial, LoweringContext())
+        if is_whole and why_not_unrolled(inner):
             return []
         mask = masks.of([sequence]).get(sequence)
     else:
@@ -160,7 +163,9 @@ def why_not_unrolled(call: Call) -> str:
         return "its states are kept"
     if call.kwargs.get("training") is not None:
         return "it is told whether it trains"
-    if any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None:
+    mask = call.kwargs.get("mask")
+    is_tensor = isinstance(mask, Value) and mask.dtype == "bool"
+    if not is_tensor and (mask is not None or any(value.masked for value in call.inputs)):
         return "it has a mask"
     if layer.time_major or len(sequence.shape) < 3:
         return "its sequences are in another form"

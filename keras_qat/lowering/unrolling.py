@@ -43,13 +43,13 @@ def unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
         inner = Call(layer.forward_layer, call.args, call.kwargs, [], call.name)
         is_free = anyway or bool(why_whole(call)) or _begins_beyond(inner)
         is_free = is_free and not why_not_unrolled(inner)
-        return (lambda inputs, **_: _both_ways(layer, tf.nest.flatten(inputs))) if is_free else None
+        return functools.partial(_both_ways, layer) if is_free else None
     if type(layer) not in UNROLLED or why_not_unrolled(call):
         return None
     has_row = match(call).op is not None or split_recurrent(call, LoweringContext())
     if has_row and not anyway and not _begins_beyond(call):
         return None
-    return lambda inputs, **_: _steps(layer, tf.nest.flatten(inputs))
+    return functools.partial(_steps, layer)
 
 
 def _begins_beyond(call: Call) -> bool:
@@ -122,22 +122,37 @@ def _lstm(cell: Any, inputs: Any, states: Any, training: Any = None) -> Any:
     return hidden, [hidden, carry]
 
 
-def _steps(layer: Any, tensors: list[Any]) -> Any:
-    """Calls the cell of a layer for each step of a sequence, from zeros or from given states."""
-    (sequence, *states), cell = tensors, layer.cell
+def _steps(layer: Any, inputs: Any, mask: Any = None, **_: Any) -> Any:
+    """Calls the cell of a layer for each step of a sequence, from zeros or from given states.
+
+    Where a mask is False, the states stay, and the output is that of the step before, or zeros.
+    """
+    (sequence, *states), cell = tf.nest.flatten(inputs), layer.cell
     sizes = cell.state_size if tf.nest.is_nested(cell.state_size) else [cell.state_size]
     if getattr(layer, "dropout", 0):  # One mask for all steps.
         sequence = layers.SpatialDropout1D(layer.dropout, name="dropout")(sequence)
     steps = tf.unstack(sequence, axis=1)
+    masks = [None] * len(steps) if mask is None else tf.unstack(mask, axis=1)
     if not states:
         states = _first_states(layer, sequence, steps[0], tf.nest.flatten(sizes))
-    states, outputs = tf.nest.pack_sequence_as(sizes, states), []
-    for x in reversed(steps) if layer.go_backwards else steps:
-        output, states = cell(x, states)
-        states = states if tf.nest.is_nested(states) else [states]
+    states, outputs = tf.nest.pack_sequence_as(sizes, states), list[Any]()
+    order = -1 if layer.go_backwards else 1
+    for x, is_there in list(zip(steps, masks, strict=True))[::order]:
+        output, after = cell(x, states)
+        after = after if tf.nest.is_nested(after) else [after]
+        if is_there is not None:
+            has_output = outputs and not getattr(layer, "zero_output_for_mask", False)
+            before = outputs[-1] if has_output else tf.zeros_like(output)
+            output = _where(is_there, output, before)
+            after = tf.nest.map_structure(functools.partial(_where, is_there), after, states)
+        states = after
         outputs.append(output)
     result = tf.stack(outputs, 1) if layer.return_sequences else outputs[-1]
     return [result, *tf.nest.flatten(states)] if layer.return_state else result
+
+
+def _where(is_there: Any, after: Any, before: Any) -> Any:
+    return tf.where(tf.reshape(is_there, [-1, *[1] * (len(after.shape) - 1)]), after, before)
 
 
 def _first_states(layer: Any, sequence: Any, step: Any, sizes: list[Any]) -> list[Any]:
@@ -152,12 +167,12 @@ def _first_states(layer: Any, sequence: Any, step: Any, sizes: list[Any]) -> lis
     return states
 
 
-def _both_ways(layer: Any, tensors: list[Any]) -> Any:
+def _both_ways(layer: Any, inputs: Any, mask: Any = None, **_: Any) -> Any:
     """Calls both layers of a Bidirectional, each with its half of the states, and merges."""
-    x, *states = tensors
+    x, *states = tf.nest.flatten(inputs)
     half, merge = len(states) // 2, layer.merge_mode
     results = [
-        tf.nest.flatten(inner([x, *own] if own else x))
+        tf.nest.flatten(inner([x, *own] if own else x, **({} if mask is None else {"mask": mask})))
         for inner, own in (
             (layer.forward_layer, states[:half]),
             (layer.backward_layer, states[half:]),

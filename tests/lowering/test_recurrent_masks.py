@@ -74,8 +74,31 @@ def stacked(kind):
 def behind_float(kind):
     """A layer that stays whole hands the mask on."""
     tokens, x = embedded()
-    first = kind(4, activation="selu", return_sequences=True, name="float")
+    options = {"activation": "selu", "recurrent_dropout": 0.1}
+    first = kind(4, **options, return_sequences=True, name="float")
     return tokens, kind(4)(first(Shift()(x)))
+
+
+def decoder(kind):
+    tokens, x = embedded()
+    x, *states = kind(4, return_sequences=True, return_state=True)(x)
+    return tokens, kind(4, go_backwards=True)(x, initial_state=states)
+
+
+def states_of_both(kind):
+    tokens, x = embedded()
+    x, *states = both(kind(3, return_sequences=True, return_state=True))(x)
+    return tokens, kind(3)(x, initial_state=states[len(states) // 2 :])
+
+
+def own_activation(kind):
+    tokens, x = embedded()
+    return tokens, both(kind(3, activation="selu", return_sequences=True))(x)
+
+
+def cell(kind):
+    tokens, x = embedded()
+    return tokens, layers.RNN(kind(4).cell, return_sequences=True)(x)
 
 
 MODELS = {
@@ -83,6 +106,7 @@ MODELS = {
     for build in (
         *(real_tokens, masking, time_distributed, concatenated, behind_own_layer),
         *(given, shared, stacked, behind_float),
+        *(decoder, states_of_both, own_activation, cell),
     )
 }
 
