@@ -220,7 +220,7 @@ def _between(x: Value, call: Call) -> list[Call]:
 
 
 def softmax_of_many(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers a softmax of more numbers than its results have steps in 8 bits."""
+    """Lowers a softmax of so many numbers that 8 bits keep nothing of their mean."""
     op, attributes, _ = match(call)
     if op is not SOFTMAX or NO_WIDE:
         return []
