@@ -84,7 +84,7 @@ class Within(layers.Layer):
     """Attention that sees what a mask shows."""
 
     def call(self, x, mask=None, offset=None):
-        assert mask.shape == (8, 8)
+        assert mask.get_shape() == (8, 8)
         scores = x @ tf.transpose(x, [0, 2, 1]) + tf.cast(mask, tf.float32)
         return tf.nn.softmax(scores) @ x + offset
 

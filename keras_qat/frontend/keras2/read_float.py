@@ -126,7 +126,7 @@ def _with_arguments(
 
     def given(leaf: Any) -> Any:
         if isinstance(leaf, tf.Variable) and is_mask(leaf):
-            return leaf.numpy()
+            return tf.constant(leaf.numpy())
         return values.get(id(leaf), leaf)
 
     args, kwargs = tf.nest.map_structure(given, (call.args, call.kwargs))
