@@ -55,8 +55,11 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
 
     def called(layer: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal is_inside
-        if is_inside or is_operation(layer):
+        if is_inside:
             return call(layer, *args, **kwargs)
+        if is_operation(layer):
+            with AUTOGRAPH_AS_USUAL:  # Keras 2.15 forgets a function's arguments without it.
+                return call(layer, *args, **kwargs)
         lends = any(inner is lender for inner in layers_in(layer) for lender in lenders)
         is_new = id(layer) not in known
         if is_new and isinstance(layer, keras.layers.RNN) and _holds_symbols(layer.cell):
