@@ -69,12 +69,12 @@ def _seed_that_keeps_kernels(self, seed, set_seed=context.Context._set_global_se
 
 
 def pytest_configure():
-    """Garbage is collected a thousandth as often, and not looked for in TensorFlow and the tests.
+    """Garbage is collected a hundredth as often, and not looked for in TensorFlow and the tests.
 
     Seeds keep TensorFlow's kernels, which saves a tenth to a fifth of the time: weights and data
     start from random numbers that no kernel counts.
     """
-    gc.set_threshold(1_000_000, 10, 10)
+    gc.set_threshold(100_000, 10, 10)
     context.Context._set_global_seed = _seed_that_keeps_kernels
 
 

@@ -58,7 +58,7 @@ def _begins_beyond(call: Call) -> bool:
     An input of the model is taken for what the layer itself has returned.
     """
     low, high = BOUNDS.get(getattr(call.layer, "activation", None), (-1.0, 1.0))
-    given = map(_bounds, call.inputs[1:])
+    given = map(_bounds, values_in(call.args)[1:])
     return any(bounds[0] < low or bounds[1] > high for bounds in given)
 
 
