@@ -72,13 +72,10 @@ def equivalent(call: Call, forced: bool = False, unrolls: bool = False) -> Call 
         is_better_in_float = call.layer.symbol in WHOLE and not forced
         name = str(call.layer.symbol).removeprefix("compat.v1.")
         function = None if is_better_in_float else EQUIVALENTS.get(name)
+    elif type(call.layer) in CONVOLUTIONS:
+        function = unrolled_convolutions(call)
     else:
-        is_image = type(call.layer) in CONVOLUTIONS
-        function = (
-            unrolled_convolutions(call)
-            if is_image
-            else unrolled(call, unrolls) or written_out(call)
-        )
+        function = unrolled(call, unrolls) or written_out(call)
     if function is None:
         return None
     layer = Equivalent(call, function)

@@ -216,6 +216,9 @@ AUTOGRAPH_AS_USUAL = tf.__internal__.autograph.control_status_ctx()
 """Scope in which Keras lets AutoGraph convert the `call` of users' layers, within functions that
 are not converted themselves."""
 
+without_autograph = tf.autograph.experimental.do_not_convert
+"""Calls Python as it is, also in a `tf.function`, whose code AutoGraph has converted for Keras."""
+
 FEW_CALLS = 20
 """Number of calls that `traced_in_time` runs without tracing."""
 

@@ -102,6 +102,11 @@ def is_mask(variable: Any) -> bool:
     return hidden.any() and not hidden.all() and np.abs(numbers[~hidden]).max() <= -HIDES / 10
 
 
+def stand_in(variable: Any) -> Any:
+    """Returns what code reads instead of a variable: a mask's numbers, or a symbol."""
+    return tf.constant(variable.numpy()) if is_mask(variable) else symbol_of_weight(variable)
+
+
 def checksums_of_masks(model: Any) -> list[int]:
     """Returns a checksum of each mask among a model's variables."""
     return [zlib.crc32(weight.numpy().tobytes()) for weight in model.weights if is_mask(weight)]

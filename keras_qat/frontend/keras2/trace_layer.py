@@ -26,6 +26,7 @@ from keras_qat.frontend.keras2.backend import (
     set_mask,
     swapped,
     takes_mask,
+    without_autograph,
 )
 from keras_qat.frontend.keras2.check_trace import random_inputs, why_other_numbers, without_none
 from keras_qat.frontend.keras2.compare_traces import NOISE, equal, identity, in_order, numbered
@@ -42,11 +43,10 @@ from keras_qat.frontend.keras2.inner_calls import (
 from keras_qat.frontend.keras2.known_numbers import sizes_as_numbers, symbols_of_numbers
 from keras_qat.frontend.keras2.layer_names import of_different_names
 from keras_qat.frontend.keras2.layer_weights import (
-    is_mask,
     let_assign,
     listed_as_symbols,
     regularizers_of,
-    symbol_of_weight,
+    stand_in,
     weights_held_by,
     with_symbols,
 )
@@ -172,10 +172,9 @@ class _Trace:
         attributes = [pair for owner in (layer, *lenders) for pair in weights_held_by(owner)]
         variables = tf.nest.flatten([list(own.values()) for _, own in attributes])
         weights = {id(w): w for w in variables if isinstance(w, tf.Variable)}
-        masks_held = {key: tf.constant(w.numpy()) for key, w in weights.items() if is_mask(w)}
-        self.weights = [w for key, w in weights.items() if key not in masks_held]
-        symbols = {id(w): symbol_of_weight(w) for w in self.weights}
-        in_place = symbols | masks_held
+        in_place = {key: stand_in(weight) for key, weight in weights.items()}
+        symbols = {key: tensor for key, tensor in in_place.items() if is_symbolic(tensor)}
+        self.weights = [weights[key] for key in symbols]
         self.assigned: dict[int, Any] = {}
         """Id of a variable -> what the layer assigns to it."""
         self.inputs = {value: graph_lib.symbolic(value.shape, value.dtype) for value in call.inputs}
@@ -299,9 +298,6 @@ class _Trace:
         weights = map(tf.convert_to_tensor, self.weights)  # Keras warns of variables in a Lambda.
         return tf.nest.flatten(self.model([*inputs, *weights], training=False))
 
-
-without_autograph = tf.autograph.experimental.do_not_convert
-"""Calls Python as it is, also in a `tf.function`, whose code AutoGraph has converted for Keras."""
 
 PHASE = "keras_qat: the phase"
 """Replaces a `training` argument that follows the model's phase."""
