@@ -139,9 +139,7 @@ def _open_each(
         if allowed is False:
             return [call]
         written_out = equivalent(call, allowed is True, call.layer in together)
-        parts = _unknown_activation(call, context)
-        if not parts and is_closed(call.layer):
-            parts = plain_batch_norm(call, context)
+        parts = _unknown_activation(call, context) or plain_batch_norm(call, context)
         if parts:
             masks.hand_over(values_in(call.outputs))
         elif type(call.layer) is layers.MultiHeadAttention:

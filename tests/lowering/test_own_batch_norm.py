@@ -1,6 +1,8 @@
-"""Subclasses of BatchNormalization whose `call` ends in Keras' own."""
+"""Other classes of BatchNormalization, whose `call` ends in Keras' own."""
 
 from __future__ import annotations
+
+import importlib
 
 import numpy as np
 import pytest
@@ -38,6 +40,12 @@ class Shifted(layers.BatchNormalization):
         return super().call(inputs, training=training) + 1.0
 
 
+OfTensorFlow1 = importlib.import_module(
+    f"{layers.BatchNormalization.__module__}_v1"
+).BatchNormalization
+Synchronized = layers.experimental.SyncBatchNormalization
+
+
 def quantized(kind, **options):
     x = keras.Input((8, 8, 3))
     y = kind(name="norm", **options)(layers.Conv2D(4, 3, use_bias=False)(x))
@@ -47,7 +55,10 @@ def quantized(kind, **options):
     return model, keras_qat.quantize_model(model, strict=True)
 
 
-@pytest.mark.parametrize(("kind", "moves"), [(Freezable, True), (Frozen, False)])
+@pytest.mark.parametrize(
+    ("kind", "moves"),
+    [(Freezable, True), (Frozen, False), (Synchronized, True), (OfTensorFlow1, True)],
+)
 def test_it_is_folded_and_learns_like_keras_own(kind, moves, tmp_path):
     _, qat = quantized(kind, momentum=0.5, epsilon=0.01)
     data = images(16, (8, 8, 3))
@@ -62,9 +73,10 @@ def test_it_is_folded_and_learns_like_keras_own(kind, moves, tmp_path):
     qat.save(tmp_path / "qat.keras")
     assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
     stripped = keras_qat.strip_quantization(qat)
-    assert type(stripped.get_layer("norm")) is kind
+    norm = stripped.get_layer("norm")
+    assert type(norm).__name__ == kind.__name__  # Keras loads that of TensorFlow 1 as its own.
     gamma = next(weight for weight in qat.weights if "gamma" in weight.name)
-    np.testing.assert_array_equal(stripped.get_layer("norm").gamma, gamma)
+    np.testing.assert_array_equal(norm.gamma, gamma)
 
 
 def test_one_that_is_frozen_stays_frozen():
@@ -74,6 +86,20 @@ def test_one_that_is_frozen_stays_frozen():
     before = [np.array(weight) for weight in moving]
     qat.fit(images(16, (8, 8, 3)), np.zeros((16, 6, 6, 4)), verbose=0)
     np.testing.assert_array_equal(before, list(map(np.array, moving)))
+
+
+def test_statistics_of_all_replicas_stay_so():
+    _, qat = quantized(Synchronized)
+    norms = [layer for layer in qat.submodules if isinstance(layer, layers.BatchNormalization)]
+    assert [norm.synchronized for norm in norms] == [True]
+
+
+def test_that_of_tensorflow_1_learns_where_it_is_frozen():
+    """Keras 2 has it use the moving statistics, so it is not the same."""
+    x = keras.Input((8, 8, 3))
+    norm = OfTensorFlow1(name="norm", trainable=False)
+    plan = keras_qat.plan(keras.Model(x, norm(layers.Conv2D(4, 3)(x))))
+    assert list(plan.float_layers) == ["norm"]
 
 
 def test_one_that_computes_something_else_stays_in_float():
