@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -40,6 +41,8 @@ def unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
     """
     layer = call.layer
     if type(layer) is layers.Bidirectional:
+        if not hasattr(layer.forward_layer, "cell"):  # A layer of one's own that is not recurrent.
+            return functools.partial(_both_ways, layer)
         inner = Call(layer.forward_layer, call.args, call.kwargs, [], call.name)
         is_free = anyway or bool(why_whole(call)) or _begins_beyond(inner)
         is_free = is_free and not why_not_unrolled(inner)
@@ -168,15 +171,19 @@ def _first_states(layer: Any, sequence: Any, step: Any, sizes: list[Any]) -> lis
 
 
 def _both_ways(layer: Any, inputs: Any, mask: Any = None, **_: Any) -> Any:
-    """Calls both layers of a Bidirectional, each with its half of the states, and merges."""
+    """Calls both layers of a Bidirectional, recurrent ones with half of the states, and merges."""
     x, *states = tf.nest.flatten(inputs)
     half, merge = len(states) // 2, layer.merge_mode
+    takes = inspect.signature(layer.forward_layer.call).parameters
+    options = {} if mask is None or "mask" not in takes else {"mask": mask}
+    halves = states[:half], states[half:]
+    if "initial_state" in takes:
+        given = [[x, *own] if own else x for own in halves]
+    else:
+        given = [inputs, inputs]
+    both = layer.forward_layer, layer.backward_layer
     results = [
-        tf.nest.flatten(inner([x, *own] if own else x, **({} if mask is None else {"mask": mask})))
-        for inner, own in (
-            (layer.forward_layer, states[:half]),
-            (layer.backward_layer, states[half:]),
-        )
+        tf.nest.flatten(inner(own, **options)) for inner, own in zip(both, given, strict=True)
     ]
     (forward, *after), (backward, *after_backward) = results
     if layer.return_sequences:

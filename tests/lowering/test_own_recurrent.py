@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+import keras_qat
 from keras_qat.frontend.keras2.backend import keras
 from tests.comparison import assert_in_integers
 from tests.helpers import images, scramble
@@ -56,7 +57,29 @@ class Decoded(layers.Layer):
         return steps + last[:, None]
 
 
+class Convolved(layers.Layer):
+    """Convolves, with the options that Bidirectional asks of a recurrent layer."""
+
+    def __init__(self, filters=4, return_sequences=True, go_backwards=False, **kwargs):
+        super().__init__(**kwargs)
+        self.filters, self.return_state = filters, False
+        self.return_sequences, self.go_backwards = return_sequences, go_backwards
+        self.conv = layers.Conv1D(filters, 3, padding="causal", activation="relu")
+
+    def call(self, x):
+        x = self.conv(tf.reverse(x, [1]) if self.go_backwards else x)
+        return x if self.return_sequences else x[:, -1]
+
+    def get_config(self):
+        options = {"return_sequences": self.return_sequences, "go_backwards": self.go_backwards}
+        return super().get_config() | {"filters": self.filters} | options
+
+
 FORMS = {
+    "Bidirectional of a convolution": lambda x: layers.Bidirectional(Convolved())(x),
+    "Bidirectional of the last step": lambda x: layers.Bidirectional(
+        Convolved(return_sequences=False), merge_mode="sum"
+    )(x),
     "RNN made in a call": lambda x: Decoded()(x),
     "RNN": lambda x: with_more(layers.RNN)(layers.GRUCell(3), return_sequences=True)(x),
     "LSTM": lambda x: with_more(layers.LSTM)(3)(x),
@@ -72,3 +95,9 @@ def test_in_integers(form, tmp_path):
     x[::2, 1:] = 0.0
     model = scramble(keras.Model(inputs, layers.Dense(2)(FORMS[form](inputs))))
     assert_in_integers(model, x, tmp_path)
+
+
+def test_bidirectional_of_a_layer_that_is_not_recurrent():
+    inputs = keras.Input((2, 3))
+    model = keras.Model(inputs, FORMS["Bidirectional of a convolution"](inputs))
+    assert not keras_qat.plan(model).float_layers
