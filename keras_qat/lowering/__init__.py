@@ -104,7 +104,7 @@ def lower(
         if isinstance(call.layer, ReadsWeight):
             raise ValueError(call.layer.reason)
     if activations:
-        graph = tokens_as_integers(with_tokens_apart(graph, context), context)
+        graph = with_tokens_apart(tokens_as_integers(graph, context), context)
         graph = with_joined_parts(positions_as_integers(graph, context), context)
         for recognize in RECOGNIZERS:
             graph = recognize(graph, context)
@@ -112,6 +112,8 @@ def lower(
     ends = set(values_in(graph.outputs))
     calls = [part for call in graph.calls for part in expand(call)]
     graph = dataclasses.replace(graph, calls=calls, weights=context.weights)
+    if activations:  # Those that a TimeDistributed reads.
+        graph = tokens_as_integers(graph, context)
     return _drop_identities(
         _drop_unread(merge_common_subexpressions(graph), context) if activations else graph
     )

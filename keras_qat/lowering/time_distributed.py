@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from keras_qat.frontend import graph as graph_lib
@@ -35,7 +36,16 @@ def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
     if not is_known or is_first or steps is None or call.inputs[0].masked:
         return []
     unfold = parts.new("unfold", RestoreTime, steps)
-    return parts.chain(parts.new("fold", FlattenTime), layer, unfold)
+    folded = _folded(parts, (None, *call.inputs[0].shape[2:]))
+    output = parts.add(layer, folded, kwargs=call.kwargs)
+    return parts.end(unfold, output)
+
+
+def _folded(parts: PartsBuilder, shape: Any) -> Value:
+    """Merges the steps of what a call reads into the batch; integers stay some."""
+    fold, (sequence,) = parts.new("fold", FlattenTime), parts.call.inputs
+    output = dataclasses.replace(parts.between(fold, shape), dtype=sequence.dtype)
+    return parts.add(fold, sequence, output=output)
 
 
 def _in_integers(call: Call, layer: Any) -> bool:
@@ -61,8 +71,7 @@ def _split_model_per_step(parts: PartsBuilder) -> list[Call]:
     if call.kwargs.get("training") is not None:
         return []
     trainable = call.layer.trainable and call.layer.layer.trainable
-    folded = parts.add(parts.new("fold", FlattenTime), sequence, shape=inputs[0].shape)
-    values = {inputs[0]: folded}
+    values = {inputs[0]: _folded(parts, inputs[0].shape)}
 
     def copy_of(inner_call: Call) -> Any:
         layer, part = inner_call.layer, f"{name}_{inner_call.name.replace('/', '_')}"

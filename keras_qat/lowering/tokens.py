@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.frontend.helper_layers import Indices, WeightTensor
+from keras_qat.frontend.helper_layers import FlattenTime, Indices, RestoreTime, WeightTensor
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.known_sizes import SHAPES
 from keras_qat.frontend.tf_operations import is_operation, number, operands, operation_class
@@ -17,6 +18,19 @@ COMPARISONS = (
     *("math.equal", "math.not_equal", "math.greater", "math.greater_equal", "math.less"),
     *("math.less_equal", "__operators__.eq", "__operators__.ne"),
 )
+
+
+MOVES = (
+    *("__operators__.getitem", "slice", "split", "unstack", "concat", "stack", "reshape"),
+    *("squeeze", "expand_dims", "transpose", "identity", "tile", "repeat", "reverse"),
+)
+MOVING_LAYERS = (
+    *(layers.Reshape, layers.Flatten, layers.Permute, layers.RepeatVector, layers.Concatenate),
+    *(layers.Cropping1D, FlattenTime, RestoreTime),
+)
+"""What only moves numbers."""
+
+SHIFTS = "__operators__.add", "math.add", "math.subtract", "math.multiply"
 
 
 def with_tokens_apart(graph: Graph, context: LoweringContext) -> Graph:
@@ -85,35 +99,70 @@ def _is_cut(x: Value) -> bool:
 
 
 def tokens_as_integers(graph: Graph, context: LoweringContext) -> Graph:
-    """Casts inputs once that embeddings or casts to integers read, and nothing computes with."""
-    readers, outputs = graph.consumers(), set(values_in(graph.outputs))
-    tokens: dict[Value, Value] = {}
-    casts: list[Call] = []
-    for value in values_in(graph.inputs):
-        takers = list(filter(_takes_integers, readers[value]))
-        if not (value.is_float and takers) or value in outputs:
-            continue
-        if all(_takes_integers(call) or _keeps_integers(call) for call in readers[value]):
-            parts = PartsBuilder(takers[0], context)
-            layer = parts.new("indices", Indices)
-            tokens[value] = Value(parts.path(layer), value.shape, "int32")
-            parts.add(layer, value, output=tokens[value])
-            casts += parts.calls
-    if not tokens:
-        return graph
+    """Casts inputs once that embeddings or casts to integers read, and nothing computes with.
+
+    What cuts, joins, turns and shifts them in between is of integers, too.
+    """
+    readers, tokens = graph.consumers(), dict[Value, Value]()
+    found, calls = _tokens(graph), list[Call]()
+    for value in (value for value in values_in(graph.inputs) if value in found):
+        parts = PartsBuilder(readers[value][0], context)
+        layer = parts.new("indices", Indices)
+        tokens[value] = Value(parts.path(layer), value.shape, "int32")
+        parts.add(layer, value, output=tokens[value])
+        calls += parts.calls
+
+    def moved(value: Value) -> Value:
+        if value in found:
+            tokens[value] = Value(value.name, value.shape, "int32", masked=value.masked)
+        return tokens.get(value, value)
 
     def with_tokens(call: Call) -> Call:
         if tokens.keys().isdisjoint(call.inputs):
             return call
         args, kwargs = map_values(lambda value: tokens.get(value, value), (call.args, call.kwargs))
         if is_operation(call.layer):  # No number may be real beside integers.
-            args, kwargs = tf.nest.map_structure(
-                lambda x: int(x) if isinstance(x, float) else x, (args, kwargs)
-            )
-        return Call(call.layer, args, kwargs, call.outputs, call.name).as_part_of(call)
+            args, kwargs = tf.nest.map_structure(_whole, (args, kwargs))
+        outputs = map_values(moved, call.outputs)
+        return Call(call.layer, args, kwargs, outputs, call.name).as_part_of(call)
 
-    calls = [*casts, *map(with_tokens, graph.calls)]
-    return dataclasses.replace(graph, calls=calls)
+    return dataclasses.replace(graph, calls=calls + list(map(with_tokens, graph.calls)))
+
+
+def _whole(x: Any) -> Any:
+    value = number(x)
+    return x if value is None else int(value)
+
+
+def _tokens(graph: Graph) -> set[Value]:
+    """Returns the inputs of real numbers that are tokens alone, and what is moved of them."""
+    readers, ends = graph.consumers(), set(values_in(graph.outputs))
+    inputs = values_in(graph.inputs)
+    moves = {call: values_in(call.outputs) for call in graph.calls if _moves(call)}
+    found = {value for values in [inputs, *moves.values()] for value in values if value.is_float}
+    before, found = set[Value](), found - ends
+    while before != found:
+        before = set(found)
+        moving = {call for call, ys in moves.items() if found.issuperset([*ys, *call.inputs])}
+        found = {
+            value
+            for value in found
+            if (value.producer is None or value.producer in moving)
+            and any(_takes_integers(call) or call in moving for call in readers[value])
+            and all(
+                _takes_integers(call) or _keeps_integers(call) or call in moving
+                for call in readers[value]
+            )
+        }
+    return found
+
+
+def _moves(call: Call) -> bool:
+    """Returns whether a call cuts, joins or turns tensors alone, or adds a whole number to one."""
+    symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
+    if symbol in SHIFTS:
+        return _has_whole_number(call)
+    return symbol.removeprefix("compat.v1.") in MOVES or type(call.layer) in MOVING_LAYERS
 
 
 def _takes_integers(call: Call) -> bool:
@@ -131,7 +180,11 @@ def _keeps_integers(call: Call) -> bool:
     if type(call.layer) is WeightTensor:  # Reads no numbers.
         return True
     symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
-    given = [*call.args, *call.kwargs.values()]
-    compared = [x for x in given if isinstance(x, (int, float))]
-    is_of_numbers = len(call.inputs) == len(compared) == 1 and compared[0] == int(compared[0])
-    return symbol in SHAPES or (symbol in COMPARISONS and is_of_numbers)
+    return symbol in SHAPES or (symbol in COMPARISONS and _has_whole_number(call))
+
+
+def _has_whole_number(call: Call) -> bool:
+    """Returns whether a call reads one tensor and one whole number."""
+    given = [x for x in [*call.args, *call.kwargs.values()] if not isinstance(x, Value)]
+    numbers = [x for x in map(number, given) if x is not None]
+    return len(call.inputs) == len(numbers) == 1 and numbers[0] == int(numbers[0])

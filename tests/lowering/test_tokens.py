@@ -25,6 +25,11 @@ def compared(x):
     return layers.Dense(3)(layers.Embedding(9, 4)(x) * kept)
 
 
+def sentence():
+    x = keras.Input((5,))
+    return keras.Model(x, layers.GlobalAveragePooling1D()(layers.Embedding(9, 4)(x)))
+
+
 FORMS = {
     "a mask": pooled,
     "a comparison": compared,
@@ -33,6 +38,13 @@ FORMS = {
         layers.Embedding(9, 4)(x)
         * tf.gather(tf.range(0.1, 1.0, 0.1), tf.cast(x, tf.int32))[..., None]
     ),
+    "a part": lambda x: layers.Embedding(9, 4)(x[:, 1:3]),
+    "parts of it": lambda x: layers.Embedding(9, 4)(
+        layers.Concatenate()([x[:, :2], *tf.split(x[:, 2:4], 2, 1)])
+    ),
+    "turned": lambda x: layers.Embedding(9, 4)(tf.transpose(layers.Reshape((5, 1))(x), [0, 2, 1])),
+    "shifted": lambda x: layers.Embedding(30, 4)(3.0 * x + 1),
+    "each step": lambda x: layers.TimeDistributed(sentence())(layers.RepeatVector(3)(x)),
     "two tables": lambda x: layers.Embedding(9, 4)(x) + layers.Embedding(9, 4)(x),
 }
 
