@@ -1,4 +1,4 @@
-"""Lowers slices of tensors with more axes than kernels take."""
+"""Lowers slices of tensors with more axes than kernels take, and sizes in reverse order."""
 
 from __future__ import annotations
 
@@ -12,6 +12,18 @@ from keras_qat.frontend.tf_operations import operation_class
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.movement import MAX_SLICED
 from keras_qat.ops.slicing import FULL_SLICE, SLICE
+
+
+def split_reversed_sizes(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers sizes[::-1] to tf.reverse: Keras does not infer the shape of the slice if one is open.
+
+    YOLO's code computes such sizes of its feature maps, as (width, height).
+    """
+    (x, *others), parts = call.inputs, SLICE.attributes(call)["parts"]
+    if x.is_float or len(x.shape) != 1 or others or parts != ((None, None, -1),):
+        return []
+    builder = PartsBuilder(call, context)
+    return builder.end(builder.new("", operation_class(), tf.reverse), x, [0])
 
 
 def split_many_axes(call: Call, context: LoweringContext) -> list[Call]:

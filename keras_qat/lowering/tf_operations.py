@@ -32,7 +32,7 @@ from keras_qat.lowering.image_ops import (
     split_patches,
     split_resize,
 )
-from keras_qat.lowering.many_axes import split_many_axes
+from keras_qat.lowering.many_axes import split_many_axes, split_reversed_sizes
 from keras_qat.lowering.merges import (
     LIMITS,
     convert_fixed_ranges,
@@ -319,7 +319,7 @@ ARITHMETIC: dict[str, Lowering] = {
 OPERATIONS: dict[str, Lowering] = {
     **{symbol: partial(_of_floats, lowering) for symbol, lowering in ARITHMETIC.items()},
     "__operators__.add": _swap_constant,
-    "__operators__.getitem": _either(_split_getitem, split_many_axes),
+    "__operators__.getitem": _either(_split_getitem, split_many_axes, split_reversed_sizes),
     **dict.fromkeys(("math.equal", "__operators__.eq"), _split_equality),
     **dict.fromkeys(NOT_EQUAL, _split_equality),
     "strided_slice": _split_strided_slice,

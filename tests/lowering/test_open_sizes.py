@@ -1,0 +1,52 @@
+"""Layers of one's own in models that take pictures of any size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from tests.comparison import assert_in_integers
+from tests.helpers import images, scramble
+
+layers, K = keras.layers, keras.backend
+
+
+def boxes(features):
+    """As YOLO's code: the place of each cell, as a part of (width, height)."""
+    grid = K.shape(features)[1:3]
+    x, y = tf.meshgrid(tf.range(grid[1]), tf.range(grid[0]))
+    cells = K.cast(K.stack([x, y], axis=-1), K.dtype(features))
+    return (K.sigmoid(features) + cells) / K.cast(grid[::-1], K.dtype(features))
+
+
+def up_like(tensors):
+    """As feature pyramids: one map in the size of another."""
+    small, large = tensors
+    return tf.image.resize(small, tf.shape(large)[1:3])
+
+
+def model_of(function):
+    inputs = keras.Input((None, None, 3))
+    large = layers.Conv2D(2, 3, 1, "same")(inputs)
+    small = layers.Conv2D(2, 3, 2, "same")(large)
+    read = [small, large] if function is up_like else small
+    return scramble(keras.Model(inputs, layers.Lambda(function)(read)))
+
+
+@pytest.mark.parametrize("function", [boxes, up_like])
+def test_sizes_stay_open(function):
+    model = model_of(function)
+    qat = keras_qat.quantize_model(model)
+    keras_qat.set_quantization(qat, False)
+    for shape in ((8, 12, 3), (6, 4, 3)):
+        x = images(2, shape)
+        np.testing.assert_allclose(qat(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_that_the_caller_knows_are_in_integers(tmp_path):
+    inputs = keras.Input((8, 12, 3))
+    model = keras.Model(inputs, model_of(boxes)(inputs))
+    assert_in_integers(model, images(8, (8, 12, 3)), tmp_path)
