@@ -114,9 +114,23 @@ def lower(
     graph = dataclasses.replace(graph, calls=calls, weights=context.weights)
     if activations:  # Those that a TimeDistributed reads.
         graph = tokens_as_integers(graph, context)
+    _name_apart(graph)
     return _drop_identities(
         _drop_unread(merge_common_subexpressions(graph), context) if activations else graph
     )
+
+
+def _name_apart(graph: Graph) -> None:
+    """Renames parts that are called as another layer is: `conv_depthwise` of `conv`."""
+    owners = {call.name: call.layer for call in graph.calls if call.name == call.origin}
+    for call in graph.calls:
+        name = call.name
+        while owners.setdefault(name, call.layer) is not call.layer:
+            name += "_"
+        for value in values_in(call.outputs):
+            if name != call.name and value.name.startswith(call.name):
+                value.name = name + value.name.removeprefix(call.name)
+        call.name = name
 
 
 def _drop_unread(graph: Graph, context: LoweringContext) -> Graph:

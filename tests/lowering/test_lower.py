@@ -12,7 +12,7 @@ import keras_qat
 from keras_qat.frontend import graph
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.lowering import lower
-from tests.comparison import assert_kept
+from tests.comparison import assert_in_integers, assert_kept
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers
 
@@ -104,6 +104,13 @@ def test_merges_of_one_tensor_pass_it_on(merge, tmp_path):
     keras_qat.calibrate(qat, x)
     assert np.abs(qat(x) - model(x)).max() < 0.05
     assert_kept(qat, x, tmp_path)
+
+
+def test_parts_may_have_the_name_of_another_layer(tmp_path):
+    inputs, x = keras.Input((4, 4, 2)), images(16, (4, 4, 2))
+    y = layers.SeparableConv2D(2, 2, name="conv")(inputs)
+    outputs = layers.Conv2D(2, 2, name="conv_depthwise")(y)
+    assert_in_integers(keras.Model(inputs, outputs), x, tmp_path)
 
 
 def test_copies_for_a_batch_keep_their_shape():
