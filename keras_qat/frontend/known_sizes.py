@@ -80,11 +80,17 @@ def computed_sizes(shape: Any) -> list[Any] | None:
 
 def measured(sizes: list[Value]) -> Iterator[Value]:
     """Yields the tensors whose sizes are read by what computes these."""
-    for size in sizes:
+    left, seen = list(reversed(sizes)), set[Value]()
+    while left:
+        size = left.pop()
         call = size.producer
-        if call is not None:
-            is_shape = getattr(call.layer, "symbol", "") in SHAPES
-            yield from call.inputs[:1] if is_shape else measured(call.inputs)
+        if call is None or size in seen:
+            continue
+        seen.add(size)
+        if getattr(call.layer, "symbol", "") in SHAPES:
+            yield from call.inputs[:1]
+        else:
+            left.extend(reversed(call.inputs))
 
 
 def sizes_in_both_runs(shape: Any) -> list[list[int]] | None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.frontend import graph
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.known_sizes import example_of
+from keras_qat.frontend.known_sizes import computed_sizes, example_of
 from tests.comparison import assert_kept
 from tests.helpers import images, scramble
 
@@ -277,8 +277,10 @@ def test_what_holds_sizes_is_looked_for_once():
     x = inputs = keras.Input((3,))
     for _ in range(40):
         x = x + tf.sin(x)
-    (value,) = graph.values_in(graph.read(keras.Model(inputs, x)).outputs)
+    model = keras.Model(inputs, [x, tf.cast(x, tf.int32)])
+    value, index = graph.values_in(graph.read(model).outputs)
     assert example_of(value) is None
+    assert computed_sizes(index) is None
 
 
 class Flagged(layers.Layer):
