@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -126,6 +127,9 @@ def _tensors(node: Node) -> list[Tensor]:
     return [x for x in node.inputs if isinstance(x, Tensor)]
 
 
+ASSIGNMENTS = "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
+
+
 class _Converter(tf.lite.TFLiteConverter):
     """TFLite's converter, which freezes variables even where there are none."""
 
@@ -136,9 +140,16 @@ class _Converter(tf.lite.TFLiteConverter):
                 "it reads a tensor that an earlier call kept in an attribute: return it there, and "
                 "give it to the later call as an argument"
             )
+        definition = function.graph.as_graph_def()
+        nodes = [definition.node, *(each.node_def for each in definition.library.function)]
+        if any(node.op in ASSIGNMENTS for node in itertools.chain(*nodes)):
+            raise ConverterError(
+                "it assigns to a variable, and what a file holds is constant: do so in training "
+                "only, as in `if training:`"
+            )
         if function.captured_inputs:
             return super()._freeze_concrete_function()
-        return function.graph.as_graph_def(), function.inputs, function.outputs, function
+        return definition, function.inputs, function.outputs, function
 
 
 def _converted(

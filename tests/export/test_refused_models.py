@@ -95,3 +95,31 @@ def test_spectra_of_sizes_that_litert_has_no_kernel_for(tmp_path):
     micro = observe(keras_qat.quantize_model(model, recipe, target="tflm"), x)
     with pytest.warns(UserWarning, match="RFFT2D: no kernel"):  # LiteRT is not to load it.
         keras_qat.export_tflite(micro)
+
+
+class Counts(layers.Layer):
+    def __init__(self, when=(None, False, True), **kwargs):
+        super().__init__(**kwargs)
+        self.when = when
+
+    def build(self, shape):
+        self.count = self.add_weight("count", (1, 3), trainable=False)
+
+    def call(self, x, training=None):
+        if training in self.when:
+            self.count.assign(self.count * 0.5)
+        return x + self.count
+
+    def get_config(self):
+        return super().get_config() | {"when": self.when}
+
+
+def test_layer_that_assigns_to_a_variable():
+    def exported(when):
+        with pytest.warns(UserWarning, match="compute in float"):
+            qat = keras_qat.quantize_model(functional((3,), build=Counts(when)))
+        return keras_qat.export_tflite(observe(qat, images(8, (3,))))
+
+    with pytest.raises(ValueError, match=r"assigns to a variable.* in training only, as in"):
+        exported((None, False, True))
+    assert exported((True,))
