@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras, swapped
 from keras_qat.frontend.keras2.known_numbers import known_number
+from keras_qat.frontend.keras2.mapped_examples import NotKnown, map_examples
 
 MOST_STEPS = 32
 
@@ -120,6 +121,11 @@ def _last_state(fn: Callable[[Any, Any], Any], rows: list[Any], state: Any) -> A
 
 
 def _map(fn: Callable[[Any], Any], elems: Any, *args: Any, **kwargs: Any) -> Any:
+    if tf.nest.flatten(elems)[0].shape[:1] == [None]:
+        try:
+            return map_examples(fn, elems)
+        except NotKnown as error:
+            raise _NotKnown from error
     results = list(map(fn, _rows(elems)))
     return tf.nest.map_structure(lambda *x: tf.stack(x), *results)
 
