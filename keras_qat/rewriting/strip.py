@@ -121,6 +121,8 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
                 raise _cannot_copy(f"other layers read weights of '{part.name}'")
             done.add(part.layer)
             part.source.trainable = trained.trainable and source.trainable
+            if getattr(source, "synchronized", False):  # Keras leaves it out of configurations.
+                part.source.synchronized = True
             trains = set(map(id, source.trainable_weights))
             for new, old in zip(weights, source.weights, strict=True):
                 take(new, old)

@@ -240,7 +240,8 @@ def test_synchronized_batch_normalization_stays_so(recipe, tmp_path):
 
     qat = keras_qat.quantize_model(functional((6, 6, 2), build=build), recipe)
     qat.save(tmp_path / "qat.keras")
-    for model in (qat, keras.models.load_model(tmp_path / "qat.keras")):
+    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    for model in (qat, loaded, keras_qat.strip_quantization(loaded)):
         norms = [layer for layer in model._flatten_layers() if "gamma" in vars(layer)]
         assert [norm.synchronized for norm in norms] == [True, True]
 
