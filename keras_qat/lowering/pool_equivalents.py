@@ -40,11 +40,27 @@ def _pooled(
     data_format: Any = None,
     dilations: Any = None,
 ) -> Any:
-    require(set(tf.nest.flatten((dilation_rate, dilations))) <= {None, 1})
     require(not str(data_format or "").startswith("NC"))
     axes = len(input.shape) - 2
+    steps = dilation_rate if dilations is None else dilations
+    if set(tf.nest.flatten(steps)) - {None, 1}:
+        sizes = [window(option, axes) for option in (window_shape, steps)]
+        require((pooling_type, padding) == ("MAX", "VALID") and None not in sizes)
+        require(None not in input.shape[1:-1])
+        return _dilated_maximum(input, *sizes)
     pools = (_MAXIMA if pooling_type == "MAX" else _AVERAGES)[axes]
     return pools(window_shape, strides or 1, padding)(input)
+
+
+def _dilated_maximum(x: Any, sizes: Any, steps: Any) -> Any:
+    """Returns the largest of numbers that are `steps` apart, along one axis after the other."""
+    for axis, (size, step) in enumerate(zip(sizes, steps, strict=True), 1):
+        count = x.shape[axis] - (size - 1) * step
+        before = (slice(None),) * axis
+        x, *others = (x[(*before, slice(i * step, i * step + count))] for i in range(size))
+        for other in others:
+            x = tf.maximum(x, other)
+    return x
 
 
 def _pool_of_volumes(pools: Any) -> Callable[..., Any]:

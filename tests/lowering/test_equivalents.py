@@ -241,6 +241,8 @@ FORMS = {
         lambda x: tf.nn.pool(x, [2], "MAX", strides=[2]),
         lambda x: tf.nn.pool(x[..., None], [2, 3], "AVG", padding="SAME"),
         lambda x: tf.nn.pool(x[:, None, ..., None], [1, 2, 2], "MAX", strides=[1, 2, 1]),
+        lambda x: tf.nn.pool(x[..., None], [2, 3], "MAX", dilations=[3, 2]),
+        lambda x: tf.nn.pool(x, [3], "MAX", dilations=[2]),
     ),
     "nn.max_pool3d": (
         lambda x: tf.nn.max_pool3d(tf.reshape(x, [-1, 3, 4, 4, 1]), 2, [1, 1, 2, 2, 1], "SAME"),
