@@ -37,6 +37,8 @@ def compute_in_float(node: Node, numbers: list[Any], for_file: bool = False) -> 
         The tensors, without the None that some layers return beside them.
     """
     call, remaining = node.call, iter(numbers)
+    if node.op is not None and node.op.reads_only_weights:
+        return [call.layer.value()]
     args, kwargs = constants_in_float32((call.args, call.kwargs))
     if for_file:
         args, kwargs = tf.nest.map_structure(_as_array, (args, kwargs))

@@ -44,6 +44,26 @@ class Entries(layers.Layer):
         return {"most": self.most}
 
 
+class Shifted(layers.Layer):
+    """Adds a weight that is a tensor of the file."""
+
+    def build(self, input_shape):
+        self.shift = self.add_weight("shift", (3, 2), initializer="random_normal")
+
+    def call(self, inputs):
+        return tf.tanh(inputs) + self.shift
+
+
+@pytest.mark.parametrize("options", [{"target": "ethos_u55"}, {"kernels": "onnxruntime"}])
+def test_weights_as_tensors_where_shapes_or_numbers_are_computed_in_float(options):
+    inputs, x = keras.Input((3, 2)), images(16, (3, 2))
+    model = keras.Model(inputs, Shifted()(layers.Dense(2)(inputs)))
+    qat = observe(keras_qat.quantize_model(model, **options), x)
+    np.testing.assert_allclose(qat.predict(x, verbose=0), qat(x), atol=0.05)
+    if "target" in options:
+        assert keras_qat.verify(qat, keras_qat.export_tflite(qat, **options), x).identical == 1
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("make", [partial(OwnTable, 900, 4), Entries])
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
