@@ -118,6 +118,7 @@ def test_the_file_gives_the_codes_of_the_model(family):
         assert report.max_difference <= (0 if result.int8 else 1), structure
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", NAMES)
 def test_float_operations_are_those_that_the_plan_says(family):
     plan = keras_qat.plan(made(family).float_model)

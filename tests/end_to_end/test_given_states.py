@@ -224,6 +224,7 @@ def test_a_constant_state_stays_in_float(layer, states):
     np.testing.assert_allclose(predicted, expected, atol=0.05)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [layers.GRU, layers.SimpleRNN])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_first_states_beyond_what_the_layer_returns_are_not_clipped(kind, activation):
@@ -243,6 +244,7 @@ def carry(features):
     return layers.LSTM(UNITS, return_state=True)(layers.Reshape((1, 5))(features))[2]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("state", [layers.Dense(UNITS, "tanh"), carry], ids=["tanh", "carry"])
 def test_first_states_within_its_range_leave_the_layer_whole(state):
     x, features = keras.Input((STEPS, FEATURES)), keras.Input((5,))
@@ -252,6 +254,7 @@ def test_first_states_within_its_range_leave_the_layer_whole(state):
     assert any(isinstance(call.layer, layers.GRU) for call in calls) == (state is not carry)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU])
 def test_a_shared_layer_that_is_given_a_state_in_one_call_alone(kind):
     x, features = keras.Input((STEPS, FEATURES)), keras.Input((5,))

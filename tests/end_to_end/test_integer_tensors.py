@@ -130,7 +130,7 @@ PIXELS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", [None, "ethos_u55"])
 @pytest.mark.parametrize("name", PIXELS)
 def test_pixels_become_real_numbers(name, target):

@@ -197,6 +197,7 @@ class Around(layers.Layer):
         return self.inner(x)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(not RECENT, reason="norms are in float there")
 @pytest.mark.parametrize("around", [lambda inner: inner, Around])
 def test_sizes_that_opened_layers_give_to_those_behind_them(around):

@@ -41,7 +41,7 @@ def drawn(*shape):
     return np.float32(numbers.normal(size=shape) * 10.0 ** numbers.uniform(-3, 2, shape[-1]))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize("bits", [8, 5, 4, 2])
 def test_each_channel_has_its_own_steps(bits, in_graph):

@@ -58,7 +58,7 @@ def of_the_file(qat, x=X):
     return keras_qat.simulate(qat, x).outputs[qat.output_names[0]].values
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.legacy
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("change", CHANGES)

@@ -127,6 +127,7 @@ def test_logarithms_of_shares(name, tmp_path):
     assert_kept(qat, x, tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
 def test_logarithms_of_a_layer_with_an_activation(activation):
     inputs = keras.Input(SHAPE)

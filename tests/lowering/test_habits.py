@@ -176,7 +176,7 @@ class Sparsemax(layers.Layer):
         return tf.reshape(shares, tf.shape(x))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "kind",
     [

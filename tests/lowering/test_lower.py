@@ -232,6 +232,7 @@ class FromOneToken(layers.Layer):
         return total + self.embedding(token) + tf.ones(tf.shape(token)[:1])[:, None]
 
 
+@pytest.mark.slow
 def test_numbers_for_each_example_are_in_integers_beside_single_tokens():
     token = keras.Input((), dtype="int32")
     model, x = keras.Model(token, FromOneToken()(token)), np.arange(16, dtype=np.int32) % 9

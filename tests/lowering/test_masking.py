@@ -40,6 +40,7 @@ def noise(model, qat, data, **options):
     return np.mean(np.square(qat(data, **options).numpy() - expected)) / np.var(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [MISSING, pytest.param(-99.0, marks=pytest.mark.slow)])
 def test_steps_are_found_in_front_of_the_quantizer(missing):
     """One feature comes near the number; one far outside does not widen the range."""

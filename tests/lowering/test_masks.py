@@ -228,6 +228,7 @@ def test_masks_are_exact(name, tmp_path):
     assert keras_qat.export_tflite(loaded) == contents
 
 
+@pytest.mark.slow
 def test_a_mask_is_read_beside_two_arguments():
     model = model_of(translation)
     qat, data = keras_qat.quantize_model(model), padded(model)

@@ -272,6 +272,7 @@ class Fused(layers.Layer):
         return total / (tf.reduce_sum(w) + 1e-4)
 
 
+@pytest.mark.slow
 def test_single_numbers_are_compared_layer_by_layer():
     """Micro's interpreter takes the pieces' inputs without any axis as such."""
     pytest.importorskip("tflite_micro")

@@ -167,6 +167,7 @@ def test_what_is_not_opened_says_why(name):
         keras_qat.quantize_model(model)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("without_float", [False, True])
 def test_calls_of_a_layer_share_its_weights(without_float):
     """Also where one call cannot be opened, or each computes something else from a weight."""
@@ -352,6 +353,7 @@ class DropsInTraining(layers.Layer):
         return x + inputs
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layer", [PassesTrainingOn, DropsInTraining])
 def test_dropout_inside_follows_the_phase(layer):
     model, data = model_of(layer()), images(32)

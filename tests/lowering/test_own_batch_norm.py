@@ -55,6 +55,7 @@ def quantized(kind, **options):
     return model, keras_qat.quantize_model(model, strict=True)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "moves"),
     [(Freezable, True), (Frozen, False), (Synchronized, True), (OfTensorFlow1, True)],

@@ -24,7 +24,7 @@ def expected_place(x, softmax):
     return tf.reduce_sum(softmax(maps) * np.linspace(-1, 1, 576, dtype=np.float32), -1)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("softmax", [tf.nn.softmax, layers.Softmax(), layers.Activation("softmax")])
 def test_nearly_equal_scores_keep_their_shares(softmax, kernels, tmp_path):

@@ -135,6 +135,7 @@ class SpectralConv(layers.Layer):
         return tf.transpose(tf.signal.irfft(y, [16]), [0, 2, 1])
 
 
+@pytest.mark.slow
 def test_kernels_of_frequencies_train(tmp_path):
     inputs = keras.Input((16, 3))
     model, x = keras.Model(inputs, SpectralConv()(inputs)), images(32, (16, 3))
@@ -167,6 +168,7 @@ class Circulant(layers.Layer):
         return tf.math.real(tf.signal.ifft(spectra * kernel))
 
 
+@pytest.mark.slow
 def test_spectra_of_a_vector_of_weights(tmp_path):
     inputs = keras.Input((3, 8))
     model, x = keras.Model(inputs, Circulant()(inputs)), images(32, (3, 8))
@@ -203,6 +205,7 @@ def test_magnitude_and_angle_of_one_layer():
     assert not keras_qat.plan(model, target="ethos_u55").float_layers
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "in_float"), [("as usual", True), ("in two directions", False)])
 def test_what_tflite_computes_in_float_stays(name, in_float):
     """By default; it has no other transforms than of real numbers."""

@@ -318,6 +318,7 @@ class Chain(layers.Layer):
         return y * self.scale
 
 
+@pytest.mark.slow
 def test_a_part_with_many_ways_through_it_is_looked_at_once():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, Chain()(layers.Dense(4)(inputs)))

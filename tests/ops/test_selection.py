@@ -137,6 +137,7 @@ def test_training_stays_finite_where_quantization_makes_zeros(function):
     assert report.identical == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("compare", [tf.equal, tf.not_equal])
 def test_numbers_that_mark_what_is_missing_are_found(compare):
     """-1.0 is between two steps of the range, and so is the number that it is compared with."""

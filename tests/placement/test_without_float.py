@@ -73,6 +73,7 @@ def test_norms_along_other_axes_are_turned_where_an_override_asks(tmp_path):
     assert_kept(qat, data, tmp_path)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("axes", [(1, 1), (2, 1)])
 def test_cosines_along_any_axes(axes):
     inputs, data = [keras.Input((6, 6)) for _ in range(2)], [images(32, (6, 6), n) for n in (1, 2)]

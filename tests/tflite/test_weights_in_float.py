@@ -100,7 +100,7 @@ def test_wrappers(name):
         ]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("fold", "quantized"),
     [

@@ -52,7 +52,7 @@ def updated(optimizer, is_joint):
     return counts[0], [variable.numpy() for variable in [*variables, *optimizer.variables]]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", KNOWN)
 def test_variables_side_by_side_become_what_they_become_alone(name):
     left, together = updated(KNOWN[name](), is_joint=True)

@@ -37,7 +37,7 @@ def shared_net():
     return functional((6, 6, 2), build=build)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("per_execution", [1, 3])
 @pytest.mark.parametrize("net", [tiny_net, shared_net])
 def test_phases_of_all_schedules(net, per_execution, monkeypatch):

@@ -56,6 +56,7 @@ def largest(x):
     return tf.argmax(x, -1, tf.int32)[..., None]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("function", "operator"),
     [

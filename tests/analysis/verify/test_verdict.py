@@ -149,7 +149,7 @@ def test_some_examples_tell_that_a_model_is_good():
     assert labelled.float_examples is None  # Accuracy in float is that of all.
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", POOR)
 def test_more_examples_tell_that_a_model_is_poor(name):
     """Four times as many, where fewer leave a doubt."""
@@ -284,6 +284,7 @@ def test_random_numbers_at_inference_are_named():
     assert "draws random numbers at inference" in report.likely_cause
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", [None, "ethos_u55"])
 def test_examples_that_depend_on_others_are_named(target):
     """As normalizing by a batch's own statistics does; TFLite Micro has no kernel of EXP."""

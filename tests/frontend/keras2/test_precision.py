@@ -282,6 +282,7 @@ def network_with_own_layer():
     return keras.Model(inputs, layers.Dense(3, activation="swish")(x))
 
 
+@pytest.mark.sample(1)
 def test_activations_of_16_bits_are_planned_as_they_are_quantized(policy):
     model = network_with_own_layer()
     with pytest.warns(UserWarning, match="cannot hold activations of 16 bits"):

@@ -96,6 +96,7 @@ def test_bias_correction_leaves_channels_of_which_the_halves_disagree():
         np.testing.assert_array_equal(was, is_)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shift", [0.0, 2.0])
 def test_bias_correction_does_not_hurt_other_data(shift):
     """Inputs around 0 have hardly a mean error; those above it have one in all examples."""
@@ -236,6 +237,7 @@ def test_several_inputs():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", [keras_qat.bias_correction, keras_qat.learn_rounding])
 def test_interrupted_work_leaves_the_weights(verb, monkeypatch):
