@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.kernel_families import ONNXRUNTIME
+from keras_qat.arithmetic.kernel_families import XNNPACK
 from keras_qat.frontend.keras2.backend import traced
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
@@ -72,9 +72,10 @@ def _check_rows(graph: ResolvedGraph, size: int, shapes: Mapping[Tensor, Any]) -
 def _shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, tuple[int | None, ...]]:
     """Infers the shapes of all tensors, by tracing a function that never runs.
 
-    All kernels give the same shapes: those of `ONNXRUNTIME` are made of the fewest operations.
+    All kernels give the same shapes. Those of `XNNPACK` are traced in the fewest operations of all
+    that compute in integers.
     """
-    numbers = prepare(graph, ONNXRUNTIME)
+    numbers = prepare(graph, XNNPACK)
 
     def spec(tensor: Tensor) -> Any:
         dtype = tensor.dtype if tensor.params is None else held_in(tensor.params)
@@ -83,7 +84,7 @@ def _shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, tuple[int | None, .
     shapes: dict[Tensor, tuple[int | None, ...]] = {}
 
     def trace(*inputs: Any) -> None:
-        tensors = run(graph, list(inputs), ONNXRUNTIME, compute_in_float, numbers)
+        tensors = run(graph, list(inputs), XNNPACK, compute_in_float, numbers)
         shapes.update((tensor, tuple(x.shape)) for tensor, x in tensors.items())
 
     specs = map(spec, graph.inputs.values())
