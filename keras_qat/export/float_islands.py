@@ -141,7 +141,7 @@ class _Converter(tf.lite.TFLiteConverter):
                 "give it to the later call as an argument"
             )
         definition = function.graph.as_graph_def()
-        nodes = [definition.node, *(each.node_def for each in definition.library.function)]
+        nodes = [definition.node, *(inner.node_def for inner in definition.library.function)]
         if any(node.op in ASSIGNMENTS for node in itertools.chain(*nodes)):
             raise ConverterError(
                 "it assigns to a variable, and what a file holds is constant: do so in training "

@@ -103,24 +103,26 @@ def tokens_as_integers(graph: Graph, context: LoweringContext) -> Graph:
 
     What cuts, joins, turns and shifts them in between is of integers, too.
     """
-    readers, tokens = graph.consumers(), dict[Value, Value]()
-    found, calls = _tokens(graph), list[Call]()
-    for value in (value for value in values_in(graph.inputs) if value in found):
+    readers, integers = graph.consumers(), dict[Value, Value]()
+    tokens, calls = _tokens(graph), list[Call]()
+    for value in (value for value in values_in(graph.inputs) if value in tokens):
         parts = PartsBuilder(readers[value][0], context)
         layer = parts.new("indices", Indices)
-        tokens[value] = Value(parts.path(layer), value.shape, "int32")
-        parts.add(layer, value, output=tokens[value])
+        integers[value] = Value(parts.path(layer), value.shape, "int32")
+        parts.add(layer, value, output=integers[value])
         calls += parts.calls
 
     def moved(value: Value) -> Value:
-        if value in found:
-            tokens[value] = Value(value.name, value.shape, "int32", masked=value.masked)
-        return tokens.get(value, value)
+        if value in tokens:
+            integers[value] = Value(value.name, value.shape, "int32", masked=value.masked)
+        return integers.get(value, value)
 
     def with_tokens(call: Call) -> Call:
-        if tokens.keys().isdisjoint(call.inputs):
+        if integers.keys().isdisjoint(call.inputs):
             return call
-        args, kwargs = map_values(lambda value: tokens.get(value, value), (call.args, call.kwargs))
+        args, kwargs = map_values(
+            lambda value: integers.get(value, value), (call.args, call.kwargs)
+        )
         if is_operation(call.layer):  # No number may be real beside integers.
             args, kwargs = tf.nest.map_structure(_whole, (args, kwargs))
         outputs = map_values(moved, call.outputs)
@@ -139,14 +141,14 @@ def _tokens(graph: Graph) -> set[Value]:
     readers, ends = graph.consumers(), set(values_in(graph.outputs))
     inputs = values_in(graph.inputs)
     moves = {call: values_in(call.outputs) for call in graph.calls if _moves(call)}
-    found = {value for values in [inputs, *moves.values()] for value in values if value.is_float}
-    before, found = set[Value](), found - ends
-    while before != found:
-        before = set(found)
-        moving = {call for call, ys in moves.items() if found.issuperset([*ys, *call.inputs])}
-        found = {
+    tokens = {value for values in [inputs, *moves.values()] for value in values if value.is_float}
+    before, tokens = set[Value](), tokens - ends
+    while before != tokens:
+        before = set(tokens)
+        moving = {call for call, ys in moves.items() if tokens.issuperset([*ys, *call.inputs])}
+        tokens = {
             value
-            for value in found
+            for value in tokens
             if (value.producer is None or value.producer in moving)
             and any(_takes_integers(call) or call in moving for call in readers[value])
             and all(
@@ -154,7 +156,7 @@ def _tokens(graph: Graph) -> set[Value]:
                 for call in readers[value]
             )
         }
-    return found
+    return tokens
 
 
 def _moves(call: Call) -> bool:

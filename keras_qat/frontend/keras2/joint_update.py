@@ -79,7 +79,8 @@ class _View:
 
     def __init__(self, optimizer: Any, variables: Sequence[Any], axis: int | None) -> None:
         self._optimizer, self._axis = optimizer, axis
-        self._indices = [optimizer._index_dict[optimizer._var_key(each)] for each in variables]
+        keys = map(optimizer._var_key, variables)
+        self._indices = [optimizer._index_dict[key] for key in keys]
         self._index_dict = {None: 0}
 
     def _var_key(self, variable: _Joint) -> None:
