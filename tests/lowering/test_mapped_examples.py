@@ -68,6 +68,27 @@ def test_rows_that_an_input_names(tmp_path):
     assert_in_integers(model, [images(8, (4, 3)), named], tmp_path)
 
 
+class Capsules(layers.Layer):
+    """Votes of capsules: products with a weight, and what follows from weights alone."""
+
+    def build(self, shape):
+        self.matrices = self.add_weight("matrices", (2, *shape[1:], 5), initializer="random_normal")
+
+    def votes(self, x):
+        return tf.matmul(x[:, :, None], 0.5 * self.matrices)
+
+    def call(self, inputs):
+        tiled = tf.tile(inputs[:, None], (1, 2, 1, 1))
+        return tf.reduce_sum(tf.squeeze(tf.map_fn(self.votes, tiled), 3), 2)
+
+
+def test_functions_that_read_a_weight(tmp_path):
+    inputs = keras.Input((4, 3))
+    model = scramble(keras.Model(inputs, Capsules()(inputs)))
+    with keras.utils.custom_object_scope({"Capsules": Capsules}):
+        assert_in_integers(model, images(8, (4, 3)), tmp_path)
+
+
 UNKNOWN = {
     "another tensor": lambda x: tf.map_fn(lambda one: one * x[0], x),
     "an operation": lambda x: tf.map_fn(lambda one: one[tf.argmax(one[:, 0])], x),

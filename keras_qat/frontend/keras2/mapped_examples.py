@@ -32,8 +32,8 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
     The function is traced with one example, and each of its operations is then called with all.
 
     Raises:
-        NotKnown: if sizes other than the number of examples are open, if the function reads other
-            tensors than its arguments, or for an operation that is not known here.
+        NotKnown: if sizes other than the number of examples are open, if the function reads a
+            tensor of the whole batch, or for an operation that is not known here.
     """
     batches = tf.nest.flatten(elems)
     for x in batches:
@@ -44,26 +44,59 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
     outputs = tf.nest.flatten(results)
     if not all(map(is_symbolic, outputs)):
         raise NotKnown
+    shared = _shared(ones, outputs)
     try:
         with any_first_sizes():
-            graph = graph_lib.read(_OfOneExample(ones, outputs))
+            graph = graph_lib.read(_OfOneExample([*ones, *shared], outputs))
     except ValueError as error:
         raise NotKnown from error
-    known: dict[Value, Any] = dict(zip(values_in(graph.inputs), batches, strict=True))
+    inputs = values_in(graph.inputs)
+    known: dict[Value, Any] = dict(zip(inputs, [*batches, *shared], strict=True))
+    mapped = set(inputs[: len(ones)])
+    """What is known of all examples; the rest is the same for each."""
     for call in graph.calls:
-        known.update(zip(values_in(call.outputs), _of_all(call, known), strict=True))
-    results_of_all = [known[value] for value in values_in(graph.outputs)]
-    if not all(map(is_symbolic, results_of_all)):
+        known.update(zip(values_in(call.outputs), _of_all(call, known, mapped), strict=True))
+        if not mapped.isdisjoint(call.inputs):
+            mapped.update(value for value in values_in(call.outputs) if is_symbolic(known[value]))
+    if not mapped.issuperset(values_in(graph.outputs)):
         raise NotKnown
+    results_of_all = [known[value] for value in values_in(graph.outputs)]
     return tf.nest.pack_sequence_as(results, results_of_all)
 
 
-def _of_all(call: Call, known: Mapping[Value, Any]) -> list[Any]:
-    """Returns the outputs of a call for all examples, or numbers that are the same for each.
+def _shared(ones: list[Any], outputs: list[Any]) -> list[Any]:
+    """Returns the symbolic tensors that are read and follow from no example, such as weights.
+
+    Raises:
+        NotKnown: if some follow from the whole batch, or an output from no example.
+    """
+    shared: dict[int, Any] = {}
+    follows = dict.fromkeys(map(id, ones), True)
+
+    def visit(x: Any) -> bool:
+        if id(x) not in follows:
+            layer, index, _ = x._keras_history
+            read = layer.inbound_nodes[index].keras_inputs
+            if not read and None in x.shape:
+                raise NotKnown
+            of_examples = [visit(y) for y in read]
+            follows[id(x)] = any(of_examples)
+            if follows[id(x)]:
+                shared.update((id(y), y) for y in read if not visit(y))
+        return follows[id(x)]
+
+    if not all(map(visit, outputs)):
+        raise NotKnown
+    return list(shared.values())
+
+
+def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[Any]:
+    """Returns the outputs of a call for all examples, or what is the same for each.
 
     Args:
         call: a call on one example.
-        known: its inputs for all examples, or such numbers.
+        known: its inputs for all examples, or what is the same for each: tensors or numbers.
+        mapped: the inputs that are of all examples.
     """
     if not is_operation(call.layer) or any(None in x.shape for x in values_in(call.outputs)):
         raise NotKnown
@@ -71,17 +104,19 @@ def _of_all(call: Call, known: Mapping[Value, Any]) -> list[Any]:
     if symbol == "shape":
         return [np.array(call.inputs[0].shape, call.output.dtype)]
     args, kwargs = map_values(known.__getitem__, (call.args, dict(call.kwargs)))
-    mapped = [value for value in call.inputs if is_symbolic(known[value])]
     function = call.layer.function
-    if not mapped:
-        return [np.asarray(x) for x in tf.nest.flatten(function(*args, **kwargs))]
+    if mapped.isdisjoint(call.inputs):
+        results = tf.nest.flatten(function(*args, **kwargs))
+        return [x if is_symbolic(x) else np.asarray(x) for x in results]
     name = symbol.rpartition(".")[2]
-    if name in _EACH_NUMBER:
+    if name in _ALIGNED:
         rank = len(call.output.shape)
         aligned = {v: _with_axes(known[v], rank) if v in mapped else known[v] for v in call.inputs}
         args, kwargs = map_values(aligned.__getitem__, (call.args, dict(call.kwargs)))
         return [function(*args, **kwargs)]
-    x = known[mapped[0]]
+    if not mapped.issuperset(value for value in call.inputs if is_symbolic(known[value])):
+        raise NotKnown
+    x = next(known[value] for value in call.inputs if value in mapped)
     if name in _IN_OTHER_AXES:
         return [tf.reshape(x, [-1, *call.output.shape])]
     given = inspect.signature(function).bind(*args, **kwargs).arguments
@@ -97,7 +132,7 @@ def _of_all(call: Call, known: Mapping[Value, Any]) -> list[Any]:
         perm = given.get("perm")
         axes = range(len(call.output.shape))[::-1] if perm is None else perm
         return [tf.transpose(x, [0, *_behind(axes)])]
-    if name not in _DEFAULT_AXES or len(mapped) < len(call.inputs):
+    if name not in _DEFAULT_AXES or not mapped.issuperset(call.inputs):
         raise NotKnown
     axis, default = given.get("axis"), _DEFAULT_AXES[name]
     if axis is None:
@@ -122,7 +157,8 @@ def _as_slice(item: Any) -> Any:
     return slice(item["start"], item["stop"], item["step"]) if isinstance(item, dict) else item
 
 
-_EACH_NUMBER = {
+_ALIGNED = {
+    "matmul",
     *("abs", "add", "sub", "radd", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg"),
     *("subtract", "multiply", "divide", "divide_no_nan", "negative", "square"),
     *("squared_difference", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos"),
@@ -132,7 +168,7 @@ _EACH_NUMBER = {
     *("greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_not"),
     *("where", "zeros_like", "ones_like", "identity", "stop_gradient", "reciprocal"),
 }
-"""Operations of TensorFlow that compute each number alone, or of those in the same place."""
+"""Operations of TensorFlow in whose first axes numbers of the same place belong together."""
 
 _IN_OTHER_AXES = {"reshape", "expand_dims", "squeeze"}
 
