@@ -54,11 +54,14 @@ def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
     `tf.custom_gradient`.
 
     Args:
-        predicate: a bool, a scalar tensor, a `Choice` or a `Switch`.
+        predicate: a bool, a scalar tensor, which is known if no graph computes it, a `Choice` or
+            a `Switch`.
         true_fn, false_fn: the branches.
     """
     if isinstance(predicate, Choice):
         predicate.is_taken, predicate = True, predicate.value
+    if isinstance(predicate, tf.__internal__.EagerTensor):
+        predicate = bool(predicate)
     if isinstance(predicate, Switch):
         return tf.nest.map_structure(
             functools.partial(selected, predicate.on), true_fn(), false_fn()
