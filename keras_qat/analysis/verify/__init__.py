@@ -19,7 +19,7 @@ from keras_qat.analysis.verify.compare_outputs import (
     simulated,
 )
 from keras_qat.analysis.verify.match_tensors import float_operations
-from keras_qat.analysis.verify.preconditions import doubts, mixing, randomness
+from keras_qat.analysis.verify.preconditions import check_rows, doubts, mixing, randomness
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
 from keras_qat.analysis.verify.verdict import Verdict, is_same, judge
 from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK, KernelFamily
@@ -102,8 +102,9 @@ def verify(
         begun, a file of other weights or of another model, inputs beyond the ranges.
 
     Raises:
-        ValueError: if the model is not quantized, the file is damaged or not one of this model, or
-            the inputs or labels are not what the model takes.
+        ValueError: if the model is not quantized, the file is damaged or not one of this model,
+            the inputs or labels are not what the model takes, or outputs have other rows in
+            batches of other sizes.
         ImportError: for "tflm" without the package `tflite-micro`; if `runtime` is not installed.
 
     Example:
@@ -155,6 +156,7 @@ def verify(
     with Stream(graph.origin.states):
         codes = file.run(inputs_of_file, batch_size, verbose)
         expected = computed(batch_size)
+    check_rows(graph, codes, expected)
     calls = graph.origin.calls
     evaluate = inference.in_float if inference else evaluator(calls, values_in(calls.outputs))
     labels = labels_of(graph, y, examples)

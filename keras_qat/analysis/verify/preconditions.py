@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -132,6 +132,29 @@ def mixing(
         f"in batches of {size}, as the file takes them, it computes other outputs. Let each "
         f"example depend on itself alone, or export with the batch size of the data."
     ]
+
+
+def check_rows(
+    graph: ResolvedGraph, codes: Mapping[str, np.ndarray], expected: Sequence[np.ndarray]
+) -> None:
+    """Checks that an output of the file has as many rows as the model's, for the same examples.
+
+    Args:
+        graph: the model's resolved graph.
+        codes: what the file returned for each output, by name.
+        expected: what the model predicted, in the order of its outputs.
+
+    Raises:
+        ValueError: if it has not, as where a layer takes the first example of each batch.
+    """
+    for name, computed in zip(graph.outputs, expected, strict=True):
+        if codes[name].shape[:1] != computed.shape[:1]:
+            raise ValueError(
+                f"'{graph.name}' computes over all examples of a batch: of the same data, the "
+                f"model's output '{name}' has {len(computed)} rows and the file's "
+                f"{len(codes[name])}. Let each example depend on itself alone, or export with the "
+                f"batch size of the data."
+            )
 
 
 def faults(
