@@ -20,7 +20,8 @@ def split_reversed_sizes(call: Call, context: LoweringContext) -> list[Call]:
     YOLO's code computes such sizes of its feature maps, as (width, height).
     """
     (x, *others), parts = call.inputs, SLICE.attributes(call)["parts"]
-    if x.is_float or len(x.shape) != 1 or others or parts != ((None, None, -1),):
+    is_vector = len(x.shape) == len(call.output.shape) == 1
+    if x.is_float or not is_vector or others or parts != ((None, None, -1),):
         return []
     builder = PartsBuilder(call, context)
     return builder.end(builder.new("", operation_class(), tf.reverse), x, [0])

@@ -301,10 +301,12 @@ def test_examples_that_depend_on_others_are_named(target):
 
 def test_rows_that_are_not_those_of_the_examples_are_named():
     inputs, x = keras.Input((3, 4)), images(8, (3, 4))
-    model = keras.Model(inputs, layers.Lambda(lambda x: x[0])(layers.Dense(5)(inputs)))
+    model = keras.Model(
+        inputs, layers.Lambda(lambda x: x[0], name="first")(layers.Dense(5)(inputs))
+    )
     qat = keras_qat.quantize_model(model, target="ethos_u55")
     keras_qat.calibrate(qat, x)
-    with pytest.raises(ValueError, match="output 'lambda' has 3 rows and the file's 24"):
+    with pytest.raises(ValueError, match="output 'first' has 3 rows and the file's 24"):
         keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
 
 
