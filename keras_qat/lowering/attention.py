@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.helper_layers import Contract, MaskScores, Regularize
 from keras_qat.frontend.keras2.backend import attention_parts, layers
+from keras_qat.frontend.keras2.cannot_open import CannotOpen
 from keras_qat.frontend.keras2.layers_and_models import clone
-from keras_qat.frontend.keras2.trace_layer import CannotOpen
 from keras_qat.frontend.tf_operations import operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 from keras_qat.lowering.mask_tensors import MaskTensors

@@ -13,7 +13,8 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import CarryMask
 from keras_qat.frontend.keras2.backend import keras, layers, takes_mask
-from keras_qat.frontend.keras2.trace_layer import CannotOpen, OpenedLayer, open_layer
+from keras_qat.frontend.keras2.cannot_open import CannotOpen
+from keras_qat.frontend.keras2.trace_layer import OpenedLayer, open_layer
 from keras_qat.frontend.known_sizes import given_numbers, with_known_sizes
 from keras_qat.frontend.masks import Masks
 from keras_qat.frontend.origins import KERAS, package_of

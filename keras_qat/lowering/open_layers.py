@@ -17,15 +17,15 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
 from keras_qat.frontend.keras2.attention_dropout import with_dropout
 from keras_qat.frontend.keras2.backend import any_first_sizes, keras, layers
-from keras_qat.frontend.keras2.compare_traces import NOISE
-from keras_qat.frontend.keras2.layers_and_models import layers_in, rename
-from keras_qat.frontend.keras2.trace_layer import (
+from keras_qat.frontend.keras2.cannot_open import (
     READS_OTHERS,
     CannotOpen,
     OnlyTrains,
-    OpenedLayer,
     ReadsWeights,
 )
+from keras_qat.frontend.keras2.compare_traces import NOISE
+from keras_qat.frontend.keras2.layers_and_models import layers_in, rename
+from keras_qat.frontend.keras2.trace_layer import OpenedLayer
 from keras_qat.frontend.keras2.whole_graph import as_one_call
 from keras_qat.frontend.known_sizes import with_known_sizes
 from keras_qat.frontend.operation_calls import call_in_layer

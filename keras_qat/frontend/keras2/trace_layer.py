@@ -12,12 +12,10 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.frontend.helper_layers import TrainingOnly
 from keras_qat.frontend.keras2.backend import (
     any_first_sizes,
     is_given_mask,
@@ -28,8 +26,8 @@ from keras_qat.frontend.keras2.backend import (
     takes_mask,
     without_autograph,
 )
-from keras_qat.frontend.keras2.check_trace import random_inputs, why_other_numbers, without_none
-from keras_qat.frontend.keras2.compare_traces import NOISE, equal, identity, in_order, numbered
+from keras_qat.frontend.keras2.cannot_open import READS_OTHERS, CannotOpen, ReadsWeights
+from keras_qat.frontend.keras2.check_trace import why_other_numbers, without_none
 from keras_qat.frontend.keras2.inner_calls import (
     HasToLend,
     calls_inside,
@@ -54,35 +52,11 @@ from keras_qat.frontend.keras2.layers_and_models import nodes_of, takes_training
 from keras_qat.frontend.keras2.own_errors import describe_error, first_line
 from keras_qat.frontend.keras2.random_draws import draws_in_each_step, largest_draws
 from keras_qat.frontend.keras2.real_transforms import transforms_of_symbols
-from keras_qat.frontend.keras2.training_sections import Sections
+from keras_qat.frontend.keras2.training_phase import follow_training, with_both_phases
 from keras_qat.frontend.keras2.written_out_loops import steps_written_out
 from keras_qat.frontend.masks import first_argument
-from keras_qat.frontend.operation_calls import with_all_arguments
 from keras_qat.frontend.own_gradients import gradients_of_symbols
-from keras_qat.frontend.tf_operations import draws_random_numbers, number
-
-READS_OTHERS = "it reads a tensor that is none of its arguments"
-"""Why a layer cannot be opened by itself that reads what an earlier call kept in an attribute."""
-
-
-class CannotOpen(Exception):
-    """Tells in a few words why a layer cannot be opened."""
-
-
-class ReadsWeights(CannotOpen):
-    """Raised for a layer that reads weights of other layers in its own code."""
-
-    def __init__(self, variables: list[Any]) -> None:
-        super().__init__(f"it reads {variables[0].name}, a weight of another layer")
-        self.variables = variables
-
-
-class OnlyTrains(Exception):
-    """Raised for a layer that passes its input on, and applies `model` to it in training."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
+from keras_qat.frontend.tf_operations import number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +110,11 @@ def open_layer(
         trace = traces[0]
         if trained:
             try:
-                _follow_training(*traces)
+                follow_training(*traces)
             except CannotOpen as error:
                 # The first one has been changed.
                 traces[0] = _Trace(call, masks or {}, True, lenders)
-                trace = _with_both_phases(traces[0], traces[1], error)
+                trace = with_both_phases(traces[0], traces[1], error)
         with keeping_symbols(layer):
             if reason := why_other_numbers(call, traces[-1]):
                 raise CannotOpen(reason)
@@ -299,104 +273,5 @@ class _Trace:
         return tf.nest.flatten(self.model([*inputs, *weights], training=False))
 
 
-PHASE = "keras_qat: the phase"
-"""Replaces a `training` argument that follows the model's phase."""
-
-
 def _refuse_updates(*args: Any, **kwargs: Any) -> None:
     raise CannotOpen("it calls add_update")
-
-
-def _follow_training(trained: _Trace, tested: _Trace) -> None:
-    """Makes inner layers follow the model's phase where the layer passes its phase on.
-
-    Raises:
-        CannotOpen, OnlyTrains: if the layer computes differently in training.
-    """
-    does_nothing = _passes_on(tested) and not trained.weights
-    refusal: Exception = CannotOpen("it computes differently in training")
-    if does_nothing and len(trained.inputs) == 1 and _varies_alike(trained):
-        refusal = OnlyTrains(with_all_arguments(trained.model))
-    nodes, of_test, noise = in_order(trained), in_order(tested), set[Any]()
-    expected = list(map(identity, of_test))
-    if list(map(identity, nodes)) != expected:  # As in `if training: x = self.dropout(x)`.
-        in_test = {id(node.layer) for node in of_test}
-        noise = {n for n in nodes if type(n.layer) in NOISE and id(n.layer) not in in_test}
-        nodes = [node for node in nodes if node not in noise]
-    known = [numbered(trained, noise), numbered(tested, set())]
-    results = [
-        [numbers.get(id(tensor)) for tensor in tf.nest.flatten(trace.outputs)]
-        for numbers, trace in zip(known, (trained, tested), strict=True)
-    ]
-    if list(map(identity, nodes)) != expected or results[0] != results[1]:
-        raise refusal
-
-    def common(a: Any, b: Any) -> Any:
-        if a is True and b is False:
-            return PHASE
-        if known[0].get(id(a)) != known[1].get(id(b)) or (
-            id(a) not in known[0] and not equal(a, b)
-        ):
-            raise refusal
-        return a
-
-    for node in noise:
-        node.call_args, node.call_kwargs = node.call_args[:1], {}
-    for node, tested_node in zip(nodes, of_test, strict=True):
-        arguments = [(n.call_args, dict(n.call_kwargs)) for n in (node, tested_node)]
-        try:
-            args, kwargs = tf.nest.map_structure(common, *arguments)
-        except (ValueError, TypeError) as error:
-            raise refusal from error
-        positions = [index for index, arg in enumerate(args) if arg is PHASE]
-        node.call_args = args[: positions[0]] if positions else args
-        node.call_kwargs = {key: None if arg is PHASE else arg for key, arg in kwargs.items()}
-
-
-def _with_both_phases(trained: _Trace, tested: _Trace, refusal: CannotOpen) -> _Trace:
-    """Returns a trace with what training computes instead, which stays in float.
-
-    That may be parts, as stochastic depth, or all of a layer without weights, such as those that
-    add noise where others round.
-
-    Raises:
-        CannotOpen: the refusal, for other layers.
-    """
-    if not _varies_alike(trained):
-        raise refusal
-    inputs, ends = trained.model.inputs, [tf.nest.flatten(x.outputs) for x in (trained, tested)]
-    if (joined := Sections(trained, tested).joined()) is not None:
-        trained.outputs = joined
-        trained.model = trained.model_of(inputs, joined)
-        return trained
-    kinds = [[(tensor.shape.as_list(), tensor.dtype) for tensor in tensors] for tensors in ends]
-    has_state = any(x.weights or x.model.weights or x.masks for x in (trained, tested))
-    if has_state or len(ends[0]) > 1 or kinds[0] != kinds[1]:
-        raise refusal
-    layer = TrainingOnly(with_all_arguments(trained.model), name="in_training")
-    tested.outputs = layer(ends[1][0], given=list(tested.inputs.values()))
-    tested.model = tested.model_of(list(tested.inputs.values()), tested.outputs)
-    return tested
-
-
-def _passes_on(trace: _Trace) -> bool:
-    """Returns whether a trace returns its input, possibly through `tf.identity`."""
-    symbols = {getattr(node.layer, "symbol", "") for node in trace.nodes}
-    return symbols <= {"identity"} and is_symbolic(trace.outputs)
-
-
-def _varies_alike(trained: _Trace) -> bool:
-    """Returns whether a trace is random in training exactly if its layer is."""
-    symbols = [str(getattr(node.layer, "symbol", "")) for node in trained.nodes]
-    if any(map(draws_random_numbers, symbols)):
-        return True  # Runs may still be equal, if it drops one example of a thousand.
-    if trained.weights or trained.model.weights:
-        return False  # A run may change them, as moving statistics.
-    drawn, call = random_inputs(trained), trained.call
-    numbers = dict(zip(trained.inputs, drawn, strict=False))
-    args, kwargs = map_values(numbers.__getitem__, (call.args, dict(call.kwargs)))
-    runs: Any = (
-        lambda: trained.layer(*args, **{**kwargs, "training": True}),
-        lambda: trained.model(drawn, training=True),
-    )
-    return len({all(np.all(run() == run()) for _ in range(8)) for run in runs}) == 1
