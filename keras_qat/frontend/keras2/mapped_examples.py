@@ -168,7 +168,7 @@ _ALIGNED = {
     *("greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_not"),
     *("where", "zeros_like", "ones_like", "identity", "stop_gradient", "reciprocal"),
 }
-"""Operations of TensorFlow in whose first axes numbers of the same place belong together."""
+"""Operations of TensorFlow that broadcast their first axes, as additions do."""
 
 _IN_OTHER_AXES = {"reshape", "expand_dims", "squeeze"}
 
