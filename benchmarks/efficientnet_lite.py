@@ -6,6 +6,8 @@
 Ranges and rounding come from crops of ten photographs, `--images` of them, without labels. Crops of
 eight other photographs, `--test` of them, or other crops of the same ten with `--same-photographs`,
 tell the share whose class is that of the float model, and the signal to noise ratio of the logits.
+With `--folder` both are pictures of a folder, in an order drawn at random, such as the thousand of
+https://github.com/EliSchwartz/imagenet-sample-images, one of each class.
 `--network lite1` is the next larger network, of another package, and `--weight-bits 4` other rows.
 Rows are kept in the directory: a run that was cut short goes on.
 """
@@ -178,6 +180,25 @@ def crops(
     return ((np.stack(result) - 127) / 128).astype(np.float32)
 
 
+def middles(folder: Path, count: int, test: int) -> tuple[np.ndarray, np.ndarray]:
+    """The middles of pictures of a folder: `count` of them, and `test` others."""
+    paths = sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in (".jpeg", ".jpg", ".png")
+    )
+    if len(paths) < count + test:
+        raise SystemExit(f"{folder} has {len(paths)} pictures, {count + test} are asked for.")
+    order = np.random.default_rng(0).permutation(len(paths))
+    pixels = []
+    for number in (*order[:count], *order[len(order) - test :]):
+        image = Image.open(paths[number]).convert("RGB")
+        side = int(0.875 * min(image.size))
+        left, top = ((length - side) // 2 for length in image.size)
+        box = (left, top, left + side, top + side)
+        pixels.append(np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box)))
+    both = (np.stack(pixels).astype(np.float32) - 127) / 128
+    return both[:count], both[count:]
+
+
 class Likeness(NamedTuple):
     """How near logits are to those in float.
 
@@ -242,6 +263,8 @@ def rows_of(
             "calibrate": partial(quantized, int4, "mse"),
             "bias_correction": partial(quantized, int4, "mse", correct),
             "learn_rounding": partial(quantized, int4, "mse", learn),
+            "bias_correction, ends of 8 bits": partial(quantized, ends, "mse", correct),
+            "learn_rounding, ends of 8 bits": partial(quantized, ends, "mse", learn),
             "learn_rounding of blocks, ends of 8 bits": partial(quantized, ends, "mse", blocks),
         }
     learn = partial(learn, iterations=100, weights="minmax")
@@ -271,13 +294,17 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=CALIBRATION, help="crops without labels")
     parser.add_argument("--test", type=int, default=TEST, help="crops to test with")
     parser.add_argument("--same-photographs", action="store_true")
+    parser.add_argument("--folder", type=Path, help="of pictures, instead of the photographs")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     path = options.directory / "rows.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     tested = PHOTOGRAPHS if options.same_photographs else OTHERS
     model = pretrained(options.network)
-    images, test = crops(options.images, 1), crops(options.test, 2, tested)
+    if options.folder:
+        images, test = middles(options.folder, options.images, options.test)
+    else:
+        images, test = crops(options.images, 1), crops(options.test, 2, tested)
     wanted = model.predict(test, verbose=0)
     for label, measure in rows_of(model, images, test, options.weight_bits).items():
         if label not in kept and (not options.rows or label in options.rows):

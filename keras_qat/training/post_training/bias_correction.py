@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.frontend.graph import Call
+from keras_qat.frontend.graph import Call, map_values
 from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.batch_norm.factor_and_bias import normalization
@@ -133,9 +133,11 @@ def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, n
 
 def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
     """Returns the mean output of a wrapper in front of its activation, over all examples."""
-    inputs = [tensors[call.inputs[0]] for tensors in batches]
     fold = fold_modes.FOLDS[call.layer.fold]
-    outputs = [fold(call.layer, x, phase) for x in inputs]
+    outputs = [
+        fold(call.layer, map_values(tensors.__getitem__, call.args[0]), phase)
+        for tensors in batches
+    ]
     sums = [tf.reduce_sum(tf.cast(y, tf.float64), 0).numpy() for y in outputs]
     return np.sum(sums, 0) / sum(int(y.shape[0]) for y in outputs)
 

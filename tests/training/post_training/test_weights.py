@@ -224,6 +224,18 @@ def test_what_cannot_be_learned():
         keras_qat.learn_rounding(qat, images(4, (6, 6, 2)), weights="max")
 
 
+@pytest.mark.parametrize("change", [keras_qat.learn_rounding, keras_qat.bias_correction])
+def test_masked_recurrent_layers(change):
+    """Their masks are inputs too."""
+    words = rng().integers(0, 9, (8, 5)).astype(np.int32)
+    inputs = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(9, 4, mask_zero=True)(inputs)
+    model = keras.Model(inputs, layers.Dense(3)(layers.GRU(4)(x)))
+    qat = calibrated(model=model, x=words)
+    change(qat, words, **({"iterations": 2} if change is keras_qat.learn_rounding else {}))
+    assert np.isfinite(qat.predict(words, verbose=0)).all()
+
+
 @SLOW
 def test_several_inputs():
     def build(x, y):
