@@ -87,7 +87,10 @@ def _misaligned(contents: bytes, file: Any) -> Iterator[str]:
 def _other_operators(graph: ResolvedGraph, file: Any) -> Iterator[str]:
     """Compares the file's tensors, and what each is computed from, with the resolved graph's."""
     main = file.subgraphs[0]
-    by_name = {tensor.name.decode(): index for index, tensor in enumerate(main.tensors)}
+    computed = {int(index) for operator in main.operators for index in operator.outputs}
+    # The sizes that a RESHAPE is given may be called as a tensor is, which comes last.
+    in_order = sorted(range(len(main.tensors)), key=computed.__contains__)
+    by_name = {main.tensors[index].name.decode(): index for index in in_order}
     indices: dict[Tensor, int] = {}
     for node in graph.nodes:
         for tensor in [*node.inputs, *node.outputs]:

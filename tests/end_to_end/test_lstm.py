@@ -199,6 +199,26 @@ def of_steps(x: Any) -> Any:
     return layers.TimeDistributed(layers.LSTM(3))(layers.Reshape((3, 2, 2))(x))
 
 
+def with_positions(x: Any) -> Any:
+    """Several sequences for each example, of numbers that are repeated for all examples."""
+
+    def positions(x):
+        table = tf.tile(tf.constant([-1.0, 1.0]), [tf.shape(x)[0] * 3])
+        return tf.reshape(table, [tf.shape(x)[0], 3, 2, 1])
+
+    x = layers.Reshape((3, 2, 2))(x)
+    x = layers.Concatenate()([layers.Lambda(positions, name="positions")(x), x])
+    return layers.TimeDistributed(layers.LSTM(3))(x)
+
+
+@pytest.mark.parametrize("batch", [None, 1])
+def test_sequences_of_steps_begin_with_zeros_where_sizes_are_computed(batch):
+    """Their number was taken from the repeated numbers; two tensors had one name."""
+    qat = observe(keras_qat.quantize_model(functional(SHAPE, build=with_positions)), images())
+    contents = keras_qat.export_tflite(qat, batch_size=batch)
+    assert keras_qat.verify(qat, contents, images()).identical == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "build", [stacked, *(pytest.param(item, marks=pytest.mark.slow) for item in (merged, of_steps))]

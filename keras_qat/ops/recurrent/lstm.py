@@ -287,16 +287,28 @@ def _gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np
 
 def _times(e: Emission, x: int) -> int:
     """Returns the number of sequences for each example of the file, where steps were folded."""
+    sequences, examples = e.shape(x)[0], e.shape(FIRST)[0]
+    if sequences and examples:
+        return sequences // examples
     tensors, codes = e.builder.graph.tensors, e.builder.model.operatorCodes
     producers = {int(index): op for op in e.builder.graph.operators for index in op.outputs}
-    times = Fraction(1)
-    while x in producers:
-        operator, after = producers[x], e.builder.sizes(x)[1:]
-        x = next(int(index) for index in operator.inputs if not tensors[index].buffer)
-        before, code = e.builder.sizes(x)[1:], codes[operator.opcodeIndex].builtinCode
-        if code == schema.BuiltinOperator.RESHAPE and -1 not in after + before:
-            times *= Fraction(int(np.prod(before)), int(np.prod(after)))
-    return int(times)
+    ways, seen = [(x, Fraction(1))], {x}
+    while ways:  # Back to an input, by tensors that hold all examples.
+        after, times = ways.pop()
+        if after not in producers:
+            return int(times)
+        operator = producers[after]
+        is_reshape = codes[operator.opcodeIndex].builtinCode == schema.BuiltinOperator.RESHAPE
+        for before in reversed([int(index) for index in operator.inputs if index >= 0]):
+            sizes = e.builder.sizes(before), e.builder.sizes(after)
+            is_constant = tensors[before].buffer or tensors[before].isVariable
+            if before in seen or is_constant or sizes[0][:1] != [-1]:
+                continue
+            seen.add(before)
+            folds = is_reshape and all(-1 not in axes[1:] for axes in sizes)
+            factor = Fraction(*(int(np.prod(axes[1:])) for axes in sizes)) if folds else 1
+            ways.append((before, times * factor))
+    return 1
 
 
 def _zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
