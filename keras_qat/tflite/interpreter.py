@@ -16,6 +16,7 @@ import numpy as np
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.io.progress import shown
 from keras_qat.tflite.schema import contents_of, damage, reading
+from keras_qat.tflite.sums_of_softmax import SumsOfSoftmax
 
 Kernels = Literal["xnnpack", "xnnpack_arm64", "optimized", "reference", "tflm"]
 
@@ -67,6 +68,7 @@ class FileInterpreter:
             "reference" (TFLite's portable ones).
         runtime: the package whose interpreter runs it, by default the first of `RUNTIMES` that is
             installed.
+        keeps_tensors: whether tensors inside keep their values after a run.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.
@@ -78,12 +80,14 @@ class FileInterpreter:
         file: str | os.PathLike[str] | bytes,
         kernels: str = "xnnpack",
         runtime: Runtime | None = None,
+        keeps_tensors: bool = False,
     ) -> None:
         if kernels not in KERNELS:
             raise ValueError(
                 f"kernels={kernels!r}: use one of {', '.join(map(repr, get_args(Kernels)))}."
             )
-        is_of_arm = FAMILIES.get(kernels, XNNPACK).neon
+        family = FAMILIES.get(kernels, XNNPACK)
+        is_of_arm = family.neon
         if is_of_arm and platform.machine() not in ("aarch64", "arm64"):
             raise ValueError(
                 f"kernels={kernels!r} run on 64-bit ARM only. Here, simulate(kernels={kernels!r}) "
@@ -98,6 +102,7 @@ class FileInterpreter:
                 self.interpreter = module.Interpreter(
                     model_content=contents,
                     num_threads=1,
+                    experimental_preserve_all_tensors=keeps_tensors,
                     experimental_op_resolver_type=getattr(resolvers, KERNELS[kernels]),
                 )
             except (ValueError, RuntimeError) as error:
@@ -109,6 +114,7 @@ class FileInterpreter:
                     message = f"{missing}: {str(error).splitlines()[0]}"
                 raise ValueError(message) from error
         self.kernels = kernels
+        self._sums = SumsOfSoftmax(contents) if family.softmax == "fixed_point" else None
         with reading():
             signatures = [d["shape_signature"] for d in self.interpreter.get_input_details()]
         # Files hold 1 for open sizes, and kernels may refuse that.
@@ -196,6 +202,8 @@ class FileInterpreter:
     def run_once(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Runs the file once on all of the inputs, whatever their sizes."""
         details = self.inputs
+        if self._sums:
+            self._sums.check(inputs)
         for name, values in inputs.items():
             index = details[name]["index"]
             if self._shapes.get(name) != values.shape:

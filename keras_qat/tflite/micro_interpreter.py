@@ -21,6 +21,7 @@ from keras_qat.frontend.messages import counted
 from keras_qat.tflite.interpreter import FileInterpreter, Runtime, to_codes
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import contents_of
+from keras_qat.tflite.sums_of_softmax import EndsProcess, SumsOfSoftmax
 
 ARENA = 64
 """Size of the arena in multiples of the file's, enough for unusually large tensors."""
@@ -64,8 +65,10 @@ class MicroInterpreter(FileInterpreter):
         positions = {index: i for i, index in enumerate(graph.ends("outputs"))}
         self._output_positions = {name: positions[t.index] for name, t in self._outputs.items()}
         self._interpreter = self._load(min(max(SMALLEST, ARENA * self.size), LARGEST))
-        # Some operators are refused only once they run, as LOG of integers.
-        self.run_once({name: np.zeros(t.shape, t.dtype) for name, t in self._inputs.items()})
+        self._sums = SumsOfSoftmax(self.contents)
+        with contextlib.suppress(EndsProcess):
+            # Some operators are refused only once they run, as LOG of integers.
+            self.run_once({name: np.zeros(t.shape, t.dtype) for name, t in self._inputs.items()})
         self.reset_states()
         self.runtime = f"tflite-micro {importlib.metadata.version('tflite-micro')}"
 
@@ -128,6 +131,8 @@ class MicroInterpreter(FileInterpreter):
                 raise ValueError(message)
             if count > size:
                 return self.run(inputs)
+        if self._sums:
+            self._sums.check(inputs)
         for name, tensor in self._inputs.items():
             codes = to_codes(inputs[name], tensor.dtype, tensor.scale, tensor.zero_point)
             self._interpreter.set_input(np.asarray(codes, order="C"), self._input_positions[name])

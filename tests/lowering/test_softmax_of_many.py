@@ -52,3 +52,17 @@ def test_places_are_found_of_wide_scores():
 def test_outputs_have_the_steps_that_runtimes_know():
     exported = export(functional((600,), build=layers.Softmax()), images(8, (600,)))
     assert exported.operations == ["SOFTMAX"]
+
+
+@pytest.mark.parametrize("kernels", ["reference", "tflm"])
+def test_outputs_that_would_end_the_process_are_an_error(kernels):
+    """`verify` died without a word: of classes that are nearly equal, as before training."""
+    if kernels == "tflm":
+        pytest.importorskip("tflite_micro")
+    x = images(4, (600,))
+    qat = keras_qat.quantize_model(functional((600,), build=layers.Softmax()))
+    keras_qat.calibrate(qat, 8 * x)
+    contents = keras_qat.export_tflite(qat, batch_size=1)
+    assert keras_qat.verify(qat, contents, 8 * x, kernels=kernels).identical == 1
+    with pytest.raises(ValueError, match="these 600 scores are nearly equal"):
+        keras_qat.verify(qat, contents, 0.01 * x, kernels=kernels)
