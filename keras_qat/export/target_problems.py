@@ -35,7 +35,10 @@ CHANGES = {
 }
 """Operator -> advice where a target lacks it."""
 
-OPEN = "export with batch_size=1 and give all other sizes in keras.Input"
+OPEN = (
+    "export with batch_size=1, and quantize keras.Model(x, model(x)), where x is a keras.Input "
+    "that has all other sizes"
+)
 IN_FLOAT = "keras_qat.plan says why it computes in float"
 
 

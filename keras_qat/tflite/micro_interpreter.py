@@ -57,8 +57,9 @@ class MicroInterpreter(FileInterpreter):
         if is_open:
             raise ValueError(
                 f"TFLite Micro takes no open sizes, but the input '{is_open[0]}' has the shape "
-                f"{list(self._inputs[is_open[0]].shape)}. Export with batch_size=1, and give the "
-                f"model's keras.Input all other sizes."
+                f"{list(self._inputs[is_open[0]].shape)}. Export with batch_size=1, and "
+                f"quantize keras.Model(x, model(x)), where x is a keras.Input that has all other "
+                f"sizes."
             )
         positions = {index: i for i, index in enumerate(graph.ends("inputs"))}
         self._input_positions = {name: positions[t.index] for name, t in self._inputs.items()}
