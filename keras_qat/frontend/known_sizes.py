@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.frontend.tf_operations import draws_random_numbers, is_operation
+from keras_qat.frontend.tf_operations import draws_random_numbers, is_operation, symbol_of
 
 SHAPES = ("compat.v1.shape", "shape")
 
@@ -156,7 +156,7 @@ def _runs_of(values: list[Value], of_all: bool = False) -> dict[Value, tuple[Any
         if call is None or value in seen or (value.is_float and not of_all):
             return
         seen.add(value)
-        symbol = str(getattr(call.layer, "symbol", "")).removeprefix("compat.v1.")
+        symbol = symbol_of(call.layer)
         if of_all and symbol in LIKE and None not in value.shape[1:]:
             sizes: Any = value.shape[1:]
             of_two, of_many = (np.full([n, *sizes], LIKE[symbol], value.dtype) for n in BATCHES)

@@ -31,6 +31,11 @@ def is_operation(layer: Any) -> bool:
     return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
 
 
+def symbol_of(layer: Any) -> str:
+    """Returns the name of the operation that a layer is, in TensorFlow 2; "" for other layers."""
+    return str(getattr(layer, "symbol", "")).removeprefix("compat.v1.")
+
+
 def draws_random_numbers(symbol: str) -> bool:
     """Returns whether an operation of this name computes something else each time."""
     return "random" in symbol or "dropout" in symbol

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.known_sizes import example_of
-from keras_qat.frontend.tf_operations import number, operands
+from keras_qat.frontend.tf_operations import number, operands, symbol_of
 from keras_qat.lowering.written_out import copies, require
 
 
@@ -27,7 +27,7 @@ def boolean_mask(tensor: Any, mask: Any, name: Any = None, axis: Any = 0) -> Any
 
 def chosen_of_each(call: Call) -> tuple[Callable[..., Any], Call] | None:
     """Returns `tf.boolean_mask` by a mask that is the same for each example, and its call."""
-    if str(getattr(call.layer, "symbol", "")).removeprefix("compat.v1.") != "boolean_mask":
+    if symbol_of(call.layer) != "boolean_mask":
         return None
     x, mask, _, axis = operands(call, "tensor", "mask", "name", "axis")
     example = example_of(mask) if isinstance(mask, Value) else None

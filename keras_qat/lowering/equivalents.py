@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, map_values
 from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.tf_operations import array, is_operation, number
+from keras_qat.frontend.tf_operations import array, is_operation, number, symbol_of
 from keras_qat.lowering.attention_masks import HIDES
 from keras_qat.lowering.boolean_masks import boolean_mask, chosen_of_each
 from keras_qat.lowering.conv_lstm import CONVOLUTIONS, unrolled_convolutions
@@ -70,8 +70,7 @@ def equivalent(call: Call, forced: bool = False, unrolls: bool = False) -> Call 
         function = OF_INTEGERS.get(str(getattr(call.layer, "symbol", ""))) or written_out(call)
     elif is_operation(call.layer):
         is_better_in_float = call.layer.symbol in WHOLE and not forced
-        name = str(call.layer.symbol).removeprefix("compat.v1.")
-        function = None if is_better_in_float else EQUIVALENTS.get(name)
+        function = None if is_better_in_float else EQUIVALENTS.get(symbol_of(call.layer))
     elif type(call.layer) in CONVOLUTIONS:
         function = unrolled_convolutions(call)
     else:

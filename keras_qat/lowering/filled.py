@@ -11,7 +11,7 @@ import numpy as np
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.known_sizes import BATCH, computed_sizes
-from keras_qat.frontend.tf_operations import ARITHMETIC, is_operation, number, operands
+from keras_qat.frontend.tf_operations import ARITHMETIC, is_operation, number, operands, symbol_of
 from keras_qat.lowering.attention_masks import HIDES
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
@@ -29,7 +29,7 @@ COMPUTES = {"add": operator.add, "subtract": operator.sub, "multiply": operator.
 
 def filled(call: Call) -> np.ndarray | None:
     """Returns one example of what a call fills with a number; None if not all is known."""
-    symbol = str(getattr(call.layer, "symbol", "")).removeprefix("compat.v1.")
+    symbol = symbol_of(call.layer)
     shape: list[Any] | None = None
     if symbol in FILLED:
         sizes, value = operands(call, FILLED[symbol], "value")

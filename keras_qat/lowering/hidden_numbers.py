@@ -14,6 +14,7 @@ from keras_qat.frontend.tf_operations import (
     is_operation,
     number,
     operands,
+    symbol_of,
 )
 from keras_qat.ops.registry import op_of
 
@@ -149,8 +150,8 @@ class HiddenNumbers:
 
     def _reads_sizes(self, call: Call) -> bool:
         """Returns whether nothing depends on the numbers a call reads: `tf.ones_like(x[0])`."""
-        symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
-        if symbol.removeprefix("compat.v1.") in ("shape", "ones_like", "zeros_like"):
+        symbol = symbol_of(call.layer)
+        if symbol in ("shape", "ones_like", "zeros_like"):
             return True
         is_part = symbol == "__operators__.getitem" and self._readers[call.output]
         return bool(is_part) and all(map(self._reads_sizes, self._readers[call.output]))

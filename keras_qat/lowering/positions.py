@@ -8,23 +8,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only
+from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only, values_in
 from keras_qat.frontend.helper_layers import Positions
-from keras_qat.frontend.tf_operations import array, is_operation
+from keras_qat.frontend.tf_operations import array, is_operation, symbol_of
+from keras_qat.lowering import tokens
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
 ROUNDS = {"math.floor": "floor", "math.ceil": "ceil", "math.round": "round"}
 """Operation that makes whole numbers of real ones -> how it rounds."""
 
-MOVES = frozenset(
-    (
-        *("reshape", "transpose", "expand_dims", "squeeze", "stack", "concat", "tile"),
-        *("__operators__.getitem", "gather", "broadcast_to", "identity", "reverse", "repeat"),
-    )
-)
-"""Operations that only move numbers."""
-
-KEEPS_WHOLE = MOVES | {
+MOVES = {*tokens.MOVES, "gather"}
+KEEPS_WHOLE = {
+    *MOVES,
     *("math.add", "math.subtract", "math.multiply", "math.maximum", "math.minimum"),
     *("__operators__.add", "__operators__.sub", "__operators__.mul", "clip_by_value"),
 }
@@ -98,7 +93,7 @@ class _AsIntegers:
         call = value.producer
         if call is None or not is_operation(call.layer):
             return None
-        symbol = str(call.layer.symbol)
+        symbol = symbol_of(call.layer)
         if symbol in ROUNDS:
             (x,) = call.inputs
             if _is_given(x):
@@ -131,11 +126,21 @@ class _AsIntegers:
     def _add(
         self, parts: PartsBuilder, layer: Any, like: Value, *args: Any, **kwargs: Any
     ) -> Value:
+        """Adds a call in place of the one that made `like`, with integers for all its outputs."""
         self.replaced.add(parts.call)
-        output = Value(parts.path(layer), like.shape, "int32")
-        parts.add(layer, *args, kwargs=kwargs, output=output)
+        path = parts.path(layer)
+
+        def integers(value: Value) -> Value:
+            name = path + value.name.removeprefix(parts.call.name)
+            return Value(name, value.shape, "int32", rows=value.rows)
+
+        outputs = map_values(integers, parts.call.outputs)
+        parts.add(layer, *args, kwargs=kwargs, output=outputs)
         self.calls += [part.as_part_of(parts.call) for part in parts.calls]
-        return output
+        self.made.update(zip(values_in(parts.call.outputs), values_in(outputs), strict=True))
+        made = self.made[like]
+        assert made is not None
+        return made
 
 
 def _is_given(value: Value) -> bool:
@@ -143,8 +148,7 @@ def _is_given(value: Value) -> bool:
     call = value.producer
     if call is None:
         return True
-    only_moves = is_operation(call.layer) and call.layer.symbol in MOVES
-    return only_moves and all(map(_is_given, call.inputs))
+    return symbol_of(call.layer) in MOVES and all(map(_is_given, call.inputs))
 
 
 def _fractions(call: Call) -> bool:

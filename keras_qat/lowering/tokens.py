@@ -11,7 +11,13 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.frontend.helper_layers import FlattenTime, Indices, RestoreTime, WeightTensor
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.known_sizes import SHAPES
-from keras_qat.frontend.tf_operations import is_operation, number, operands, operation_class
+from keras_qat.frontend.tf_operations import (
+    is_operation,
+    number,
+    operands,
+    operation_class,
+    symbol_of,
+)
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
 COMPARISONS = (
@@ -21,8 +27,9 @@ COMPARISONS = (
 
 
 MOVES = (
-    *("__operators__.getitem", "slice", "split", "unstack", "concat", "stack", "reshape"),
-    *("squeeze", "expand_dims", "transpose", "identity", "tile", "repeat", "reverse"),
+    *("__operators__.getitem", "slice", "strided_slice", "split", "unstack", "concat", "stack"),
+    *("reshape", "squeeze", "expand_dims", "transpose", "identity", "tile", "repeat", "reverse"),
+    "broadcast_to",
 )
 MOVING_LAYERS = (
     *(layers.Reshape, layers.Flatten, layers.Permute, layers.RepeatVector, layers.Concatenate),
@@ -161,10 +168,10 @@ def _tokens(graph: Graph) -> set[Value]:
 
 def _moves(call: Call) -> bool:
     """Returns whether a call cuts, joins or turns tensors alone, or adds a whole number to one."""
-    symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
+    symbol = symbol_of(call.layer)
     if symbol in SHIFTS:
         return _has_whole_number(call)
-    return symbol.removeprefix("compat.v1.") in MOVES or type(call.layer) in MOVING_LAYERS
+    return symbol in MOVES or type(call.layer) in MOVING_LAYERS
 
 
 def _takes_integers(call: Call) -> bool:

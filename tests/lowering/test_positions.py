@@ -32,6 +32,11 @@ FORMS = {
     "clipped": lambda x: tf.cast(tf.clip_by_value(tf.floor(x * 3) - 9, 0, 11), INTEGER),
     "of 64 bits": lambda x: tf.cast(tf.floor(x), tf.int64),
     "moved": lambda x: tf.cast(tf.reshape(tf.stack([tf.floor(x)] * 2, 1), (-1, 8)), INTEGER),
+    "a slice": lambda x: tf.cast(tf.slice(tf.floor(x) + 1.0, [0, 0], [-1, 2]), INTEGER) - 1,
+    "parts": lambda x: tf.cast(tf.split(tf.floor(x) + 1.0, 2, -1)[1], INTEGER) - 1,
+    "each": lambda x: (
+        tf.stack([tf.cast(part, INTEGER) for part in tf.unstack(tf.floor(x) + 1.0, axis=-1)], 1) - 1
+    ),
     "differences": lambda x: tf.cast(tf.abs(x - tf.floor(x)) * 11.99, INTEGER),
     "and a sum of both": lambda x: tf.cast(tf.floor(x / 2) + tf.math.ceil(x / 2), INTEGER),
     "of truth values": lambda x: tf.cast(tf.floor(x / 2) + tf.cast(x > 4.0, "float32"), INTEGER),

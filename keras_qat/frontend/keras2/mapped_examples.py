@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value, map_values, values_in
 from keras_qat.frontend.keras2.backend import any_first_sizes, is_symbolic, keras
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.frontend.tf_operations import is_operation, symbol_of
 
 
 class NotKnown(Exception):
@@ -100,7 +100,7 @@ def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[
     """
     if not is_operation(call.layer) or any(None in x.shape for x in values_in(call.outputs)):
         raise NotKnown
-    symbol = str(call.layer.symbol).removeprefix("compat.v1.")
+    symbol = symbol_of(call.layer)
     if symbol == "shape":
         return [np.array(call.inputs[0].shape, call.output.dtype)]
     args, kwargs = map_values(known.__getitem__, (call.args, dict(call.kwargs)))
