@@ -75,10 +75,25 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
         except AttributeError as error:  # In a user's code.
             raise _cannot_copy("a layer reads what another has not built yet") from error
         except TypeError as error:  # Such as a function that reads an array from around it.
-            raise _cannot_copy(str(error).strip().split("\n", 1)[0].rstrip(".")) from error
+            raise _cannot_copy(_reason(error)) from error
+        except (
+            ValueError
+        ) as error:  # Such as tf.einsum of three tensors, which Keras reads wrongly.
+            if not str(error).startswith(_IN_A_CALL):
+                raise
+            raise _cannot_copy(_reason(error)) from error
     restore_names(plain, model.float_config)
     _take_weights(plain, model)
     return _fold(plain) if folded else plain
+
+
+_IN_A_CALL = "Exception encountered when calling layer"
+
+
+def _reason(error: Exception) -> str:
+    """Returns the first line of an error, or Keras' name of the layer and what that raised."""
+    lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
+    return ": ".join(lines[: 2 if lines[0].startswith(_IN_A_CALL) else 1])
 
 
 def _cannot_copy(reason: str) -> ValueError:

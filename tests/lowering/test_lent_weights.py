@@ -310,6 +310,15 @@ def test_stripping_says_what_keras_cannot_copy():
         keras_qat.strip_quantization(qat)
 
 
+def test_stripping_names_a_call_that_keras_reads_wrongly():
+    """Of three tensors of tf.einsum a copy of Keras' passes none; the float model loads neither."""
+    x, y = keras.Input((2, 3)), keras.Input((3, 2))
+    model = keras.Model([x, y], tf.einsum("bij,bjk,bij->bik", x, y, x))
+    reason = "cannot copy the float model: Exception .* layer 'tf.einsum.*: Got 0 inputs.*own code"
+    with pytest.raises(ValueError, match=reason):
+        keras_qat.strip_quantization(keras_qat.quantize_model(model))
+
+
 class Twice(layers.Layer):
     """One kernel in two convolutions, and one offset for both."""
 
