@@ -63,7 +63,8 @@ def plan(
     recipe, family, device = settings(recipe, None, target)
     model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
     has_float = device is None or device.has_float
-    planned = place(graph, recipe, scope, family, outputs, has_float)
+    has_int16 = device is None or device.has_int16
+    planned = place(graph, recipe, scope, family, outputs, has_float, has_int16)
     if device is None:
         return planned
     with float32_policy():

@@ -135,7 +135,7 @@ class Quotient(keras.layers.Layer):
 
 @register
 class SoftmaxOfMany(keras.layers.Layer):
-    """Softmax along one axis of so many numbers that most results are below 1/512.
+    """Softmax along one axis of so many numbers that most results are a few steps of 1/256 or less.
 
     Args:
         axis: the axis.

@@ -63,7 +63,10 @@ from keras_qat.ops.registry import op_of
 
 
 def lower(
-    graph: Graph, activations: bool = True, may_open: Callable[[Call], bool | None] | None = None
+    graph: Graph,
+    activations: bool = True,
+    may_open: Callable[[Call], bool | None] | None = None,
+    has_int16: bool = True,
 ) -> Graph:
     """Splits every layer that `LOWERINGS` lists. Shared layers stay shared.
 
@@ -72,6 +75,7 @@ def lower(
         activations: whether to bring activations into the form that runtimes compute.
             `recipes.contrib` keeps them, like the original.
         may_open: whether a layer may be opened; by default none is opened.
+        has_int16: False has parts of 16 bits only where 8 bits keep nothing.
 
     Raises:
         ValueError: if an operation reads a layer's weight and was not opened.
@@ -90,7 +94,7 @@ def lower(
         parts = split_activity_regularizer(call, context) or with_int32_constants(call, context)
         parts = parts or (lowering(call, context) if lowering else [])
         if activations and not parts and ends.isdisjoint(values_in(call.outputs)):
-            parts = softmax_of_many(call, context)
+            parts = softmax_of_many(call, context, has_int16)
         return [c for part in parts for c in expand(part.as_part_of(call))] or [call]
 
     close_sizes(graph)

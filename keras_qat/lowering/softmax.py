@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +23,7 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 from keras_qat.ops.composed import NO_WIDE
 from keras_qat.ops.registry import match
 from keras_qat.ops.softmax import SOFTMAX
-from keras_qat.ops.softmax_of_many import MANY
+from keras_qat.ops.softmax_of_many import FEW_IN_ALL, MANY, SOME
 
 
 def recognize_softmax(graph: Graph, context: LoweringContext) -> Graph:
@@ -219,12 +220,15 @@ def _between(x: Value, call: Call) -> list[Call]:
     return list(found)
 
 
-def softmax_of_many(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers a softmax of so many numbers that 8 bits keep nothing of their mean."""
+def softmax_of_many(call: Call, context: LoweringContext, has_int16: bool = True) -> list[Call]:
+    """Lowers a softmax of so many numbers that 8 bits keep little or nothing of their mean."""
     op, attributes, _ = match(call)
     if op is not SOFTMAX or NO_WIDE:
         return []
     axis = attributes["axis"]
-    if (call.output.shape[axis] or 0) <= MANY:
+    sizes = call.output.shape[1:]
+    count = call.output.shape[axis] or 0
+    takes_no_time = has_int16 and None not in sizes and math.prod(sizes) <= FEW_IN_ALL  # type: ignore[arg-type]
+    if count <= (SOME if takes_no_time else MANY):
         return []
     return replace_by(call, context, SoftmaxOfMany, axis)

@@ -25,7 +25,10 @@ RULES: dict[str, Any] = {"int8": Int8Placement, "contrib": ContribPlacement}
 
 
 def lowered(
-    graph: Graph, recipe: Recipe, stays_closed: Callable[[Call], bool] = lambda call: False
+    graph: Graph,
+    recipe: Recipe,
+    stays_closed: Callable[[Call], bool] = lambda call: False,
+    has_int16: bool = True,
 ) -> Graph:
     """Splits and opens the layers of a graph as a recipe asks.
 
@@ -38,7 +41,7 @@ def lowered(
     if not rules.lowers_activations:
         return lower(graph, False)
     opens = may_open(recipe, graph.calls)
-    return lower(graph, True, lambda call: False if stays_closed(call) else opens(call))
+    return lower(graph, True, lambda call: False if stays_closed(call) else opens(call), has_int16)
 
 
 def place(
@@ -48,6 +51,7 @@ def place(
     family: KernelFamily = XNNPACK,
     file_outputs: Iterable[str] | None = None,
     has_float: bool = True,
+    has_int16: bool = True,
 ) -> Plan:
     """Plans the quantization of every tensor of a graph, as it was read.
 
@@ -57,6 +61,7 @@ def place(
         family: the kernels that compute the file; a few operators exist in one family only.
         file_outputs: names of the tensors at which files end; None for the graph's outputs.
         has_float: False computes layers that normalize in integers, if no float layer is left then.
+        has_int16: False has parts of 16 bits only where 8 bits keep nothing.
 
     Raises:
         ValueError: if the scope, an override of the recipe or an output matches no layer.
@@ -65,18 +70,19 @@ def place(
     in_integers = dataclasses.replace(recipe, without_float=True)
     if not has_float and scope is None and not recipe.overrides and _has_norms(read):
         # Opening layers takes long, and some of these would be in float.
-        plan = place(read, in_integers, None, family, names or None)
+        plan = place(read, in_integers, None, family, names or None, has_int16=has_int16)
         if not _unasked(plan):
             return plan
         has_float = True
     with float32_policy():
-        graph = lowered(ending_at(read, names, recipe) if names else read, recipe)
+        ending = ending_at(read, names, recipe) if names else read
+        graph = lowered(ending, recipe, has_int16=has_int16)
     inputs = [value.name for value in values_in(read.inputs)]
     check_scope(scope, [*read.calls, *read.loss_only, *graph.calls], inputs)
     plan = placed(graph, recipe, scope, family, names)
     if has_float or not _unasked(plan):
         return plan
-    other = place(read, in_integers, scope, family, names or None)
+    other = place(read, in_integers, scope, family, names or None, has_int16=has_int16)
     return plan if _unasked(other) else other
 
 

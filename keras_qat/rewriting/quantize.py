@@ -101,7 +101,8 @@ def quantize_model(
     original = as_keras_2(model)
     model, graph = read_float(original, inputs, recipe.activations.bits < 16)
     has_float = not strict and (known_target is None or known_target.has_float)
-    plan = place(graph, recipe, scope, family, outputs, has_float)
+    has_int16 = known_target is None or known_target.has_int16
+    plan = place(graph, recipe, scope, family, outputs, has_float, has_int16)
     in_file = {name: why for name, why in plan.float_layers.items() if why != BEHIND_THE_FILE}
     if strict and in_file:
         lines = [f"  {name}: {reason}" for name, reason in in_file.items()]

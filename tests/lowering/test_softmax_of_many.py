@@ -66,3 +66,25 @@ def test_outputs_that_would_end_the_process_are_an_error(kernels):
     assert keras_qat.verify(qat, contents, 8 * x, kernels=kernels).identical == 1
     with pytest.raises(ValueError, match="these 600 scores are nearly equal"):
         keras_qat.verify(qat, contents, 0.01 * x, kernels=kernels)
+
+
+def pooled(x):
+    """The mean of 100 steps, each of which counts as much as its score."""
+    steps = layers.Conv1D(8, 3, padding="same", activation="relu")(x)
+    shares = layers.Softmax(axis=1)(layers.Dense(1)(layers.Dense(8, "tanh")(steps)))
+    return layers.Dense(2)(tf.reduce_sum(shares * steps, 1))
+
+
+@pytest.mark.parametrize("target", [None, "edgetpu"])
+def test_some_numbers_have_16_bits_where_they_take_no_time(target, tmp_path):
+    """Not where the device would leave all that follows to its CPU."""
+    keras.utils.set_random_seed(1)
+    model, x = functional((100, 4), build=pooled), images(32, (100, 4))
+    qat = keras_qat.quantize_model(model, target=target)
+    keras_qat.calibrate(qat, x)
+    expected = np.asarray(model(x))
+    noise = np.std(qat(x) - expected, 0) / np.std(expected, 0)
+    assert noise.max() > 0.1 if target else noise.max() < 0.06
+    assert_kept(qat, x, tmp_path)
+    stripped = keras_qat.strip_quantization(qat)
+    np.testing.assert_allclose(stripped(x), expected, atol=1e-5)

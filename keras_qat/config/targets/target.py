@@ -81,6 +81,11 @@ class Target:
     has_float: bool = True
     channel_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
+    @property
+    def has_int16(self) -> bool:
+        """Whether it computes with activations of 16 bits."""
+        return 16 in self.bits
+
     def recipe(self) -> Recipe:
         """Returns the default recipe for the target."""
         return recipes.int8(per_channel=self.per_channel)
