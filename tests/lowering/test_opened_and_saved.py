@@ -147,6 +147,20 @@ def test_initializers_of_ones_own_are_not_needed_again(tmp_path):
     assert keras_qat.strip_quantization(qat).layers[1].get_config()["bias_initializer"] != "zeros"
 
 
+class Orthogonal(keras.regularizers.Regularizer):
+    def __call__(self, x):
+        return tf.reduce_mean(tf.square(x))
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.parametrize("argument", ["activity_regularizer", "kernel_regularizer"])
+def test_regularizers_of_ones_own_raise_no_warning(argument, recwarn):
+    keras_qat.quantize_model(model_of(lambda x: layers.Dense(2, **{argument: Orthogonal()})(x)))
+    assert not [str(warning.message) for warning in recwarn if "constraint" in str(warning.message)]
+
+
 def test_what_keras_finds_by_its_name_is_no_matter(tmp_path):
     make, _ = CLOSED["numpy"]
     with keras.utils.custom_object_scope({"InNumpy": type(make())}):

@@ -53,7 +53,7 @@ def why_not_saved(call: Call) -> str | None:
         return "no .keras file holds an Ellipsis; write x[:, :, a] for x[..., a]"
     for part in tf.nest.flatten(own_parts(call.layer, vars(call.layer))):
         try:
-            keras.constraints.serialize(part)
+            keras.saving.serialize_keras_object(part)
         except TypeError as error:
             return f"Keras cannot save the {type(part).__name__} of a weight: {first_line(error)}"
     activation = vars(call.layer).get("activation")
