@@ -202,7 +202,13 @@ def make_training_variables(model: Any, batches: Any, training: bool) -> None:
             model.compiled_loss(targets, outputs, weights)
             model.compiled_metrics.update_state(targets, outputs, weights)
 
-    outputs = tf.nest.map_structure(lambda tensor: tensor.type_spec, model.output)
+    def with_any_batch(tensor: Any) -> Any:
+        """Targets may come in other batches than a model's inputs are said to have."""
+        spec = tensor.type_spec
+        is_plain = isinstance(spec, tf.TensorSpec) and spec.shape.rank
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if is_plain else spec
+
+    outputs = tf.nest.map_structure(with_any_batch, model.output)
     # A `tf.function` would be traced twice, as there are variables to make.
     func_graph.func_graph_from_py_func("measure", measure, (targets, outputs, weights), {})
 
