@@ -76,9 +76,7 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
             raise _cannot_copy("a layer reads what another has not built yet") from error
         except TypeError as error:  # Such as a function that reads an array from around it.
             raise _cannot_copy(_reason(error)) from error
-        except (
-            ValueError
-        ) as error:  # Such as tf.einsum of three tensors, which Keras reads wrongly.
+        except ValueError as error:  # Such as tf.einsum of three tensors, misread by Keras.
             if not str(error).startswith(_IN_A_CALL):
                 raise
             raise _cannot_copy(_reason(error)) from error
