@@ -52,8 +52,10 @@ def why_not_saved(call: Call) -> str | None:
     if any(argument is Ellipsis for argument in arguments):
         return "no .keras file holds an Ellipsis; write x[:, :, a] for x[..., a]"
     for part in tf.nest.flatten(own_parts(call.layer, vars(call.layer))):
+        regularizes = isinstance(part, keras.regularizers.Regularizer)
+        module = keras.regularizers if regularizes else keras.constraints
         try:
-            keras.saving.serialize_keras_object(part)
+            module.serialize(part)
         except TypeError as error:
             return f"Keras cannot save the {type(part).__name__} of a weight: {first_line(error)}"
     activation = vars(call.layer).get("activation")
