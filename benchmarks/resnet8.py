@@ -59,8 +59,8 @@ def main() -> None:
     labels = labels.ravel()
     model = keras.models.load_model(options.weights, compile=False)
     in_float = model.predict(test, verbose=0)
-    right = 100 * (in_float.argmax(-1) == labels).mean()
-    print(f"In float {right:.1f} % of {len(test)} test images are right.\n")
+    share = 100 * (in_float.argmax(-1) == labels).mean()
+    print(f"In float {share:.1f} % of {len(test)} test images are right.\n")
     print("| | same class, % | right, % | seconds |\n| --- | --- | --- | --- |")
     for label, (recipe, count, change) in ways().items():
         rows = []

@@ -18,6 +18,8 @@ ROUNDS = {"math.floor": "floor", "math.ceil": "ceil", "math.round": "round"}
 """Operation that makes whole numbers of real ones -> how it rounds."""
 
 MOVES = {*tokens.MOVES, "gather"}
+"""Operations that only move numbers."""
+
 KEEPS_WHOLE = {
     *MOVES,
     *("math.add", "math.subtract", "math.multiply", "math.maximum", "math.minimum"),
@@ -137,10 +139,9 @@ class _AsIntegers:
         outputs = map_values(integers, parts.call.outputs)
         parts.add(layer, *args, kwargs=kwargs, output=outputs)
         self.calls += [part.as_part_of(parts.call) for part in parts.calls]
-        self.made.update(zip(values_in(parts.call.outputs), values_in(outputs), strict=True))
-        made = self.made[like]
-        assert made is not None
-        return made
+        made = dict(zip(values_in(parts.call.outputs), values_in(outputs), strict=True))
+        self.made.update(made)
+        return made[like]
 
 
 def _is_given(value: Value) -> bool:
