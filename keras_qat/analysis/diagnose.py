@@ -24,6 +24,7 @@ from keras_qat.frontend.messages import silent
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import Codes, Simulation, run_examples
+from keras_qat.io.counts import check_counts
 from keras_qat.io.data import arrays_of
 from keras_qat.io.inputs import inputs_of, packed
 from keras_qat.io.progress import shown
@@ -139,6 +140,7 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
     Example:
         >>> print(keras_qat.diagnose(qat, x_train[:200]))
     """
+    check_counts(examples=examples)
     check_quantized(model)
     arrays = arrays_of(model, x)
     if len(arrays[0]) < 8:

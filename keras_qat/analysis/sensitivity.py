@@ -108,10 +108,11 @@ def ascending(bits: Iterable[int]) -> list[int]:
 
     Raises:
         TypeError: if it is a single number.
+        ValueError: if bits are not 2 to 8.
     """
     if not isinstance(bits, Iterable):
         raise TypeError(f"bits={bits!r}: give the numbers to choose from, such as (4, 8).")
-    return sorted(set(bits))
+    return sorted(set(map(specs.check_bits, bits)))
 
 
 @answers_unknown()
@@ -156,8 +157,6 @@ def sensitivity(
         >>> print(keras_qat.sensitivity(model, x_train[:128]))
     """
     tried, recipe = ascending(bits)[::-1], get_recipe(recipe)
-    for count in tried:
-        specs.check_bits(count)
     if not tried:
         raise ValueError("No bits are given: try (2, 4, 6, 8).")
     if not recipe.weights.per_channel:

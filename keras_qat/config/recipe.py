@@ -8,6 +8,7 @@ from typing import Any
 from keras_qat.config import lost_results, specs
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.specs import QuantSpec
+from keras_qat.io.counts import check_count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +50,10 @@ class Override:
                 f"override({self.layers!r}) changes nothing. Pass at least one of "
                 f"weight_bits=, activation_bits=, quantize= and open=."
             )
-        for bits in (self.weight_bits, self.activation_bits):
+        for name in ("weight_bits", "activation_bits"):
+            bits = getattr(self, name)
             if bits is not None:
-                specs.check_bits(bits)
+                object.__setattr__(self, name, specs.check_bits(bits))
 
 
 @answers_unknown("keras_qat.recipes.int8() and others make recipes.")
@@ -97,9 +99,14 @@ class Recipe:
     without_float: bool = False
 
     def __post_init__(self) -> None:
-        for bits in (self.end_bits, self.unpacked_bits):
+        for name in ("end_bits", "unpacked_bits"):
+            bits = getattr(self, name)
             if bits is not None:
-                specs.check_bits(bits)
+                object.__setattr__(self, name, specs.check_bits(bits))
+        for name in ("quant_delay", "freeze_bn_delay"):
+            steps = getattr(self, name)
+            if steps is not None:
+                object.__setattr__(self, name, check_count(name, steps, least=0))
         wide = self.activations.bits == 16
         for override in self.overrides:
             if override.activation_bits is not None and wide:

@@ -11,6 +11,7 @@ import math
 from typing import Any, Literal, get_args
 
 from keras_qat.config.arguments import answers_unknown
+from keras_qat.io.counts import integer_in
 
 __all__ = ["FixedSpec", "QuantSpec", "SharedSpec", "Spec"]
 
@@ -81,7 +82,8 @@ class QuantSpec:
                 "bits=16: activations have from 2 to 8 bits, or 16 with a symmetric range, as in "
                 "recipes.int16x8()."
             )
-        check_bits(self.bits, wide=not (self.narrow_range or self.per_channel))
+        is_wide = not (self.narrow_range or self.per_channel)
+        object.__setattr__(self, "bits", check_bits(self.bits, wide=is_wide))
         if self.observer not in get_args(Observer):
             names = ", ".join(repr(name) for name in get_args(Observer))
             raise ValueError(f"observer={self.observer!r}: use one of {names}.")
@@ -123,7 +125,7 @@ class FixedSpec:
     bits: int = 8
 
     def __post_init__(self) -> None:
-        check_bits(self.bits, wide=True)
+        object.__setattr__(self, "bits", check_bits(self.bits, wide=True))
         check_range(self.minimum, self.maximum)
 
     def __str__(self) -> str:
@@ -150,12 +152,12 @@ class SharedSpec:
 Spec = QuantSpec | FixedSpec | SharedSpec
 
 
-def check_bits(bits: int, wide: bool = False) -> None:
-    """Raises a `ValueError` unless `bits` is 2 to 8, or 16 where `wide` allows it."""
-    if wide and bits == 16 and isinstance(bits, int):
-        return
-    if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 8:
-        raise ValueError(f"bits={bits!r}: quantization takes a whole number of bits from 2 to 8.")
+def check_bits(bits: Any, wide: bool = False) -> int:
+    """Returns bits as an `int`; raises a `ValueError` unless they are 2 to 8, or 16 with `wide`."""
+    number = integer_in(bits)
+    if number is None or not (2 <= number <= 8 or (wide and number == 16)):
+        raise ValueError(f"bits={bits!r}: quantization takes an integer from 2 to 8.")
+    return number
 
 
 def check_range(minimum: float, maximum: float) -> None:

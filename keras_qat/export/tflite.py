@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from numbers import Integral
 from typing import Any, Literal
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, kernel_family
@@ -30,6 +29,7 @@ from keras_qat.integer_graph.passes.pixel_inputs import (
 from keras_qat.integer_graph.passes.static_batch import with_batch
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import written
+from keras_qat.io.counts import check_count
 from keras_qat.placement.float_notice import show_in_float
 from keras_qat.tflite.builder import Builder
 from keras_qat.training.layers.float_marks import why_left_in_float
@@ -110,10 +110,8 @@ def export_tflite(
     """
     if rescaling is not None and _name_of(input_dtype) != "uint8":
         raise ValueError("rescaling is of uint8 inputs: give input_dtype='uint8' too.")
-    if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size > 0):
-        raise ValueError(
-            f"batch_size={batch_size!r}: give the number of examples, or None for any."
-        )
+    if batch_size is not None:
+        batch_size = check_count("batch_size", batch_size)
     device = None if target is None else get(target)
     check_before_export(model, path, but_not=(".onnx", ".cc", ".h"))
     graph = resolve_to_export(model, input_range=input_range)

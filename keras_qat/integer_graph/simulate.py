@@ -18,7 +18,8 @@ from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve_to_export
-from keras_qat.io.data import arrays_of, check_counts
+from keras_qat.io.counts import check_counts
+from keras_qat.io.data import arrays_of
 from keras_qat.io.progress import shown
 from keras_qat.ops.node import Tensor
 from keras_qat.ops.op import held_in

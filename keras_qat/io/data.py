@@ -6,7 +6,6 @@ Data can be anything that `predict` takes, or TFLite's converter as representati
 from __future__ import annotations
 
 import itertools
-import numbers
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.messages import warn_caller
+from keras_qat.io.counts import check_counts
 from keras_qat.io.inputs import (
     Inputs,
     as_batch,
@@ -27,6 +28,9 @@ from keras_qat.io.inputs import (
 
 BATCH_SIZE = 32
 """Default batch size, as in Keras."""
+
+MANY, MOST = 1_000, 100_000
+"""Batches of data without a length after which a warning and an error ask whether they ever end."""
 
 
 def batches(
@@ -48,20 +52,26 @@ def batches(
             a generator, or a function that makes one.
         batch_size: batch size for arrays and single examples; by default that of the model's
             inputs, or 32 if they leave it open. Batches in the data stay as they are.
-        steps: the most batches to read; all by default.
+        steps: the most batches to read; all by default. Data without a length that go on after
+            1 000 batches are warned about, and refused after 100 000.
         finite: whether to refuse infinity. NaN is always refused.
 
     Raises:
-        ValueError: if the data does not fit the model; the message names the input.
+        ValueError: if the data does not fit the model, or seems to be endless; the message
+            names the input.
     """
     check_counts(batch_size=batch_size, steps=steps)
     inputs = inputs_of(model)
-    is_used_up = hasattr(data, "__next__")
+    is_used_up = is_read_once(data)
     data = _source_of(inputs, data, is_limited=steps is not None)
-    read = _read_series if _is_series(inputs, data) else _read_whole
+    is_series = _is_series(inputs, data)
+    read = _read_series if is_series else _read_whole
+    may_never_end = is_series and steps is None and not _has_length(data)
     count = 0
     size = batch_size or inputs.batch_size or BATCH_SIZE
     for batch in itertools.islice(read(inputs, data, size, finite), steps):
+        if may_never_end and count in (MANY, MOST):
+            _doubt_end(inputs, count)
         count += 1
         yield batch
     if not count:
@@ -87,16 +97,6 @@ def arrays_of(model: Any, data: Any) -> list[np.ndarray]:
             f"The examples for '{inputs.model}' have different sizes, among them "
             f"{', '.join(map(str, itertools.islice(sizes, 4)))}. Resize them to one size."
         ) from error
-
-
-def check_counts(**counts: int | None) -> None:
-    """Raises a `ValueError` if a named number of examples or batches is not a positive integer."""
-    for name, count in counts.items():
-        if count is not None and not (isinstance(count, numbers.Integral) and count > 0):
-            advice = "pass a whole number of at least 1."
-            if np.ndim(count):
-                raise ValueError(f"{name}=an array: {advice} Labels are not needed.")
-            raise ValueError(f"{name}={count!r}: {advice}")
 
 
 def batch_count(model: Any, data: Any, batch_size: int | None, steps: int | None) -> int | None:
@@ -179,10 +179,39 @@ def _is_series(inputs: Inputs, data: Any) -> bool:
     return len(data) > 1 or is_example(np.asarray(data[0]), inputs.all[0].shape)
 
 
+def is_read_once(data: Any) -> bool:
+    """Returns whether data is used up after it was read, as a generator is."""
+    return hasattr(data, "__next__") and not _has_indices(data)
+
+
+def _has_indices(data: Any) -> bool:
+    """Returns whether data has a length and numbered items, as each `keras.utils.Sequence`.
+
+    Some of these, such as what `ImageDataGenerator.flow` returns, never end if they are iterated.
+    """
+    return hasattr(data, "__getitem__") and _has_length(data)
+
+
+def _has_length(data: Any) -> bool:
+    try:
+        return len(data) >= 0
+    except TypeError:  # Also of a `tf.data.Dataset` that does not know its length.
+        return False
+
+
 def _items(data: Any) -> Any:
-    if hasattr(data, "__iter__"):
-        return data
-    return (data[number] for number in range(len(data)))
+    return (data[number] for number in range(len(data))) if _has_indices(data) else data
+
+
+def _doubt_end(inputs: Inputs, count: int) -> None:
+    """Warns, and later raises a `ValueError`, because data may never end."""
+    message = (
+        f"{count} batches of the data for '{inputs.model}' have been read, and there are more. If "
+        f"they never end, limit them: pass steps=100, or itertools.islice(data, 100)."
+    )
+    if count >= MOST:
+        raise ValueError(message)
+    warn_caller(message)
 
 
 def _read_whole(

@@ -18,6 +18,7 @@ from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.keras2.backend import keras, traced
 from keras_qat.frontend.keras2.readability import is_graph_model
 from keras_qat.frontend.keras2.undisturbed import StepCallback
+from keras_qat.io.counts import check_count
 from keras_qat.training.distillation import Distiller
 from keras_qat.training.oscillation import Oscillations
 from keras_qat.training.quantizer_statistics import statistics
@@ -40,9 +41,7 @@ class _Threshold(keras.callbacks.Callback):
     @answers_unknown(delay="steps=2_000", epochs="steps=epochs * len(x) // batch_size")
     def __init__(self, steps: int, *, model: Any = None) -> None:
         super().__init__()
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-            raise ValueError(f"steps={steps!r}: give a whole number of training steps, 0 or more.")
-        self.steps, self.within = steps, model
+        self.steps, self.within = check_count("steps", steps, least=0), model
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         schedule(_model_of(self, self.steps), **{self.threshold: self.steps})
@@ -80,7 +79,7 @@ class QuantDelay(_Threshold):
             one with its own `train_step` for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or not whole; at `fit` if the model is not quantized, or
+        ValueError: if `steps` is negative or no integer; at `fit` if the model is not quantized, or
             trains others and `model` is not given.
 
     Example:
@@ -105,7 +104,7 @@ class FreezeBatchNorm(_Threshold):
             one with its own `train_step` for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or not whole; at `fit` if the model is not quantized, or
+        ValueError: if `steps` is negative or no integer; at `fit` if the model is not quantized, or
             trains others and `model` is not given.
 
     Example:
@@ -130,7 +129,7 @@ class FreezeRanges(_Threshold):
             one with its own `train_step` for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or not whole; at `fit` if the model is not quantized, or
+        ValueError: if `steps` is negative or no integer; at `fit` if the model is not quantized, or
             trains others and `model` is not given.
 
     Example:
@@ -228,7 +227,7 @@ class LogQuantization(keras.callbacks.Callback):
             one with its own `train_step` for distillation or adversarial training.
 
     Raises:
-        ValueError: if `every` is not a whole number from 1 on; at `fit` if the model is not
+        ValueError: if `every` is not an integer of at least 1; at `fit` if the model is not
             quantized, trains others and `model` is not given, or the data is not what it takes.
 
     Example:
@@ -245,9 +244,8 @@ class LogQuantization(keras.callbacks.Callback):
         model: Any = None,
     ) -> None:
         super().__init__()
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every={every!r}: give a whole number of epochs, 1 or more.")
-        self.log_dir, self.data, self.every, self.within = os.fspath(log_dir), data, every, model
+        self.every = check_count("every", every)
+        self.log_dir, self.data, self.within = os.fspath(log_dir), data, model
         self._writers: dict[str, Any] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

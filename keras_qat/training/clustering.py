@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.keras2.backend import traced
 from keras_qat.frontend.keras2.undisturbed import StepCallback
+from keras_qat.io.counts import check_count
 from keras_qat.training.float_weights import weights_of
 
 __all__ = ["Cluster"]
@@ -46,9 +47,8 @@ class Cluster(StepCallback):
         self, clusters: int = 16, *, begin: int = 0, layers: list[str] | None = None
     ) -> None:
         super().__init__()
-        if not isinstance(clusters, int) or clusters < 2:
-            raise ValueError(f"clusters={clusters!r}: give a whole number, 2 or more.")
-        self.clusters, self.begin, self.layers = clusters, begin, layers
+        self.clusters = check_count("clusters", clusters, least=2)
+        self.begin, self.layers = check_count("begin", begin, least=0), layers
         self._step = 0
         self._members: list[tuple[Any, Any]] = []
 

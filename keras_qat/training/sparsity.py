@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.keras2.undisturbed import StepCallback
+from keras_qat.io.counts import check_count
 from keras_qat.training.float_weights import output_layers, weights_of
 
 __all__ = ["Constant", "Polynomial", "Prune"]
@@ -33,6 +34,7 @@ class Constant:
 
     def __post_init__(self) -> None:
         _check_share(self.sparsity)
+        check_count("begin", self.begin, least=0)
 
     def __call__(self, step: int) -> float:
         return self.sparsity if step >= self.begin else 0.0
@@ -64,6 +66,8 @@ class Polynomial:
     def __post_init__(self) -> None:
         _check_share(self.sparsity)
         _check_share(self.initial)
+        check_count("begin", self.begin, least=0)
+        check_count("end", self.end)
         if self.end <= self.begin:
             raise ValueError(f"end={self.end}: it has to lie behind begin={self.begin}.")
 
@@ -118,9 +122,7 @@ class Prune(StepCallback):
     ) -> None:
         super().__init__()
         self.schedule = schedule if callable(schedule) else Constant(schedule)
-        if every < 1:
-            raise ValueError(f"every={every}: give a number of steps, 1 or more.")
-        self.every, self.layers = every, layers
+        self.every, self.layers = check_count("every", every), layers
         self._choose = _chooser(pattern)
         self._spares_outputs = pattern == "channels" and layers is None
         self._step = 0

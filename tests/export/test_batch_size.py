@@ -112,7 +112,7 @@ def test_a_target_of_the_users_own_knows_the_size():
 
 def test_less_than_one_is_refused():
     qat, _ = trained(recurrent)
-    with pytest.raises(ValueError, match="batch_size=0: give the number of examples"):
+    with pytest.raises(ValueError, match="batch_size=0: pass an integer of at least 1"):
         keras_qat.export_tflite(qat, batch_size=0)
 
 

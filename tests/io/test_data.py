@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.io import data as data_lib
 from keras_qat.io.data import arrays_of, batch_count, batches
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers, out_of_order, tiny_net
@@ -365,3 +368,66 @@ def test_a_last_axis_of_size_1_may_be_left_out():
         *(next(iter(keras_qat.simulate(qat, item).outputs.values())).codes for item in (x, x[:, 0]))
     )
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x[:, 0]).identical == 1
+
+
+class Endless(Batches):
+    """A sequence whose iterator starts again at its end, as those of `ImageDataGenerator`."""
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        raise AssertionError("iterated")
+
+
+def test_sequences_are_read_by_their_length():
+    model = tiny_net()
+    assert [len(x) for (x,) in batches(model, Endless())] == [4, 4, 2]
+    assert [len(x) for (x,) in batches(model, Endless(), steps=2)] == [4, 4]
+    flow = keras.preprocessing.image.ImageDataGenerator().flow(X, Y, batch_size=4)
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, flow, method="percentile")  # Reads it twice.
+    (name,) = qat.output_names
+    file = keras_qat.export_tflite(qat)
+    assert keras_qat.simulate(qat, flow).outputs[name].codes.shape[0] == len(X)
+    assert keras_qat.verify(qat, file, flow).examples == len(X)
+    assert len(keras_qat.TFLiteModel(file).predict(flow)) == len(X)
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        lambda: itertools.repeat(X[:2]),
+        lambda: lambda: itertools.cycle([[X[:1]]]),
+        lambda: dataset(X).repeat().filter(lambda x: True).batch(2),
+    ],
+    ids=["generator", "function", "dataset of unknown length"],
+)
+def test_data_that_may_never_end(endless, monkeypatch):
+    monkeypatch.setattr(data_lib, "MANY", 5)
+    monkeypatch.setattr(data_lib, "MOST", 8)
+    qat = keras_qat.quantize_model(tiny_net())
+    with (
+        pytest.warns(UserWarning, match=r"5 batches .*there are more.*pass steps=100"),
+        pytest.raises(ValueError, match=r"8 batches of the data for .* have been read"),
+    ):
+        keras_qat.calibrate(qat, endless())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(batches(qat, endless(), steps=6))) == 6
+        assert len(list(batches(qat, [X[:2]] * 20))) == 20
+        assert len(list(batches(qat, dataset(X).batch(1)))) == 10
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.array, tf.constant])
+def test_integers_of_all_types(kind, tmp_path):
+    callbacks, integer = keras_qat.callbacks, kind(3)
+    made = [callbacks.QuantDelay(integer).steps, callbacks.Cluster(integer).clusters]
+    made += [callbacks.Prune(every=integer).every]
+    made += [callbacks.LogQuantization(tmp_path, every=integer).every]
+    recipe = keras_qat.recipes.int8(weight_bits=integer).override("Dense", weight_bits=integer)
+    made += [recipe.weights.bits, recipe.overrides[0].weight_bits]
+    made += [keras_qat.recipes.contrib(quant_delay=integer).quant_delay]
+    assert made == [3] * len(made)
+    assert {type(number) for number in made} == {int}
+    assert len(list(batches(tiny_net(), X, batch_size=integer, steps=integer))) == 3

@@ -224,7 +224,7 @@ def test_ranges_are_observed_during_the_delay():
 @pytest.mark.parametrize("callback", [QuantDelay, FreezeBatchNorm, FreezeRanges])
 @pytest.mark.parametrize("steps", [-1, 1.5, "10", True])
 def test_bad_steps(callback, steps):
-    with pytest.raises(ValueError, match="whole number of training steps"):
+    with pytest.raises(ValueError, match=r"steps=.*: pass an integer of at least 0"):
         callback(steps)
 
 

@@ -33,7 +33,8 @@ from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve
-from keras_qat.io.data import arrays_of, check_counts, padded
+from keras_qat.io.counts import check_counts
+from keras_qat.io.data import arrays_of, padded
 from keras_qat.io.inputs import packed
 from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Runtime, to_pixels
 from keras_qat.tflite.metadata import rescaled_inputs

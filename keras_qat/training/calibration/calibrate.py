@@ -19,7 +19,8 @@ from keras_qat.frontend.graph import Call, Graph, values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time, swapped, traced
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.frontend.messages import warn_caller
-from keras_qat.io.data import BATCH_SIZE, batches
+from keras_qat.io.counts import check_counts
+from keras_qat.io.data import BATCH_SIZE, batches, is_read_once
 from keras_qat.training.calibration.data_checks import InputData, doubt
 from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
 from keras_qat.training.calibration.methods import METHODS, Method, Range
@@ -108,6 +109,7 @@ def calibrate(
         raise ValueError(f"weights={weights!r}: use 'minmax' or 'mse'.")
     if not 50 < percentile <= 100:
         raise ValueError(f"percentile={percentile}: give more than 50 and at most 100, as 99.99.")
+    check_counts(steps=steps, batch_size=batch_size)
     check_quantized(model)
     fixed_batch = kept_batch(states_of(model))
     batch_size = fixed_batch or batch_size or (_quick_batch(model) if steps is None else None)
@@ -116,7 +118,7 @@ def calibrate(
     range_of = functools.partial(METHODS[method], **options)
 
     limits: dict[int, tuple[Any, Range]] = {}
-    if method == "percentile" and not hasattr(dataset, "__next__"):
+    if method == "percentile" and not is_read_once(dataset):
         read = batches(model, dataset, batch_size, steps, finite=True)
         limits = _input_limits(model, observed.watch.graph, read, range_of)
     graph = observed.watch.graph

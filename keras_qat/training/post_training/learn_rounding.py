@@ -9,6 +9,7 @@ import numpy as np
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.computed_kernels import is_computed
 from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.io.counts import check_counts
 from keras_qat.training.post_training.bias_correction import correct, means_in_float
 from keras_qat.training.post_training.reconstruction import Reconstruction
 from keras_qat.training.post_training.rounding_levels import Levels
@@ -84,6 +85,7 @@ def learn_rounding(
         raise ValueError(f"weights={weights!r}: use 'mse' or 'minmax'.")
     if reconstruct not in ("layer", "block"):
         raise ValueError(f"reconstruct={reconstruct!r}: use 'layer' or 'block'.")
+    check_counts(steps=steps, batch_size=batch_size, iterations=iterations)
     recipe = recipe_of(model)
     if recipe is not None and recipe.fold == "correction":
         raise ValueError(
