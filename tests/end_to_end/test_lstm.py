@@ -100,6 +100,27 @@ def test_zeros_are_written_before_sizes_are_told():
     assert max(written) < kernels.index("SHAPE")
 
 
+def of_one_unit(x: Any) -> Any:
+    """States of as many values as there are examples, forwards, backwards and of several steps."""
+    x = layers.Bidirectional(layers.LSTM(1, return_sequences=True))(x)
+    x = layers.TimeDistributed(layers.LSTM(1))(layers.Reshape((3, 2, 1))(x))
+    return layers.LSTM(1)(x)
+
+
+@pytest.mark.parametrize("batch", [None, EXAMPLES])
+@pytest.mark.parametrize(
+    "build", [lambda x: layers.LSTM(1)(x), pytest.param(of_one_unit, marks=pytest.mark.slow)]
+)
+def test_states_of_one_unit_have_their_own_memory(build, batch):
+    """LiteRT ended the process if the first run had several examples."""
+    qat = observe(keras_qat.quantize_model(functional(SHAPE, build=build)), images())
+    contents = keras_qat.export_tflite(qat, batch_size=batch)
+    report = keras_qat.verify(qat, contents, images(), per_layer=True)
+    assert [tensor.identical for tensor in report.outputs] == [1.0]
+    assert {tensor.run.identical for tensor in report.tensors} == {1.0}
+    assert {tensor.fed.identical for tensor in report.tensors if tensor.fed} == {1.0}
+
+
 @pytest.mark.slow
 def test_states_behind_sizes_that_are_known_at_run_time():
     """Interpreters take memory for them once: files write zeros before anything else."""
@@ -221,7 +242,11 @@ def test_sequences_of_steps_begin_with_zeros_where_sizes_are_computed(batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "build", [stacked, *(pytest.param(item, marks=pytest.mark.slow) for item in (merged, of_steps))]
+    "build",
+    [
+        stacked,
+        *(pytest.param(item, marks=pytest.mark.slow) for item in (merged, of_steps, of_one_unit)),
+    ],
 )
 def test_wide_files_give_what_the_model_predicts(build):
     qat = wide(build)

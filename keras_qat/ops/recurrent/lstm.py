@@ -331,6 +331,17 @@ def _zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
             e.add("MUL", [some, e.constant("none", np.zeros((1, times), np.int16), fine)], [folded])
             some = e.reshaped(folded, (batch, 1), "some_of_step")
     zeros = e.constant("zeros", np.zeros((1, units or 1), np.int16), fine)
+    if units == 1:
+        # LiteRT computes a product in the memory of an input of the same size, and has then none
+        # for a state. A CAST to another size has its own.
+        product = e.temporary("product", (batch, units), CELL)
+        e.add("MUL", [some, zeros], [product])
+        is_wide = e.dtype(hidden) == "int16"
+        narrow = e.temporary("narrow", (batch, units), HIDDEN.params(8)) if is_wide else hidden
+        e.cast(product, narrow)
+        for state in (cell, hidden) if is_wide else (cell,):
+            e.cast(narrow, state)
+        return
     e.add("MUL", [some, zeros], [cell])
     if e.dtype(hidden) == "int16":
         e.add("MUL", [some, zeros], [hidden])
