@@ -127,9 +127,9 @@ class Graph:
         output_names: the model's names for its outputs.
         calls: the calls that the outputs depend on.
         weights: layer made by `lower` -> the initial values of its weights.
-        loss_only: calls that only the model's added losses and metrics depend on. They stay as
-            they are and are not exported.
+        loss_only: calls that only added losses and metrics depend on. They are not exported.
         closed: name of each call whose layer could not be opened -> the reason.
+        in_float: name of each call that must not read quantized values -> the reason.
     """
 
     name: str
@@ -140,6 +140,7 @@ class Graph:
     weights: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
     loss_only: list[Call] = dataclasses.field(default_factory=list)
     closed: dict[str, str] = dataclasses.field(default_factory=dict)
+    in_float: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def consumers(self) -> dict[Value, list[Call]]:
         """Returns the calls that read each value, those of `loss_only` included."""
@@ -180,8 +181,7 @@ def read(model: Any) -> Graph:
     """Reads a built Sequential or functional model.
 
     Raises:
-        ValueError: if the model cannot be read, or has tensors without elements, which crash
-            TFLite; the message says what to do.
+        ValueError: if the model cannot be read, or has tensors without elements.
     """
     check_readable(model)
     tensors: dict[int, Value] = {}

@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.helper_layers import FlattenTime, RestoreTime
+from keras_qat.frontend.keras2.backend import keras, layers
 
 ARITHMETIC = {
     "math.add": "add",
@@ -24,6 +25,19 @@ ARITHMETIC = {
     "__operators__.truediv": "divide",
 }
 """TensorFlow's name of an operation -> the arithmetic that it computes."""
+
+MOVES = (
+    *("__operators__.getitem", "slice", "strided_slice", "split", "unstack", "concat", "stack"),
+    *("reshape", "squeeze", "expand_dims", "transpose", "identity", "tile", "repeat", "reverse"),
+    "broadcast_to",
+)
+"""Operations that only move values."""
+
+MOVING_LAYERS = (
+    *(layers.Reshape, layers.Flatten, layers.Permute, layers.RepeatVector, layers.Concatenate),
+    *(layers.Cropping1D, FlattenTime, RestoreTime),
+)
+"""Layers that only move values."""
 
 
 def is_operation(layer: Any) -> bool:

@@ -99,7 +99,15 @@ def _relu6(layer: Any, features: Any, **options: Any) -> Any:
     return tf.minimum(tf.maximum(features, 0), 6)
 
 
-_OPERATIONS: dict[str, Callable[..., Any]] = {"clip_by_value": _clipped, "nn.relu6": _relu6}
+def _product_without_nan(layer: Any, x: Any, y: Any, **options: Any) -> Any:
+    return tf.where(tf.equal(y, 0.0), tf.zeros_like(y), x * y)
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "clip_by_value": _clipped,
+    "nn.relu6": _relu6,
+    "math.multiply_no_nan": _product_without_nan,
+}
 """Operation -> its computation in float where TFLite has no kernel for TensorFlow's own."""
 
 _FORMS: dict[type, Callable[..., Any]] = {

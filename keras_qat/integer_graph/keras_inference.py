@@ -21,6 +21,7 @@ from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2 import backend
 from keras_qat.frontend.keras2.layers_and_models import flat_inputs, nested_inputs, nested_outputs
 from keras_qat.frontend.keras2.precision import computing_in_float32
+from keras_qat.frontend.missing_values import calls_on_missing_values
 from keras_qat.integer_graph.cached_inference import CachedInference, add_to_real
 from keras_qat.integer_graph.execute import Numbers, prepare, run
 from keras_qat.integer_graph.float_inference import Evaluator, evaluator
@@ -54,6 +55,7 @@ class Inference:
         self.with_losses = [call for call in self.graph.calls if _regularizes(call)]
         self.with_losses += self.graph.loss_only
         self.read_by_losses = self._read_by_losses()
+        self.replaces_nan = calls_on_missing_values(self.graph)
         self.settled = CachedInference(
             model, self.graph, self._resolve, self._prepare, self._tensors
         )
@@ -105,8 +107,9 @@ class Inference:
         return self._traced()(*inputs)
 
     def _check(self, inputs: Sequence[Any]) -> None:
+        with_nan = {value.name for value in self.replaces_nan}
         for name, x in zip(self.model.input_names, inputs, strict=True):
-            if x.dtype.is_floating:
+            if x.dtype.is_floating and name not in with_nan:
                 known = tf.logical_not(tf.reduce_any(tf.math.is_nan(x)))
                 tf.debugging.Assert(known, [f"Input {name} of {self.model.name} holds NaN."])
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.keras2.layers_and_models import nested_inputs
+from keras_qat.frontend.missing_values import calls_on_missing_values
 
 
 class Input(NamedTuple):
@@ -20,11 +23,19 @@ class Input(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The inputs of a model or a file: its name, its inputs, and the structure that it takes."""
+    """The inputs of a model or a file.
+
+    Args:
+        model: name of the model or the file.
+        all: its inputs.
+        nested: the structure that it takes.
+        with_nan: returns the names of the inputs that may hold NaN. Called only if one does.
+    """
 
     model: str
     all: list[Input]
     nested: Any
+    with_nan: Callable[[], Collection[str]] = tuple
 
     @property
     def batch_size(self) -> int | None:
@@ -50,7 +61,11 @@ def inputs_of(model: Any) -> Inputs:
         Input(name, key, tuple(tensor.shape), tensor.dtype == tf.string)
         for name, key, tensor in zip(model.input_names, keys, model.inputs, strict=True)
     ]
-    return Inputs(model.name, inputs, nested)
+
+    def with_nan() -> set[str]:
+        return {value.name for value in calls_on_missing_values(graph_lib.read(model))}
+
+    return Inputs(model.name, inputs, nested, with_nan)
 
 
 def packed(inputs: Inputs, arrays: list[Any]) -> Any:
@@ -151,7 +166,7 @@ def checked_batch(
         if 0 in array.shape[1:]:
             raise ValueError(f"{where} is empty: its shape is {array.shape}{item}.")
         if array.dtype.kind == "f":
-            _check_finite(array, where, finite, item)
+            _check_finite(inputs, one, array, finite, item)
         batch.append(array)
     counts = [len(array) for array in batch]
     if len(set(counts)) > 1:
@@ -178,16 +193,17 @@ def _array(inputs: Inputs, one: Input, data: Any) -> np.ndarray:
     return array
 
 
-def _check_finite(array: np.ndarray, where: str, finite: bool, item: str) -> None:
+def _check_finite(inputs: Inputs, one: Input, array: np.ndarray, finite: bool, item: str) -> None:
     bad = np.isnan(array)
     kind = "NaN"
     if finite and not bad.any():
         bad, kind = np.isinf(array), "infinity"
-    if bad.any():
+    if bad.any() and one.name not in inputs.with_nan():
         example = int(np.argmax(bad.any(axis=tuple(range(1, array.ndim)))))
+        where = f"first in example {example}{item or ' of the data'}"
         raise ValueError(
-            f"{where} holds {kind}, first in example {example}{item or ' of the data'}. It cannot "
-            f"be quantized: remove such examples, or replace the values."
+            f"{inputs.where(one)} holds {kind}, {where}. It cannot be quantized: remove such "
+            f"examples, or replace the values."
         )
 
 

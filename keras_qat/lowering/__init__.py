@@ -17,6 +17,7 @@ from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.layers_and_models import class_path
 from keras_qat.frontend.keras2.read_float import ReadsWeight
 from keras_qat.frontend.known_sizes import with_known_sizes
+from keras_qat.frontend.missing_values import REPLACES_NAN, calls_on_missing_values
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.activations import (
     split_activation,
@@ -67,6 +68,7 @@ def lower(
     activations: bool = True,
     may_open: Callable[[Call], bool | None] | None = None,
     has_int16: bool = True,
+    has_float: bool = True,
 ) -> Graph:
     """Splits every layer that `LOWERINGS` lists. Shared layers stay shared.
 
@@ -76,6 +78,7 @@ def lower(
             `recipes.contrib` keeps them, like the original.
         may_open: whether a layer may be opened; by default none is opened.
         has_int16: False has parts of 16 bits only where 8 bits keep nothing.
+        has_float: whether calls that replace NaN stay in float; else the model gets no NaN.
 
     Raises:
         ValueError: if an operation reads a layer's weight and was not opened.
@@ -84,6 +87,8 @@ def lower(
 
     def expand(call: Call) -> list[Call]:
         layer = call.layer
+        if call.name in graph.in_float:
+            return [call]
         key = str(layer.symbol) if is_operation(layer) else type(layer)
         lowering = table.get(key) or table.get(class_path(layer))
         is_recurrent = isinstance(layer, (layers.Bidirectional, layers.RNN))
@@ -107,6 +112,9 @@ def lower(
     for call in graph.calls:
         if isinstance(call.layer, ReadsWeight):
             raise ValueError(call.layer.reason)
+    if activations and has_float:
+        calls = [call for calls in calls_on_missing_values(graph).values() for call in calls]
+        graph.in_float = {call.name: REPLACES_NAN for call in calls}
     if activations:
         graph = with_tokens_apart(tokens_as_integers(graph, context), context)
         graph = with_joined_parts(positions_as_integers(graph, context), context)

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, map_values
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.missing_values import TESTS_FOR_NAN
 from keras_qat.frontend.tf_operations import array, is_operation, number, symbol_of
 from keras_qat.lowering.attention_masks import HIDES
 from keras_qat.lowering.boolean_masks import boolean_mask, chosen_of_each
@@ -347,11 +348,10 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "math.atan2": _angle,
     "math.divide_no_nan": _quotient_or_zero,
     "math.reciprocal_no_nan": lambda x, name=None: tf.math.divide_no_nan(1.0, x),
-    "math.multiply_no_nan": lambda x, y, name=None: x * y,
     "math.scalar_mul": lambda scalar, x, name=None: x * scalar,
     "realdiv": lambda x, y, name=None: x / y,
     "math.squared_difference": lambda x, y, name=None: tf.square(x - y),
-    "math.is_nan": lambda x, name=None: tf.not_equal(x, x),
+    **TESTS_FOR_NAN,
     "math.rint": lambda x, name=None: tf.round(x),
     "math.accumulate_n": lambda inputs, *_: tf.add_n(inputs),
     "math.conj": lambda x, name=None: tf.identity(x),

@@ -10,18 +10,17 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only, values_in
 from keras_qat.frontend.helper_layers import Positions
-from keras_qat.frontend.tf_operations import array, is_operation, symbol_of
-from keras_qat.lowering import tokens
+from keras_qat.frontend.tf_operations import MOVES, array, is_operation, symbol_of
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
 ROUNDS = {"math.floor": "floor", "math.ceil": "ceil", "math.round": "round"}
 """Operation that makes whole numbers of real ones -> how it rounds."""
 
-MOVES = {*tokens.MOVES, "gather"}
+_MOVES = {*MOVES, "gather"}
 """Operations that only move numbers."""
 
 KEEPS_WHOLE = {
-    *MOVES,
+    *_MOVES,
     *("math.add", "math.subtract", "math.multiply", "math.maximum", "math.minimum"),
     *("__operators__.add", "__operators__.sub", "__operators__.mul", "clip_by_value"),
 }
@@ -149,7 +148,7 @@ def _is_given(value: Value) -> bool:
     call = value.producer
     if call is None:
         return True
-    return symbol_of(call.layer) in MOVES and all(map(_is_given, call.inputs))
+    return symbol_of(call.layer) in _MOVES and all(map(_is_given, call.inputs))
 
 
 def _fractions(call: Call) -> bool:

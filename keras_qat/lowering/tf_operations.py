@@ -262,6 +262,12 @@ def _split_constant(call: Call, context: LoweringContext, number: float) -> list
     return replace_by(call, context, layers.Rescaling, 0.0, number)
 
 
+def _split_product_without_nan(call: Call, context: LoweringContext) -> list[Call]:
+    """Lowers tf.math.multiply_no_nan to a product, as quantized values have no NaN."""
+    parts = PartsBuilder(call, context)
+    return parts.end(parts.new("", type(call.layer), tf.multiply), *operands(call, "x", "y"))
+
+
 def _split_equality(call: Call, context: LoweringContext) -> list[Call]:
     """Rounds a number that real numbers are compared with for equality to their grid.
 
@@ -295,6 +301,7 @@ ARITHMETIC: dict[str, Lowering] = {
     "math.truediv": _split_division,
     "__operators__.truediv": _split_division,
     "nn.bias_add": _split_bias,
+    "math.multiply_no_nan": _split_product_without_nan,
     "math.add_n": _split_add_n,
     "math.square": _split_square,
     "math.log": partial(replace_by, make=Logarithm),

@@ -8,10 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.frontend.helper_layers import FlattenTime, Indices, RestoreTime, WeightTensor
+from keras_qat.frontend.helper_layers import Indices, WeightTensor
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.known_sizes import SHAPES
 from keras_qat.frontend.tf_operations import (
+    MOVES,
+    MOVING_LAYERS,
     is_operation,
     number,
     operands,
@@ -25,17 +27,6 @@ COMPARISONS = (
     *("math.less_equal", "__operators__.eq", "__operators__.ne"),
 )
 
-
-MOVES = (
-    *("__operators__.getitem", "slice", "strided_slice", "split", "unstack", "concat", "stack"),
-    *("reshape", "squeeze", "expand_dims", "transpose", "identity", "tile", "repeat", "reverse"),
-    "broadcast_to",
-)
-MOVING_LAYERS = (
-    *(layers.Reshape, layers.Flatten, layers.Permute, layers.RepeatVector, layers.Concatenate),
-    *(layers.Cropping1D, FlattenTime, RestoreTime),
-)
-"""What only moves numbers."""
 
 SHIFTS = "__operators__.add", "math.add", "math.subtract", "math.multiply"
 

@@ -41,7 +41,8 @@ def lowered(
     if not rules.lowers_activations:
         return lower(graph, False)
     opens = may_open(recipe, graph.calls)
-    return lower(graph, True, lambda call: False if stays_closed(call) else opens(call), has_int16)
+    may = lambda call: False if stays_closed(call) else opens(call)  # noqa: E731
+    return lower(graph, True, may, has_int16, not recipe.without_float)
 
 
 def place(

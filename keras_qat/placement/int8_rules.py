@@ -50,6 +50,7 @@ class Int8Placement:
             group
             for group in fusion_groups.groups(graph)
             if settings.quantizes(group.kernel) and self.has_kernel(op_of(group.kernel))
+            if group.kernel.name not in graph.in_float
         ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
         self.index_calls: set[Call] = set()
@@ -116,6 +117,8 @@ class Int8Placement:
         op = op_of(call)
         if op is None or not self.has_kernel(op) or call in self.index_calls:
             return None
+        if call.name in self.graph.in_float:
+            return None
         in_group = call in self.group_of
         if op.is_weighted:
             return op if in_group else None
@@ -136,6 +139,8 @@ class Int8Placement:
             return reason
         if call in self.index_calls:
             return FINDS_NUMBER if type(call.source) is layers.Masking else COMPUTES_INDICES
+        if call.name in self.graph.in_float:
+            return self.graph.in_float[call.name]
         op, _, refusal = match(call)
         if op is not None:
             families = [f"kernels={family!r}" for family in op.only_families(self.bits)]
@@ -167,6 +172,8 @@ class Int8Placement:
                 if known := self.converted_to(value):
                     fixed_spec = FixedSpec(known.minimum, known.maximum, own.bits)
                     return fixed_spec, "input of the model, read in a fixed range"
+                if reason := self.why_read_in_float(value):
+                    return None, f"input of the model; {reason}"
                 own = dataclasses.replace(own, off_ties=own.bits <= 8 and not own.symmetric)
                 return (own if self.is_read_by_int8(value) else None), "input of the model"
             return self.decide_in_float(value, own, self.float_layers[call.name])
@@ -219,6 +226,12 @@ class Int8Placement:
         ]
         of_input = value.producer is None and value not in self.outputs
         return of_input and len(others) < len(readers) and all(map(compares, others))
+
+    def why_read_in_float(self, value: Value) -> str | None:
+        """Returns the reason if all readers of an input must not read quantized values."""
+        readers = [call for call in self.consumers[value] if type(call.layer) is not WeightTensor]
+        reasons = [self.graph.in_float.get(call.name) for call in readers]
+        return reasons[0] if reasons and all(reasons) else None
 
     def converted_to(self, value: Value) -> FixedRange | None:
         """Returns the fixed range that all readers convert a tensor to, if there is one."""

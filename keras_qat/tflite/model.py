@@ -121,6 +121,7 @@ class TFLiteModel:
                 for name, info in self.inputs.items()
             ],
             names if len(names) > 1 else names[0],
+            graph.read_in_float,
         )
 
     def predict(

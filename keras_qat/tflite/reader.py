@@ -115,6 +115,15 @@ class FileGraph:
         indices = [index for name, index in options.items() if name.endswith("SubgraphIndex")]
         return [FileGraph(self._model, index) for index in indices]
 
+    def read_in_float(self) -> set[str]:
+        """Returns the names of the float inputs that no operation quantizes."""
+        quantized = {op.inputs[0] for op in self.operations if op.kernel == "QUANTIZE"}
+        return {
+            name
+            for name, tensor in self.inputs.items()
+            if tensor.dtype.kind == "f" and tensor.index not in quantized
+        }
+
     @property
     def kernels(self) -> list[str]:
         """The operators that the file uses, each once, also inside loops and branches."""

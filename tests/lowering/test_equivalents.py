@@ -126,7 +126,6 @@ FORMS = {
         lambda x: tf.math.divide_no_nan(x, [0.0, 1.0, 2.0, 4.0] * 2),
     ),
     "math.reciprocal_no_nan": (lambda x: tf.math.reciprocal_no_nan(tf.nn.relu(x) + 0.5),),
-    "math.multiply_no_nan": (lambda x: tf.math.multiply_no_nan(x, tf.sigmoid(x)),),
     "realdiv": (lambda x: tf.realdiv(x, 3.0),),
     "math.squared_difference": (
         lambda x: tf.math.squared_difference(x, tf.sigmoid(x)),
@@ -134,6 +133,8 @@ FORMS = {
     ),
     "cast": (lambda x: tf.where(tf.cast(tf.nn.relu(x), tf.bool), x, 0.5),),
     "math.is_nan": (lambda x: tf.where(tf.math.is_nan(x), 0.0, x * 2.0),),
+    "math.is_finite": (lambda x: tf.where(tf.math.is_finite(x), x * 2.0, 0.5),),
+    "math.is_inf": (lambda x: tf.where(tf.math.is_inf(x), 0.5, x * 2.0),),
     "math.rint": (lambda x: tf.math.rint(x * 2.0),),
     "math.accumulate_n": (lambda x: tf.math.accumulate_n([x, tf.sigmoid(x)]),),
     "math.conj": (lambda x: tf.math.conj(x) + 1.0,),

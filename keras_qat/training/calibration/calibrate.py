@@ -21,7 +21,7 @@ from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.frontend.messages import warn_caller
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import BATCH_SIZE, batches, is_read_once
-from keras_qat.training.calibration.data_checks import InputData, doubt
+from keras_qat.training.calibration.data_checks import InputData, doubt, with_finite_values
 from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
 from keras_qat.training.calibration.methods import METHODS, Method, Range
 from keras_qat.training.calibration.watch import Observed, infer, share_tallies, shown_batches
@@ -130,7 +130,7 @@ def calibrate(
         observed.add(batch)
         seen = seen or _float_inputs(graph, batch)
         for data in seen:
-            data.add(batch[data.index])
+            data.add(with_finite_values(batch[data.index]))
         first = first or [x[: fixed_batch or 1] for x in batch]
     observed.share(model)
     ranges = observed.ranges(range_of) | dict(limits.values())
@@ -199,7 +199,7 @@ def _float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
     """Returns what is to be watched of the inputs that hold floating-point numbers."""
     bits = {index: quantizer.spec.bits for index, quantizer in _input_quantizers(graph).items()}
     return [
-        InputData(index, value.name, bits.get(index), x[:_FIRST])
+        InputData(index, value.name, bits.get(index), with_finite_values(x[:_FIRST]))
         for index, (value, x) in enumerate(zip(values_in(graph.inputs), batch, strict=True))
         if value.is_float and x.size
     ]

@@ -78,6 +78,11 @@ class InputData:
         return float(np.min(self.low)), float(np.max(self.high))
 
 
+def with_finite_values(x: np.ndarray) -> np.ndarray:
+    """Returns data with 0 in place of NaN and infinity, which models may replace."""
+    return x if np.isfinite(x).all() else np.nan_to_num(x, posinf=0.0, neginf=0.0)
+
+
 def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bool) -> str:
     """Returns why calibration data may be the wrong ones, and what helps; "" if they seem right.
 
@@ -117,6 +122,7 @@ def doubt_of_arrays(model: Any, data: Any) -> str:
     rows = np.unique(np.linspace(0, len(arrays[0]) - 1, _LOOKED_AT).astype(int))
     try:
         some = arrays_of(model, tf.nest.map_structure(lambda x: x[rows], data))
+        some = [with_finite_values(x) if x.dtype.kind == "f" else x for x in some]
     except (ValueError, IndexError):  # Keras says what is wrong.
         return ""
     graph = read(model)

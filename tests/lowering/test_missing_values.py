@@ -1,0 +1,171 @@
+"""NaN marks missing values: models that replace it compute the same in training and in files."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.missing_values import REPLACES_NAN
+
+layers = keras.layers
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(64, 6)).astype("float32")
+X_WITH_NAN = np.where(RNG.random(X.shape) < 0.2, np.nan, X).astype("float32")
+
+
+class Imputation(layers.Layer):
+    """Replaces NaN by a trained value per feature, and says where it did."""
+
+    def build(self, shape):
+        self.value = self.add_weight("value", (shape[-1],), initializer="ones")
+
+    def call(self, x):
+        missing = tf.math.is_nan(x)
+        return tf.concat([tf.where(missing, self.value, x), tf.cast(missing, x.dtype)], -1)
+
+
+def zeros_like(x):
+    return tf.where(tf.math.is_nan(x), tf.zeros_like(x), x)
+
+
+def finite(x):
+    return tf.where(tf.math.is_finite(x), x, -1.0)
+
+
+def infinite_too(x):
+    return tf.where(tf.math.is_inf(x) | tf.math.is_nan(x), 0.5, x)
+
+
+def not_itself(x):
+    return tf.where(x != x, tf.ones_like(x), x)
+
+
+def product(x):
+    known = tf.cast(tf.logical_not(tf.math.is_nan(x)), tf.float32)
+    return tf.concat([tf.math.multiply_no_nan(x, known), known], -1)
+
+
+def normalized(x):
+    x = layers.Normalization(mean=[0.1] * 6, variance=[1.3] * 6)(x)
+    return tf.where(tf.math.is_nan(x), 0.0, x)
+
+
+def moved(x):
+    x = tf.reshape((x - 0.5) / 2.0, [-1, 2, 3])
+    return layers.Flatten()(tf.where(tf.math.is_nan(x), tf.zeros_like(x), x))
+
+
+def in_lambda(x):
+    return layers.Lambda(zeros_like)(x)
+
+
+def own_layer(x):
+    return Imputation()(x)
+
+
+def model_of(function):
+    x = keras.Input((6,))
+    return keras.Model(x, layers.Dense(3)(layers.Dense(8, "relu")(function(x))))
+
+
+FORMS = (
+    zeros_like,
+    finite,
+    infinite_too,
+    not_itself,
+    product,
+    normalized,
+    moved,
+    in_lambda,
+    own_layer,
+)
+
+
+def test_nan_is_replaced_alike_in_training_and_in_the_file():
+    inputs = [keras.Input((6,), name=form.__name__) for form in FORMS]
+    outputs = [layers.Dense(3)(form(x)) for form, x in zip(FORMS, inputs, strict=True)]
+    model, x = keras.Model(inputs, outputs), [X_WITH_NAN] * len(FORMS)
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, x)
+    trained = qat(x, training=True)
+    expected, predicted = (m.predict(x, verbose=0) for m in (model, qat))
+    file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
+    assert {info.dtype.name for info in file.inputs.values()} == {"float32"}
+    for name, y, *others, z in zip(
+        file.inputs, expected, predicted, trained, file.predict(x), strict=True
+    ):
+        for computed in others:
+            assert np.abs(computed - y).max() < 0.1 * np.abs(y).max(), name
+        np.testing.assert_array_equal(z, others[0])
+    assert not any("dense" in name for name in keras_qat.plan(model).float_layers)
+
+
+def test_fit_evaluate_and_verify_report_the_same():
+    model = model_of(zeros_like)
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, X_WITH_NAN)
+    qat.compile(keras.optimizers.SGD(0.0), "mse")
+    y = np.nan_to_num(X_WITH_NAN[:, :3])
+    (trained,) = qat.fit(X_WITH_NAN, y, verbose=0, batch_size=64).history["loss"]
+    evaluated = qat.evaluate(X_WITH_NAN, y, verbose=0)
+    file = keras_qat.export_tflite(qat)
+    of_file = np.mean((keras_qat.TFLiteModel(file).predict(X_WITH_NAN) - y) ** 2)
+    assert trained == pytest.approx(evaluated, rel=0.05)
+    assert of_file == pytest.approx(evaluated, rel=1e-5)
+    assert keras_qat.verify(qat, file, X_WITH_NAN).identical == 1
+
+
+@pytest.mark.slow
+def test_infinity_is_replaced_too():
+    qat = keras_qat.quantize_model(model_of(finite))
+    x = np.where(np.isnan(X_WITH_NAN), -np.inf, X).astype("float32")
+    keras_qat.calibrate(qat, x)
+    file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
+    np.testing.assert_array_equal(file.predict(x), qat.predict(x, verbose=0))
+
+
+def test_of_two_inputs_only_the_one_with_missing_values_is_in_float():
+    a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
+    joined = layers.Concatenate()([zeros_like(a), b])
+    qat = keras_qat.quantize_model(keras.Model([a, b], layers.Dense(2)(joined)))
+    keras_qat.calibrate(qat, [X_WITH_NAN, X])
+    with pytest.raises(ValueError, match=r"'b' of .* holds NaN"):
+        keras_qat.calibrate(qat, [X, X_WITH_NAN])
+    inputs = keras_qat.TFLiteModel(keras_qat.export_tflite(qat)).inputs
+    assert [inputs[name].dtype.name for name in "ab"] == ["float32", "int8"]
+
+
+def also_read_by_a_dense(x):
+    return zeros_like(x) + layers.Dense(6)(x)
+
+
+def after_a_dense(x):
+    return zeros_like(layers.Dense(6)(x))
+
+
+@pytest.mark.parametrize("function", [also_read_by_a_dense, after_a_dense])
+def test_nan_that_would_reach_a_kernel_is_refused(function):
+    """There a float model returns NaN, and int8 has none."""
+    model = model_of(function)
+    assert not keras_qat.plan(model).float_layers
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, X)
+    with pytest.raises(ValueError, match="holds NaN, first in example"):
+        keras_qat.calibrate(qat, X_WITH_NAN)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="holds NaN"):
+        qat.predict(X_WITH_NAN, verbose=0)
+
+
+def test_products_without_nan_are_in_integers_between_layers():
+    x = keras.Input((6,))
+    y, gate = layers.Dense(4)(x), layers.Dense(4, "relu")(x)
+    model = keras.Model(x, layers.Dense(2)(tf.math.multiply_no_nan(y, gate)))
+    assert not keras_qat.plan(model).float_layers
+    assert keras_qat.plan(model).to_dict()["tensors"][-3]["reason"] == "output of multiply"
+
+
+def test_the_plan_says_why():
+    plan = keras_qat.plan(model_of(zeros_like))
+    assert set(plan.float_layers.values()) == {REPLACES_NAN}
+    assert not keras_qat.plan(model_of(zeros_like), target="edgetpu").float_layers
