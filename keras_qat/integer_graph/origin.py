@@ -105,7 +105,7 @@ def origin_of(model: Any, calls: Graph) -> Origin:
         inputs=inputs_of(model),
         recipe=recipe,
         family=kernel_family(getattr(model, "kernels", XNNPACK.name)),
-        simulates=getattr(model, "recipe", None) is None or recipe.fold == "correction",
+        simulates=getattr(model, "simulates", True),
         target=target_of(model),
         packs_int4=getattr(model, "pack_int4", False),
         states=states_of(model),

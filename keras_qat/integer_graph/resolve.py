@@ -15,7 +15,7 @@ from keras_qat.integer_graph.origin import origin_of
 from keras_qat.integer_graph.passes.pack_int4 import with_int4
 from keras_qat.integer_graph.resolve_calls import resolve_calls
 from keras_qat.training.readiness import check_exportable
-from keras_qat.training.schedule import check_process, file_model_of
+from keras_qat.training.schedule import check_is_graph, check_process, file_model_of
 
 
 def resolve(model: Any, *, input_range: tuple[float, float] | None = None) -> ResolvedGraph:
@@ -39,6 +39,8 @@ def resolve(model: Any, *, input_range: tuple[float, float] | None = None) -> Re
     check_process(model)
     model = file_model_of(model)
     calls = graph_lib.read(model)
+    for call in calls.calls:
+        check_is_graph(call.layer)
     resolved = resolve_calls(calls, input_range=range_of(input_range))
     origin = origin_of(model, calls)
     return dataclasses.replace(_sized(resolved, origin.target), origin=origin)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from keras_qat.config import recipes
 from keras_qat.config.arguments import answers_unknown, switch
 from keras_qat.config.other_libraries import ARGUMENTS
 from keras_qat.config.recipe import Recipe
@@ -24,10 +25,11 @@ from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.layer_settings import BEHIND_THE_FILE
 from keras_qat.placement.plan import Plan
 from keras_qat.rewriting.check_values import warn_of_other_values
+from keras_qat.rewriting.parts import make_exact
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.rewrite import rewrite
 from keras_qat.training.distribution import strategy_scope
-from keras_qat.training.schedule import is_quantized
+from keras_qat.training.schedule import check_is_graph, is_quantized
 
 
 @answers_unknown(**ARGUMENTS)
@@ -52,7 +54,8 @@ def quantize_model(
         model: a built Sequential or functional Keras 2 model, or a subclassed one whose `call`
             takes symbolic tensors. It is not changed. If its class defines how it trains, with a
             `train_step` say, the copy is an instance of that class too. A model that is already
-            quantized with the same recipe is copied. A Keras 3 model is converted by
+            quantized is copied; so is a model that Keras made of its layers, such as an embedding,
+            and it predicts then what its file returns. A Keras 3 model is converted by
             `from_keras_3`, with a warning.
         recipe: a recipe or its name. The default is the target's, or "int8" without a target.
         scope: the layers to quantize: a name, the beginning of names up to a `_`, `/`, `.` or
@@ -95,9 +98,10 @@ def quantize_model(
         ['input_1', 'input_1_quant', 'quant_logits']
     """
     strict = switch("strict", strict)
-    recipe, family, known_target = settings(recipe, kernels, target)
     if is_quantized(model):
-        return _copy_quantized(model, recipe)
+        given = {"kernels": kernels, "target": target, "scope": scope, "outputs": outputs}
+        return _copy_quantized(model, recipe, [name for name, value in given.items() if value])
+    recipe, family, known_target = settings(recipe, kernels, target)
     original = as_keras_2(model)
     model, graph = read_float(original, inputs, recipe.activations.bits < 16)
     has_float = not strict and (known_target is None or known_target.has_float)
@@ -139,13 +143,28 @@ def _show_in_float(plan: Plan, name: str) -> None:
     show_in_float(layers, f"'{name}' keeps", "keras_qat.plan(model) shows where.")
 
 
-def _copy_quantized(model: Any, recipe: Recipe) -> QuantizedModel:
-    used = getattr(model, "recipe", None)
-    if used is None or dataclasses.replace(used, without_float=recipe.without_float) != recipe:
-        settings = f" with recipe '{used.name}' and other settings" if used else " in parts"
+def _copy_quantized(model: Any, recipe: str | Recipe | None, given: list[str]) -> QuantizedModel:
+    """Copies a quantized model, or one that Keras made of its layers.
+
+    Raises:
+        ValueError: if another recipe or any other argument is given, or it is a subclassed model.
+    """
+    check_is_graph(model)
+    if not isinstance(model, QuantizedModel):
+        make_exact(model)
+    used: Recipe | None = model.recipe
+    asked = None if recipe is None else recipes.get(recipe)
+    if asked and (used is None or dataclasses.replace(used, without_float=False) != asked):
+        how = "" if used is None else f" with recipe '{used.name}' and other settings"
         raise ValueError(
-            f"'{model.name}' is already quantized{settings}. Quantize the float model it was made "
-            f"from instead."
+            f"'{model.name}' is already quantized{how}. Quantize the float model it was made from "
+            f"instead."
+        )
+    if given:
+        raise ValueError(
+            f"{given[0]}= is for float models, and '{model.name}' is already quantized. Quantize "
+            f"the float model with it; for a part of this one, such as an embedding, pass "
+            f"keras.Model(qat.inputs, qat.get_layer('quant_embedding').output)."
         )
     with strategy_scope(model), deserialization_scope(model.customs):
         copy = type(model).from_config(model.get_config())

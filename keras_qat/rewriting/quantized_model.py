@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import weakref
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, cast
@@ -52,7 +53,7 @@ from keras_qat.training.layers.float_marks import (
     leave_in_float,
     why_left_in_float,
 )
-from keras_qat.training.layers.scheduled_layer import Phase, shapes_only
+from keras_qat.training.layers.scheduled_layer import Phase, shapes_only, tell_of_plain_model
 from keras_qat.training.phase_graphs import PhasedModel
 from keras_qat.training.schedule import scheduled_layers
 from keras_qat.training.step_tensors import computed_together
@@ -165,6 +166,10 @@ class QuantizedModel(
         object.__setattr__(self, "_inference", None)
         self.predict_function = self.test_function = None
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tell_of_plain_model(self._recipe, kwargs.get("training"))
+        return super().__call__(*args, **kwargs)
+
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         """Simulates quantization in training; computes as the kernels do at inference."""
@@ -190,9 +195,16 @@ class QuantizedModel(
             agree(self.weights)
         return outputs
 
+    @property
+    def simulates(self) -> bool:
+        """Whether it computes with fake quantization at inference too, as recipe `contrib`."""
+        if self._recipe is None:  # A part of a model, saved by Keras before it was exact.
+            return any(getattr(x, "fold", "") == "correction" for x in scheduled_layers(self))
+        return self._recipe.fold == "correction"
+
     def exact_inference(self) -> Inference | None:
         """Returns the inference in integers; None for recipe `contrib`, which simulates."""
-        if self._inference is None and self.recipe.fold != "correction":
+        if self._inference is None and not self.simulates:
             # Past Keras, which would track the graph.
             object.__setattr__(self, "_inference", Inference(self, self._family))
         return self._inference
@@ -210,7 +222,7 @@ class QuantizedModel(
         """Sets `recipe`, on the layers too, for models that users make of them."""
         self.recipe = recipe
         for layer in scheduled_layers(self):
-            layer.recipe = recipe
+            layer.recipe, layer.made_for = recipe, weakref.ref(self)
 
     def keep_float_model(self, model: Any) -> None:
         """Sets what is known of the float model, past Keras, which would track the contents."""
@@ -315,7 +327,7 @@ class QuantizedModel(
         return {
             "load_with": LOADER,
             **config,
-            "recipe": self.recipe.to_config(),
+            "recipe": None if self._recipe is None else self._recipe.to_config(),
             "float_config": self._float_config_to_save(),
             **({"float_masks": list(self.float_masks)} if self.float_masks else {}),
             "output_names": list(self.output_names),
@@ -346,7 +358,8 @@ class QuantizedModel(
             model = super(QuantizedModel, plain_class).from_config(config, custom_objects)
         restore_names(model, config)
         model.safe_mode = in_safe_mode() is not False
-        model.keep_recipe(Recipe.from_config(recipe))
+        if recipe is not None:  # Not known of a part that Keras saved before it was exact.
+            model.keep_recipe(Recipe.from_config(recipe))
         object.__setattr__(model, "float_config", float_config)
         object.__setattr__(model, "float_masks", masks)
         name_outputs(model, output_names)

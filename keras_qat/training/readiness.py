@@ -13,7 +13,7 @@ from keras_qat.config import specs
 from keras_qat.frontend.messages import counted
 from keras_qat.io.atomic_files import check_writable
 from keras_qat.training.quantizers import activation_quantizers
-from keras_qat.training.schedule import check_process, check_quantized
+from keras_qat.training.schedule import check_is_graph, check_process, check_quantized
 
 DIVERGED = "The training diverged: go back to an earlier checkpoint and lower the learning rate."
 
@@ -45,6 +45,7 @@ def check_before_export(
 def check_exportable(model: Any) -> None:
     """Raises a `ValueError` if a model is not quantized, or a quantizer has no usable range."""
     check_quantized(model)
+    check_is_graph(model)
     check_process(model)
     listed = [q for q in activation_quantizers(model) if isinstance(q.spec, specs.QuantSpec)]
     unusable = [q for q in listed if not np.all(np.isfinite([q.minimum, q.maximum]))]

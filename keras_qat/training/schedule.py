@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from keras_qat.config.arguments import switch
 from keras_qat.frontend import graph
 from keras_qat.frontend.keras2.layers_and_models import layers_in
-from keras_qat.frontend.keras2.readability import check_readable
+from keras_qat.frontend.keras2.readability import check_readable, is_graph_model
 from keras_qat.training.layers import ScheduledLayer
 from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.scheduled_layer import NEVER
@@ -46,8 +47,34 @@ def check_quantized(model: Any) -> None:
         )
 
 
+def check_is_graph(model: Any) -> None:
+    """Raises a `ValueError` if code calls quantize-aware layers, of which no file can be written.
+
+    Args:
+        model: a model, or a layer that is called in one.
+    """
+    if isinstance(model, ScheduledLayer) or is_graph_model(model) or not is_quantized(model):
+        return
+    raise ValueError(
+        f"{type(model).__name__} '{model.name}' calls quantization-aware layers in code of its "
+        f"own, of which no file can be written. Write that code on symbolic tensors, such as "
+        f"keras.Model(qat.inputs, tf.nn.l2_normalize(qat.output, -1)), or quantize the float "
+        f"{type(model).__name__} as a whole."
+    )
+
+
 def file_model_of(model: Any) -> Any:
-    """Returns the part of a model that files hold: all of it, but for `outputs` inside of it."""
+    """Returns the part of a model that files hold: all of it, but for `outputs` inside of it.
+
+    A model that Keras made of quantize-aware layers predicts from now on what its file computes.
+
+    Raises:
+        ValueError: if it is a subclassed model.
+    """
+    check_is_graph(model)
+    if is_graph_model(model) and not hasattr(type(model), "file_model"):
+        for layer in itertools.islice(scheduled_layers(model), 1):
+            layer.make_exact(model)
     return getattr(model, "file_model", model)
 
 

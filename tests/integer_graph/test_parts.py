@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
+from keras_qat.frontend import messages
 from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import images, observe, scramble
 from tests.networks.small import layers, residual_net
@@ -20,6 +22,14 @@ def cut(qat):
     return keras.Model(qat.input, qat.get_layer("quant_pool").output)
 
 
+def embedding(qat):
+    return keras.Model(qat.inputs, qat.get_layer("quant_project").output)
+
+
+def sequential(qat):
+    return keras.Sequential([qat, layers.Softmax()])
+
+
 def with_a_head(qat):
     features = qat.get_layer("quant_flatten").output
     return keras.Model(qat.input, layers.Softmax()(layers.Dense(4, name="head")(features)))
@@ -31,7 +41,7 @@ def inside(qat):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("part", [cut, with_a_head, inside])
+@pytest.mark.parametrize("part", [cut, embedding, sequential, with_a_head, inside])
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
 def test_parts_are_exported_and_simulated(qat, part, kernels):
     model, x = part(qat), images(64, (8, 8, 1))
@@ -43,7 +53,98 @@ def test_parts_are_exported_and_simulated(qat, part, kernels):
     for name, output in simulated.outputs.items():
         codes = getattr(output, "codes", output)
         np.testing.assert_allclose(outputs[name], codes, atol=1e-6)
-    assert keras_qat.verify(model, contents, x).outputs[0].max_difference <= 2
+    model.kernels = kernels
+    assert keras_qat.verify(model, contents, x, kernels=kernels).identical == 1
+
+
+def file_equals(model, x):
+    values = keras_qat.TFLiteModel(keras_qat.export_tflite(model)).predict(x)
+    return np.array_equal(values, model.predict(x, verbose=0))
+
+
+@pytest.mark.parametrize("part", [embedding, sequential, inside])
+def test_a_part_predicts_what_its_file_returns(qat, part):
+    model, x = part(qat), images(64, (8, 8, 1))
+    names = list(model.output_names)
+    assert file_equals(model, x)
+    assert model.output_names == names
+    assert keras_qat.verify(model, keras_qat.export_tflite(model), x).verdict.is_same
+
+
+def test_an_output_has_the_range_of_its_quantizer(qat):
+    """The mean of a map has a smaller range than the map, and the model knows it."""
+    x, image = images(64, (8, 8, 1)), keras.Input((8, 8, 1))
+    conv = layers.Conv2D(8, 3, activation="relu")(image)
+    mean = layers.GlobalAveragePooling2D(name="mean")(conv)
+    whole = keras_qat.quantize_model(keras.Model(image, layers.Dense(2)(mean)))
+    keras_qat.calibrate(whole, x)
+    model = keras.Model(whole.inputs, whole.get_layer("quant_mean").output)
+    (known,) = keras_qat.quantizers(whole)["mean"]
+    (tensor,) = keras_qat.resolve(model).outputs.values()
+    assert 255 * tensor.params.scale == pytest.approx(known.maximum, rel=0.01)
+    assert file_equals(model, x)
+
+
+def test_a_copy_of_a_part_is_exact_from_the_start(qat, monkeypatch, caplog, tmp_path):
+    """Keras' model simulates, which the log says once; the copy computes what its file returns."""
+    monkeypatch.setattr(messages, "_SHOWN", set())
+    model, x = embedding(qat), images(64, (8, 8, 1))
+    simulated = model.predict(x, verbose=0)
+    model(x)
+    (line,) = caplog.messages
+    assert f"Keras made '{model.name}'" in line and f"quantize_model({model.name})" in line
+    model.save(tmp_path / "part.keras")
+    loaded = keras.models.load_model(tmp_path / "part.keras")
+    values = [keras_qat.quantize_model(part).predict(x, verbose=0) for part in (model, loaded)]
+    np.testing.assert_array_equal(values[0], values[1])
+    np.testing.assert_allclose(values[0], simulated, atol=0.05)
+    contents = keras_qat.export_tflite(keras_qat.quantize_model(embedding(qat)))
+    np.testing.assert_array_equal(keras_qat.TFLiteModel(contents).predict(x), values[0])
+
+
+def test_a_part_is_for_the_kernels_of_its_model(qat):
+    copy = keras_qat.quantize_model(qat)
+    copy.kernels = "reference"
+    part = embedding(copy)
+    keras_qat.resolve(part)
+    assert part.kernels == "reference"
+    assert part.recipe == qat.recipe
+
+
+@pytest.mark.slow
+def test_a_part_of_a_loaded_part_is_exact(qat, tmp_path):
+    """Of a model that Keras saved, recipe and kernels are not known."""
+    qat.save(tmp_path / "qat.keras")
+    part = cut(keras.models.load_model(tmp_path / "qat.keras"))
+    part.save(tmp_path / "part.keras")
+    loaded = keras.models.load_model(tmp_path / "part.keras")
+    x = images(64, (8, 8, 1))
+    assert file_equals(loaded, x)
+    loaded.save(tmp_path / "exact.keras")
+    again = keras.models.load_model(tmp_path / "exact.keras")
+    np.testing.assert_array_equal(again.predict(x, verbose=0), loaded.predict(x, verbose=0))
+
+
+class Normalized(keras.Model):
+    def __init__(self, inner):
+        super().__init__(name="normalized")
+        self.inner = inner
+
+    def call(self, x):
+        return tf.nn.l2_normalize(self.inner(x), -1)
+
+
+def test_code_around_a_quantized_model_is_refused(qat):
+    model, image = Normalized(qat), keras.Input((8, 8, 1))
+    model(images(2, (8, 8, 1)))
+    for refused in (model, keras.Model(image, Normalized(qat)(image))):
+        with pytest.raises(ValueError, match=r"'normalized' calls .* on symbolic tensors"):
+            keras_qat.export_tflite(refused)
+
+
+def test_outputs_of_a_model_that_is_quantized_already_are_refused(qat):
+    with pytest.raises(ValueError, match=r"outputs= is for float models.*keras.Model\(qat"):
+        keras_qat.quantize_model(qat, outputs=["pool"])
 
 
 def test_the_graph_can_be_read(qat):

@@ -32,6 +32,7 @@ def _find_keras_2() -> Any:
 
 keras = _find_keras_2()
 layers = keras.layers
+_base_layer: Any = inspect.getmodule(layers.Layer)
 
 register = keras.utils.register_keras_serializable(package="keras_qat")
 """Class decorator: `load_model` finds the class without a scope or custom objects."""
@@ -76,6 +77,12 @@ def is_building() -> bool:
         return False
     name = str(getattr(tf.compat.v1.get_default_graph(), "name", ""))
     return name == "keras_graph" or name.endswith("_scratch_graph")
+
+
+def calling_layer() -> tuple[Any, Any]:
+    """Returns the layer or model inside whose `call` this is, or None, and its `training`."""
+    context = _base_layer.base_layer_utils.call_context()
+    return context.layer, context.training
 
 
 def is_in_converter() -> bool:

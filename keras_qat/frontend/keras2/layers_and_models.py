@@ -125,6 +125,20 @@ def name_outputs(model: Any, names: list[str]) -> None:
     object.__setattr__(model, "output_names", list(names))
 
 
+def readers_of(tensor: Any) -> list[tuple[Any, Any]]:
+    """Returns the calls that read a symbolic tensor: each layer with its symbolic outputs."""
+    nodes = tensor._keras_history.layer.outbound_nodes
+    readers = [node for node in nodes if any(x is tensor for x in node.keras_inputs)]
+    return [(node.layer, node.outputs) for node in readers]
+
+
+def end_at(model: Any, outputs: Any) -> None:
+    """Makes a functional model return other symbolic tensors, under the names of its outputs."""
+    names = list(model.output_names)
+    model._init_graph_network(model._nested_inputs, outputs)
+    name_outputs(model, names)
+
+
 def class_path(layer: Any) -> str:
     """Returns the module path of a layer class that Keras does not export."""
     module = type(layer).__module__

@@ -50,7 +50,7 @@ def take_training(model: Any, original: Any, without: Iterable[str]) -> None:
         without: the attributes that the model does not get.
     """
     left_out = dict.fromkeys(without, type(original).__name__)
-    derive: Any = _derived  # Classes have hashes, which mypy does not know.
+    derive: Any = derived_class  # Classes have hashes, which mypy does not know.
     model.__class__ = derive(type(model), type(original))
     object.__setattr__(model, "left_out", left_out)
     for name, value in vars(original).items():
@@ -129,7 +129,7 @@ def _set_by_keras() -> frozenset[str]:
 
 
 @functools.cache
-def _derived(base: type, user_class: type) -> type:
+def derived_class(base: type, user_class: type) -> type:
     """Returns a class that derives from both, and is saved under the name of `base`."""
     methods: dict[str, Any] = {"class_before": base}
     if issubclass(user_class, keras.Sequential):  # The model is functional all the same.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +18,8 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import Switch, cond
 from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.keras2.readability import is_graph_model
+from keras_qat.frontend.messages import show_once
 from keras_qat.training import step_tensors
 
 if TYPE_CHECKING:
@@ -109,6 +111,26 @@ def shapes_are_enough() -> bool:
     return _shapes_only.get()
 
 
+def tell_of_plain_model(recipe: Any, training: Any) -> None:
+    """Tells that the model around a call is a plain one, whose file would differ from it.
+
+    Args:
+        recipe: the recipe of the quantization-aware layer or model that is called.
+        training: the argument of the call.
+    """
+    model, of_model = backend.calling_layer()
+    if not is_graph_model(model) or hasattr(type(model), "exact_inference"):
+        return
+    is_inference = (of_model if training is None else training) in (None, False)
+    if is_inference and getattr(recipe, "fold", "") != "correction" and not backend.is_building():
+        show_once(
+            f"Keras made '{model.name}' of quantization-aware layers: it predicts as training "
+            f"simulates quantization, and its file may return values that are a step off. "
+            f"keras_qat.quantize_model({model.name}) returns a copy that predicts what the file "
+            f"returns."
+        )
+
+
 class ScheduledLayer(backend.keras.layers.Layer):
     """A layer that knows the training step.
 
@@ -125,6 +147,10 @@ class ScheduledLayer(backend.keras.layers.Layer):
 
     recipe: Any = None
     """The recipe of the model that it was made for, for models that users make of its layers."""
+    made_for: Callable[[], Any] | None = None
+    """A weak reference to that model."""
+    make_exact: Callable[[Any], None]
+    """Makes a model that users made of such layers predict what its file computes."""
     made_in: int = 0
     """The id of the process that made its weights."""
     weight_quantizers: Mapping[str, WeightQuantizer] = MappingProxyType({})
@@ -137,6 +163,10 @@ class ScheduledLayer(backend.keras.layers.Layer):
     def __init__(self, mixed: bool = False, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
         self.mixed = mixed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tell_of_plain_model(self.recipe, kwargs.get("training"))
+        return super().__call__(*args, **kwargs)
 
     def call(self, inputs: Any, training: Any = None, **kwargs: Any) -> Any:
         kwargs.pop("mask", None)  # Keras passes it to calls with **kwargs.

@@ -1,0 +1,62 @@
+"""Models that users make of quantize-aware layers: cut from a quantized model, or built on one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.frontend.keras2.layers_and_models import (
+    end_at,
+    layers_in,
+    nested_inputs,
+    nested_outputs,
+    readers_of,
+)
+from keras_qat.frontend.keras2.own_training import class_config, derived_class, trains_itself
+from keras_qat.rewriting.quantized_model import QuantizedModel
+from keras_qat.training.layers import Quantize, ScheduledLayer
+from keras_qat.training.schedule import recipe_of, scheduled_layers
+
+
+def make_exact(model: Any) -> None:
+    """Makes a plain model of quantize-aware layers predict what its file computes, in place.
+
+    Its class becomes `QuantizedModel`. Its layers, weights, names and what it was compiled with
+    stay. Recipe, kernels and target are those of the model that the layers were made for. An output
+    that a quantizer reads in that model is quantized by it.
+
+    Args:
+        model: a functional or Sequential model, such as `keras.Model(qat.inputs, inner)`.
+    """
+    outputs = tf.nest.map_structure(_quantized, nested_outputs(model))
+    # Keras changes the bases of a class when it makes the first functional model of it.
+    QuantizedModel(inputs=nested_inputs(model), outputs=outputs)
+    trained_as = class_config(model) if trains_itself(model) else None
+    model.__class__ = (
+        QuantizedModel if trained_as is None else derived_class(QuantizedModel, type(model))
+    )
+    model.train_function = model.test_function = model.predict_function = None
+    end_at(model, outputs)
+    object.__setattr__(model, "trained_as", trained_as)
+    object.__setattr__(model, "float_config", None)
+    model.recipe = recipe_of(model)
+    if (owner := _owner(model)) is not None:
+        model.kernels, model.target = owner.kernels, owner.target
+        model.pack_int4 = owner.pack_int4
+
+
+def _quantized(output: Any) -> Any:
+    """Returns what the quantizer behind an output returns; without one the output itself."""
+    behind = [outputs for layer, outputs in readers_of(output) if isinstance(layer, Quantize)]
+    return behind[0] if behind else output
+
+
+def _owner(model: Any) -> QuantizedModel | None:
+    """Returns the model that the layers of another one were made for, if it still exists."""
+    inside = [layer for layer in layers_in(model)[1:] if isinstance(layer, QuantizedModel)]
+    made_for = (layer.made_for() for layer in scheduled_layers(model) if layer.made_for)
+    return next((owner for owner in [*inside, *made_for] if owner is not None), None)
+
+
+ScheduledLayer.make_exact = staticmethod(make_exact)
