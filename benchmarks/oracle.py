@@ -1,0 +1,179 @@
+"""Records what the library computes for every network at hand, and compares it after a change.
+
+    python -m benchmarks.oracle record build/oracle             before the change
+    python -m benchmarks.oracle compare build/oracle            after it
+    python -m benchmarks.oracle record build/oracle --share 0.1 a tenth of the networks
+    python -m benchmarks.oracle record build/oracle -k lstm     networks whose names contain "lstm"
+
+A refactoring must not change a single integer. `record` quantizes, calibrates and exports each
+network of `tests/networks` and `benchmarks/wild`, and writes one line of JSON for each: hashes of
+all integers, the operators, the layers in float with the reasons, the names of the weights and a
+hash of the file. `compare` does the same again and prints what differs. It ends with 1 if anything
+does. Networks that are recorded already are skipped, so an interrupted `record` goes on.
+
+Both run in one process with fixed seeds. Floats may differ on another processor, so both must run
+on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import hashlib
+import json
+import sys
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import keras_qat
+from benchmarks.structures import FAMILIES, Network, given
+from benchmarks.wild.by_hand import BY_HAND
+from benchmarks.zoo_worker import arrays
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.integer_graph.resolve import resolve
+from tests.helpers import observe
+from tests.networks.every_layer import example
+from tests.networks.tables import TABLES
+
+COUNT = 8
+"""Examples of each network."""
+
+TARGET = "ethos_u55"
+"""Target of the networks in `benchmarks/wild`: it has no float, so most rewrites apply."""
+
+Record = dict[str, Any]
+
+
+def find_networks() -> Iterator[tuple[str, Network, str | None]]:
+    """Yield the name, the network and the target of every network."""
+    for name, family in FAMILIES.items():
+        yield (
+            f"family {name}",
+            Network(family.model, functools.partial(given, family.inputs(COUNT))),
+            None,
+        )
+    for table, rows in TABLES.items():
+        for name, network in rows.items():
+            yield f"{table}, {name}", network, None
+    for name in list_layers():
+        yield f"layer {name}", Network(functools.partial(example, name), draw_inputs), None
+    for name, build in BY_HAND.items():
+        yield name, Network(build, draw_inputs), None
+        yield f"{name} for {TARGET}", Network(build, draw_inputs), TARGET
+
+
+def list_layers() -> list[str]:
+    """Return the names of the Keras layers that have an example."""
+    layers = keras.layers
+    classes = (name for name in dir(layers) if isinstance(getattr(layers, name), type))
+    return [name for name in classes if issubclass(getattr(layers, name), layers.Layer)]
+
+
+def draw_inputs(model: Any) -> list[np.ndarray]:
+    """Return random inputs for a model."""
+    return arrays(model, COUNT)
+
+
+def hash_array(array: Any) -> str:
+    """Return a short hash of an array's type, shape and values."""
+    array = np.ascontiguousarray(array)
+    head = f"{array.dtype}{array.shape}".encode()
+    return hashlib.sha256(head + array.tobytes()).hexdigest()[:12]
+
+
+def record(network: Network, target: str | None) -> Record:
+    """Quantize, calibrate, run and export a network; return what was computed.
+
+    A network that is refused has the error in its record: the refusal must not change either.
+    """
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    recipe = keras_qat.recipes.int8()
+    for layer in network.opened:
+        recipe = recipe.override(layer, open=True)
+    try:
+        model = network.build()
+        x = [array[:COUNT] for array in tf.nest.flatten(network.inputs(model))]
+        qat = observe(keras_qat.quantize_model(model, recipe, target=target), *x, batches=1)
+        data = x if len(x) > 1 else x[0]
+        graph = resolve(qat)
+        result: Record = {
+            "float layers": keras_qat.plan(model, recipe, target=target).float_layers,
+            "operators": [node.op.name if node.op else "float" for node in graph.nodes],
+            "weights": [f"{weight.name} {tuple(weight.shape)}" for weight in qat.weights],
+            "predict": [hash_array(y) for y in tf.nest.flatten(qat.predict(data, verbose=0))],
+        }
+        simulated = keras_qat.simulate(qat, data)
+        result["tensors"] = {name: hash_array(t.codes) for name, t in simulated.tensors.items()}
+        contents = keras_qat.export_tflite(qat)
+        result["file"] = hashlib.sha256(contents).hexdigest()[:12]
+    except Exception as error:  # A refusal is part of the record.
+        return {"error": f"{type(error).__name__}: {error}"[:300]}
+    return result
+
+
+def list_differences(before: Record, after: Record) -> list[str]:
+    """Return one line for each entry of two records that differs."""
+    lines = []
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict):
+            names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            first = names[0]
+            lines.append(
+                f"{key}: {len(names)} of {len({**old, **new})} differ, "
+                f"first {first!r}: {old.get(first)} -> {new.get(first)}"
+            )
+        else:
+            lines.append(f"{key}: {str(old)[:150]} -> {str(new)[:150]}")
+    return lines
+
+
+def is_drawn(name: str, share: float, seed: str) -> bool:
+    """Return whether a network belongs to the share of the networks that is run."""
+    return zlib.crc32(f"{seed}{name}".encode()) / 2**32 < share
+
+
+def main() -> None:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("verb", choices=("record", "compare"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("-k", default="", help="only networks whose names contain this")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the networks, 0 to 1")
+    parser.add_argument("--draw", default="", help="any text, which decides what is in the share")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    path = arguments.folder / "records.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    known: dict[str, Record] = dict(json.loads(line) for line in lines)
+    seen = differing = 0
+    for name, network, target in find_networks():
+        if arguments.k not in name or not is_drawn(name, arguments.share, arguments.draw):
+            continue
+        if (name in known) == (arguments.verb == "record"):
+            continue
+        found, seen = record(network, target), seen + 1
+        if arguments.verb == "record":
+            with path.open("a") as file:
+                file.write(json.dumps([name, found]) + "\n")
+        elif differences := list_differences(known[name], json.loads(json.dumps(found))):
+            differing += 1
+            print("\n  ".join([name, *differences]), flush=True)
+        gc.collect()
+    print(f"{seen} networks" + f", {differing} differ" * (arguments.verb == "compare"))
+    sys.exit(bool(differing))
+
+
+if __name__ == "__main__":
+    main()
