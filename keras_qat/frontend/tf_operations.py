@@ -102,7 +102,7 @@ def inputs_and_constants(call: Call) -> list[Any]:
     """Returns the tensors (`Value`s) and constants (arrays) among a call's arguments, in order."""
     operands: list[Any] = []
     for argument in (*call.args, *call.kwargs.values()):
-        constant = array(argument)
+        constant = None if isinstance(argument, Value) else array(argument)
         leaves = tf.nest.flatten(argument) if constant is None else [constant]
         known = [leaf if isinstance(leaf, Value) else array(leaf) for leaf in leaves]
         operands += [leaf for leaf in known if leaf is not None]

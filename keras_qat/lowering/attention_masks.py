@@ -283,8 +283,10 @@ def _constant(operand: Any, calls: list[Call]) -> float | None:
         return None
     calls.append(call)
     if _kind(call) == "multiply":
-        first, second = (_constant(factor, calls) for factor in operands(call, "x", "y"))
-        return None if first is None or second is None else first * second
+        first, second = operands(call, "x", "y")
+        factor = _constant(first, calls)
+        other = None if factor is None else _constant(second, calls)
+        return None if factor is None or other is None else factor * other
     if call.layer.symbol in ("zeros_like", "ones_like"):
         return float(call.layer.symbol == "ones_like")
     if call.layer.symbol == "fill":

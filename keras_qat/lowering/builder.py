@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2.layers_and_models import clone
 from keras_qat.frontend.keras2.precision import policy_of
+from keras_qat.frontend.queries import solve
+from keras_qat.frontend.structural_keys import describe
 
 _PLAIN = bool, int, float, str, np.generic
 """Types of settings that are compared with `==`."""
@@ -90,7 +92,8 @@ class LoweringContext:
         """
         made = self._patterns.setdefault((call.layer, suffix), {})
         options["dtype"] = policy_of(call.output.dtype)
-        key = repr((make, make(**options, name=suffix or "pattern").get_config()))
+        config = make(**options, name=suffix or "pattern").get_config()
+        key = repr((make, tf.nest.map_structure(describe, config)))
         if key not in made:
             end = f"{suffix}_{len(made)}" if made else suffix
             made[key] = make(**options, name=call.layer.name + end), end
@@ -207,12 +210,10 @@ def calls_behind(value: Value) -> list[Call]:
     """Returns the calls that a value depends on, in order."""
     calls: dict[Call, None] = {}
 
-    def visit(value: Value) -> None:
-        call = value.producer
-        if call is not None and call not in calls:
-            for read in call.inputs:
-                visit(read)
-            calls[call] = None
+    def visit(value: Value) -> Generator[Value, Any, None]:
+        if value.producer is not None:
+            yield from value.producer.inputs
+            calls[value.producer] = None
 
-    visit(value)
+    solve(value, visit)
     return list(calls)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph, Value, map_values
 from keras_qat.frontend.keras2.layer_names import is_of_keras
 from keras_qat.frontend.keras2.layers_and_models import takes_training
+from keras_qat.frontend.structural_keys import describe, describe_arguments
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.ops.registry import op_of
 
@@ -45,17 +46,12 @@ def _key(call: Call, has_weights: bool) -> Any:
     if len(tf.nest.flatten(call.outputs)) > 1:
         return None
     identity = id(layer) if has_weights else _configuration(layer)
-    arguments = [
-        id(leaf) if isinstance(leaf, Value) else repr(leaf)
-        for leaf in tf.nest.flatten((call.args, call.kwargs))
-    ]
-    structure = repr(map_values(lambda _: None, (call.args, call.kwargs)))
-    return type(layer), identity, tuple(arguments), structure
+    return type(layer), identity, describe_arguments(call, id)
 
 
 def _configuration(layer: Any) -> str:
     config = {key: value for key, value in layer.get_config().items() if key != "name"}
-    return json.dumps(config, sort_keys=True, default=repr)
+    return json.dumps(config, sort_keys=True, default=lambda leaf: repr(describe(leaf)))
 
 
 def is_known(layer: Any) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.queries import solve
 from keras_qat.frontend.tf_operations import (
     ARITHMETIC,
     arguments_in_order,
@@ -27,6 +28,9 @@ class Distance(NamedTuple):
     limit: float | None = None
     """A number that they have to reach."""
 
+
+Steps = Generator[tuple[Value, int], Any, Distance | None]
+"""Asks for the distance of other tensors, and returns one."""
 
 BELOW = {
     "softmax": Distance(12.0),
@@ -72,6 +76,7 @@ class HiddenNumbers:
     ) -> None:
         self._readers, self._outputs, self._hidden = readers, set(values_in(outputs)), hidden
         self._mask = (None, False) if mask is None else _source(mask, where_true)
+        self._known: dict[tuple[Value, int], Distance | None] = {}
 
     def distance(self, value: Value, side: int) -> Distance | None:
         """Returns how far hidden numbers of a tensor have to lie.
@@ -82,10 +87,16 @@ class HiddenNumbers:
             value: the tensor.
             side: 1 if hidden numbers are far below all others, -1 if they are above.
         """
+        return solve((value, side), self._find_distance, self._known)
+
+    def _find_distance(self, question: tuple[Value, int]) -> Steps:
+        value, side = question
         if value in self._outputs:
             return None
         read = [call for call in self._readers[value] if not self._reads_sizes(call)]
-        distances = [self._of(call, value, side) for call in read]
+        distances = []
+        for call in read:
+            distances.append((yield from self._of(call, value, side)))
         known = [distance for distance in distances if distance is not None]
         if not known or len(known) < len(read):
             return None
@@ -93,7 +104,7 @@ class HiddenNumbers:
         limit = side * min(limits) if limits else None
         return Distance(max(distance.beyond for distance in known), limit)
 
-    def _of(self, call: Call, value: Value, side: int) -> Distance | None:
+    def _of(self, call: Call, value: Value, side: int) -> Steps:
         """Returns how far numbers have to lie that one call reads."""
         op = op_of(call)
         kind = "" if op is None else op.name
@@ -105,13 +116,13 @@ class HiddenNumbers:
             return known
         if known_line := line(call):
             factor, offset = known_line
-            behind = self.distance(call.output, side if factor > 0 else -side)
+            behind = yield call.output, side if factor > 0 else -side
             if behind is None:
                 return None
             limit = None if behind.limit is None else (behind.limit - offset) / factor
             return Distance(behind.beyond / abs(factor), limit)
         if self._hidden.get(call) == (value, side) or kind in MOVES:
-            return self.distance(call.output, side)
+            return (yield call.output, side)
         if self._drops(call, value):
             return Distance()
         others = [term for term in terms_of(call) if term is not value]
@@ -121,17 +132,17 @@ class HiddenNumbers:
         if kind == LIMITS[side] and not isinstance(other, Value):
             return Distance(0.0, float((other * side).min()) * side)
         if kind == "subtract" and terms_of(call)[0] is value and isinstance(other, Value):
-            return self._of_difference(call, other, side)
+            return (yield from self._of_difference(call, other, side))
         if kind == "multiply" and isinstance(other, Value) and _is_share(other):
             return Distance()
         return None
 
-    def _of_difference(self, call: Call, other: Value, side: int) -> Distance | None:
+    def _of_difference(self, call: Call, other: Value, side: int) -> Steps:
         """Returns how far numbers have to lie of which one number for each row is subtracted."""
         sizes = zip(other.shape[1:], call.output.shape[1:], strict=False)
         if len(other.shape) != len(call.output.shape) or all(a == b for a, b in sizes):
             return None
-        behind = self.distance(call.output, side)
+        behind = yield call.output, side
         if behind is None or behind.limit is None:
             return behind
         # The largest of them, or the logarithm of a sum: what is left is at most 0.

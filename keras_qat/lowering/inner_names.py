@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+from collections.abc import Generator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, values_in
@@ -12,6 +14,8 @@ from keras_qat.frontend.helper_layers import WeightTensor
 from keras_qat.frontend.keras2.layer_names import names_of_calls
 from keras_qat.frontend.keras2.trace_layer import OpenedLayer
 from keras_qat.frontend.keras2.whole_graph import WholeGraph
+from keras_qat.frontend.queries import solve
+from keras_qat.frontend.structural_keys import describe_arguments
 from keras_qat.frontend.tf_operations import array, is_operation
 
 
@@ -81,33 +85,38 @@ def name_of_weight(value: Value, opened: OpenedLayer) -> str:
     """Names a weight after its variable; a tensor computed from weights gets a suffix."""
     if value in opened.weights:
         return opened.weights[value].name.split(":")[0].rsplit("/", 1)[-1]
-    sources = list(weights_behind(value, opened))
-    return name_of_weight(sources[0], opened) + "_computed"
+    return name_of_weight(weights_behind(value, opened)[0], opened) + "_computed"
 
 
 def expression_of(value: Value, opened: OpenedLayer) -> str:
-    """Describes how a value is computed from weights: in two calls alike if in the same way."""
+    """Returns a hash of how a value is computed from weights: the same for equal computations."""
+    return solve(value, functools.partial(_find_expression, opened=opened))
+
+
+def _find_expression(value: Value, opened: OpenedLayer) -> Generator[Value, Any, str]:
     if value in opened.weights:
         return f"weight {id(opened.weights[value])}"
     call = value.producer
     assert call is not None
     layer, index = call.layer, values_in(call.outputs).index(value)
-
-    def described(leaf: Any) -> Any:
-        if isinstance(leaf, Value):
-            return expression_of(leaf, opened)
-        is_array = tf.is_tensor(leaf) or isinstance(leaf, np.ndarray)
-        return np.asarray(leaf).tobytes() if is_array else leaf
-
-    arguments = tf.nest.map_structure(described, (call.args, call.kwargs))
+    expressions = {}
+    for read in call.inputs:
+        expressions[read] = yield read
     what = layer.symbol if is_operation(layer) else id(layer)
-    return f"{what}{arguments}[{index}]"
+    arguments = describe_arguments(call, expressions.__getitem__)
+    return hashlib.sha256(repr((what, arguments, index)).encode()).hexdigest()
 
 
 def weights_behind(value: Value, opened: OpenedLayer) -> list[Value]:
     """Returns the weights that a value is computed from."""
+    return solve(value, functools.partial(_find_weights, opened=opened))
+
+
+def _find_weights(value: Value, opened: OpenedLayer) -> Generator[Value, Any, list[Value]]:
     if value in opened.weights:
         return [value]
     assert value.producer is not None
-    inside = [w for read in value.producer.inputs for w in weights_behind(read, opened)]
-    return list(dict.fromkeys(inside))
+    weights: dict[Value, None] = {}
+    for read in value.producer.inputs:
+        weights.update(dict.fromkeys((yield read)))
+    return list(weights)

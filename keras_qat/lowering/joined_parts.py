@@ -163,10 +163,14 @@ def _joined(value: Value) -> _Join | None:
 
 def _joins_of(value: Value) -> list[Call]:
     """Returns the calls that join a tensor, also of tensors that are joined themselves."""
-    call = value.producer
-    if call is None or _joined(value) is None:
-        return []
-    return [call, *(join for x in call.inputs for join in _joins_of(x))]
+    joins: dict[Call, None] = {}
+    values = [value]
+    while values:
+        call = (x := values.pop()).producer
+        if call is not None and call not in joins and _joined(x) is not None:
+            joins[call] = None
+            values += call.inputs
+    return list(joins)
 
 
 def _sliced(call: Call, context: LoweringContext, join: _Join, attributes: Any) -> list[Call]:

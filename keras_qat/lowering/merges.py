@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from keras_qat.frontend.graph import Call, Value, map_values
 from keras_qat.frontend.helper_layers import OnGrid
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.keras2.layers_and_models import clone
+from keras_qat.frontend.queries import solve
 from keras_qat.frontend.tf_operations import array, operands, operation_class
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
 from keras_qat.ops.op import FixedRange, SharedRange
@@ -75,7 +77,7 @@ def split_limit(call: Call, context: LoweringContext) -> list[Call]:
     if limit is None or not isinstance(x, Value) or not x.is_float or limit.ndim > len(x.shape):
         return []
     farthest = float(sign * np.max(sign * limit))
-    fixed = _fixed_range(x)
+    fixed = solve(x, find_fixed_range)
     if sign * farthest <= 0 or (fixed and fixed[0] <= farthest <= fixed[1]):
         return []  # In every range, or in this one.
     parts = PartsBuilder(call, context)
@@ -113,7 +115,8 @@ def convert_fixed_ranges(call: Call, context: LoweringContext) -> list[Call]:
     A Concatenate of a sigmoid with another tensor is an example: TFLite's operator takes one range.
     A convolution that multiplies by 1 changes the range exactly; QUANTIZE rounds zero points again.
     """
-    fixed = {value: _fixed_range(value) for value in call.inputs}
+    known: dict[Value, Any] = {}
+    fixed = {value: solve(value, find_fixed_range, known) for value in call.inputs}
     if len(set(fixed.values())) == 1:
         return []
     return _rescaled(call, context, [value for value, limits in fixed.items() if limits])
@@ -124,7 +127,7 @@ def convert_second_factor(call: Call, context: LoweringContext) -> list[Call]:
 
     A softmax is an example. XNNPACK asks for a range that is symmetric around 0.
     """
-    limits = _fixed_range(call.inputs[1]) if len(call.inputs) == 2 else None
+    limits = solve(call.inputs[1], find_fixed_range) if len(call.inputs) == 2 else None
     return _rescaled(call, context, [call.inputs[1]]) if limits and limits[0] == 0 else []
 
 
@@ -139,12 +142,14 @@ def _rescaled(call: Call, context: LoweringContext, values: list[Value]) -> list
     return parts.end(call.layer, *args, kwargs=kwargs) if converted else []
 
 
-def _fixed_range(value: Value) -> tuple[float, float] | None:
-    """Returns the fixed range of a tensor, also through layers that keep their input's."""
+def find_fixed_range(value: Value) -> Generator[Value, Any, tuple[float, float] | None]:
+    """Find the fixed range of a tensor, also through layers that keep their input's range."""
     call = value.producer
     op = op_of(call) if call else None
     if call is not None and op is not None and isinstance(op.output, SharedRange):
-        ranges = {_fixed_range(x) for x in call.inputs}
+        ranges = set()
+        for x in call.inputs:
+            ranges.add((yield x))
         return ranges.pop() if len(ranges) == 1 else None
     if op is None or not isinstance(op.output, FixedRange):
         return None

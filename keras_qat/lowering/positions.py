@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only, values_in
 from keras_qat.frontend.helper_layers import Positions
+from keras_qat.frontend.queries import solve
 from keras_qat.frontend.tf_operations import MOVES, array, is_operation, symbol_of
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
@@ -89,7 +91,7 @@ class _AsIntegers:
         return self.made[value]
 
     def _computed(self, value: Value) -> Value | None:
-        if _is_given(value):
+        if solve(value, is_given):
             raise _OfInputs
         call = value.producer
         if call is None or not is_operation(call.layer):
@@ -97,7 +99,7 @@ class _AsIntegers:
         symbol = symbol_of(call.layer)
         if symbol in ROUNDS:
             (x,) = call.inputs
-            if _is_given(x):
+            if solve(x, is_given):
                 raise _OfInputs
             return self._rounded(x, value, ROUNDS[symbol])
         if symbol == "cast" and not call.inputs[0].is_float:
@@ -143,12 +145,17 @@ class _AsIntegers:
         return made[like]
 
 
-def _is_given(value: Value) -> bool:
-    """Returns whether a value holds numbers of the model's inputs."""
+def is_given(value: Value) -> Generator[Value, Any, bool]:
+    """Tell whether a tensor only holds values of the model's inputs."""
     call = value.producer
     if call is None:
         return True
-    return symbol_of(call.layer) in _MOVES and all(map(_is_given, call.inputs))
+    if symbol_of(call.layer) not in _MOVES:
+        return False
+    for x in call.inputs:
+        if not (yield x):
+            return False
+    return True
 
 
 def _fractions(call: Call) -> bool:

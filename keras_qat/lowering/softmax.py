@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.frontend.finite_functions import SoftmaxOfMany
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.structural_keys import StructuralKeys
 from keras_qat.frontend.tf_operations import (
     ARITHMETIC,
-    draws_random_numbers,
     is_operation,
     number,
     operands,
@@ -32,10 +32,10 @@ def recognize_softmax(graph: Graph, context: LoweringContext) -> Graph:
     So masks of attention are recognized in front of it, and the parts need no ranges.
     """
     readers, outputs = graph.consumers(), set(values_in(graph.outputs))
-    replaced: dict[Call, Call] = {}
+    keys, replaced = StructuralKeys(), dict[Call, Call]()
     dropped: set[Call] = set()
     for call in graph.calls:
-        x, axis, inner = _inside(call)
+        x, axis, inner = _inside(call, keys)
         members, hidden = {call, *inner}, {part.output for part in inner}
         if x is None or hidden & outputs or any(set(readers[value]) - members for value in hidden):
             continue
@@ -48,7 +48,7 @@ def recognize_softmax(graph: Graph, context: LoweringContext) -> Graph:
 def recognize_log_sum_exp(graph: Graph, context: LoweringContext) -> Graph:
     """Subtracts the largest number of x in log(sum(exp(x))), of which 8 bits keep little else."""
     readers, outputs = graph.consumers(), set(values_in(graph.outputs))
-    replaced: dict[Call, list[Call]] = {}
+    keys, replaced = StructuralKeys(), dict[Call, list[Call]]()
     for call in graph.calls:
         total = call.inputs[0].producer if _kind(call) == "log" else None
         axis = _axis(total, "sum")
@@ -57,7 +57,7 @@ def recognize_log_sum_exp(graph: Graph, context: LoweringContext) -> Graph:
             continue
         inner, (x,) = (total, exponential), exponential.inputs
         is_read = any(part.output in outputs or len(readers[part.output]) > 1 for part in inner)
-        if is_read or _without_shift(x)[1] is not None:
+        if is_read or _without_shift(x, keys)[1] is not None:
             continue
         parts = PartsBuilder(call, context)
         largest, _, logarithm = log_sum(parts, x, axis)
@@ -108,7 +108,7 @@ def split_softmax(call: Call, context: LoweringContext) -> list[Call]:
     )
 
 
-def _inside(call: Call) -> tuple[Value | None, int, list[Call]]:
+def _inside(call: Call, keys: StructuralKeys) -> tuple[Value | None, int, list[Call]]:
     """Returns the input, the axis and the other calls of a softmax that ends in `call`; or None."""
     nothing = None, 0, list[Call]()
     if _kind(call) != "divide" or len(call.inputs) != 2:
@@ -125,14 +125,14 @@ def _inside(call: Call) -> tuple[Value | None, int, list[Call]]:
     if exponential is None or _kind(exponential) != "exp" or step is None or axis is None:
         return nothing
     (x,), exponentials = exponential.inputs, step.inputs[0]
-    if not _same(exponentials, call.inputs[0]) or call.inputs[1].shape != _reduced(x, axis):
+    if not keys.is_same(exponentials, call.inputs[0]) or call.inputs[1].shape != _reduced(x, axis):
         return nothing
-    below, shift = _without_shift(x)
+    below, shift = _without_shift(x, keys)
     is_of_axis = shift is not None and shift.shape == _reduced(x, axis)
     if is_kept_from_0 and not is_of_axis:  # A sum of exponentials from 1 on needs no such number.
         return nothing
     x = below if is_of_axis else x
-    return x, axis, _between(x, call)
+    return x, axis, _between(x, call, keys)
 
 
 _KINDS = {
@@ -175,7 +175,7 @@ def _reduced(x: Value, axis: int) -> tuple[int | None, ...]:
     return (*x.shape[:axis], 1, *x.shape[axis + 1 :])
 
 
-def _without_shift(x: Value) -> tuple[Value, Value | None]:
+def _without_shift(x: Value, keys: StructuralKeys) -> tuple[Value, Value | None]:
     """Returns y and max(y), given a tensor y - max(y); else the tensor and None."""
     shifted = x.producer
     if shifted is None or _kind(shifted) != "subtract" or len(shifted.inputs) != 2:
@@ -184,7 +184,7 @@ def _without_shift(x: Value) -> tuple[Value, Value | None]:
     largest = _unexpanded(shift).producer
     if largest is None or _axis(largest, "max") is None:
         return x, None
-    return (y, shift) if _same(_unexpanded(largest.inputs[0]), y) else (x, None)
+    return (y, shift) if keys.is_same(_unexpanded(largest.inputs[0]), y) else (x, None)
 
 
 def _unexpanded(value: Value) -> Value:
@@ -194,29 +194,15 @@ def _unexpanded(value: Value) -> Value:
     return value
 
 
-def _same(first: Value, second: Value) -> bool:
-    """Returns whether two values are one, or what an operation computes twice."""
-    ours, others = first.producer, second.producer
-    if first is second or ours is others or ours is None or others is None:
-        return first is second
-    if not is_operation(ours.layer) or draws_random_numbers(ours.layer.symbol):
-        return False
-    symbols = {getattr(call.layer, "symbol", "") for call in (ours, others)}
-    arguments = {repr(map_values(lambda _: None, (c.args, c.kwargs))) for c in (ours, others)}
-    if len(symbols) > 1 or len(arguments) > 1 or len(values_in(ours.outputs)) > 1:
-        return False
-    return all(map(_same, ours.inputs, others.inputs))
-
-
-def _between(x: Value, call: Call) -> list[Call]:
+def _between(x: Value, call: Call, keys: StructuralKeys) -> list[Call]:
     """Returns the calls that compute from `x` what a call reads."""
     found: dict[Call, None] = {}
     values = list(call.inputs)
     while values:
-        value = values.pop()
-        if not _same(value, x) and value.producer is not None:
-            found[value.producer] = None
-            values += value.producer.inputs
+        producer = None if keys.is_same(value := values.pop(), x) else value.producer
+        if producer is not None and producer not in found:
+            found[producer] = None
+            values += producer.inputs
     return list(found)
 
 

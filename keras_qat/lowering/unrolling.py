@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from keras_qat.frontend.graph import Call, Value, values_in
 from keras_qat.frontend.keras2.backend import layers, swapped
 from keras_qat.frontend.keras2.layer_names import is_of_keras
 from keras_qat.frontend.keras2.layers_and_models import layers_in
+from keras_qat.frontend.queries import solve
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.recurrent import split_recurrent, why_not_unrolled, why_whole
 from keras_qat.ops.op import SharedRange
@@ -61,7 +62,7 @@ def _begins_beyond(call: Call) -> bool:
     An input of the model is taken for what the layer itself has returned.
     """
     low, high = BOUNDS.get(getattr(call.layer, "activation", None), (-1.0, 1.0))
-    given = map(_bounds, values_in(call.args)[1:])
+    given = [solve(value, find_bounds) for value in values_in(call.args)[1:]]
     return any(bounds[0] < low or bounds[1] > high for bounds in given)
 
 
@@ -73,8 +74,8 @@ BOUNDS: dict[Any, tuple[float, float]] = {
 """Activation -> between which numbers its results are."""
 
 
-def _bounds(value: Value) -> tuple[float, float]:
-    """Returns between which numbers a tensor is, as far as what computes it says."""
+def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
+    """Find the smallest and largest value that a tensor can have, as far as its layers tell."""
     call = value.producer
     if call is None:
         return 0.0, 0.0
@@ -84,8 +85,11 @@ def _bounds(value: Value) -> tuple[float, float]:
         return BOUNDS[activation]
     op = match(call).op
     if isinstance(getattr(op, "output", None), SharedRange):
-        lows, highs = zip(*map(_bounds, call.inputs), strict=True)
-        return min(lows), max(highs)
+        low, high = np.inf, -np.inf
+        for x in call.inputs:
+            bounds = yield x
+            low, high = min(low, bounds[0]), max(high, bounds[1])
+        return low, high
     return -np.inf, np.inf
 
 

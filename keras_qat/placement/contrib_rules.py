@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Generator
+from typing import Any
 
 from keras_qat.config.specs import QuantSpec, Spec
 from keras_qat.frontend.contrib_batch_norm import FusedBatchNormalization
 from keras_qat.frontend.graph import Call, Graph, Value, is_batch_norm
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.queries import solve
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import match, op_of
 from keras_qat.placement import fusion_groups
@@ -127,7 +130,7 @@ class ContribPlacement:
 
     def match_merge(self, merge: Call) -> None:
         """Quantizes an Add or Multiply with a quantized input."""
-        if self.flows_in(merge) and self.in_scope(merge):
+        if solve(merge, self.flows_in) and self.in_scope(merge):
             # The original does not pass `symmetric` on to merges.
             spec = dataclasses.replace(
                 self.settings.activations(merge.output), symmetric=False, initial_range=(-6.0, 6.0)
@@ -263,8 +266,8 @@ class ContribPlacement:
             or self.kind(reader) == "linear"
         )
 
-    def flows_in(self, merge: Call) -> bool:
-        """Returns whether an undecided Add or Multiply has a quantized input."""
+    def flows_in(self, merge: Call) -> Generator[Call, Any, bool]:
+        """Tell whether an undecided Add or Multiply has a quantized input."""
         if self.kind(merge) not in MERGES or merge.output in self.considered:
             return False
         readers = self.consumers[merge.output]
@@ -275,8 +278,9 @@ class ContribPlacement:
                 return True
             if value.producer and self.kind(value.producer) in MERGES:
                 producers = [x.producer for x in value.producer.inputs]
-                if any(call is not None and self.flows_in(call) for call in producers):
-                    return True
+                for call in producers:
+                    if call is not None and (yield call):
+                        return True
         return False
 
     def before_passes(self, value: Value) -> Value:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from typing import Any
 
 from keras_qat.config.recipe import Recipe
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
+from keras_qat.frontend.queries import solve
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import match
 
@@ -34,12 +36,12 @@ class JoinedOutput:
 
 def joined_outputs(outputs: Iterable[Value]) -> tuple[JoinedOutput, ...]:
     """Finds outputs that are joined of unlike parts, such as boxes and scores, in one range."""
-    joins = {value.name: joined for value in outputs if (joined := _joined_in(value))}
+    joins = {value.name: joined for value in outputs if (joined := solve(value, find_joined))}
     return tuple(JoinedOutput(name, tuple(parts)) for name, parts in joins.items())
 
 
-def _joined_in(value: Value) -> list[str]:
-    """Returns the parts that are joined along the last axis, behind which only ranges are kept."""
+def find_joined(value: Value) -> Generator[Value, Any, list[str]]:
+    """Find the tensors that are concatenated along the last axis, if only moves follow."""
     call = value.producer
     if call is None:
         return []
@@ -50,7 +52,10 @@ def _joined_in(value: Value) -> list[str]:
     axis, rank = attributes.get("axis"), len(value.shape)
     if len(parts) > 1 and axis is not None and axis % rank == rank - 1:
         return [_before_lowering(part, call).name for part in parts]
-    return [name for part in parts for name in _joined_in(part)]
+    names: dict[str, None] = {}
+    for part in parts:
+        names.update(dict.fromkeys((yield part)))
+    return list(names)
 
 
 def _before_lowering(value: Value, call: Call) -> Value:

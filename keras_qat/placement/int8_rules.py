@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Generator, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from keras_qat.config.specs import FixedSpec, QuantSpec, SharedSpec, Spec
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.helper_layers import WeightTensor
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.queries import solve
 from keras_qat.lowering.recurrent import why_whole
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
 from keras_qat.ops.registry import match, op_of, weights_only
@@ -62,6 +65,7 @@ class Int8Placement:
         self.weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = {}
         self.specs: dict[Value, Spec] = {}
         self.reasons: dict[Value, str] = {}
+        self.roots: dict[Value, frozenset[Spec | None]] = {}
 
     def plan(self) -> Plan:
         """Decides tensors in the order of computation."""
@@ -192,7 +196,7 @@ class Int8Placement:
             sources = [source for source in _sources(call) if source in self.specs]
             if not sources:
                 return None, "its input is in float"
-            roots = {spec for source in sources for spec in self.roots(source)}
+            roots = self.roots_of(sources)
             is_fixed = len(roots) == 1 and all(isinstance(spec, FixedSpec) for spec in roots)
             if is_fixed or all(isinstance(spec, QuantSpec) for spec in roots):
                 return SharedSpec(sources[0].name, output.rounds), f"{op.name} keeps it"
@@ -267,14 +271,21 @@ class Int8Placement:
             return False
         return value in self.only_readers and value in self.specs
 
-    def roots(self, value: Value) -> set[Spec | None]:
-        """Returns a tensor's specifications, traced back through operators that keep a range."""
+    def roots_of(self, values: Iterable[Value]) -> frozenset[Spec | None]:
+        """Returns specifications of tensors, traced back through operators that keep a range."""
+        return frozenset().union(*(solve(value, self.find_roots, self.roots) for value in values))
+
+    def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
+        """Find the specifications of one tensor, which is decided already."""
         spec = self.specs.get(value)
         if not isinstance(spec, SharedSpec):
-            return {spec}
+            return frozenset({spec})
         assert value.producer is not None
-        sources = [source for source in _sources(value.producer) if source.is_float]
-        return {root for source in sources for root in self.roots(source)}
+        roots: frozenset[Spec | None] = frozenset()
+        for source in _sources(value.producer):
+            if source.is_float:
+                roots |= yield source
+        return roots
 
     def ranges(self) -> list[Range]:
         """Returns one range for each set of tensors that `SharedSpec`s join."""
