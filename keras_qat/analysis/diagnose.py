@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.analysis.verify.signal_to_noise import decibels
-from keras_qat.analysis.verify.verdict import is_far
+from keras_qat.analysis.verify.uses import Use
+from keras_qat.analysis.verify.verdict import GOOD, grade_figures
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import int8, int16x8
@@ -95,8 +96,10 @@ class Diagnosis:
     @property
     def is_good(self) -> bool:
         """Whether nothing has to be done: by `verify`'s limits, and without problems."""
-        far = is_far(self.now.sqnr, self.now.agreement)
-        return self.now.sqnr is not None and not far and not self.problems
+        now = self.now
+        use: Use = "values" if now.agreement is None else "classes or values"
+        grade = grade_figures(use, now.sqnr, now.agreement, self.examples)
+        return grade == GOOD and not self.problems
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the result as JSON data."""

@@ -13,13 +13,19 @@ from keras_qat.analysis.verify.against_float import FEW, against_float
 from keras_qat.analysis.verify.compare_layers import compare_layers
 from keras_qat.analysis.verify.compare_outputs import (
     check_match,
-    labels_of,
     predictions,
     range_in_file,
     simulated,
 )
+from keras_qat.analysis.verify.labels import labels_of
 from keras_qat.analysis.verify.match_tensors import float_operations
-from keras_qat.analysis.verify.preconditions import check_rows, doubts, mixing, randomness
+from keras_qat.analysis.verify.preconditions import (
+    beyond_ranges,
+    check_rows,
+    doubts,
+    mixing,
+    randomness,
+)
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
 from keras_qat.analysis.verify.verdict import Verdict, is_same, judge
 from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK, KernelFamily
@@ -28,6 +34,7 @@ from keras_qat.config.targets.tflm import TFLM
 from keras_qat.export.target_problems import problems
 from keras_qat.frontend.graph import values_in
 from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.frontend.keras2.compiled_losses import losses_of
 from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -71,9 +78,10 @@ def verify(
             arrays, a `tf.data.Dataset`, a generator or a function that makes one. Labels that come
             along are ignored: pass them as `y`. They are held in memory. A model that keeps states
             (`stateful=True`) and its file begin with zeros, and go on from batch to batch.
-        y: labels, class numbers or one-hot vectors; of several outputs a dict or a list. The
-            verdict then goes by the accuracy of the file and of the model in float, not by how
-            near their outputs are. None for none.
+        y: labels: class numbers, one-hot vectors, or targets of the shape of the output; of several
+            outputs a dict or a list. They decide the verdict: by accuracy, or by the error (of the
+            loss that the model was compiled with) of the file and of the model in float. None for
+            none.
         per_layer: whether to compare every tensor that both sides have, in a free run and with
             each layer fed what the model computed before it, so that the layer that differs is
             named. Holds the tensors of one batch in memory.
@@ -113,6 +121,7 @@ def verify(
     """
     check_counts(batch_size=batch_size, float_examples=float_examples)
     check_quantized(model)
+    compiled = model
     model = file_model_of(model)
     # A model made of parts of others, or of recipe `contrib`, has no inference of its own.
     inference = getattr(model, "exact_inference", lambda: None)()
@@ -160,9 +169,19 @@ def verify(
     check_rows(graph, codes, expected)
     calls = graph.origin.calls
     evaluate = inference.in_float if inference else evaluator(calls, values_in(calls.outputs))
-    labels = labels_of(graph, y, examples)
+    losses = losses_of(compiled, list(graph.outputs))
+    labels = labels_of(graph, y, examples, losses)
     outputs, faults, drowned = against_float(
-        evaluate, graph, file, padded_arrays, codes, expected, examples, labels, float_examples
+        evaluate,
+        graph,
+        file,
+        padded_arrays,
+        codes,
+        expected,
+        examples,
+        labels,
+        losses,
+        float_examples,
     )
 
     def look_inside(count: int | None) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
@@ -183,12 +202,12 @@ def verify(
     tensors, merged = look_inside(None) if per_layer else ((), ())
     verdict = judge(
         outputs,
-        examples,
         rounds_alike,
         notes,
         [tensor.name for tensor in tensors if tensor.is_faulty],
         faults,
         drowned,
+        beyond_ranges(file, inputs_of_file),
         lambda: tensors or look_inside(math.ceil(FEW / full_batches) * full_batches)[0],
     )
     return Report(

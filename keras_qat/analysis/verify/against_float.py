@@ -13,7 +13,9 @@ from keras_qat.analysis.verify.preconditions import faults
 from keras_qat.analysis.verify.report import OutputReport
 from keras_qat.analysis.verify.signal_to_noise import are_alike, hardly_differs
 from keras_qat.analysis.verify.small_channels import small_channels
+from keras_qat.analysis.verify.uses import uses_of
 from keras_qat.analysis.verify.verdict import is_clearly_good
+from keras_qat.frontend.keras2.compiled_losses import CompiledLoss
 from keras_qat.integer_graph.float_inference import float_outputs
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.op import FixedRange
@@ -47,6 +49,7 @@ def against_float(
     expected: list[np.ndarray],
     examples: int,
     labels: list[np.ndarray | None],
+    losses: list[CompiledLoss | None],
     count: int | None,
 ) -> AgainstFloat:
     """Compares a file's outputs with the model's, and with what the model computes in float.
@@ -60,6 +63,7 @@ def against_float(
         expected: what the model predicted, in the order of its outputs.
         examples: how many examples to compare; the rest fills up the last batch.
         labels: what `labels_of` returned.
+        losses: what each output was compiled with.
         count: how many examples to compute in float; None for `FEW`, or for as many as are quick.
             Where these leave a doubt, `MORE` times as many are.
     """
@@ -69,18 +73,26 @@ def against_float(
             return float_outputs(evaluate, [x[rows] for x in inputs], graph.origin.fixed_batch)
 
     def compared(exact: list[np.ndarray], rows: Rows) -> AgainstFloat:
-        outputs = compare_outputs(graph, file, codes, expected, exact, rows, examples, labels)
-        tell = _telling(graph, [x[rows] for x in inputs], exact)
+        some = [x[rows] for x in inputs]
+        uses = uses_of(graph, some, exact, losses)
+        outputs = compare_outputs(
+            graph, file, codes, expected, exact, rows, examples, labels, uses, losses, inputs
+        )
+        tell = _telling(graph, some, exact)
         outputs = [
             output if tells else dataclasses.replace(output, float_sqnr=None)
             for output, tells in zip(outputs, tell, strict=True)
         ]
-        drowned = small_channels(graph.outputs, exact, [y[rows] for y in expected])
-        return AgainstFloat(
-            tuple(outputs),
-            faults(graph.origin.calls, [x[rows] for x in inputs], exact, outputs),
-            drowned,
+        drowned = small_channels(
+            [
+                (name, in_float, y[rows])
+                for name, in_float, y, output in zip(
+                    graph.outputs, exact, expected, outputs, strict=True
+                )
+                if output.score is None and output.use in ("values", "classes or values")
+            ]
         )
+        return AgainstFloat(tuple(outputs), faults(graph.origin.calls, some, exact), drowned)
 
     quick = QUICK * len(inputs[0]) // sum(x.size for x in inputs)
     count = min(count or max(FEW, quick), examples)

@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.analysis.verify.labels import Labels, read_labels
 from keras_qat.analysis.verify.report import OutputReport
+from keras_qat.analysis.verify.scores import score
 from keras_qat.analysis.verify.signal_to_noise import decibels
+from keras_qat.analysis.verify.uses import Use, is_gate, same_decisions
 from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.frontend.keras2.compiled_losses import CompiledLoss
 from keras_qat.frontend.keras2.own_training import PREDICTION
 from keras_qat.frontend.keras2.readability import defines
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -28,7 +32,10 @@ def compare_outputs(
     exact: list[np.ndarray],
     rows: Rows,
     examples: int,
-    labels: list[Any],
+    labels: list[np.ndarray | None],
+    uses: list[Use],
+    losses: list[CompiledLoss | None],
+    inputs: list[np.ndarray],
 ) -> list[OutputReport]:
     """Compares what the file returned with what the model predicted, output by output.
 
@@ -41,7 +48,11 @@ def compare_outputs(
         rows: the examples that were computed in float.
         examples: how many examples to compare; the rest fills up the last batch.
         labels: what `labels_of` returned.
+        uses: what each output is used for.
+        losses: what each output was compiled with.
+        inputs: an array for each input.
     """
+    arrays = [x[:examples] for x in inputs]
     return [
         _compare(
             name,
@@ -51,68 +62,15 @@ def compare_outputs(
             codes[name][:examples],
             file.outputs[name],
             tensor.params,
-            classes,
+            use,
+            is_gate(graph, tensor),
+            None if truth is None else read_labels(truth, in_float[:examples], use, loss),
+            arrays,
         )
-        for (name, tensor), values, in_float, classes in zip(
-            graph.outputs.items(), expected, exact, labels, strict=True
+        for (name, tensor), values, in_float, truth, use, loss in zip(
+            graph.outputs.items(), expected, exact, labels, uses, losses, strict=True
         )
     ]
-
-
-def labels_of(graph: ResolvedGraph, y: Any, examples: int) -> list[np.ndarray | None]:
-    """Returns the class of each example for each output of the graph; None without labels.
-
-    Args:
-        graph: the model's resolved graph.
-        y: labels of one output, or a dict or a list of the labels of each; None for no labels.
-        examples: how many examples there are.
-
-    Raises:
-        ValueError: if labels are not classes, or not as many as there are examples.
-    """
-    names = list(graph.outputs)
-    if isinstance(y, dict):
-        by_name = dict(y)
-    elif isinstance(y, (list, tuple)) and len(names) > 1:
-        by_name = dict(zip(names, y, strict=True))
-    else:
-        by_name = {} if y is None else {names[0]: y}
-    if unknown := [name for name in by_name if name not in names]:
-        raise ValueError(f"There are labels for '{unknown[0]}', but the outputs are {names}.")
-    return [
-        _classes(name, by_name[name], tensor.shape, examples)
-        if by_name.get(name) is not None
-        else None
-        for name, tensor in graph.outputs.items()
-    ]
-
-
-def _classes(name: str, y: Any, shape: tuple[Any, ...], examples: int) -> np.ndarray:
-    """Returns labels as class numbers: one-hot ones as their argmax."""
-    labels = np.asarray(y)
-    if labels.ndim and len(labels) != examples:
-        raise ValueError(f"There are {len(labels)} labels of '{name}' for {examples} examples.")
-    is_whole = labels.dtype.kind in "biuf" and bool(np.all(labels == np.rint(labels)))
-    if labels.ndim == len(shape) and labels.shape[-1] == shape[-1] != 1:
-        labels = labels.argmax(-1)
-    elif labels.ndim == len(shape) and labels.shape[-1] == 1:
-        labels = labels[..., 0]
-    if not is_whole or labels.ndim != len(shape) - 1:
-        raise ValueError(
-            f"The labels of '{name}' are no classes: pass class numbers, or one-hot vectors, of "
-            f"the shape of the output {shape}. Without labels, verify judges by the model in float."
-        )
-    return labels
-
-
-def _accuracy(values: np.ndarray, labels: np.ndarray | None) -> float | None:
-    """Returns the share of the labels that are the classes of an output."""
-    if labels is None:
-        return None
-    if values.shape[-1] > 1:
-        return float(np.mean(values.argmax(-1) == labels))
-    is_probability = values.min() >= 0 and values.max() <= 1
-    return float(np.mean((values[..., 0] > (0.5 if is_probability else 0.0)) == labels))
 
 
 def predictions(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.ndarray]:
@@ -183,7 +141,10 @@ def _compare(
     codes: np.ndarray,
     detail: Any,
     params: QuantParams | None,
-    labels: np.ndarray | None,
+    use: Use,
+    gates: bool,
+    labels: Labels | None,
+    inputs: list[np.ndarray],
 ) -> OutputReport:
     step = None if params is None else float(params.scale)
     if step is None and np.dtype(detail["dtype"]).kind in "iu":
@@ -202,6 +163,7 @@ def _compare(
         classes = np.argmax(codes, -1)
         agreement = float(np.mean(classes == np.argmax(expected, -1)))
         float_agreement = float(np.mean(classes[rows] == np.argmax(exact, -1)))
+    scored = None if labels is None else score(name, labels, exact, values, gates, inputs)
     return OutputReport(
         identical,
         float(differences.max()),
@@ -210,7 +172,11 @@ def _compare(
         agreement,
         decibels(exact, values[rows]),
         float_agreement,
-        _accuracy(values, labels),
-        _accuracy(exact, labels),
+        None if scored is None else scored.accuracy,
+        None if scored is None else scored.float_accuracy,
         len(exact) if len(exact) < len(values) else None,
+        use,
+        same_decisions(use, exact, values[rows], gates),
+        exact.size // (exact.shape[-1] if exact.ndim > 1 and use != "decisions" else 1),
+        scored,
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.analysis.verify.report import OutputReport
 from keras_qat.frontend.graph import Graph
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layers_and_models import layers_in
@@ -36,7 +35,7 @@ def doubts(
         *_in_float(file_graph),
         *_other_weights(graph, contents),
         *_in_bytes(graph, file_graph),
-        *_beyond_ranges(file, inputs),
+        *beyond_ranges(file, inputs),
     ]
 
 
@@ -80,8 +79,8 @@ def _in_bytes(graph: ResolvedGraph, file_graph: FileGraph) -> list[str]:
     ]
 
 
-def _beyond_ranges(file: FileInterpreter, inputs: dict[str, np.ndarray]) -> list[str]:
-    """Says which inputs have many numbers beyond what the file can hold."""
+def beyond_ranges(file: FileInterpreter, inputs: dict[str, np.ndarray]) -> list[str]:
+    """Returns sentences on inputs of which many values are beyond what the file can hold."""
     failures = []
     for name, detail in file.inputs.items():
         dtype, x = np.dtype(detail["dtype"]), inputs[name]
@@ -157,19 +156,13 @@ def check_rows(
             )
 
 
-def faults(
-    calls: Graph,
-    inputs: list[np.ndarray],
-    exact: list[np.ndarray],
-    outputs: Sequence[OutputReport],
-) -> list[str]:
+def faults(calls: Graph, inputs: list[np.ndarray], exact: list[np.ndarray]) -> list[str]:
     """Says what is wrong with a model in float, whatever quantization does.
 
     Args:
         calls: the model's graph.
         inputs: the examples.
         exact: what the model computes of them in float, for each output.
-        outputs: the figures of each output.
     """
     inner = {layer.name: layer for call in calls.calls for layer in layers_in(call.layer)}
     fresh = [name for name, layer in inner.items() if _is_fresh(layer)]
@@ -186,13 +179,6 @@ def faults(
             "in float too the output is the same for all examples, as if units were dead or "
             "weights zero. Train the model in float first."
         ]
-    for output, y in zip(outputs, exact, strict=True):
-        if output.accuracy is None or output.float_accuracy is None:
-            continue
-        chance = 1 / max(y.shape[-1], 2)
-        by_chance = chance + 3 * (chance * (1 - chance) / len(y)) ** 0.5
-        if max(output.accuracy, output.float_accuracy) <= by_chance < (1 + chance) / 2:
-            return ["in float too the accuracy is that of guessing."]
     return []
 
 

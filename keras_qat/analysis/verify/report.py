@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from keras_qat.analysis.verify.report_text import kernel_names, listed, report_text
+from keras_qat.analysis.verify.scores import Score
+from keras_qat.analysis.verify.uses import Use
 from keras_qat.analysis.verify.verdict import Verdict
 from keras_qat.io.atomic_files import written
 from keras_qat.training.calibration.far_values import FarValues
@@ -59,10 +61,18 @@ class OutputReport(Agreement):
             deviation from it, in dB, at most 150. The signal is the variance over the examples;
             None if they do not tell: they hardly differ, or all probabilities are nearly the same.
         float_argmax_agreement: as `argmax_agreement`, of the file and the model in float.
-        accuracy: share of the labels that the file's classes are; None without labels.
+        accuracy: share of the labels that the file's classes are; None without labels, and for
+            targets that are no classes.
         float_accuracy: the same of the model in float.
         float_examples: how many examples `float_sqnr` and `float_argmax_agreement` are of; None for
             all of them.
+        use: what the output is used for: "classes", "decisions" (of yes and no), "values",
+            "embeddings", or "classes or values" if nothing tells.
+        same_decisions: share of classes, decisions or nearest neighbours that are those of the
+            model in float. Where decisions are rare, the share of the rare ones. None if there are
+            none, or all are the same.
+        decisions: how many decisions that share is of.
+        score: how well file and float meet the labels; None without labels.
     """
 
     name: str
@@ -72,6 +82,10 @@ class OutputReport(Agreement):
     accuracy: float | None = None
     float_accuracy: float | None = None
     float_examples: int | None = None
+    use: Use = "values"
+    same_decisions: float | None = None
+    decisions: int = 0
+    score: Score | None = None
 
     def against_float(self) -> str:
         """Says in a sentence what quantization costs on the examples."""
@@ -80,6 +94,8 @@ class OutputReport(Agreement):
         figures += [] if sqnr is None else [f"signal to noise {sqnr:.1f} dB"]
         if self.accuracy is not None and self.float_accuracy is not None:
             figures.append(f"accuracy {self.accuracy:.2%}, in float {self.float_accuracy:.2%}")
+        if self.score is not None and self.score.measure != "accuracy":
+            figures.append(str(self.score))
         count = self.float_examples
         of_some = "" if count is None else f", on {count} of the examples"
         sentence = f"{self.name} against the model in float{of_some}: {', '.join(figures)}."

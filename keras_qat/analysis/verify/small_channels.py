@@ -20,18 +20,14 @@ DROWNED_PART = 1 / 32
 """Part of a range that holds 8 of its 256 levels."""
 
 
-def small_channels(
-    names: Iterable[str], exact: Iterable[np.ndarray], values: Iterable[np.ndarray]
-) -> list[str]:
+def small_channels(outputs: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> list[str]:
     """Says which outputs hold parts that their range drowns, as scores beside boxes in pixels.
 
     Args:
-        names: the outputs.
-        exact: what the model computes in float, for each output.
-        values: what it computes quantized, for each output.
+        outputs: name, what the model computes in float, and what it computes quantized, of each.
     """
     causes = []
-    for name, in_float, quantized in zip(names, exact, values, strict=True):
+    for name, in_float, quantized in outputs:
         channels = in_float.shape[-1] if in_float.ndim > 1 else 0
         full_range = np.ptp(in_float)
         if not 1 < channels <= MOST_CHANNELS or full_range <= 1:  # Of probabilities all are small.

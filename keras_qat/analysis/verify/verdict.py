@@ -1,16 +1,18 @@
 """The verdict of `verify`: is the file the same as the model, and is the model any good?
 
-Limits are from `benchmarks/verdicts.py`: models that are healthy, and models broken on purpose.
+With labels, accuracy or error decides. Without, `RULES` does: what they give is tried in
+`benchmarks/verdicts` on models that are healthy, and on models broken on purpose.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
+from keras_qat.analysis.verify.causes import CLIPPED, cause_in, weakest
+from keras_qat.analysis.verify.scores import Score
+from keras_qat.analysis.verify.uses import Use
 from keras_qat.training.calibration.far_values import described
 from keras_qat.training.readiness import some
 
@@ -29,29 +31,93 @@ OTHER_ROUNDING = 2.0, 12.0
 """The same where the file's kernels round in another way than the model. Files of other weights
 have a mean difference of 14 LSB and more."""
 
-LOW_SQNR, LOWEST_SQNR = 12.0, 5.0
-"""Decibels below which an output is poor: if its classes are others too, and in any case."""
+LOST_POINTS = 0.02
+"""Share of all answers, or of the error of a guess, that a file may lose against float."""
 
-CLEARLY_GOOD = 15.0
-"""Decibels of some examples from which all of them have more than `LOW_SQNR`."""
+LOST_GAIN = 0.25
+"""Share that it may lose of what the model in float gains over a guess."""
 
-LOW_AGREEMENT = 0.9
-"""Share of the same classes below which an output of low signal to noise is poor."""
+LOST_OWN = 0.05
+"""The same by a user's own loss, of which nobody knows what a perfect answer has."""
 
-FEWER_RIGHT = 0.02
-"""Accuracy that a file may lose against the model in float."""
+FEW_LABELS = 20
+"""Labels that are too few to tell that a model guesses."""
 
-IDEAL = 50.0
-"""Signal to noise, in dB, of a tensor of 8 bits that is quantized well."""
 
-CLIPPED = 0.02
-"""Share of a tensor's values beyond its range that is more than outliers."""
+class Figures(NamedTuple):
+    """Figures of an output without labels that have to be reached together.
 
-COARSE = 4.0
-"""Steps of a tensor's range that its values have to differ by; with 4 it has 23 dB."""
+    Args:
+        sqnr: signal to noise against the model in float, in dB; None if it does not matter.
+        same: share of decisions that stay the same, 0 to 1; None if it does not matter.
+        rows: how many decisions that share is of, at least.
+    """
 
-SMALL_PART = 1 / 8
-"""Part of a range that is too small for a tensor's values."""
+    sqnr: float | None = None
+    same: float | None = None
+    rows: int = 0
+
+
+class Rule(NamedTuple):
+    """When an output without labels is good or poor. In between, verify asks for labels.
+
+    Args:
+        recognized: how verify knows what the output is used for.
+        decision: what has to stay the same.
+        good: the output is good if it reaches one of these.
+        poor: it is poor if it is below one of these.
+    """
+
+    recognized: str
+    decision: str
+    good: tuple[Figures, ...]
+    poor: tuple[Figures, ...]
+
+
+CLEAN = Figures(sqnr=25)
+"""At 25 dB the noise is 0.3 % of the signal, whatever the output is used for."""
+
+RULES: dict[Use, Rule] = {
+    "classes": Rule(
+        "softmax, an argmax, or compiled with a loss for classes",
+        "the largest entry",
+        (CLEAN, Figures(17, 0.9), Figures(12, 0.95, 10), Figures(5, 0.98, 50)),
+        (Figures(12, 0.8, 10), Figures(5, 0.9)),
+    ),
+    "decisions": Rule(
+        "sigmoid, or compiled with a binary loss",
+        "above or below the middle",
+        (CLEAN, Figures(17, 0.9), Figures(10, 0.98, 50)),
+        (Figures(12, 0.8, 10), Figures(5, 0.9)),
+    ),
+    "values": Rule(
+        "one linear entry, the shape of an image or sequence that goes in, or compiled with a "
+        "loss for regression",
+        "",
+        (Figures(17),),
+        (Figures(5),),
+    ),
+    "embeddings": Rule(
+        "vectors of length 1",
+        "the nearest vector is of the same example",
+        (Figures(17), Figures(10, 0.98, 50)),
+        (Figures(5, 0.9),),
+    ),
+    "classes or values": Rule(
+        "everything else",
+        "the largest entry",
+        (CLEAN, Figures(17, 0.9), Figures(12, 0.98, 50)),
+        (Figures(12, 0.8, 10), Figures(5, 0.9)),
+    ),
+}
+"""What an output is used for -> when it is good or poor without labels. Noise of 17 dB is 2 % of
+the signal: what `LOST_POINTS` allows with labels."""
+
+CLEARLY_GOOD = 20.0
+"""Decibels of some good examples from which all of them are good."""
+
+LOW_SQNR = 12.0
+"""Decibels below which a part of an output is drowned by the others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +130,13 @@ class Verdict:
         weakest_layer: if the model is poor, the layer whose quantization costs most, "" if none
             was found.
         likely_cause: if it is not good, why, and what helps, "" if that is not known.
+        reason: what decided, in a sentence: the labels, or figures against the model in float.
     """
 
     words: str
     weakest_layer: str = ""
     likely_cause: str = ""
+    reason: str = ""
 
     @property
     def is_same(self) -> bool:
@@ -86,13 +154,14 @@ class Verdict:
         if self.likely_cause:  # Warnings, which are sentences by themselves, serve as causes too.
             start, rest = self.likely_cause[:4], self.likely_cause[4:]
             cause = f" The likely cause: {start.replace('The ', 'the ')}{rest}"
-        return f"{self.words.capitalize()}: {MEANINGS[self.words]}.{weakest}{cause}"
+        reason = f" {self.reason}" if self.reason else ""
+        return f"{self.words.capitalize()}: {MEANINGS[self.words]}.{reason}{weakest}{cause}"
 
 
 MEANINGS = {
     UNDECIDED: "the file computes what the model computes; these examples do not tell whether that "
     "is good",
-    GOOD: "the file computes what the model computes, and that is close to the model in float",
+    GOOD: "the file computes what the model computes, and that is as good as the model in float",
     POOR: "the file computes what the model computes, but the model is not good",
     OTHER: "the file computes something other than the model",
 }
@@ -106,129 +175,177 @@ def is_same(outputs: Sequence[OutputReport], rounds_alike: bool) -> bool:
     )
 
 
-def is_poor(output: OutputReport, examples: int) -> bool:
-    """Returns whether an output is far from the model in float, or from its labels."""
-    agreement, sqnr = output.float_argmax_agreement, output.float_sqnr
-    if output.accuracy is not None and output.float_accuracy is not None:
-        differing = 1.0 if agreement is None else 1 - agreement
-        by_chance = 2 * (differing / examples) ** 0.5
-        lost = output.float_accuracy - output.accuracy
-        return lost > max(FEWER_RIGHT, by_chance)
-    return is_far(sqnr, agreement)
+class Grade(NamedTuple):
+    """The grade of one output.
+
+    Args:
+        words: as of a verdict; None if the output does not vary.
+        reason: what decided, a sentence.
+        by_labels: whether labels did.
+        fault: what is wrong with the model in float.
+    """
+
+    words: str | None
+    reason: str = ""
+    by_labels: bool = False
+    fault: str = ""
+
+
+def grade(output: OutputReport) -> Grade:
+    """Grades an output: by its labels, or without labels that tell by `RULES`."""
+    labelled = grade_score(output.name, output.score) if output.score else None
+    if labelled and labelled.words != UNDECIDED:
+        return labelled
+    words = grade_figures(output.use, output.float_sqnr, output.same_decisions, output.decisions)
+    if words != UNDECIDED:
+        return Grade(words)
+    if labelled:
+        return Grade(UNDECIDED, labelled.reason)
+    figures = [] if output.float_sqnr is None else [f"{output.float_sqnr:.1f} dB"]
+    if output.same_decisions is not None:
+        figures.append(f"{output.same_decisions:.1%} of the {DECISIONS[output.use]} kept")
+    return Grade(
+        UNDECIDED,
+        f"'{output.name}' has {' and '.join(figures)}, which may be enough or not: pass labels or "
+        f"targets as y.",
+    )
+
+
+DECISIONS: dict[Use, str] = {
+    "classes": "classes",
+    "decisions": "decisions",
+    "values": "values",
+    "embeddings": "nearest neighbours",
+    "classes or values": "largest entries",
+}
+"""What an output is used for -> the decisions that it leads to."""
+
+
+def grade_score(name: str, score: Score) -> Grade:
+    """Grades an output by its labels. Undecided if there are too few of them to tell."""
+    if score.is_guess and score.examples >= FEW_LABELS:
+        measure = "accuracy" if score.is_share else "error"
+        fault = f"in float too the {measure} is that of guessing."
+        return Grade(POOR, f"By the labels of '{name}': {score}.", True, fault)
+    limit = LOST_OWN if score.perfect is None else LOST_GAIN
+    points = score.lost_points
+    if score.tells and score.lost_gain <= limit and (points or 0.0) <= LOST_POINTS:
+        return Grade(GOOD, f"By the labels of '{name}': {score}.", True)
+    if score.tells and score.lost > score.chance:
+        return Grade(POOR, f"By the labels of '{name}': {score}.", True)
+    return Grade(UNDECIDED, f"By the labels of '{name}': {score}. Pass more of them.")
+
+
+def grade_figures(use: Use, sqnr: float | None, same: float | None, rows: int) -> str | None:
+    """Grades an output by how near it is to the model in float.
+
+    Args:
+        use: what it is used for.
+        sqnr: its signal to noise in dB; None if the examples do not tell.
+        same: share of decisions that stay the same; None if there are none.
+        rows: how many decisions there are.
+
+    Returns:
+        A word of the verdict; None if the output is the same for all examples.
+    """
+    if sqnr is None:
+        return None
+    rule = RULES[use]
+    if any(
+        sqnr >= (least.sqnr or 0.0)
+        and (least.same is None or (not least.rows if same is None else same >= least.same))
+        and rows >= least.rows
+        for least in rule.good
+    ):
+        return GOOD
+    if any(
+        sqnr < (limit.sqnr or 0.0)
+        and (limit.same is None or same is None or same < limit.same)
+        and (not limit.rows or (same is not None and rows >= limit.rows))
+        for limit in rule.poor
+    ):
+        return POOR
+    return UNDECIDED
 
 
 def is_clearly_good(output: OutputReport) -> bool:
     """Returns whether more examples than those of its figures would find an output good too."""
-    return output.float_sqnr is not None and output.float_sqnr > CLEARLY_GOOD
-
-
-def is_far(sqnr: float | None, agreement: float | None) -> bool:
-    """Returns whether an output is far from that in float.
-
-    Args:
-        sqnr: its signal to noise in dB; None if it is the same for all examples.
-        agreement: share of rows with the same argmax; None for one entry.
-    """
-    if sqnr is None:
-        return False
-    has_other_classes = agreement is None or agreement < LOW_AGREEMENT
-    return sqnr < LOWEST_SQNR or (sqnr < LOW_SQNR and has_other_classes)
-
-
-def weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorReport | None:
-    """Returns the tensor that loses most of the signal that its inputs have.
-
-    Args:
-        tensors: the tensors, in order.
-        all_vary: whether all outputs vary with the examples. What is the same for all of them is
-            then no fault, as positions that are added.
-    """
-    sqnr_of: dict[str, float | None] = {}
-    losses: list[tuple[float, TensorReport]] = []
-    for tensor in tensors:
-        before = [sqnr_of[name] for name in tensor.reads if name in sqnr_of]
-        if tensor.sqnr is None and all_vary:
-            continue
-        sqnr_of[tensor.name] = tensor.sqnr
-        if None not in before:
-            best = min([IDEAL, *filter(None, before)])
-            losses.append((np.inf if tensor.sqnr is None else best - tensor.sqnr, tensor))
-    return max(losses, key=lambda loss: loss[0], default=(0.0, None))[1]
-
-
-def cause_in(tensor: TensorReport) -> str:
-    """Says why a tensor loses so much of its signal, and what helps."""
-    (low, high), (lowest, highest) = tensor.range, tensor.float_range
-    ends, values = f"{low:.4g} to {high:.4g}", f"{lowest:.4g} to {highest:.4g}"
-    if tensor.sqnr is None:
-        return (
-            "in float too it is the same for all examples: its weights, or the data, say nothing."
-        )
-    if tensor.clipped > CLIPPED:
-        advice = (
-            "Calibrate with data like these, and after the last change of weights."
-            if tensor.reads
-            else "Scale these as in training, or calibrate with data like these."
-        )
-        return (
-            f"{tensor.clipped:.0%} of its values lie beyond its range, {ends}: in float they are "
-            f"{values}. {advice}"
-        )
-    step = (high - low) / (2**tensor.bits - 1)
-    if tensor.spread > COARSE * step:
-        return ""
-    if tensor.bits < 8:
-        return f"it has {tensor.bits} bits. Train the model with them, or give it more."
-    if highest - lowest < SMALL_PART * (high - low):
-        advice = "Calibrate with data that is scaled as in training and has no outliers"
-        shared = ", or bring the larger numbers that share its range to its size" * bool(
-            tensor.reads
-        )
-        return f"its range is {ends}, but its values are {values}. {advice}{shared}."
-    return (
-        f"its range is {ends}, whose steps of {step:.3g} are too coarse for values that differ by "
-        f"{tensor.spread:.3g}. Keep outliers and marks for missing numbers out of the data, or "
-        f"give it 16 bits."
-    )
+    sqnr = output.float_sqnr
+    return sqnr is not None and sqnr > CLEARLY_GOOD and grade(output).words == GOOD
 
 
 def judge(
     outputs: Sequence[OutputReport],
-    examples: int,
     rounds_alike: bool,
     doubts: Sequence[str],
     faulty: list[str],
     faults: Sequence[str],
     drowned: Sequence[str],
+    cut_off: Sequence[str],
     look_inside: Callable[[], Sequence[TensorReport]],
 ) -> Verdict:
     """Returns the verdict.
 
     Args:
         outputs: the outputs' figures.
-        examples: how many examples there are.
         rounds_alike: whether the file's kernels round as the model does.
         doubts: why the file may not be the model's, a sentence each.
         faulty: names of layers that the file computes in another way, as far as that is known.
         faults: what is wrong with the model in float, a sentence each.
-        drowned: outputs that are poor in parts, a sentence each.
+        drowned: outputs without labels that are poor in parts, a sentence each.
+        cut_off: inputs of which many values are beyond their range, a sentence each.
         look_inside: compares the tensors inside. It is called if the model is poor.
     """
     if not is_same(outputs, rounds_alike) or faulty:
         of_layers = [f"the file computes {some(faulty)} in another way."] if faulty else []
         return Verdict(OTHER, likely_cause=next(iter([*doubts, *of_layers]), ""))
-    if not faults and not any(is_poor(output, examples) for output in outputs):
-        if drowned:
-            return Verdict(POOR, likely_cause=drowned[0])
-        is_known = any(output.float_sqnr is not None for output in outputs)
-        return Verdict(GOOD if is_known else UNDECIDED)
+    grades = [grade(output) for output in outputs]
+    telling = [result for result in grades if result.words is not None]
+    by_labels = bool(telling) and all(result.by_labels for result in telling)
+    if by_labels:
+        faults = cut_off = ()
+    reasons = {result.words: result.reason for result in reversed(grades)}
+    fault = next(iter([*faults, *(result.fault for result in grades if result.fault)]), "")
+    if not fault and not drowned and not {POOR, UNDECIDED} & reasons.keys():
+        if not telling or cut_off:
+            return Verdict(UNDECIDED, likely_cause=next(iter(cut_off), ""))
+        return Verdict(GOOD, reason=reasons[GOOD])
+    if not fault and POOR not in reasons and drowned:
+        return Verdict(POOR, likely_cause=drowned[0])
+    words = POOR if fault or POOR in reasons else UNDECIDED
+    reason = reasons.get(words, "")
     tensors = look_inside()
     tensor = weakest(tensors, all(output.float_sqnr is not None for output in outputs))
-    if tensor is None or (faults and tensor.sqnr is not None):
-        return Verdict(POOR, likely_cause=next(iter(faults), ""))
-    if not faults and tensor.clipped <= CLIPPED:
+    if tensor is None or (fault and tensor.sqnr is not None):
+        return Verdict(words, likely_cause=fault, reason=reason)
+    if not fault and tensor.clipped <= CLIPPED:
         for first in tensors:
             if first.far is not None:
                 cause = described(first.far, *first.range, first.bits)
-                return Verdict(POOR, first.name, cause)
-    return Verdict(POOR, tensor.name, [*faults, cause_in(tensor)][0])
+                return Verdict(words, first.name, cause, reason)
+    return Verdict(words, tensor.name, fault or cause_in(tensor), reason)
+
+
+def rules_table() -> str:
+    """Returns `RULES` as a table in Markdown."""
+    lines = [
+        "| the output holds | recognized by | good if | poor if |",
+        "| --- | --- | --- | --- |",
+    ]
+    for use, rule in RULES.items():
+        good = ", or ".join(_least(figures, DECISIONS[use]) for figures in rule.good)
+        poor = ", or ".join(_below(figures, DECISIONS[use]) for figures in rule.poor)
+        lines.append(f"| {use} | {rule.recognized} | {good} | {poor} |")
+    return "\n".join(lines)
+
+
+def _least(figures: Figures, decisions: str) -> str:
+    of_rows = f" (of {figures.rows} or more)" if figures.rows else ""
+    same = "" if figures.same is None else f" and {figures.same:.0%} of the {decisions}{of_rows}"
+    return f"{figures.sqnr:g} dB{same}"
+
+
+def _below(figures: Figures, decisions: str) -> str:
+    of_rows = f" (of {figures.rows} or more)" if figures.rows else ""
+    same = "" if figures.same is None else f" and {figures.same:.0%} of the {decisions}{of_rows}"
+    return f"below {figures.sqnr:g} dB{same}"

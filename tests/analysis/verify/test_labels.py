@@ -1,0 +1,211 @@
+"""Labels decide the verdict of `verify`: by accuracy or by error, as the output is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.analysis.verify.labels import read_labels
+from keras_qat.analysis.verify.scores import score
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.compiled_losses import losses_of
+from tests.helpers import rng
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(The data for i|I)nput", "ignore:.*beyond its range", "ignore:The output of"
+)
+
+layers = keras.layers
+X = rng(0).normal(size=(300, 6)).astype(np.float32)
+
+
+def dense(units: int, activation: Any = None, outside: float = 0.0) -> Any:
+    """One layer with known weights, so that its answers are right."""
+    image = keras.Input((6,))
+    model = keras.Model(image, layers.Dense(units, activation, name="out")(image))
+    weights = np.linspace(-1, 1, 6 * units).reshape(6, units) ** 3 + np.eye(6, units)
+    model.set_weights([weights, np.full(units, outside)])
+    return model
+
+
+def report(model: Any, y: Any, data: np.ndarray = X, loss: Any = None) -> Any:
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, data)
+    if loss is not None:
+        qat.compile("sgd", loss)
+    return keras_qat.verify(qat, keras_qat.export_tflite(qat), X, y)
+
+
+def answers(model: Any) -> np.ndarray:
+    return model.predict(X, verbose=0)
+
+
+def one_linear() -> tuple[Any, Any, str]:
+    model = dense(1)
+    return model, np.rint(20 * answers(model)) / 20, "mean squared error"
+
+
+def integers() -> tuple[Any, Any, str]:
+    model = dense(1, outside=20.0)
+    return model, np.rint(answers(model)).astype(int)[:, 0], "mean squared error"
+
+
+def several_integers() -> tuple[Any, Any, str]:
+    model = dense(3, outside=9.0)
+    return model, np.rint(answers(model)).astype(int), "mean squared error"
+
+
+def one_sigmoid() -> tuple[Any, Any, str]:
+    model = dense(1, "sigmoid")
+    return model, (answers(model) > 0.5).astype(int), "accuracy"
+
+
+def several_labels() -> tuple[Any, Any, str]:
+    model = dense(4, "sigmoid")
+    return model, (answers(model) > 0.5).astype(int), "accuracy"
+
+
+def one_hot() -> tuple[Any, Any, str]:
+    model = dense(4, "softmax")
+    return model, np.eye(4)[answers(model).argmax(-1)], "accuracy"
+
+
+def class_numbers() -> tuple[Any, Any, str]:
+    model = dense(4)
+    return model, answers(model).argmax(-1)[:, None], "accuracy"
+
+
+KINDS = {
+    make.__name__: make
+    for make in (
+        *(one_linear, integers, several_integers),
+        *(one_sigmoid, several_labels, one_hot, class_numbers),
+    )
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_of_each_kind(kind):
+    """A good model is good by its labels, and one of ranges of other data is poor."""
+    model, y, measure = KINDS[kind]()
+    good = report(model, y)
+    (output,) = good.outputs
+    assert output.score.measure == measure and output.score.lost_points < 0.02
+    assert good.is_good and "By the labels of 'out'" in str(good)
+    assert (output.accuracy is None) == (measure != "accuracy")
+    assert report(model, y, data=500 * X).verdict.words == "same but poor"
+
+
+def test_a_regression_of_zeros_and_ones_is_told_by_its_loss():
+    model = dense(1, outside=0.5)
+    y = (answers(model) > 0.5).astype(int)
+    (by_error,) = report(model, y, loss="mse").outputs
+    (by_answers,) = report(model, y, loss=keras.losses.BinaryCrossentropy(True)).outputs
+    (unknown,) = report(model, y).outputs
+    assert by_error.score.measure == "mean squared error" and by_error.accuracy is None
+    assert by_answers.accuracy < 0.9 < unknown.accuracy  # Logits are compared with 0.
+
+
+def test_the_error_is_that_of_the_own_loss():
+    def pinball(y: Any, predicted: Any) -> Any:
+        return keras.backend.mean(keras.backend.maximum(0.9 * (y - predicted), predicted - y), -1)
+
+    model = dense(1, outside=20.0)
+    result = report(model, answers(model) + 0.1, loss=pinball)
+    (output,) = result.outputs
+    assert output.score.measure == "pinball" and result.is_good
+    assert output.score.float_value == pytest.approx(0.09, rel=1e-3)
+    (output,) = report(model, answers(model) + 0.1, loss="mae").outputs
+    assert output.score.measure == "mean absolute error"
+
+
+def test_what_speaks_against_a_model_only_explains_what_its_labels_say():
+    """A BatchNormalization that was never trained, in a model that is right."""
+    image = keras.Input((6,))
+    model = keras.Model(image, layers.Dense(3)(layers.BatchNormalization()(image)))
+    truth = answers(model).argmax(-1)
+    assert report(model, truth).is_good
+    assert "statistics of a new layer" in report(model, None).verdict.likely_cause
+
+
+def test_labels_that_are_too_few_leave_it_to_the_figures():
+    model = dense(2)
+    result = report(model, rng(3).integers(0, 2, 300)).verdict
+    assert result.words == "same but poor" and "that of guessing" in result.likely_cause
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, X)
+    few = keras_qat.verify(qat, keras_qat.export_tflite(qat), X[:4], [0, 1, 1, 0])
+    assert few.is_good  # 25 dB and more.
+
+
+def scored(labels: Any, exact: Any, values: Any, gates: bool = False, **options: Any) -> Any:
+    exact, values = (np.asarray(y, np.float32) for y in (exact, values))
+    options = {"use": "classes or values", "loss": None, **options}
+    read = read_labels(np.asarray(labels), exact, **options)
+    return score("out", read, exact, values, gates, [])
+
+
+def test_a_rare_class_is_not_forgotten():
+    """That nothing ever happens is right for 99 % of the examples."""
+    truth = np.zeros((2000, 1), int)
+    truth[:40] = 1
+    exact = 0.9 * truth + 0.05
+    exact[:50] = 0.9
+    never = scored(truth, exact, np.full_like(exact, 0.1, np.float32), gates=True)
+    assert never.accuracy == 0.98 and never.lost_gain == 1
+    exact[:100] = 0.9  # Less often right than "never", and more useful.
+    never = scored(truth, exact, np.full_like(exact, 0.1, np.float32), gates=True)
+    assert never.measure == "balanced accuracy" and never.guess == 0.5 == pytest.approx(never.value)
+    assert never.float_value == pytest.approx((1 + 1900 / 1960) / 2)
+
+
+def test_one_channel_of_targets_that_is_lost():
+    truth = rng(1).normal(size=(200, 3)) * [100, 100, 0.1]
+    values = np.round(truth)
+    result = scored(truth, truth, values)
+    assert result.channel == 2 and result.lost_points > 0.5
+    assert scored(truth, truth, np.round(truth, 3)).lost_points < 0.02
+
+
+def test_vectors_are_scored_by_their_neighbours():
+    classes = rng(2).integers(0, 12, 240)
+    centers = rng(3).normal(size=(12, 8))
+    vectors = centers[classes] + 0.1 * rng(4).normal(size=(240, 8))
+    vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
+    result = scored(classes, vectors, vectors, use="embeddings")
+    assert result.measure == "accuracy of the nearest neighbour" and result.value > 0.98
+    shuffled = scored(classes, vectors, np.roll(vectors, 1, 0)[::-1], use="embeddings")
+    assert shuffled.lost > 0.5
+
+
+def test_a_denoiser_has_to_be_better_than_what_goes_in():
+    clean = rng(5).normal(size=(50, 64))
+    noisy = clean + 0.1 * rng(6).normal(size=clean.shape)
+    truth = clean[..., None]
+    labels = read_labels(truth, truth, "values", None)
+    figures = score("out", labels, 0.99 * truth, noisy[..., None], False, [noisy[..., None]])
+    assert figures.guess == pytest.approx(0.01, rel=0.1) and figures.lost_gain > 0.9
+
+
+def test_labels_of_a_segmentation_may_leave_out_pixels():
+    exact = rng(7).normal(size=(10, 4, 4, 3))
+    truth = exact.argmax(-1)
+    truth[:, 0] = 255
+    assert scored(truth, exact, exact).value == 1
+
+
+def test_losses_of_several_outputs():
+    image = keras.Input((6,))
+    outputs = {"b": layers.Dense(2, name="b")(image), "a": layers.Dense(1, name="a")(image)}
+    model = keras.Model(image, outputs)
+    qat = keras_qat.quantize_model(model)
+    assert losses_of(qat, ["a", "b"]) == [None, None]
+    qat.compile("sgd", {"a": "mse", "b": keras.losses.CategoricalCrossentropy()})
+    kinds = [loss and (loss.name, loss.kind) for loss in losses_of(qat, qat.output_names)]
+    assert dict(zip(qat.output_names, kinds, strict=True)) == {
+        "a": ("mean_squared_error", "values"),
+        "b": ("categorical_crossentropy", "classes"),
+    }
