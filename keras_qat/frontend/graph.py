@@ -19,11 +19,11 @@ from keras_qat.frontend.helper_layers import CarryMask
 from keras_qat.frontend.keras2 import backend
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layers_and_models import (
+    bind_options,
     nested_inputs,
     nested_outputs,
     nodes_of,
     takes_training,
-    training_by_name,
 )
 from keras_qat.frontend.keras2.loadable_config import as_one_array, loadable
 from keras_qat.frontend.keras2.names_in_configs import note_names
@@ -233,7 +233,7 @@ def read(model: Any) -> Graph:
             args, kwargs = tf.nest.map_structure(value_of, (node.call_args, dict(node.call_kwargs)))
             args = tuple(map(as_one_array, args))
             layer, name = node.layer, path + node.layer.name
-            args, kwargs = training_by_name(layer, args, kwargs)
+            args, kwargs = bind_options(layer, args, kwargs)
             if isinstance(layer, keras.layers.InputLayer):
                 # It passes its input on. Keras cannot load a file with such a call.
                 keep([node.outputs], values_in((args, kwargs)))

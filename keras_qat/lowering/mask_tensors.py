@@ -277,8 +277,8 @@ _OPENED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePoolin
 
 def reads_mask(call: Call) -> bool:
     """Returns whether a call of one of Keras' layers reads a mask, as a tensor if it can."""
-    mask = call.args[1] if len(call.args) > 1 else call.kwargs.get("mask")
-    is_masked = any(value.masked for value in call.inputs) or bool(values_in(mask))
+    is_given = bool(values_in(call.kwargs.get("mask")))
+    is_masked = is_given or any(value.masked for value in call.inputs)
     return is_masked and (type(call.layer) in _OPENED or isinstance(call.layer, RECURRENT))
 
 

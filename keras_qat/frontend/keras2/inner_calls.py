@@ -20,7 +20,7 @@ from keras_qat.frontend.keras2.backend import (
     swapped,
     takes_mask,
 )
-from keras_qat.frontend.keras2.layers_and_models import layers_in
+from keras_qat.frontend.keras2.layers_and_models import bind_options, layers_in
 from keras_qat.frontend.origins import KNOWN, package_of
 from keras_qat.frontend.tf_operations import is_operation
 
@@ -137,6 +137,7 @@ def _inline(layer: Any, *args: Any, **kwargs: Any) -> Any:
     else:  # By the name of the first argument.
         name = next(iter(kwargs))
         inputs, rest = kwargs.pop(name), ()
+    (inputs, *rest), kwargs = bind_options(layer, (inputs, *rest), kwargs)
     inputs = tf.nest.map_structure(_as_tensor, inputs)
     is_given, mask = is_given_mask(layer, (inputs, *rest), kwargs), kwargs.get("mask")
     if not is_given:

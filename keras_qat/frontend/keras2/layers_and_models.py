@@ -168,10 +168,15 @@ def takes_training(layer: Any) -> bool:
     return bool(layer._call_spec.expects_training_arg)
 
 
-def training_by_name(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns a call's arguments with `training`, and those behind it, by name."""
-    names = layer._call_spec.arg_names
-    if "training" not in names[: len(args)]:
+def bind_options(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns a call's arguments with `training` and `mask`, and those after them, by name.
+
+    The first argument and calls with more arguments than names (`*args`) stay unchanged.
+    """
+    parameters = inspect.signature(layer.call).parameters.values()
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    given = [name in ("training", "mask") for name in names[1 : len(args)]]
+    if True not in given or len(args) > len(names):
         return args, kwargs
-    first = names.index("training")
+    first = 1 + given.index(True)
     return args[:first], {**dict(zip(names[first:], args[first:], strict=False)), **kwargs}

@@ -98,27 +98,32 @@ def open_layer(
     # tf.init_scope stops the tapes that look for weights of other layers.
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly, without_nodes(layer), of_different_names(layer):
-        traces: list[_Trace] = []
+        traces: tuple[_Trace, ...] = ()
         while not traces:
             try:
-                traces = [
-                    _Trace(call, masks or {}, phase, lenders)
-                    for phase in ((True, False) if trained else (None,))
-                ]
+                traces = _traces(call, masks or {}, trained, lenders)
             except HasToLend as error:
                 lenders = [*lenders, error.layer]
-        trace = traces[0]
-        if trained:
-            try:
-                follow_training(*traces)
-            except CannotOpen as error:
-                # The first one has been changed.
-                traces[0] = _Trace(call, masks or {}, True, lenders)
-                trace = with_both_phases(traces[0], traces[1], error)
         with keeping_symbols(layer):
             if reason := why_other_numbers(call, traces[-1]):
                 raise CannotOpen(reason)
-    return trace.read()
+    return traces[0].read()
+
+
+def _traces(
+    call: Call, masks: Mapping[Value, Value], follows_training: bool, lenders: Sequence[Any]
+) -> tuple[_Trace, ...]:
+    """Returns traces of the layer of a call: one to read, then one of inference if they differ."""
+    if not follows_training:
+        return (_Trace(call, masks, None, lenders),)
+    trained, tested = (_Trace(call, masks, phase, lenders) for phase in (True, False))
+    try:
+        follow_training(trained, tested)
+    except CannotOpen as error:
+        # `trained` has been changed.
+        trained = _Trace(call, masks, True, lenders)
+        return with_both_phases(trained, tested, error), tested
+    return trained, tested
 
 
 def _check(call: Call) -> None:

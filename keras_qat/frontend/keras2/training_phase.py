@@ -13,8 +13,11 @@ from keras_qat.frontend.keras2.backend import is_symbolic
 from keras_qat.frontend.keras2.cannot_open import CannotOpen, OnlyTrains
 from keras_qat.frontend.keras2.check_trace import random_inputs
 from keras_qat.frontend.keras2.compare_traces import NOISE, equal, identity, in_order, numbered
+from keras_qat.frontend.keras2.inner_calls import HasToLend
+from keras_qat.frontend.keras2.layers_and_models import bind_options
 from keras_qat.frontend.keras2.training_sections import Sections
 from keras_qat.frontend.operation_calls import with_all_arguments
+from keras_qat.frontend.origins import KNOWN, package_of
 from keras_qat.frontend.tf_operations import draws_random_numbers
 
 PHASE = "keras_qat: the phase"
@@ -26,6 +29,7 @@ def follow_training(trained: Any, tested: Any) -> None:
 
     Raises:
         CannotOpen, OnlyTrains: if the layer computes differently in training.
+        HasToLend: for an inner layer that is told the phase by another name than `training`.
     """
     does_nothing = _passes_on(tested) and not trained.weights
     refusal: Exception = CannotOpen("it computes differently in training")
@@ -57,13 +61,17 @@ def follow_training(trained: Any, tested: Any) -> None:
     for node in noise:
         node.call_args, node.call_kwargs = node.call_args[:1], {}
     for node, tested_node in zip(nodes, of_test, strict=True):
-        arguments = [(n.call_args, dict(n.call_kwargs)) for n in (node, tested_node)]
+        arguments = [
+            bind_options(n.layer, n.call_args, dict(n.call_kwargs)) for n in (node, tested_node)
+        ]
         try:
             args, kwargs = tf.nest.map_structure(common, *arguments)
         except (ValueError, TypeError) as error:
             raise refusal from error
-        positions = [index for index, arg in enumerate(args) if arg is PHASE]
-        node.call_args = args[: positions[0]] if positions else args
+        named = [arg for name, arg in kwargs.items() if name != "training"]
+        if any(arg is PHASE for arg in (*args, *named)):  # As in `self.block(x, is_training)`.
+            raise refusal if package_of(type(node.layer)) in KNOWN else HasToLend(node.layer)
+        node.call_args = args
         node.call_kwargs = {key: None if arg is PHASE else arg for key, arg in kwargs.items()}
 
 
