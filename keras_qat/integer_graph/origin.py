@@ -16,7 +16,7 @@ from keras_qat.tflite.metadata import fingerprint
 from keras_qat.training.layers.recurrent.states import kept_batch, states_of
 from keras_qat.training.quantizers import activation_quantizers
 from keras_qat.training.schedule import recipe_of
-from keras_qat.training.untrained_warnings import untrained
+from keras_qat.training.untrained_warnings import describe_difference, untrained
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,6 +37,7 @@ class Origin:
         uncalibrated: names of the tensors whose quantizers have no range yet.
         fingerprint: digests of its weights and ranges, by which a file is recognised.
         warnings: sentences that say why its file may not compute what it was trained to.
+        unlike_float: one of them, if the float model that it was made from computes otherwise.
     """
 
     calls: Graph = dataclasses.field(default_factory=lambda: Graph("", [], [], [], []))
@@ -50,6 +51,7 @@ class Origin:
     uncalibrated: frozenset[str] = frozenset()
     fingerprint: Mapping[str, str] = dataclasses.field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    unlike_float: str = ""
 
     @property
     def is_16_bit(self) -> bool:
@@ -100,6 +102,7 @@ def origin_of(model: Any, calls: Graph) -> Origin:
         if not quantizer.calibrated
         for name in quantizer.quantizes
     }
+    unlike_float = describe_difference(model)
     return Origin(
         calls=calls,
         inputs=inputs_of(model),
@@ -111,5 +114,6 @@ def origin_of(model: Any, calls: Graph) -> Origin:
         states=states_of(model),
         uncalibrated=frozenset(uncalibrated),
         fingerprint=fingerprint(model),
-        warnings=tuple(untrained(model, calls)),
+        warnings=tuple(filter(None, [unlike_float, *untrained(model, calls)])),
+        unlike_float=unlike_float,
     )

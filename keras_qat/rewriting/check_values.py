@@ -23,29 +23,33 @@ FAR, ROUNDED, MANY = 0.05, 1e-3, 0.1
 """How far off another number is, of its tensor's deviation and of itself; so many are a fault."""
 
 
-def warn_of_other_values(graph: Graph, lowered: Graph, qat: Any) -> None:
-    """Warns if opened layers or operations were made something else than they compute.
+def find_differing_outputs(graph: Graph, lowered: Graph, qat: Any) -> str:
+    """Returns the names of outputs that the float model computes otherwise, and warns of them.
+
+    Layers and operations may be misunderstood when they are expanded.
 
     Args:
         graph: the float model as it was read.
         lowered: the same with layers split and opened.
-        qat: the quantization-aware model.
+        qat: the quantization-aware model, with the weights of the float model.
     """
     opened = {call.within[0].name: None for call in lowered.calls if call.within}
     has_states = any(getattr(call.layer, "stateful", False) for call in graph.calls)
     operations = {call.layer.symbol: None for call in graph.calls if is_operation(call.layer)}
     cannot_run = has_states or not tf.executing_eagerly() or tf.distribute.has_strategy()
     if cannot_run or not (opened or operations):
-        return
+        return ""
     different = _different_outputs(graph, _flags(lowered), qat)
+    differing = ", ".join(different)
     if different:
         names = ", ".join(list(opened or operations)[:5])
         warn_caller(
             f"'{qat.name}' does not compute what the float model does, before anything is rounded: "
-            f"{', '.join(different)} differ{'s' * (len(different) == 1)} on random inputs. One of "
+            f"{differing} differ{'s' * (len(different) == 1)} on random inputs. One of "
             f"its layers or operations ({names}) is not understood. recipe.override(layer, "
             f"open=False) keeps a layer as it is, in float. Please report this, with the code."
         )
+    return differing
 
 
 def _different_outputs(graph: Graph, flags: set[Value], qat: Any) -> list[str]:

@@ -24,7 +24,7 @@ from keras_qat.placement.float_notice import show_in_float
 from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.layer_settings import BEHIND_THE_FILE
 from keras_qat.placement.plan import Plan
-from keras_qat.rewriting.check_values import warn_of_other_values
+from keras_qat.rewriting.check_values import find_differing_outputs
 from keras_qat.rewriting.parts import make_exact
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.rewrite import rewrite
@@ -123,7 +123,7 @@ def quantize_model(
     qat.target = known_target
     warn_of_closed(plan.graph, plan.float_layers)
     _show_in_float(plan, model.name)
-    warn_of_other_values(graph, plan.graph, qat)
+    qat.differing_outputs = find_differing_outputs(graph, plan.graph, qat)
     qat.told_of_float = True
     if not is_quantized(qat):
         warn_caller(

@@ -92,6 +92,8 @@ class QuantizedModel(
     """Configuration of the float model, as `keras.Model.from_config` takes it."""
     float_masks: Iterable[int] = ()
     """Checksums of the masks in the float model's variables, which are constants here."""
+    differing_outputs: str = ""
+    """Names of outputs that the float model computed otherwise when it was quantized."""
     customs: CustomObjects = CustomObjects({}, False)
     """Custom classes of the float model, known until the model is saved and loaded."""
 
@@ -253,6 +255,7 @@ class QuantizedModel(
             part = QuantizedModel(inputs=nested_inputs(self), outputs=ends, name=self.name)
             part.recipe, part.target = self.recipe, self.target
             part.told_of_float = self.told_of_float
+            part.differing_outputs = self.differing_outputs
             name_outputs(part, list(self.file_outputs))
             object.__setattr__(self, "_file_model", part)
         assert self._file_model is not None
@@ -330,6 +333,7 @@ class QuantizedModel(
             "recipe": None if self._recipe is None else self._recipe.to_config(),
             "float_config": self._float_config_to_save(),
             **({"float_masks": list(self.float_masks)} if self.float_masks else {}),
+            **({"differing_outputs": self.differing_outputs} if self.differing_outputs else {}),
             "output_names": list(self.output_names),
             "float_layers": {name: reason for name, reason in reasons.items() if reason},
             "asked_for": [layer.name for layer in self.layers if asked_for_integers(layer)],
@@ -351,7 +355,7 @@ class QuantizedModel(
         float_config, float_layers = config.pop("float_config"), config.pop("float_layers", {})
         asked_for = config.pop("asked_for", ())
         file_outputs, masks = config.pop("file_outputs", {}), config.pop("float_masks", ())
-        packs_int4 = config.pop("pack_int4", False)
+        packs_int4, differing = config.pop("pack_int4", False), config.pop("differing_outputs", "")
         kernels, target = config.pop("kernels", XNNPACK.name), config.pop("target", None)
         with applications_scope(), shapes_only(), float32_policy(), observed_alike():
             plain_class: Any = cls.class_before or cls
@@ -362,6 +366,7 @@ class QuantizedModel(
             model.keep_recipe(Recipe.from_config(recipe))
         object.__setattr__(model, "float_config", float_config)
         object.__setattr__(model, "float_masks", masks)
+        model.differing_outputs = differing
         name_outputs(model, output_names)
         model.keep_file_outputs(file_outputs)
         if not isinstance(float_layers, dict):  # Earlier files have no reasons.

@@ -1,4 +1,4 @@
-"""Warnings about models that never quantized, whose files would not compute what was trained."""
+"""Warnings about models whose files would compute something other than was trained."""
 
 from __future__ import annotations
 
@@ -59,4 +59,17 @@ def _without_data(model: Any) -> str:
         f"{counted(len(blind), 'quantizer has', 'quantizers have')} seen no data yet in "
         f"'{model.name}', and the recipe's initial range, {low:g} to {high:g}. "
         f"Train the model, or call keras_qat.calibrate(model, data)."
+    )
+
+
+def describe_difference(model: Any) -> str:
+    """Returns a sentence if `quantize_model` found that the float model computes otherwise."""
+    names = getattr(model, "differing_outputs", "")
+    if not names:
+        return ""
+    return (
+        f"'{model.name}' does not compute what its float model does, before anything is rounded: "
+        f"{names} differed on random inputs when it was quantized. Quantize the float "
+        f"model again, with recipe.override(layer, open=False) for the layer of which "
+        f"quantize_model warns."
     )

@@ -27,7 +27,7 @@ from keras_qat.analysis.verify.preconditions import (
     randomness,
 )
 from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
-from keras_qat.analysis.verify.verdict import Verdict, is_same, judge
+from keras_qat.analysis.verify.verdict import POOR, Verdict, is_same, judge
 from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK, KernelFamily
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.targets.tflm import TFLM
@@ -210,6 +210,8 @@ def verify(
         beyond_ranges(file, inputs_of_file),
         lambda: tensors or look_inside(math.ceil(FEW / full_batches) * full_batches)[0],
     )
+    if graph.origin.unlike_float and verdict.is_same:
+        verdict = Verdict(POOR, likely_cause=graph.origin.unlike_float)
     return Report(
         examples,
         computing,

@@ -1,0 +1,83 @@
+"""Models that `quantize_model` understands otherwise than their float models compute."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.lowering import LOWERINGS
+from keras_qat.lowering.builder import replace_by
+from tests.helpers import rng
+
+layers = keras.layers
+X = rng().normal(size=(64, 4, 3)).astype(np.float32)
+SAID = "does not compute what its float model does"
+
+
+@pytest.fixture
+def misunderstood(monkeypatch):
+    """Makes `tf.abs` a LeakyReLU, as long as `quantize_model` runs."""
+
+    def quantize(after=None, **options):
+        inputs = keras.Input((4, 3), name="x")
+        scores = layers.Dense(2, name="scores")(tf.abs(inputs) + 1.0)
+        model = keras.Model(inputs, after(scores) if after else scores)
+        wrong = lambda call, context: replace_by(call, context, layers.LeakyReLU, alpha=-0.5)  # noqa: E731
+        with monkeypatch.context() as patch:
+            patch.setitem(LOWERINGS, "math.abs", wrong)
+            with pytest.warns(UserWarning, match="does not compute what the float model does"):
+                qat = keras_qat.quantize_model(model, **options)
+        keras_qat.calibrate(qat, X)
+        return qat
+
+    return quantize
+
+
+def check(qat):
+    with pytest.warns(UserWarning, match=SAID):
+        contents = keras_qat.export_tflite(qat)
+    labels = qat.predict(X, verbose=0).argmax(-1)
+    for y in (None, labels):
+        with pytest.warns(UserWarning, match=SAID):
+            report = keras_qat.verify(qat, contents, X, y)
+        assert report.identical == 1 and report.verdict.is_same and not report.is_good
+        assert SAID in report.verdict.likely_cause and "scores differed" in report.notes[0]
+
+
+def test_a_model_that_is_not_the_float_model_is_not_good(misunderstood):
+    check(misunderstood())
+
+
+@pytest.mark.parametrize(
+    "name", ["model.keras", *(pytest.param(x, marks=pytest.mark.slow) for x in ("q.h5", "folder"))]
+)
+def test_saved_and_loaded_models_still_know_it(misunderstood, tmp_path, name):
+    qat = misunderstood()
+    if name == "folder":
+        qat.save(tmp_path / name, save_format="tf")
+    else:
+        qat.save(tmp_path / name)
+    check(keras.models.load_model(tmp_path / name))
+
+
+def test_files_that_end_inside_know_it(misunderstood):
+    qat = misunderstood(layers.Softmax(name="p"), outputs=["scores"])
+    with pytest.warns(UserWarning, match=SAID):
+        contents = keras_qat.export_tflite(qat)
+    with pytest.warns(UserWarning, match=SAID):
+        assert not keras_qat.verify(qat, contents, X).is_good
+
+
+def test_nothing_is_said_of_models_that_are_understood():
+    inputs = keras.Input((4, 3))
+    qat = keras_qat.quantize_model(keras.Model(inputs, layers.Dense(2)(tf.abs(inputs) + 1.0)))
+    keras_qat.calibrate(qat, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X)
+    assert report.is_good and "differing_outputs" not in qat.get_config()
