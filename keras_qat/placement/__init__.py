@@ -14,7 +14,7 @@ from keras_qat.frontend.keras2.precision import float32_policy
 from keras_qat.lowering import lower
 from keras_qat.lowering.last_axes import IN_INTEGERS
 from keras_qat.placement.contrib_rules import ContribPlacement
-from keras_qat.placement.file_outputs import checked_names, ending_at
+from keras_qat.placement.file_outputs import checked_names, ending_at, ending_inside
 from keras_qat.placement.int8_rules import Int8Placement
 from keras_qat.placement.layer_selection import Scope, check_scope
 from keras_qat.placement.layer_settings import ASKED_FOR, Settings, may_open
@@ -78,6 +78,7 @@ def place(
     with float32_policy():
         ending = ending_at(read, names, recipe) if names else read
         graph = lowered(ending, recipe, has_int16=has_int16)
+        graph = ending_inside(graph, read, names) if names else graph
     inputs = [value.name for value in values_in(read.inputs)]
     check_scope(scope, [*read.calls, *read.loss_only, *graph.calls], inputs)
     plan = placed(graph, recipe, scope, family, names)

@@ -82,25 +82,40 @@ def checked_names(names: Iterable[str]) -> list[str]:
 
 
 def ending_at(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
-    """Returns a graph whose outputs are its own and, as a list, the named tensors.
+    """Returns a graph whose outputs are its own and, as a list, the named tensors that it has.
 
     Raises:
-        ValueError: if there is no such tensor, it holds no real numbers, or the recipe is one of
-            the original's, which has no outputs of its own.
+        ValueError: if the recipe is one of the original's, which has no outputs of its own.
     """
     if recipe.placement != "int8":
         raise ValueError(f"outputs= needs another recipe than {recipe.name}, such as 'int8'.")
     values = {value.name: value for value in graph.values()}
+    ends = [values[name] for name in names if name in values]
+    return dataclasses.replace(graph, outputs=(graph.outputs, ends))
+
+
+def ending_inside(lowered: Graph, read: Graph, names: list[str]) -> Graph:
+    """Returns the lowered graph of `ending_at` with an end for every name.
+
+    Those that the model's own layers do not have are parts of layers, as `plan` lists them.
+
+    Raises:
+        ValueError: if there is no such tensor, it holds no real numbers, or it is an input.
+    """
+    outputs, of_layers = lowered.outputs
+    known = [value.name for value in read.values()]
+    ends = iter(of_layers)
+    values = {value.name: value for value in [*lowered.values(), *of_layers]}
+    values |= {name: next(ends) for name in names if name in known}
     for name in names:
         if name not in values or not values[name].is_float:
-            near = difflib.get_close_matches(name, values, n=1)
+            near = difflib.get_close_matches(name, [*known, *values], n=1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
-            last = ", ".join(list(values)[-8:])
             raise ValueError(
                 f"outputs names {name!r}, which is no tensor of real numbers of "
-                f"'{graph.name}'.{meant} The last ones are: {last}"
+                f"'{lowered.name}'.{meant} The last ones are: {', '.join(known[-8:])}"
             )
-    ends = [values[name] for name in names]
-    if loose := [value.name for value in ends if value in values_in(graph.inputs)]:
+    chosen = [values[name] for name in names]
+    if loose := [value.name for value in chosen if value in values_in(lowered.inputs)]:
         raise ValueError(f"outputs names {loose[0]!r}, an input of the model.")
-    return dataclasses.replace(graph, outputs=(graph.outputs, ends))
+    return dataclasses.replace(lowered, outputs=(outputs, chosen))

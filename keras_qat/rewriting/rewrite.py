@@ -116,9 +116,11 @@ class _Visitor:
                 replacements[call] = Replacement(self._wrap(group), group.kernel)
         values = values_in([graph.inputs, [call.outputs for call in replacements]])
         behind = {value: self._behind(value) for value in values}
+        # Files compute in float32, and need no conversion at ends of their own.
+        outputs = graph.outputs[0] if self.plan.file_outputs else graph.outputs
         ends = {
             value: self._conversion(value, "float32")
-            for value in dict.fromkeys(values_in(graph.outputs))
+            for value in dict.fromkeys(values_in(outputs))
             if is_half(value.dtype)
         }
         return copy_graph(graph, replacements, behind, ends)

@@ -132,6 +132,39 @@ def test_a_file_may_end_at_a_tensor_that_other_layers_read():
     assert "sigmoid" not in {node.op.name for node in keras_qat.resolve(qat).nodes if node.op}
 
 
+def half_precision_detector():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        return detector()
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.mark.parametrize("build", [detector, half_precision_detector])
+def test_files_end_inside_of_layers_at_all_tensors_that_plan_lists(build):
+    """A part of a layer, such as the logits of a sigmoid, is named as `plan` names it."""
+    model = build()
+    names = ["classes_before_activation", "offsets"]
+    assert set(names) <= {row.tensor for row in keras_qat.plan(model).rows}
+    qat = keras_qat.quantize_model(model, outputs=names)
+    keras_qat.calibrate(qat, X)
+    file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
+    logits, offsets = file.predict(X)
+    classes = qat.predict(X, verbose=0)[..., 4:]
+    expected = classes.reshape(logits.shape)
+    np.testing.assert_allclose(1 / (1 + np.exp(-logits)), expected, atol=2 / 256)
+    exact = keras.Model(model.inputs, model.get_layer("offsets").output).predict(X, verbose=0)
+    assert np.abs(offsets - exact).max() < 0.05 * np.abs(exact).max()
+
+
+@pytest.mark.slow
+def test_every_tensor_of_a_plan_may_end_a_file():
+    model = detector()
+    rows = [row for row in keras_qat.plan(model).rows if row.role == "activation"]
+    for name in (row.tensor for row in rows):
+        assert keras_qat.plan(model, outputs=[name]).file_outputs == (name,)
+
+
 @pytest.mark.parametrize(
     ("outputs", "reason"),
     [

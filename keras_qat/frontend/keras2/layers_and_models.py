@@ -40,7 +40,7 @@ def weights_in_order(layer: Any) -> list[Any]:
     return list(unique.values())
 
 
-def clone(layer: Any, **changes: Any) -> Any:
+def clone(layer: Any, /, **changes: Any) -> Any:
     """Makes an unbuilt copy of a layer from its configuration, with some entries changed."""
     if type(layer) is keras.layers.Lambda:  # Its function may be one that no config can hold.
         shape, base = layer._output_shape, keras.layers.Layer.get_config(layer)

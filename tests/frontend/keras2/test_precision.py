@@ -305,6 +305,41 @@ def test_activations_of_16_bits_train_in_float32(policy):
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).max_difference == 0
 
 
+def swish_of_its_own(x):
+    return x * tf.sigmoid(2.0 * x)
+
+
+def model_of_wrappers():
+    """Their configurations have an entry `layer`."""
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    x = keras.Input((4, 6))
+    y = layers.TimeDistributed(layers.Dense(5, swish_of_its_own))(x)
+    y = layers.Bidirectional(layers.LSTM(3, return_sequences=True))(y)
+    y = layers.TimeDistributed(keras.Sequential([layers.Dense(2)]))(y)
+    keras.mixed_precision.set_global_policy("float32")
+    return keras.Model(x, y)
+
+
+def test_layers_that_hold_a_layer_are_planned_in_float32():
+    model = model_of_wrappers()
+    with pytest.warns(UserWarning, match="float32"):
+        planned = keras_qat.plan(model, "int16x8")
+    assert {value.dtype for value in planned.graph.values()} == {"float32"}
+    assert not [name for name in planned.float_layers if "time" in name]
+
+
+@pytest.mark.slow
+def test_layers_that_hold_a_layer_compute_in_float32():
+    model = model_of_wrappers()
+    with pytest.warns(UserWarning, match="float32"):
+        qat = keras_qat.quantize_model(model, "int16x8")
+    data = np.random.default_rng(0).normal(size=(8, 4, 6)).astype(np.float32)
+    keras_qat.calibrate(qat, data)
+    expected = model.predict(data, verbose=0).astype(np.float32)
+    assert np.abs(qat.predict(data, verbose=0) - expected).max() < 0.02 * np.abs(expected).max()
+    assert {layer.compute_dtype for layer in qat.layers} == {"float32"}
+
+
 def float64_layers():
     return keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="float64", name="wrong")])
 
