@@ -182,6 +182,8 @@ def file_of(
     keys = {one.name: one.key for one in origin.inputs.all if one.key != one.name}
     if keys:
         metadata["keys"] = keys
+    if origin.family is not XNNPACK:
+        metadata["kernels"] = origin.family.name
     if origin.states:
         metadata["states"] = "kept from one run to the next"
     rewrite = None if target is None else avoiding(target)

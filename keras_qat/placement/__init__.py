@@ -112,8 +112,9 @@ def placed(
     With `file_outputs` the graph's outputs are those of the model and, as a list, those of files.
     """
     ends = graph.outputs[1] if file_outputs else graph.outputs
-    behind = split_loss_only(graph.calls, ends)[1] if file_outputs else ()
-    settings = Settings(recipe, scope, graph.calls, family, behind)
+    after_outputs = split_loss_only(graph.calls, ends)[1] if file_outputs else []
+    not_in_file = [*after_outputs, *graph.loss_only]
+    settings = Settings(recipe, scope, graph.calls, family, not_in_file)
     planned: Plan = RULES[recipe.placement](graph, settings).plan()
     planned.file_outputs = tuple(file_outputs or ())
     return planned

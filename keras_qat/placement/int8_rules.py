@@ -179,6 +179,8 @@ class Int8Placement:
                 if reason := self.why_read_in_float(value):
                     return None, f"input of the model; {reason}"
                 own = dataclasses.replace(own, off_ties=own.bits <= 8 and not own.symmetric)
+                if not self.is_read_by_file(value):
+                    return None, "input of the model that its file does not compute with"
                 return (own if self.is_read_by_int8(value) else None), "input of the model"
             return self.decide_in_float(value, own, self.float_layers[call.name])
         group = self.group_of.get(call)
@@ -249,12 +251,18 @@ class Int8Placement:
     def is_read_by_int8(self, value: Value) -> bool:
         """Returns whether a tensor from outside int8 operators has to be quantized."""
         readers = self.consumers[value]
-        is_input = value.producer is None and not (
-            readers and self.settings.behind.issuperset(readers)
-        )
+        is_input = value.producer is None and self.is_read_by_file(value)
         at_the_ends = value in self.outputs or is_input
         is_whole_model = self.settings.in_scope is None
         return any(map(self.op, readers)) or (at_the_ends and is_whole_model)
+
+    def is_read_by_file(self, value: Value) -> bool:
+        """Tell whether a tensor has a consumer other than losses and calls after the outputs.
+
+        Labels and sample weights that only losses read keep their exact values in training.
+        """
+        readers = self.consumers[value]
+        return not readers or not self.settings.behind.issuperset(readers)
 
     def merges_into_activation(self, value: Value, op: Op) -> bool:
         """Returns whether the next activation is fused into the operator of this tensor."""

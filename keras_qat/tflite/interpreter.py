@@ -59,6 +59,10 @@ def _interpreter_module(runtime: Runtime | None) -> tuple[Any, str]:
     raise ImportError(f"runtime={runtime!r} is not installed: pip install {runtime}.")
 
 
+class Refusal(ValueError):
+    """An interpreter lacks an operator of a file, or refuses what it is given."""
+
+
 class FileInterpreter:
     """A TFLite file in an interpreter: takes real numbers or integers, returns the raw outputs.
 
@@ -106,13 +110,12 @@ class FileInterpreter:
                     experimental_op_resolver_type=getattr(resolvers, KERNELS[kernels]),
                 )
             except (ValueError, RuntimeError) as error:
-                message = damage(error)
                 if "builtin opcode" in str(error):
-                    missing = (
-                        f"{module.__name__} has no {kernels} kernel for an operator of this file"
-                    )
-                    message = f"{missing}: {str(error).splitlines()[0]}"
-                raise ValueError(message) from error
+                    raise Refusal(
+                        f"{module.__name__} has no {kernels} kernel for an operator of this file: "
+                        f"{str(error).splitlines()[0]}"
+                    ) from error
+                raise ValueError(damage(error)) from error
         self.kernels = kernels
         self._sums = SumsOfSoftmax(contents) if family.softmax == "fixed_point" else None
         with reading():

@@ -56,8 +56,9 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         and the `fingerprint` by which `verify` knows the model that the file was exported from.
         Files that take pixels where the model takes other numbers have `rescaling`, a dict from the
         name of an input to scale and offset; those of models that take a dict whose keys are not
-        the inputs' names have `keys`, from name to key; and those that keep the states of
-        recurrent layers have `states`.
+        the inputs' names have `keys`, from name to key; those whose model computes as other kernels
+        than XNNPACK's have `kernels`, their name; and those that keep the states of recurrent
+        layers have `states`.
 
     Raises:
         ValueError: if this is not an undamaged TFLite file that `export_tflite` wrote.
@@ -91,8 +92,8 @@ def _unpacked(data: bytes) -> Any:
     return json.loads(data if data.startswith(b"{") else zlib.decompress(data))
 
 
-def _entry(contents: bytes, name: str) -> dict[str, Any]:
-    """Returns an entry of a file's metadata; an empty one if the file has none."""
+def _entry(contents: bytes, name: str) -> Any:
+    """Returns an entry of a file's metadata; an empty dict if the file has none."""
     try:
         return read_metadata(contents).get(name, {})
     except ValueError:
@@ -102,6 +103,11 @@ def _entry(contents: bytes, name: str) -> dict[str, Any]:
 def input_keys(contents: bytes) -> dict[str, str]:
     """Returns the keys of the dict that the model takes, where inputs have other names, by name."""
     return _entry(contents, "keys")
+
+
+def model_kernels(contents: bytes) -> str:
+    """Returns the name of the kernels that the model's `predict` computes as."""
+    return _entry(contents, "kernels") or "xnnpack"
 
 
 def rescaled_inputs(contents: bytes) -> dict[str, tuple[Any, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.frontend.messages import counted
-from keras_qat.tflite.interpreter import FileInterpreter, Runtime, to_codes
+from keras_qat.tflite.interpreter import FileInterpreter, Refusal, Runtime, to_codes
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import contents_of
 from keras_qat.tflite.sums_of_softmax import EndsProcess, SumsOfSoftmax
@@ -28,10 +28,6 @@ ARENA = 64
 
 SMALLEST, LARGEST = 1 << 20, (1 << 31) - 16
 """Smallest and largest size of the arena in bytes: from 2 GiB on TFLite Micro ends the process."""
-
-
-class Refusal(ValueError):
-    """TFLite Micro lacks an operator of a file, or refuses what it is given."""
 
 
 class MicroInterpreter(FileInterpreter):

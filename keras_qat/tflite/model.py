@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.frontend.messages import ByName
+from keras_qat.frontend.messages import ByName, warn_caller
 from keras_qat.io.data import batch_count, batches, padded
 from keras_qat.io.inputs import Input, Inputs
 from keras_qat.io.progress import shown
-from keras_qat.tflite.interpreter import Kernels, to_codes, to_pixels, to_values
-from keras_qat.tflite.metadata import input_keys, rescaled_inputs
+from keras_qat.tflite.interpreter import FileInterpreter, Kernels, to_codes, to_pixels, to_values
+from keras_qat.tflite.metadata import input_keys, model_kernels, rescaled_inputs
 from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import contents_of
@@ -85,7 +85,9 @@ class TFLiteModel:
         file: path or contents of the file, which another program may have written.
         kernels: the kernels that run it: "xnnpack" (as on phones), "optimized" (TFLite's own),
             "reference" (TFLite's portable ones), or "tflm" (TFLite Micro, for files with
-            `export_tflite(batch_size=1)`).
+            `export_tflite(batch_size=1)`). By default those that the model's `predict` computes as,
+            which its target or `quantize_model(kernels=)` decided, and "xnnpack" for files of other
+            programs. If they cannot run the file here, "xnnpack" does, with a warning.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.
@@ -98,9 +100,11 @@ class TFLiteModel:
         >>> file.predict(x_test)
     """
 
-    def __init__(self, file: str | os.PathLike[str] | bytes, kernels: Kernels = "xnnpack") -> None:
+    def __init__(
+        self, file: str | os.PathLike[str] | bytes, kernels: Kernels | None = None
+    ) -> None:
         contents = contents_of(file)
-        self._file = open_file(contents, kernels)
+        self._file = open_file(contents, kernels) if kernels else _open_as_model(contents)
         graph = FileGraph(contents)  # The interpreter sorts by name.
         if graph.signatures > 1:
             raise ValueError(
@@ -193,6 +197,23 @@ class TFLiteModel:
             for name, info in infos.items()
         ]
         return "\n".join([f"TFLiteModel of {self._inputs.model}, {self._file.kernels}", *lines])
+
+
+def _open_as_model(contents: bytes) -> FileInterpreter:
+    """Opens a file with the kernels that its model computes as, or with XNNPACK's."""
+    kernels = model_kernels(contents)
+    if kernels == "xnnpack":
+        return open_file(contents, kernels)
+    try:
+        return open_file(contents, kernels)
+    except (ValueError, ImportError) as error:
+        file = open_file(contents, "xnnpack")  # Raises if the file is damaged.
+        warn_caller(
+            f"The model of this file computes as kernels={kernels!r}, which cannot run it here: "
+            f"{str(error).split('. ')[0].rstrip('.')}. XNNPACK's kernels run it, and their values "
+            f"may differ by single steps."
+        )
+        return file
 
 
 def _check_type(file: str, name: str, info: TensorInfo, values: np.ndarray) -> None:

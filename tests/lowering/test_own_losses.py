@@ -107,3 +107,46 @@ def test_other_losses_stay_with_their_layer():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, Counting(name="own")(inputs))
     assert "add_loss" in keras_qat.plan(model).float_layers["own"]
+
+
+class Endpoint(layers.Layer):
+    """Passes the prediction on, and adds a loss that compares it with labels from an input."""
+
+    def call(self, labels, prediction):
+        classes = tf.cast(labels[:, 0], tf.int32)  # 2.99 would be class 2.
+        each = keras.losses.sparse_categorical_crossentropy(classes, prediction)
+        self.add_loss(tf.reduce_mean(each))
+        return prediction
+
+
+def model_with_labels(how):
+    x, labels = keras.Input((6,), name="x"), keras.Input((1,), name="labels")
+    prediction = layers.Dense(8, "softmax", name="prediction")(x)
+    if how == "layer":
+        return keras.Model([x, labels], Endpoint(name="endpoint")(labels, prediction))
+    error = tf.square(labels - tf.reduce_sum(prediction, 1, keepdims=True))
+    if how == "output":
+        return keras.Model([x, labels], [prediction, error])
+    model = keras.Model([x, labels], prediction)
+    model.add_loss(tf.reduce_mean(error))
+    return model
+
+
+@pytest.mark.parametrize("outputs", [None, ["prediction"]], ids=["all outputs", "one output"])
+@pytest.mark.parametrize("how", ["layer", "model"])
+def test_labels_that_only_losses_read_are_not_quantized(how, outputs):
+    model = model_with_labels(how)
+    x, labels = images(64, (6,)), np.arange(64.0, dtype=np.float32)[:, None] % 8
+    model.compile("sgd")
+    qat = keras_qat.quantize_model(model, outputs=outputs)
+    keras_qat.calibrate(qat, [x, labels])
+    qat.compile("sgd")
+    expected = model.evaluate([x, labels], verbose=0)
+    assert qat.evaluate([x, labels], verbose=0) == pytest.approx(expected, rel=0.01)
+    assert not any("labels" in quantizer.name for quantizer in keras_qat.quantizers(qat))
+    assert len(keras_qat.export_tflite(qat)) > 0
+
+
+def test_labels_after_the_outputs_of_the_file_are_not_quantized():
+    qat = keras_qat.quantize_model(model_with_labels("output"), outputs=["prediction"])
+    assert not any("labels" in quantizer.name for quantizer in keras_qat.quantizers(qat))

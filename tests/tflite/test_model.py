@@ -229,3 +229,49 @@ def test_dicts_are_by_the_models_keys():
         np.testing.assert_array_equal(keras_qat.TFLiteModel(tflite).predict(data), expected)
     by_name = dict(zip("ab", data.values(), strict=True))
     np.testing.assert_array_equal(keras_qat.TFLiteModel(tflite).predict(by_name), expected)
+
+
+def calibrated(activation="elu", **options):
+    keras.utils.set_random_seed(0)
+    convolutions = [layers.Conv2D(8, 3, activation=activation) for _ in range(2)]
+    ends = layers.GlobalAveragePooling2D(), layers.Dense(4)
+    model = keras.Sequential([keras.Input((8, 8, 3)), *convolutions, *ends])
+    qat = keras_qat.quantize_model(model, **options)
+    keras_qat.calibrate(qat, images(48, (8, 8, 3)))
+    return qat
+
+
+@pytest.mark.parametrize(
+    "options", [{"target": "ethos_u55"}, {"kernels": "reference", "activation": "relu"}], ids=str
+)
+def test_files_run_with_the_kernels_of_their_model(options):
+    if "target" in options:
+        pytest.importorskip("tflite_micro")
+    qat, x = calibrated(**options), images(48, (8, 8, 3))
+    contents = keras_qat.export_tflite(qat)
+    expected = qat.predict(x, verbose=0)
+    assert np.any(keras_qat.TFLiteModel(contents, "xnnpack").predict(x) != expected)
+    np.testing.assert_array_equal(keras_qat.TFLiteModel(contents).predict(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"target": "edgetpu"}, "no reference kernel"),  # Of ELU.
+        ({"kernels": "tflm"}, "open sizes"),
+        ({"kernels": "xnnpack_arm64"}, "64-bit ARM only"),
+    ],
+    ids=["missing kernel", "open batch", "other processor"],
+)
+def test_other_kernels_stand_in_with_a_warning(options, reason):
+    qat = calibrated(**options)
+    contents = keras_qat.export_tflite(qat)
+    with pytest.warns(UserWarning, match=reason):
+        file = keras_qat.TFLiteModel(contents)
+    assert file.predict(images(4, (8, 8, 3))).shape == (4, 4)
+
+
+def test_verify_runs_operators_that_a_target_leaves_to_the_cpu():
+    qat = calibrated(target="edgetpu")
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), images(16, (8, 8, 3)))
+    assert report.verdict.is_same

@@ -43,9 +43,9 @@ from keras_qat.integer_graph.resolve import resolve
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import arrays_of, padded
 from keras_qat.io.inputs import packed
-from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Runtime, to_pixels
+from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Refusal, Runtime, to_pixels
 from keras_qat.tflite.metadata import rescaled_inputs
-from keras_qat.tflite.micro_interpreter import MicroInterpreter, Refusal, open_file
+from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import contents_of
 from keras_qat.training.layers.recurrent.states import Stream
