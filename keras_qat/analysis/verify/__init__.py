@@ -19,6 +19,7 @@ from keras_qat.analysis.verify.compare_outputs import (
 )
 from keras_qat.analysis.verify.labels import labels_of
 from keras_qat.analysis.verify.match_tensors import float_operations
+from keras_qat.analysis.verify.pixels import rounded_to_pixels
 from keras_qat.analysis.verify.preconditions import (
     beyond_ranges,
     check_rows,
@@ -43,7 +44,7 @@ from keras_qat.integer_graph.resolve import resolve
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import arrays_of, padded
 from keras_qat.io.inputs import packed
-from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Refusal, Runtime, to_pixels
+from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Refusal, Runtime
 from keras_qat.tflite.metadata import rescaled_inputs
 from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
 from keras_qat.tflite.reader import FileGraph
@@ -108,7 +109,8 @@ def verify(
         layer is the weakest, and why. A file of weights packed in 4 bits is compared with
         `simulate(pack_int4=True)` unless `model.pack_int4` is set. Its `notes` say, as warnings do,
         what makes them differ before any rounding does: a model in which quantization has not
-        begun, a file of other weights or of another model, inputs beyond the ranges.
+        begun, a file of other weights or of another model, inputs beyond the ranges. If the file
+        takes pixels, values between two pixels are rounded for both, and a note says so.
 
     Raises:
         ValueError: if the model is not quantized, the file is damaged or not one of this model,
@@ -138,11 +140,9 @@ def verify(
     input_range = range_in_file(graph, file)
     if input_range is not None:
         graph = resolve(model, input_range=input_range)
-    pixels = {
-        name: to_pixels(inputs[name], *rescaling)
-        for name, rescaling in rescaled_inputs(contents).items()
-    }
-    inputs_of_file = inputs | pixels
+    rescaled = rescaled_inputs(contents)
+    cut_off = beyond_ranges(file, inputs, rescaled)
+    inputs_of_file, inputs, between_pixels = rounded_to_pixels(graph, file, inputs, rescaled)
     file_graph = FileGraph(contents)
     packs = graph.origin.packs_int4
     packed_weights = file_graph.packs_int4 and not packs and not graph.origin.simulates
@@ -150,7 +150,7 @@ def verify(
     if standing_in:
         origin = dataclasses.replace(graph.origin, family=standing_in)
         graph = dataclasses.replace(graph, origin=origin)
-    notes = (*graph.origin.warnings, *doubts(graph, file, file_graph, contents, inputs_of_file))
+    notes = (*graph.origin.warnings, *doubts(graph, file_graph, contents, cut_off))
     for note in notes:
         warn_caller(note)
     arena = file.arena_size() if isinstance(file, MicroInterpreter) else None
@@ -207,7 +207,7 @@ def verify(
         [tensor.name for tensor in tensors if tensor.is_faulty],
         faults,
         drowned,
-        beyond_ranges(file, inputs_of_file),
+        cut_off,
         lambda: tensors or look_inside(math.ceil(FEW / full_batches) * full_batches)[0],
     )
     if graph.origin.unlike_float and verdict.is_same:
@@ -220,7 +220,7 @@ def verify(
         tensors,
         merged,
         float_operations(graph, file_graph),
-        notes,
+        (*notes, *between_pixels),
         arena,
         file.runtime,
         packed_weights,

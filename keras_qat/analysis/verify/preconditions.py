@@ -14,28 +14,33 @@ from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.frontend.messages import counted
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import packs_int4
-from keras_qat.tflite.interpreter import FileInterpreter, to_values
+from keras_qat.integer_graph.passes.pixel_inputs import Rescaling
+from keras_qat.io.excess import describe_excess, ends_in_pixels, ends_of
+from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.metadata import read_metadata
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.training.readiness import some
 
-FEW = 0.25
-"""Share of an input's numbers that may lie beyond its range: of another scale, most of them do."""
-
 
 def doubts(
     graph: ResolvedGraph,
-    file: FileInterpreter,
     file_graph: FileGraph,
     contents: bytes,
-    inputs: dict[str, np.ndarray],
+    cut_off: list[str],
 ) -> list[str]:
-    """Returns sentences on why model and file may differ whatever the arithmetic is."""
+    """Returns sentences on why model and file may differ whatever the arithmetic is.
+
+    Args:
+        graph: the model's resolved graph.
+        file_graph: the file.
+        contents: its contents.
+        cut_off: what `beyond_ranges` returned.
+    """
     return [
         *_in_float(file_graph),
         *_other_weights(graph, contents),
         *_in_bytes(graph, file_graph),
-        *beyond_ranges(file, inputs),
+        *cut_off,
     ]
 
 
@@ -79,24 +84,24 @@ def _in_bytes(graph: ResolvedGraph, file_graph: FileGraph) -> list[str]:
     ]
 
 
-def beyond_ranges(file: FileInterpreter, inputs: dict[str, np.ndarray]) -> list[str]:
-    """Returns sentences on inputs of which many values are beyond what the file can hold."""
+def beyond_ranges(
+    file: FileInterpreter, inputs: dict[str, np.ndarray], rescaled: Mapping[str, Rescaling]
+) -> list[str]:
+    """Returns sentences on inputs of which many values are beyond what the file can hold.
+
+    Args:
+        file: the file.
+        inputs: what the model was given.
+        rescaled: scale and offset of the inputs that take pixels in the file.
+    """
     failures = []
     for name, detail in file.inputs.items():
         dtype, x = np.dtype(detail["dtype"]), inputs[name]
-        if not detail["quantization"][0] or x.dtype == dtype:
-            continue
-        ends = np.array([np.iinfo(dtype).min, np.iinfo(dtype).max], dtype)
-        low, high = to_values(ends, detail)
-        step = (high - low) / 255
-        share = np.mean((x < low - step) | (x > high + step))
-        if share > FEW:
-            failures.append(
-                f"{share:.0%} of the numbers given for input '{name}' lie beyond its range, "
-                f"{low:.3g} to {high:.3g}, and are cut off there. Scale them as in training, or "
-                f"calibrate on more data."
-            )
-    return failures
+        if name in rescaled:
+            failures.append(describe_excess(name, x, *ends_in_pixels(*rescaled[name])))
+        elif detail["quantization"][0] and x.dtype != dtype:
+            failures.append(describe_excess(name, x, *ends_of(dtype, *detail["quantization"])))
+    return list(filter(None, failures))
 
 
 def randomness(name: str, expected: Sequence[np.ndarray], again: Sequence[np.ndarray]) -> list[str]:

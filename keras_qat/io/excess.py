@@ -1,0 +1,56 @@
+"""Finds data that do not fit the range of an input, as pixels of 0 to 255 where it is 0 to 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+BEYOND = 0.25
+"""Share of an input's values that may lie beyond its range: of another scale, most of them do."""
+FAR = 0.01
+"""Share of an example's values that may lie farther from the range than it is wide."""
+
+
+def describe_excess(name: str, x: np.ndarray, low: float, high: float) -> str:
+    """Returns a sentence if data do not fit the range of an input, else "".
+
+    They do not if more than `BEYOND` of all values lie beyond the range, or if in most examples
+    more than `FAR` of the values lie farther from it than it is wide. Single outliers fit, and so
+    do data that are a little larger.
+
+    Args:
+        name: the input's name.
+        x: some examples.
+        low: the smallest value that the input can hold.
+        high: the largest one.
+    """
+    width = high - low
+    if not width > 0 or not x.size:
+        return ""
+    lowest, highest = float(np.nanmin(x)), float(np.nanmax(x))
+    step = width / 255
+    if low - step <= lowest and highest <= high + step:
+        return ""
+    share = np.mean((x < low - step) | (x > high + step))
+    far = (x < low - width) | (x > high + width)
+    in_most = np.median(far.reshape(len(x), -1).mean(1)) > FAR
+    if share <= BEYOND and not in_most:
+        return ""
+    return (
+        f"{share:.0%} of the numbers given for input '{name}' lie beyond its range, {low:.3g} to "
+        f"{high:.3g}, and are clipped there: they are {lowest:.4g} to {highest:.4g}. Scale them as "
+        f"in training, or calibrate on more data."
+    )
+
+
+def ends_of(dtype: Any, scale: float, zero_point: int) -> tuple[float, float]:
+    """Returns the smallest and the largest value that quantized values of a type stand for."""
+    limits = np.iinfo(dtype)
+    return (limits.min - zero_point) * scale, (limits.max - zero_point) * scale
+
+
+def ends_in_pixels(scale: Any, offset: Any) -> tuple[float, float]:
+    """Returns the smallest and the largest value of an input that is `scale * pixel + offset`."""
+    ends = np.asarray(offset) + np.multiply.outer([0.0, 255.0], scale)
+    return float(ends.min()), float(ends.max())
