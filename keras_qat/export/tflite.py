@@ -18,6 +18,7 @@ from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.frontend.messages import counted, warn_caller
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.fuse_padding import with_own_padding
+from keras_qat.integer_graph.passes.integer_outputs import with_integer_outputs
 from keras_qat.integer_graph.passes.pack_int4 import as_asked, packs_int4
 from keras_qat.integer_graph.passes.pixel_inputs import (
     RAW,
@@ -74,7 +75,8 @@ def export_tflite(
             the inputs of a model that begins with `Rescaling` or `Normalization` take pixels.
             Tokens that the model takes as real numbers are int32 for targets without float, unless
             "float32" is asked for.
-        output_dtype: type of its outputs, likewise.
+        output_dtype: type of its outputs, likewise. Outputs of layers that are left in float on
+            request are float32 by default, and are not rounded.
         input_range: minimum and maximum of inputs that have no quantizer, as those of
             `recipes.contrib`. Without it such inputs and the layers that read them are float.
             Zero is made part of it.
@@ -147,6 +149,8 @@ def file_of(
     packs = origin.packs_int4 if pack_int4 is None else pack_int4
     if origin.is_16_bit and packs:
         raise ValueError("pack_int4=True: there are no kernels for int4 weights and 16 bits.")
+    if _name_of(output_dtype) not in (None, "float32"):
+        graph = with_integer_outputs(graph)
     batch_size = _file_batch_size(graph, batch_size, target)
     _check_states(graph)
     _warn_of_rounding(graph)

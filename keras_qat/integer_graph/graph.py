@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.graph import Value
 from keras_qat.integer_graph.origin import Origin
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
@@ -23,6 +24,7 @@ class ResolvedGraph:
         nodes: the nodes.
         tensors: value of the model's calls -> the tensor that holds it.
         values: tensor -> the value it holds, behind its quantizer and the ReLU merged into it.
+        unrounded: output in float -> its parameters in files whose outputs are to be integers.
         origin: all that later verbs need to know of the model, which they do not ask again.
     """
 
@@ -32,6 +34,7 @@ class ResolvedGraph:
     nodes: tuple[Node, ...]
     tensors: dict[Value, Tensor]
     values: dict[Tensor, Value]
+    unrounded: dict[Tensor, QuantParams] = dataclasses.field(default_factory=dict)
     origin: Origin = dataclasses.field(default_factory=Origin)
 
     def sized(self) -> ResolvedGraph:

@@ -45,6 +45,7 @@ class _Resolver:
         self.ranges = Ranges(in_graph)
         self.tensors = Tensors(graph, self.ranges)
         self.nodes: list[Node] = []
+        self.unrounded: dict[Tensor, QuantParams] = {}
         self.inputs = {
             value.name: self.tensors.new_input(value, input_range)
             for value in values_in(graph.inputs)
@@ -64,6 +65,7 @@ class _Resolver:
             tuple(self.nodes),
             self.tensors.of_value,
             self.tensors.values,
+            self.unrounded,
         )
 
     def _fold_weights(self) -> None:
@@ -108,6 +110,10 @@ class _Resolver:
         """Adds a conversion for a `Quantize` layer, or nothing where its input has its range."""
         source = self.tensors.of_value[call.args[0]]
         params = self.ranges.of(call.layer.quantizer)
+        if not call.layer.rounds:
+            self.unrounded[source] = params
+            self.tensors.absorb(call, source)
+            return
         if source.params is params:
             self.tensors.absorb(call, source)
             return

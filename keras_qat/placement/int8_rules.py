@@ -28,7 +28,7 @@ from keras_qat.placement.index_arithmetic import (
     index_calls,
     is_table,
 )
-from keras_qat.placement.layer_settings import Settings
+from keras_qat.placement.layer_settings import BY_RECIPE, Settings
 from keras_qat.placement.plan import Plan, Range
 
 
@@ -66,6 +66,7 @@ class Int8Placement:
         self.specs: dict[Value, Spec] = {}
         self.reasons: dict[Value, str] = {}
         self.roots: dict[Value, frozenset[Spec | None]] = {}
+        self.unrounded: set[Value] = set()  # Outputs in float; files may round them.
 
     def plan(self) -> Plan:
         """Decides tensors in the order of computation."""
@@ -197,7 +198,7 @@ class Int8Placement:
         if isinstance(output, SharedRange):
             sources = [source for source in _sources(call) if source in self.specs]
             if not sources:
-                return None, "its input is in float"
+                return self.decide_unrounded(value, own, "its input is in float")
             roots = self.roots_of(sources)
             is_fixed = len(roots) == 1 and all(isinstance(spec, FixedSpec) for spec in roots)
             if is_fixed or all(isinstance(spec, QuantSpec) for spec in roots):
@@ -213,9 +214,28 @@ class Int8Placement:
         """Decides on the output of a call in float: quantized only if an integer call reads it."""
         if not self.is_read_by_int8(value):
             return None, reason
+        if reason == BY_RECIPE and self.reaches_outputs_alone(value):
+            return self.decide_unrounded(value, own, reason)
         readers = [reader.name for reader in self.consumers[value] if self.op(reader)]
         role = f"input of {readers[0]}" if readers else "output of the model"
         return own, f"{role}; {reason}"
+
+    def decide_unrounded(self, value: Value, own: Spec, reason: str) -> tuple[Spec | None, str]:
+        """Decides on a tensor that stays in float up to the outputs: only these know a range."""
+        if value not in self.outputs or self.settings.in_scope is not None:
+            return None, reason
+        self.unrounded.add(value)
+        return own, f"output of the model, of integers on request alone; {reason}"
+
+    def reaches_outputs_alone(self, value: Value) -> bool:
+        """Returns whether operators in integers do nothing with a tensor but to move its values."""
+        return all(
+            isinstance(op.output, SharedRange)
+            and len(call.inputs) == 1
+            and all(map(self.reaches_outputs_alone, values_in(call.outputs)))
+            for call in self.consumers[value]
+            if (op := self.op(call))
+        )
 
     def is_index(self, value: Value) -> bool:
         """Returns whether real numbers become indices; all that may be done else is compare them.
@@ -300,7 +320,7 @@ class Int8Placement:
         range_of: dict[Value, Range] = {}
         for value, spec in self.specs.items():
             if not isinstance(spec, SharedSpec):
-                range_of[value] = Range(spec, [value])
+                range_of[value] = Range(spec, [value], rounds=value not in self.unrounded)
                 continue
             assert value.producer is not None
             sources = [range_of[x] for x in _sources(value.producer) if x in range_of]

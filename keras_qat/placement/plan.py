@@ -56,11 +56,13 @@ class Range:
         spec: the specification.
         observed: the tensors whose values determine the range.
         rounded: further tensors that are rounded to the range without being observed.
+        rounds: False for an output in float, which files round only if it is to be of integers.
     """
 
     spec: QuantSpec | FixedSpec
     observed: list[Value]
     rounded: list[Value] = dataclasses.field(default_factory=list)
+    rounds: bool = True
 
 
 @dataclasses.dataclass

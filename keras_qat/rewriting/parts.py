@@ -33,9 +33,8 @@ def make_exact(model: Any) -> None:
     # Keras changes the bases of a class when it makes the first functional model of it.
     QuantizedModel(inputs=nested_inputs(model), outputs=outputs)
     trained_as = class_config(model) if trains_itself(model) else None
-    model.__class__ = (
-        QuantizedModel if trained_as is None else derived_class(QuantizedModel, type(model))
-    )
+    derive: Any = derived_class  # Classes have hashes, which mypy does not know.
+    model.__class__ = derive(QuantizedModel, type(model)) if trained_as else QuantizedModel
     model.train_function = model.test_function = model.predict_function = None
     end_at(model, outputs)
     object.__setattr__(model, "trained_as", trained_as)

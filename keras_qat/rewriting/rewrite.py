@@ -239,6 +239,7 @@ class _Visitor:
                 slots=len(shared.observed),
                 tensors=tuple(tensor.name for tensor in shared.observed),
                 name=name,
+                rounds=shared.rounds,
                 mixed=self.mixed,
             )
         slot = shared.observed.index(value) if value in shared.observed else None

@@ -211,6 +211,7 @@ class Quantize(ScheduledLayer):
         spec: `QuantSpec` or `FixedSpec`.
         slots: how many tensors share the range.
         tensors: names of these tensors in the float model, for reports.
+        rounds: False to observe the range alone, which files with integer outputs need.
 
     Shapes: any; the output has the input's shape.
     """
@@ -220,12 +221,14 @@ class Quantize(ScheduledLayer):
         spec: specs.QuantSpec | specs.FixedSpec | dict[str, Any],
         slots: int = 1,
         tensors: tuple[str, ...] = (),
+        rounds: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.spec = specs.from_config(spec)
         self.slots = slots
         self.tensors = tuple(tensors)
+        self.rounds = rounds
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
@@ -243,6 +246,9 @@ class Quantize(ScheduledLayer):
         # Models of earlier versions pass `source` and `kernel`.
         phase = self.advance(training)
         x, ceiling = inputs, None
+        if not self.rounds:
+            self.quantizer.take_in(x, phase)
+            return x
         if phase.training is True and slot is not None and self.quantizer.clips_at_zero:
             x, ceiling = _before_relu(x)
         return self.quantizer(x, phase, slot, ceiling)
@@ -256,4 +262,5 @@ class Quantize(ScheduledLayer):
             "spec": specs.to_config(self.spec),
             "slots": self.slots,
             "tensors": list(self.tensors),
+            **({} if self.rounds else {"rounds": False}),
         }
