@@ -129,6 +129,9 @@ XNNPACK = KernelFamily(
 )
 """XNNPACK on x86, and TFLite's optimized kernels for operators that XNNPACK lacks: desktops."""
 
+DEFAULT = XNNPACK
+"""The family of models, and of files of other programs, for which none was chosen."""
+
 XNNPACK_ARM64 = dataclasses.replace(
     XNNPACK,
     name="xnnpack_arm64",

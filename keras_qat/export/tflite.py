@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from typing import Any, Literal
 
-from keras_qat.arithmetic.kernel_families import XNNPACK, kernel_family
+from keras_qat.arithmetic.kernel_families import DEFAULT, XNNPACK, kernel_family
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.targets.problem import described
 from keras_qat.config.targets.target import Target, get
@@ -186,7 +186,7 @@ def file_of(
     keys = {one.name: one.key for one in origin.inputs.all if one.key != one.name}
     if keys:
         metadata["keys"] = keys
-    if origin.family is not XNNPACK:
+    if origin.family is not DEFAULT:
         metadata["kernels"] = origin.family.name
     if origin.states:
         metadata["states"] = "kept from one run to the next"

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_qat.arithmetic.kernel_families import DEFAULT
 from keras_qat.frontend.messages import ByName, warn_caller
 from keras_qat.io.data import batch_count, batches, padded
 from keras_qat.io.inputs import Input, Inputs
@@ -202,12 +203,12 @@ class TFLiteModel:
 def _open_as_model(contents: bytes) -> FileInterpreter:
     """Opens a file with the kernels that its model computes as, or with XNNPACK's."""
     kernels = model_kernels(contents)
-    if kernels == "xnnpack":
+    if kernels == DEFAULT.name:
         return open_file(contents, kernels)
     try:
         return open_file(contents, kernels)
     except (ValueError, ImportError) as error:
-        file = open_file(contents, "xnnpack")  # Raises if the file is damaged.
+        file = open_file(contents, DEFAULT.name)  # Raises if the file is damaged.
         warn_caller(
             f"The model of this file computes as kernels={kernels!r}, which cannot run it here: "
             f"{str(error).split('. ')[0].rstrip('.')}. XNNPACK's kernels run it, and their values "
