@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+import numpy as np
 import pytest
 
 import keras_qat
@@ -16,6 +17,11 @@ VERBS = {
     "simulate": lambda qat: keras_qat.simulate(qat, images(2, (6, 6, 2))),
     "resolve": keras_qat.resolve,
     "verify": lambda qat: keras_qat.verify(qat, b"", images(2, (6, 6, 2))),
+    "predict": lambda qat: qat.predict(images(2, (6, 6, 2)), verbose=0),
+    "fit": lambda qat: qat.fit(images(2, (6, 6, 2)), np.zeros(2), verbose=0),
+    "call": lambda qat: qat(images(2, (6, 6, 2))),
+    "calibrate": lambda qat: keras_qat.calibrate(qat, images(2, (6, 6, 2))),
+    "learn_rounding": lambda qat: keras_qat.learn_rounding(qat, images(2, (6, 6, 2))),
 }
 
 
@@ -23,6 +29,7 @@ VERBS = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_fork_says_that_it_cannot(verb):
     qat = keras_qat.quantize_model(tiny_net())
+    qat.compile("sgd", "sparse_categorical_crossentropy")
     qat(images(2, (6, 6, 2)), training=True)
     pid = os.fork()
     if not pid:

@@ -55,7 +55,7 @@ from keras_qat.training.layers.float_marks import (
 )
 from keras_qat.training.layers.scheduled_layer import Phase, shapes_only, tell_of_plain_model
 from keras_qat.training.phase_graphs import PhasedModel
-from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.schedule import check_process, scheduled_layers
 from keras_qat.training.step_tensors import computed_together
 
 LOADER = "import keras_qat; keras_qat.keras.models.load_model(path): Keras 3 cannot load it"
@@ -178,6 +178,7 @@ class QuantizedModel(
         inference = self.exact_inference()
         if inference is None:
             return self.simulated(inputs, training, mask)
+        check_process(self)
         if is_in_converter():
             raise ValueError(
                 f"TFLiteConverter does not take '{self.name}', which computes as the int8 kernels "

@@ -16,15 +16,18 @@ import tensorflow as tf
 
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.keras2.backend import keras, traced
+from keras_qat.frontend.keras2.callback_list import KnowsOthers
 from keras_qat.frontend.keras2.readability import is_graph_model
 from keras_qat.frontend.keras2.undisturbed import StepCallback
 from keras_qat.io.counts import check_count
 from keras_qat.training.distillation import Distiller
+from keras_qat.training.float_epochs import warn_of_float_epochs
 from keras_qat.training.oscillation import Oscillations
+from keras_qat.training.phase_graphs import check_frozen
 from keras_qat.training.quantizer_statistics import statistics
 from keras_qat.training.quantizers import Quantizer, quantizers
 from keras_qat.training.ranges.weight_limits import per_channel
-from keras_qat.training.schedule import check_quantized, schedule
+from keras_qat.training.schedule import check_quantized, is_quantized, schedule, share_layers
 
 __all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "LogQuantization", "QuantDelay"]
 
@@ -33,7 +36,7 @@ MINIMUM, MAXIMUM = "3 range, minimum", "4 range, maximum"
 """Charts of `LogQuantization`. TensorBoard sorts them by name."""
 
 
-class _Threshold(keras.callbacks.Callback):
+class _Threshold(KnowsOthers):
     """A callback that sets one threshold of all layers when training begins."""
 
     threshold: str
@@ -44,7 +47,18 @@ class _Threshold(keras.callbacks.Callback):
         self.steps, self.within = check_count("steps", steps, least=0), model
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        schedule(_model_of(self, self.steps), **{self.threshold: self.steps})
+        model = _model_of(self, self.steps)
+        others = [item for item in self.beside if getattr(item, "threshold", "") == self.threshold]
+        for other in others:
+            is_of_it = share_layers(model, _model_of(other, other.steps))
+            if other.steps != self.steps and is_of_it:
+                name = type(self).__name__
+                raise ValueError(
+                    f"The callbacks {name}({others[0].steps}) and {name}({others[1].steps}) of "
+                    f"'{model.name}' contradict each other. Pass one of them."
+                )
+        schedule(model, **{self.threshold: self.steps})
+        check_frozen(model)
 
 
 def _model_of(callback: Any, argument: Any) -> Any:
@@ -64,6 +78,12 @@ def _model_of(callback: Any, argument: Any) -> Any:
             f"model that quantize_model returned."
         )
     check_quantized(model)
+    if is_quantized(callback.model) and not share_layers(callback.model, model):
+        raise ValueError(
+            f"{type(callback).__name__}({argument!r}, model={model.name!r}) is for another model: "
+            f"fit trains '{callback.model.name}', which has none of its layers. Leave model= out, "
+            f"or pass the model that is trained."
+        )
     return model
 
 
@@ -89,6 +109,16 @@ class QuantDelay(_Threshold):
     """
 
     threshold = "quantize_from"
+    _looked = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        super().on_train_begin(logs)
+        self._looked = False
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not self._looked:
+            self._looked = True
+            warn_of_float_epochs(self, _model_of(self, self.steps), epoch)
 
 
 class FreezeBatchNorm(_Threshold):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.keras2.reused_optimizer import check_optimizer
 from keras_qat.training.phase_graphs import check_started
 from keras_qat.training.schedule import check_quantized
 
@@ -87,6 +88,7 @@ class Distiller(keras.Model):
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that trains a batch, as Keras documents it."""
         check_started(self.student)
+        check_optimizer(self, self.student.trainable_variables)
         return super().make_train_function(force)
 
     def train_step(self, data: Any) -> dict[str, Any]:

@@ -15,13 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.keras2.reused_optimizer import check_optimizer
 from keras_qat.frontend.keras2.shared_update import SharedUpdate
 from keras_qat.frontend.keras2.undisturbed import is_undisturbed
 from keras_qat.frontend.messages import counted, show_once, warn_caller
 from keras_qat.training.calibration.data_checks import doubt_of_arrays
 from keras_qat.training.layers.scheduled_layer import NEVER, Phase, assuming, thresholds_in
 from keras_qat.training.ranges.observers import LastValue
-from keras_qat.training.schedule import quantizers_in, scheduled_layers
+from keras_qat.training.schedule import check_process, quantizers_in, scheduled_layers
 
 FIRST_STEPS = 300
 """Steps that a graph for both sides of a change serves behind the change, if it did before.
@@ -105,8 +106,10 @@ class PhasedModel:
     def _phased(self, name: str, make: Callable[..., Any], force: bool) -> Any:
         """Makes a function that runs Keras' function for the phase, which it makes on first use."""
         attribute = f"{name}_function"
+        check_process(self)
         if name == "train":
             check_started(self)
+            check_optimizer(self, self.trainable_variables)  # type: ignore[attr-defined]
             self._look_again()
         object.__setattr__(self, "_settled_at", None)  # `fit`, `evaluate` or `predict` begins.
         if getattr(self, attribute) is not None and not force:
@@ -136,6 +139,8 @@ class PhasedModel:
             with assuming(look.with_switches(phase), layers):
                 if key in functions:
                     return functions[key](iterator)
+                if name == "train":
+                    check_frozen(self)
                 functions[key] = backend.without_warnings(make(force=True))
                 setattr(self, attribute, function)
                 optimizer = self.optimizer if name == "train" else None  # type: ignore[attr-defined]
@@ -175,6 +180,22 @@ def check_started(model: Any) -> None:
         raise ValueError(
             f"'{model.name}' has {counted(len(blind), 'learned range')} with no data "
             f"to start from. Call keras_qat.calibrate(model, data, method='mse') before training."
+        )
+
+
+def check_frozen(model: Any) -> None:
+    """Raises a `ValueError` if ranges are frozen from the next step on, and none has seen data."""
+    if not all(
+        int(layer.step) + 1 >= int(layer.thresholds()["freeze_ranges_from"])
+        for layer in scheduled_layers(model)
+    ):
+        return
+    observing = [quantizer for quantizer in quantizers_in(model) if quantizer.observers]
+    if observing and not any(quantizer.is_calibrated() for quantizer in observing):
+        raise ValueError(
+            f"The ranges of '{model.name}' are frozen from the first step on, but have seen no "
+            f"data. Call keras_qat.calibrate(model, data) before training, or freeze them later, "
+            f"as with FreezeRanges(1_000)."
         )
 
 

@@ -31,6 +31,11 @@ def is_quantized(model: Any) -> bool:
     return not isinstance(model, type) and any(True for _ in scheduled_layers(model))
 
 
+def share_layers(model: Any, other: Any) -> bool:
+    """Whether two models have a quantize-aware layer in common."""
+    return not set(scheduled_layers(model)).isdisjoint(scheduled_layers(other))
+
+
 def check_quantized(model: Any) -> None:
     """Raises a `ValueError` if a model is not quantization-aware."""
     if not is_quantized(model):
@@ -78,11 +83,17 @@ def file_model_of(model: Any) -> Any:
     return getattr(model, "file_model", model)
 
 
+IMPORTED_IN = os.getpid()
+"""The process that imported this module. Models in it cannot be those of a process before it."""
+
+
 def check_process(model: Any) -> None:
     """Raises a `RuntimeError` in a fork of the process that made a model.
 
     TensorFlow's threads do not exist in a fork, so it would wait for them forever.
     """
+    if os.getpid() == IMPORTED_IN:
+        return
     made_in = {layer.made_in for layer in scheduled_layers(model)}
     if made_in and os.getpid() not in made_in:
         raise RuntimeError(
@@ -151,6 +162,13 @@ def freeze_ranges(model: Any, frozen: bool = True) -> None:
         TypeError: if `frozen` is no bool.
     """
     schedule(model, freeze_ranges_from=0 if switch("frozen", frozen) else NEVER)
+
+
+def steps_done(model: Any) -> int:
+    """Returns the number of training steps of a model so far."""
+    calls = graph.read(model).call_counts()
+    layers = scheduled_layers(model)
+    return min((int(layer.step.numpy()) // calls.get(layer, 1) for layer in layers), default=0)
 
 
 def schedule(model: Any, **thresholds: int) -> None:

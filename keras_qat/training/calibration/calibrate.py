@@ -32,7 +32,7 @@ from keras_qat.training.layers.recurrent.states import kept_batch, states_of
 from keras_qat.training.layers.scheduled_layer import NEVER
 from keras_qat.training.ranges.observers import LastValue
 from keras_qat.training.ranges.weight_limits import clip_weights
-from keras_qat.training.schedule import check_quantized, schedule
+from keras_qat.training.schedule import check_process, check_quantized, schedule
 from keras_qat.training.untrained_warnings import EXAMPLES_PER_BATCH
 
 _QUICK, _LARGEST = 1 << 17, 128
@@ -111,6 +111,7 @@ def calibrate(
         raise ValueError(f"percentile={percentile}: give more than 50 and at most 100, as 99.99.")
     check_counts(steps=steps, batch_size=batch_size)
     check_quantized(model)
+    check_process(model)
     fixed_batch = kept_batch(states_of(model))
     batch_size = fixed_batch or batch_size or (_quick_batch(model) if steps is None else None)
     observed = Observed(model, counts=method != "minmax")

@@ -163,7 +163,10 @@ class ActivationQuantizer:
         """Whether a call quantizes: not before the delay, and not before any data was observed."""
         if phase.calibrated:
             return phase.quantizing
-        return tf.logical_and(phase.quantizing, self.has_range(minimum, maximum))
+        has_range = self.has_range(minimum, maximum)
+        if isinstance(phase.quantizing, Switch):
+            return Switch(tf.logical_and(phase.quantizing.on, has_range))
+        return tf.logical_and(phase.quantizing, has_range)
 
     def has_range(self, minimum: Any, maximum: Any) -> Any:
         """Whether the ends are a usable range, and not those of a quantizer without data."""

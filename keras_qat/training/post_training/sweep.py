@@ -22,7 +22,7 @@ from keras_qat.ops.registry import relu_maximum
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.layers import QuantizeWrapper, ScheduledLayer
 from keras_qat.training.layers.scheduled_layer import IN_FLOAT, QUANTIZED, Phase, assuming
-from keras_qat.training.schedule import check_quantized, quantizers_in
+from keras_qat.training.schedule import check_process, check_quantized, quantizers_in
 
 Tensors = dict[Value, Any]
 
@@ -51,6 +51,7 @@ for each batch."""
 def check_calibrated(model: Any) -> None:
     """Raises a `ValueError` if a model is not quantized, or has quantizers without a range."""
     check_quantized(model)
+    check_process(model)
     blind = [quantizer for quantizer in quantizers_in(model) if not quantizer.is_calibrated()]
     if blind:
         raise ValueError(
