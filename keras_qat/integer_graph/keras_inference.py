@@ -32,7 +32,7 @@ from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
 from keras_qat.ops.registry import match
 from keras_qat.training.calibration.watch import watch_of
 from keras_qat.training.layers.recurrent.states import states_of, unchanged
-from keras_qat.training.layers.scheduled_layer import Phase, shapes_are_enough
+from keras_qat.training.layers.scheduled_layer import Phase, is_exact, shapes_are_enough
 from keras_qat.training.schedule import check_process, scheduled_layers
 
 
@@ -238,13 +238,6 @@ class Inference:
         if training is not False:
             conditions.append(tf.logical_not(training))
         return tf.reduce_all(tf.stack(conditions))
-
-
-def is_exact(phase: Phase | None) -> bool:
-    """Whether all layers are known to quantize, to ranges that they have, at inference."""
-    if phase is None or phase.training is not False:
-        return False
-    return phase.quantizing is True and phase.calibrated
 
 
 def _instead(value: Any, other: Any) -> Any:

@@ -44,7 +44,7 @@ from keras_qat.frontend.keras2.precision import ScalesLoss, computing_in_float32
 from keras_qat.frontend.keras3.backend import refuse_files
 from keras_qat.frontend.keras3.parts import RefusesKeras3
 from keras_qat.frontend.messages import warn_caller
-from keras_qat.integer_graph.keras_inference import Inference, is_exact
+from keras_qat.integer_graph.keras_inference import Inference
 from keras_qat.rewriting.atomic_saving import WholeFiles
 from keras_qat.training.distribution import agree, observed_alike
 from keras_qat.training.layers.float_marks import (
@@ -53,7 +53,12 @@ from keras_qat.training.layers.float_marks import (
     leave_in_float,
     why_left_in_float,
 )
-from keras_qat.training.layers.scheduled_layer import Phase, shapes_only, tell_of_plain_model
+from keras_qat.training.layers.scheduled_layer import (
+    Phase,
+    is_exact,
+    shapes_only,
+    tell_of_plain_model,
+)
 from keras_qat.training.phase_graphs import PhasedModel
 from keras_qat.training.schedule import check_process, scheduled_layers
 from keras_qat.training.step_tensors import computed_together

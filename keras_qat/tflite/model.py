@@ -14,6 +14,7 @@ import numpy as np
 from keras_qat.arithmetic.kernel_families import DEFAULT
 from keras_qat.frontend.messages import ByName, warn_caller
 from keras_qat.io.data import batch_count, batches, padded
+from keras_qat.io.excess import describe_excess, ends_in_pixels, ends_of
 from keras_qat.io.inputs import Input, Inputs
 from keras_qat.io.progress import shown
 from keras_qat.tflite.interpreter import FileInterpreter, Kernels, to_codes, to_pixels, to_values
@@ -46,6 +47,13 @@ class TensorInfo:
     def is_quantized(self) -> bool:
         """True if the entries are quantized values."""
         return self.scale > 0
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The smallest and the largest value that it can hold; None if it is not quantized."""
+        if self.rescaling is not None:
+            return ends_in_pixels(*self.rescaling)
+        return ends_of(self.dtype, self.scale, self.zero_point) if self.is_quantized else None
 
     def quantize(self, values: Any) -> np.ndarray:
         """Quantizes real numbers: `floor(x / scale + 0.5) + zero_point`, clipped.
@@ -104,6 +112,7 @@ class TFLiteModel:
     def __init__(
         self, file: str | os.PathLike[str] | bytes, kernels: Kernels | None = None
     ) -> None:
+        self._warned = False
         contents = contents_of(file)
         self._file = open_file(contents, kernels) if kernels else _open_as_model(contents)
         graph = FileGraph(contents)  # The interpreter sorts by name.
@@ -159,7 +168,11 @@ class TFLiteModel:
         """
         total = batch_count(self._inputs, x, batch_size, steps)
         read = batches(self._inputs, x, batch_size, steps)
-        parts = [self._run(batch) for batch in shown(read, "The file", verbose, total)]
+        parts = []
+        for batch in shown(read, "The file", verbose, total):
+            if not parts:
+                self._look(batch)
+            parts.append(self._run(batch))
         outputs = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
         if not codes:
             pairs = zip(outputs, self.outputs.values(), strict=True)
@@ -178,6 +191,18 @@ class TFLiteModel:
         Each `predict` continues from the last one's states, as a model with `stateful=True` does.
         """
         self._file.reset_states()
+
+    def _look(self, batch: list[np.ndarray]) -> None:
+        """Warns once, of the first batch of a `predict`, if it does not fit the inputs' ranges."""
+        if self._warned:
+            return
+        for (name, info), values in zip(self.inputs.items(), batch, strict=True):
+            ends = info.ends
+            if ends is None or values.dtype == info.dtype:
+                continue
+            if reason := describe_excess(name, values, *ends):
+                self._warned = True
+                warn_caller(reason)
 
     def _run(self, batch: list[np.ndarray]) -> list[np.ndarray]:
         """Returns the outputs for a batch of any size, as integers where the file has them."""

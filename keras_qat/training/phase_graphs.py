@@ -20,7 +20,14 @@ from keras_qat.frontend.keras2.shared_update import SharedUpdate
 from keras_qat.frontend.keras2.undisturbed import is_undisturbed
 from keras_qat.frontend.messages import counted, show_once, warn_caller
 from keras_qat.training.calibration.data_checks import doubt_of_arrays
-from keras_qat.training.layers.scheduled_layer import NEVER, Phase, assuming, thresholds_in
+from keras_qat.training.first_batch import FirstBatch, first_batch_of
+from keras_qat.training.layers.scheduled_layer import (
+    NEVER,
+    Phase,
+    assuming,
+    is_exact,
+    thresholds_in,
+)
 from keras_qat.training.ranges.observers import LastValue
 from keras_qat.training.schedule import check_process, quantizers_in, scheduled_layers
 
@@ -68,6 +75,7 @@ class PhasedModel:
 
     _looked: bool = False
     _phase_finder: PhaseFinder | None = None
+    _first_batch: FirstBatch | None = None
     undisturbed: bool = False
     """Whether this is `fit`, and only training changes weights between the steps of an epoch."""
 
@@ -131,6 +139,8 @@ class PhasedModel:
             if not functions and name != "predict":
                 with backend.without_collection():
                     backend.make_training_variables(self, iterator, training=name == "train")
+            if name != "train" and self._settled_at is None and is_exact(phase):
+                iterator = first_batch_of(self).look(name, iterator)
             if name != "train" and self._settled_at != look.steps:
                 with backend.without_collection():  # It may trace.
                     self.settle(phase)

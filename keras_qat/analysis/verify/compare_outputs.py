@@ -19,6 +19,7 @@ from keras_qat.frontend.keras2.readability import defines
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.simulate import Codes, run_examples
 from keras_qat.tflite.interpreter import FileInterpreter, to_values
+from keras_qat.training.first_batch import first_batch_of
 
 Rows = np.ndarray | slice
 """Indices of some examples, or the slice of all."""
@@ -83,7 +84,8 @@ def predictions(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.nd
     if not is_worker and not defines(type(model), *PREDICTION):
         if verbose:
             print("The model")
-        return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
+        with first_batch_of(model).paused():  # The inputs have been looked at.
+            return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
     count = len(tf.nest.flatten(x)[0])
     batches = [
         model(tf.nest.map_structure(lambda array: array[slice_], x), training=False)  # noqa: B023

@@ -62,6 +62,13 @@ QUANTIZED = IN_FLOAT._replace(quantizing=True)
 """Phases of a calibrated model at inference."""
 
 
+def is_exact(phase: Phase | None) -> bool:
+    """Whether all layers are known to quantize, to ranges that they have, at inference."""
+    if phase is None or phase.training is not False:
+        return False
+    return phase.quantizing is True and phase.calibrated
+
+
 def thresholds_in(quantize_from: Any, freeze_from: Any) -> dict[str, Any]:
     """Returns the thresholds that the weights of a layer, or of several, hold.
 

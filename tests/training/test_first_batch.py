@@ -1,0 +1,150 @@
+"""`predict`, `evaluate` and `TFLiteModel` say once that data lie far outside of the range."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.io.excess import describe_excess
+from tests.helpers import rng
+
+layers = keras.layers
+
+X = rng().uniform(0, 1, (64, 6, 6, 1)).astype(np.float32)
+Y = np.zeros((64, 3), np.float32)
+SAID = r"100% of the numbers .* input 'image' .* range, 0 to 1, .* they are 0.* to 25\d.*calibrate"
+
+
+def calibrated(recipe="int8"):
+    keras.utils.set_random_seed(0)
+    image = keras.Input((6, 6, 1), name="image")
+    body = keras.Model(image, layers.Dense(3)(layers.Flatten()(layers.Conv2D(4, 3)(image))))
+    qat = keras_qat.quantize_model(body, recipe)
+    keras_qat.calibrate(qat, X)
+    qat.compile("sgd", "mse")
+    return qat
+
+
+def batches(*arrays):
+    for start in range(0, len(arrays[0]), 16):
+        yield tuple(array[start : start + 16] for array in arrays)
+
+
+def dataset(*arrays):
+    return tf.data.Dataset.from_tensor_slices(arrays).batch(16)
+
+
+FEEDS = {
+    "arrays": lambda model, x: model.predict(x, verbose=0),
+    "a dataset": lambda model, x: model.predict(dataset(x), verbose=0),
+    "a generator": lambda model, x: model.predict(batches(x), verbose=0),
+    "by name": lambda model, x: model.predict({"image": x}, verbose=0),
+    "one batch": lambda model, x: model.predict_on_batch(x),
+    "evaluate": lambda model, x: model.evaluate(x, Y, verbose=0),
+    "evaluate a dataset": lambda model, x: model.evaluate(dataset(x, Y), verbose=0),
+    "evaluate a generator": lambda model, x: model.evaluate(batches(x, Y), verbose=0),
+}
+
+
+def told(function):
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        result = function()
+    return result, [warning for warning in shown if "beyond its range" in str(warning.message)]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("feed", FEEDS)
+def test_a_model_says_once_that_its_inputs_are_clipped(feed):
+    qat = calibrated()
+    computed, nothing = told(lambda: FEEDS[feed](qat, np.float32(1.1) * X))
+    assert not nothing
+    with pytest.warns(UserWarning, match=SAID) as shown:
+        clipped = FEEDS[feed](qat, 255 * X)
+    assert shown[0].filename == __file__
+    again, nothing = told(lambda: FEEDS[feed](qat, 255 * X))
+    assert not nothing
+    np.testing.assert_array_equal(again, clipped)
+    expected = np.asarray(qat(np.float32(1.1) * X))
+    if feed.startswith("evaluate"):
+        np.testing.assert_allclose(computed, np.mean(expected**2), rtol=1e-6)
+    else:
+        np.testing.assert_array_equal(computed, expected)
+
+
+def test_no_function_is_traced_again():
+    """The batch that was looked at comes from an iterator of its own."""
+    qat, traces = calibrated(), []
+    step = qat.predict_step
+    qat.predict_step = lambda data: traces.append(1) or step(data)
+    qat.predict(dataset(X), verbose=0)
+    assert len(traces) == 1
+
+
+def test_data_without_batches_are_refused_by_keras():
+    with pytest.raises(ValueError, match=r"empty|Expect"):
+        calibrated().predict(dataset(X[:0]), verbose=0)
+
+
+def test_a_model_whose_inputs_have_no_range_says_nothing():
+    _, nothing = told(lambda: calibrated("contrib").predict(255 * X, verbose=0))
+    assert not nothing
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"input_dtype": "uint8"}, {"input_dtype": "uint8", "rescaling": (1 / 255, 0)}],
+)
+def test_a_file_says_once_that_its_inputs_are_clipped(options):
+    contents = keras_qat.export_tflite(calibrated(), **options)
+    file = keras_qat.TFLiteModel(contents)
+    _, nothing = told(lambda: file.predict(np.float32(1.1) * X))
+    assert not nothing
+    with pytest.warns(UserWarning, match=SAID) as shown:
+        file.predict(255 * X)
+    assert shown[0].filename == __file__
+    _, nothing = told(lambda: file.predict(255 * X))
+    assert not nothing
+    _, nothing = told(
+        lambda: keras_qat.TFLiteModel(contents).predict(file.inputs["image"].quantize(X))
+    )
+    assert not nothing
+
+
+def test_verify_says_it_once():
+    qat = calibrated()
+    contents = keras_qat.export_tflite(qat)
+    _, shown = told(lambda: keras_qat.verify(qat, contents, 255 * X))
+    assert len(shown) == 1
+
+
+def with_(x, where, value):
+    x = x.copy()
+    x[where] = value
+    return x
+
+
+SHOWN = {
+    "pixels, mostly black": with_(0 * X, np.s_[:, :1], 200.0),
+    "standardized": 4 * X - 2,
+    "another scale in a few features": with_(X, np.s_[:, 0, 0], 50.0),
+}
+SILENT = {
+    "the range": X,
+    "a little larger": 1.3 * X,
+    "one outlier of many values": with_(X, np.s_[3, 2, 2], 1000.0),
+    "one example of many": with_(X, np.s_[5], 1000.0),
+    "smaller": X / 100,
+    "few values below": with_(X, np.s_[:, 0, 0], -0.5),
+}
+
+
+@pytest.mark.parametrize("name", [*SHOWN, *SILENT])
+def test_outliers_and_slight_excess_are_not_warned_of(name):
+    x = np.float32((SHOWN | SILENT)[name])
+    assert bool(describe_excess("image", x, 0.0, 1.0)) is (name in SHOWN)
