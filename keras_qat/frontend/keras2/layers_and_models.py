@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -125,6 +125,19 @@ def name_outputs(model: Any, names: list[str]) -> None:
     object.__setattr__(model, "output_names", list(names))
 
 
+def names_of_outputs(model: Any) -> list[str]:
+    """Returns the names of a model's outputs: the keys of a dict, else those that Keras gave them.
+
+    Keras' names for a dict are of layers, and in the order of the sorted keys.
+    """
+    outputs, names = nested_outputs(model), list(model.output_names)
+    if not isinstance(outputs, Mapping):
+        return names
+    paths = tf.__internal__.nest.yield_flat_paths(outputs)
+    keys = ["_".join(map(str, path)) for path in paths]
+    return keys if len(set(keys)) == len(names) else names
+
+
 def readers_of(tensor: Any) -> list[tuple[Any, Any]]:
     """Returns the calls that read a symbolic tensor: each layer with its symbolic outputs."""
     nodes = tensor._keras_history.layer.outbound_nodes
@@ -134,7 +147,7 @@ def readers_of(tensor: Any) -> list[tuple[Any, Any]]:
 
 def end_at(model: Any, outputs: Any) -> None:
     """Makes a functional model return other symbolic tensors, under the names of its outputs."""
-    names = list(model.output_names)
+    names = names_of_outputs(model)
     model._init_graph_network(model._nested_inputs, outputs)
     name_outputs(model, names)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Call, Graph, Value, read
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layer_weights import is_mask, weights_held_by
-from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
+from keras_qat.frontend.keras2.layers_and_models import clone, layers_in, names_of_outputs
 from keras_qat.frontend.keras2.precision import check_precision, float32_policy, in_float32
 from keras_qat.frontend.keras2.readability import as_functional, check_readable
 from keras_qat.frontend.known_sizes import with_known_sizes
@@ -50,6 +50,7 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, 
     model = _with_known_input(model if half else in_float32(model))
     with float32_policy():
         graph = with_known_sizes(read(model))
+    graph.output_names = names_of_outputs(model)
     check_precision(graph)
     return model, _with_readers_of_weights(graph)
 
