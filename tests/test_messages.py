@@ -323,6 +323,15 @@ def test_converter_of_tflite():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
 
 
+def test_saved_models_tell_the_converter_what_to_call(tmp_path):
+    """TFLite's converter refuses float64, and prints the scope of each operation."""
+    qat = observe(keras_qat.quantize_model(tiny_net()), X)
+    qat.export(tmp_path)
+    functions = tf.saved_model.load(str(tmp_path)).signatures["serving_default"].graph
+    names = [node.name for f in functions.as_graph_def().library.function for node in f.node_def]
+    assert any("convert_with_keras_qat.export_tflite" in name for name in names)
+
+
 class Distiller(keras.Model):
     """Trains a model that it holds."""
 

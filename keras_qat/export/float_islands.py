@@ -214,8 +214,9 @@ def _explained(error: Exception, graph: ResolvedGraph) -> str:
     listed = "; ".join(f"{name}: {reason}" for name, reason in causes.items())
     count = f"{len(causes)} layer{'s' * (len(causes) > 1)}"
     return (
-        f"TFLite's converter refuses {count}: {listed}. Use layers that TFLite supports, or split "
-        f"the model there and export the parts."
+        f"TFLite's converter refuses {count}: {listed}. Use layers that TFLite supports, or end "
+        f"the file before, as before a loss: keras_qat.quantize_model(model, outputs=[...]) with "
+        f"names that keras_qat.plan(model) lists."
     )
 
 

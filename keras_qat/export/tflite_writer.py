@@ -104,7 +104,7 @@ def _write_input(
         if tensor.dtype == "string":
             raise ValueError(
                 f"{name}: files have no input of strings. Compute what reads it before the model, "
-                f"in the input pipeline, and quantize the model behind it."
+                f"in the input pipeline, and quantize the model after it."
             )
         kind = dtype if dtype == "int32" else tensor.dtype
         indices[tensor] = builder.tensor(name, tensor.shape, kind)

@@ -82,7 +82,7 @@ def _resizing(layer: Any, x: Any) -> Any:
 def _not_in_tflite(layer: Any, *args: Any, **kwargs: Any) -> Any:
     raise ValueError(
         f"{layer.name}: TFLite has no operation for {type(layer).__name__}. Compute it before the "
-        f"model, in the input pipeline, and quantize the model behind it."
+        f"model, in the input pipeline, and quantize the model after it."
     )
 
 

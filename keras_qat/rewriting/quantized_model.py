@@ -65,6 +65,8 @@ from keras_qat.training.step_tensors import computed_together
 
 LOADER = "import keras_qat; keras_qat.keras.models.load_model(path): Keras 3 cannot load it"
 """The first entry of a model's configuration, with which the error of Keras 3 begins."""
+CONVERTS = "convert_with_keras_qat.export_tflite"
+"""Scope of the operations. TFLiteConverter prints it if it is given a SavedModel of the model."""
 VERBS = (
     *("bias_correction", "calibrate", "diagnose", "export_c", "export_onnx", "export_saved_model"),
     *("export_tflite", "freeze_batch_norm", "freeze_ranges", "learn_rounding", "plot_model"),
@@ -190,7 +192,8 @@ class QuantizedModel(
                 f"do. Call keras_qat.export_tflite(model, path): it writes the TFLite file itself."
             )
         phase = resolve_training(training)
-        return inference(inputs, phase, training_argument=training, mask=mask)
+        with tf.name_scope(CONVERTS):
+            return inference(inputs, phase, training_argument=training, mask=mask)
 
     def simulated(self, inputs: Any, training_argument: Any, mask: Any) -> Any:
         """Computes with fake quantization, as in training; the arguments are those of `call`."""

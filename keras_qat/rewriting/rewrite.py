@@ -82,6 +82,12 @@ def _model(file_outputs: tuple[str, ...], inputs: Any, outputs: Any, name: str) 
     outputs, ends = outputs
     model = QuantizedModel(inputs=inputs, outputs=outputs, name=name)
     named = {id(tensor): name for name, tensor in symbols(model).items()}
+    if lost := [name for name, end in zip(file_outputs, ends, strict=True) if id(end) not in named]:
+        raise ValueError(
+            f"outputs names {lost[0]!r}, but the model's outputs are computed without it, as of "
+            f"log(softmax(x)) only x is needed. Name a tensor before it that keras_qat.plan(model) "
+            f"lists."
+        )
     model.keep_file_outputs(
         {output: named[id(end)] for output, end in zip(file_outputs, ends, strict=True)}
     )

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.frontend.keras2.backend import keras
 from tests.comparison import export
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers, tiny_net
@@ -48,6 +49,44 @@ def test_export_of_weights_that_diverged():
     bias.assign(bias + np.nan)
     with pytest.raises(ValueError, match="NaN or infinity"):
         keras_qat.export_tflite(qat)
+
+
+def speech(loss):
+    """A model that computes its CTC loss, of sparse labels."""
+    spectrum, labels = keras.Input((16, 8), name="x"), keras.Input((4,), name="labels")
+    lengths = [keras.Input((1,), name=name) for name in ("steps", "letters")]
+    letters = layers.Dense(6, "softmax", name="letter")(spectrum)
+    return keras.Model([spectrum, labels, *lengths], loss([labels, letters, *lengths]))
+
+
+class CtcLoss(layers.Layer):
+    def call(self, inputs):
+        return keras.backend.ctc_batch_cost(*inputs)
+
+
+LOSSES = [
+    layers.Lambda(lambda inputs: keras.backend.ctc_batch_cost(*inputs), name="ctc"),
+    CtcLoss(name="ctc"),
+]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.filterwarnings("ignore:These layers compute in float")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_of_sparse_labels_is_named_and_left_out_of_the_file(loss):
+    rng, model = np.random.default_rng(0), speech(loss)
+    x = [rng.normal(size=(8, 16, 8)), rng.integers(0, 5, (8, 4)), np.full((8, 1), 16)]
+    x = [np.float32(array) for array in (*x, np.full((8, 1), 4))]
+    assert "sparse" in keras_qat.plan(model).float_layers["ctc"]
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, x)
+    expected = model.predict(x, verbose=0)
+    np.testing.assert_allclose(qat.predict(x, verbose=0), expected, rtol=0.2)
+    with pytest.raises(ValueError, match=r"'ctc' .*tf\.CTCLoss.*outputs="):
+        keras_qat.export_tflite(qat)
+    qat = keras_qat.quantize_model(model, outputs=["letter"])
+    keras_qat.calibrate(qat, x)
+    assert list(keras_qat.TFLiteModel(keras_qat.export_tflite(qat)).outputs) == ["letter"]
 
 
 @pytest.mark.legacy

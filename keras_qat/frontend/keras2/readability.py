@@ -14,6 +14,9 @@ from keras_qat.frontend.origins import LIBRARIES, package_of
 
 _Model = keras.Model
 
+_REVIVED = {"RevivedLayer", "RevivedNetwork"}
+"""Keras' classes of layers that run a SavedModel's graph in place of unknown code."""
+
 
 def check_readable(model: Any) -> None:
     """Raises a `ValueError` that says what to do if a model cannot be read."""
@@ -55,12 +58,19 @@ def check_readable(model: Any) -> None:
         raise ValueError(
             f"Expected a Keras model, got the function {model.__name__}: pass what it returns."
         )
+    if not isinstance(model, _Model) and hasattr(model, "signatures"):
+        raise ValueError(
+            f"Expected a Keras model, got {type(model).__name__}, as tf.saved_model.load returns. "
+            f"Load it as a Keras model, which knows its layers: keras.models.load_model(path)."
+        )
     if not isinstance(model, _Model):
         raise ValueError(
             f"Expected a Keras model, got {type(model).__name__}. Pass a tf_keras Sequential or "
             f"functional model; a single layer goes into keras.Sequential([keras.Input(shape), "
             f"layer])."
         )
+    _check_has_code(model)
+    _check_vocabularies(model)
     if is_graph_model(model):
         return
     if isinstance(model, keras.Sequential):
@@ -78,6 +88,41 @@ def check_readable(model: Any) -> None:
         f"{type(model).__name__} '{model.name}' is a subclassed model, and its inputs are not "
         f"known: call it on data once, or quantize_model(model, inputs=keras.Input(shape))."
     )
+
+
+def _check_has_code(model: Any) -> None:
+    """Raises a `ValueError` if a SavedModel was loaded without the code of a layer.
+
+    Keras then runs TensorFlow's saved graph in the layer's place, which has no operations to read.
+    """
+    revived = [
+        layer
+        for layer in model._flatten_layers()
+        if _REVIVED.intersection(base.__name__ for base in type(layer).__mro__)
+    ]
+    if not revived:
+        return
+    # A layer of Keras is revived if it does not know its activation, or a layer inside of it.
+    classes = [type(layer).__name__ for layer in revived]
+    names = [name for name in classes if not hasattr(keras.layers, name)]
+    names += [str(layer.get_config().get("activation", "name")) for layer in revived]
+    raise ValueError(
+        f"'{revived[0].name}' ({classes[0]}) of '{model.name}' was loaded from a SavedModel "
+        f"without its code, as Keras did not find {names[0]!r}. Pass all custom code: "
+        f"keras.models.load_model(path, custom_objects={{{names[0]!r}: {names[0]}}})."
+    )
+
+
+def _check_vocabularies(model: Any) -> None:
+    """Raises a `ValueError` if a layer has adapted to a vocabulary, which is no variable."""
+    layers = list(model._flatten_layers())
+    if holders := [x for x in layers if not all(hasattr(w, "dtype") for w in x.weights)]:
+        layer = holders[-1]  # The innermost one.
+        raise ValueError(
+            f"'{layer.name}' of '{model.name}' holds a vocabulary, and TFLite has no operation for "
+            f"{type(layer).__name__}. Compute it before the model, in the input pipeline, and "
+            f"quantize the model after it."
+        )
 
 
 def is_graph_model(layer: Any) -> bool:

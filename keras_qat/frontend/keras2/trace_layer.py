@@ -58,6 +58,8 @@ from keras_qat.frontend.masks import first_argument
 from keras_qat.frontend.own_gradients import gradients_of_symbols
 from keras_qat.frontend.tf_operations import number
 
+_NOT_DENSE = (tf.SparseTensorSpec, tf.RaggedTensorSpec)
+
 
 @dataclasses.dataclass(frozen=True)
 class OpenedLayer:
@@ -257,6 +259,9 @@ class _Trace:
 
     def read(self) -> OpenedLayer:
         """Returns the trace as a graph."""
+        results = tf.nest.flatten([node.outputs for node in self.nodes])
+        if any(isinstance(result.type_spec, _NOT_DENSE) for result in results):
+            raise CannotOpen("it computes with sparse or ragged tensors")
         try:
             graph = graph_lib.read(self.model)
         except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.frontend.keras2.backend import keras
@@ -30,6 +31,28 @@ def test_unbuilt_sequential():
         keras_qat.quantize_model(model)
     model.build((None, 3))
     keras_qat.quantize_model(model)
+
+
+def lookups():
+    words = layers.StringLookup(output_mode="one_hot", name="words")
+    words.adapt(["a", "b"])
+    numbers = layers.IntegerLookup(name="numbers")
+    numbers.adapt([3, 5])
+    return words, numbers
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_adapted_vocabularies(index):
+    lookup = lookups()[index]
+    x = keras.Input((1,), dtype=("string", "int64")[index])
+    rest = keras.Sequential([layers.Dense(2)])
+    model = keras.Model(x, rest(tf.cast(lookup(x), tf.float32)))
+    message = rf"'{lookup.name}' .* no operation for {type(lookup).__name__}.*input pipeline"
+    for verb in (keras_qat.plan, keras_qat.quantize_model):
+        with pytest.raises(ValueError, match=message):
+            verb(model)
+    with pytest.raises(ValueError, match=message):  # Also inside of another model.
+        keras_qat.plan(keras.Sequential([model, layers.ReLU()]))
 
 
 @pytest.mark.parametrize("model", [None, "model.h5", layers.Dense(2)])
