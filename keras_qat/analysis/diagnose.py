@@ -34,6 +34,7 @@ from keras_qat.placement.layer_settings import OUT_OF_SCOPE
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.rewriting.strip import strip_quantization
 from keras_qat.training.calibration.calibrate import calibrate
+from keras_qat.training.calibration.lost_values import lost_parts
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.layers.float_marks import why_left_in_float
 from keras_qat.training.layers.recurrent.states import states_of
@@ -159,7 +160,7 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
     exact, inside = _in_float(model, graph, arrays_of(model, tested))
     simulation = run_examples(graph, tested, graph.origin.file_family)
     falls = _falls(model, graph, simulation, inside)
-    problems = _unfit_ranges(graph, arrays)
+    problems = [*_unfit_ranges(graph, arrays), *lost_parts(graph.origin.calls, arrays)]
     if all(np.ptp(y, 0).max(initial=0) == 0 for y in exact):
         problems.append(
             "In float too the output is the same for all examples, as if units were dead or "
@@ -176,7 +177,8 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
                     run_examples(treated, tested, graph.origin.file_family), exact
                 )
         if code == CALIBRATE:  # It looks at the data.
-            problems += [str(warning.message) for warning in caught]
+            found = (str(warning.message) for warning in caught)
+            problems += [problem for problem in found if not _is_known(problem, problems)]
     now = _quality(simulation, exact)
     return Diagnosis(
         model.name, len(exact[0]), now, tuple(problems), falls, _helpful(now, by_remedy)
@@ -308,6 +310,11 @@ def _layer_of(part: str, names: list[str]) -> str:
     return next(
         (name for name in names if part == name or part.startswith((f"{name}_", f"{name}/"))), part
     )
+
+
+def _is_known(problem: str, problems: list[str]) -> bool:
+    """Returns whether a problem of the same tensor is listed, with other numbers perhaps."""
+    return any(known.split(",")[0] == problem.split(",")[0] for known in problems)
 
 
 def _unfit_ranges(graph: ResolvedGraph, arrays: list[np.ndarray]) -> list[str]:

@@ -13,6 +13,7 @@ from keras_qat.frontend.graph import Graph
 from keras_qat.frontend.messages import warn_caller
 from keras_qat.io.inputs import Inputs, inputs_of
 from keras_qat.tflite.metadata import fingerprint
+from keras_qat.training.calibration.lost_values import lost_parts
 from keras_qat.training.layers.recurrent.states import kept_batch, states_of
 from keras_qat.training.quantizers import activation_quantizers
 from keras_qat.training.schedule import recipe_of
@@ -88,8 +89,8 @@ class Origin:
         return self.fixed_batch or default
 
     def warn(self) -> None:
-        """Shows `warnings`, at the line that called the verb."""
-        for sentence in self.warnings:
+        """Shows `warnings` and what the ranges lose, at the line that called the verb."""
+        for sentence in (*self.warnings, *lost_parts(self.calls)):
             warn_caller(sentence)
 
 

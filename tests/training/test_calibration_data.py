@@ -145,7 +145,7 @@ def test_pixels_for_a_classifier_of_small_numbers():
 
 def test_pixels_beside_other_inputs():
     image, label = keras.Input((3,), name="image"), keras.Input((1,), dtype="int32", name="label")
-    embedded = layers.Flatten()(layers.Embedding(5, 3)(label))
+    embedded = layers.Flatten()(layers.Embedding(5, 3, "ones")(label))
     outputs = layers.Dense(3)(layers.Concatenate()([image, embedded]))
     numbers = rng()
     x = numbers.integers(0, 256, (32, 3)).astype(np.float32), numbers.integers(0, 5, (32, 1))
@@ -165,7 +165,8 @@ def test_normalization_of_each_pixel():
 def test_lost_features():
     model = functional((3,), build=layers.Dense(2), name="sensor")
     x = rng().uniform(0, 1, (32, 3)).astype(np.float32) * [1, 1000, 400]
-    with pytest.warns(UserWarning, match=r"1 of 3 features span less .* 0 to 9\d\d.*, holds for"):
+    message = r"Input '.*': feature 0 of 0 to 2 spans less .* range, 0 to 9\d\d\..*int16x8"
+    with pytest.warns(UserWarning, match=message):
         calibrated(model, x)
     calibrated(model, x / [1, 1000, 400])
     qat = keras_qat.quantize_model(model, "int16x8")

@@ -49,6 +49,7 @@ from keras_qat.tflite.metadata import rescaled_inputs
 from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import contents_of
+from keras_qat.training.calibration.lost_values import lost_parts
 from keras_qat.training.layers.recurrent.states import Stream
 from keras_qat.training.schedule import check_quantized, file_model_of
 
@@ -208,6 +209,7 @@ def verify(
         faults,
         drowned,
         cut_off,
+        lost_parts(calls, arrays),
         lambda: tensors or look_inside(math.ceil(FEW / full_batches) * full_batches)[0],
     )
     if graph.origin.unlike_float and verdict.is_same:

@@ -282,6 +282,7 @@ def judge(
     faults: Sequence[str],
     drowned: Sequence[str],
     cut_off: Sequence[str],
+    lost: Sequence[str],
     look_inside: Callable[[], Sequence[TensorReport]],
 ) -> Verdict:
     """Returns the verdict.
@@ -294,6 +295,7 @@ def judge(
         faults: what is wrong with the model in float, a sentence each.
         drowned: outputs without labels that are poor in parts, a sentence each.
         cut_off: inputs of which many values are beyond their range, a sentence each.
+        lost: features and joined tensors that ranges lose, a sentence each.
         look_inside: compares the tensors inside. It is called if the model is poor.
     """
     if not is_same(outputs, rounds_alike) or faulty:
@@ -318,6 +320,8 @@ def judge(
     tensor = weakest(tensors, all(output.float_sqnr is not None for output in outputs))
     if tensor is None or (fault and tensor.sqnr is not None):
         return Verdict(words, likely_cause=fault, reason=reason)
+    if not fault and lost and not doubts:
+        return Verdict(words, tensor.name, lost[0], reason)
     if not fault and tensor.clipped <= CLIPPED:
         for first in tensors:
             if first.far is not None:

@@ -15,19 +15,19 @@ from keras_qat.arithmetic.ties import WIDER, share_off_ties
 from keras_qat.config import specs
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Graph, values_in
+from keras_qat.frontend.graph import Call, Graph
 from keras_qat.frontend.keras2.backend import one_at_a_time, swapped, traced
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.frontend.messages import warn_caller
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import BATCH_SIZE, batches, is_read_once
-from keras_qat.training.calibration.data_checks import InputData, doubt, with_finite_values
+from keras_qat.training.calibration.data_checks import InputData, doubt, float_inputs
 from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
+from keras_qat.training.calibration.lost_values import input_quantizers, with_finite_values
 from keras_qat.training.calibration.methods import METHODS, Method, Range
 from keras_qat.training.calibration.watch import Observed, infer, share_tallies, shown_batches
 from keras_qat.training.distribution import of_all_workers
-from keras_qat.training.layers import Quantize, ScheduledLayer
-from keras_qat.training.layers.quantize import ActivationQuantizer
+from keras_qat.training.layers import ScheduledLayer
 from keras_qat.training.layers.recurrent.states import kept_batch, states_of
 from keras_qat.training.layers.scheduled_layer import NEVER
 from keras_qat.training.ranges.observers import LastValue
@@ -37,8 +37,6 @@ from keras_qat.training.untrained_warnings import EXAMPLES_PER_BATCH
 
 _QUICK, _LARGEST = 1 << 17, 128
 """Input elements of the batches that are read of small examples, and most examples of a batch."""
-_FIRST = 2 * BATCH_SIZE
-"""Examples that show how the data are prepared."""
 
 
 @one_at_a_time
@@ -129,7 +127,7 @@ def calibrate(
         for index, (_, ends) in limits.items():
             batch[index] = np.clip(batch[index], *ends)
         observed.add(batch)
-        seen = seen or _float_inputs(graph, batch)
+        seen = seen or float_inputs(graph, batch)
         for data in seen:
             data.add(with_finite_values(batch[data.index]))
         first = first or [x[: fixed_batch or 1] for x in batch]
@@ -138,7 +136,7 @@ def calibrate(
     _observe_weights(model, observed.watch.layers, first, reset)
     off_ties = {
         index: quantizer.observers[0]
-        for index, quantizer in _input_quantizers(graph).items()
+        for index, quantizer in input_quantizers(graph).items()
         if isinstance(quantizer.spec, specs.QuantSpec) and quantizer.spec.off_ties
     }
     values = {off_ties[data.index]: data.values for data in seen if data.index in off_ties}
@@ -171,7 +169,7 @@ def _input_limits(
 
     The keys are the indices of the inputs.
     """
-    quantizers = _input_quantizers(graph)
+    quantizers = input_quantizers(graph)
     tallies: dict[int, Tally] = defaultdict(Tally)
     for batch in read:
         for index in quantizers:
@@ -182,28 +180,6 @@ def _input_limits(
         index: (quantizer.observers[0], range_of(tallies[index].histogram(), quantizer.spec))
         for index, quantizer in quantizers.items()
     }
-
-
-def _input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
-    """Returns the quantizer of each input that has one for itself, by the input's index."""
-    readers = graph.consumers()
-    quantizers = {}
-    for index, value in enumerate(values_in(graph.inputs)):
-        layers = [call.layer for call in readers[value] if isinstance(call.layer, Quantize)]
-        own = [layer for layer in layers if layer.slots == 1]
-        if value.is_float and own and isinstance(own[0].spec, specs.QuantSpec):
-            quantizers[index] = own[0].quantizer
-    return quantizers
-
-
-def _float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
-    """Returns what is to be watched of the inputs that hold floating-point numbers."""
-    bits = {index: quantizer.spec.bits for index, quantizer in _input_quantizers(graph).items()}
-    return [
-        InputData(index, value.name, bits.get(index), with_finite_values(x[:_FIRST]))
-        for index, (value, x) in enumerate(zip(values_in(graph.inputs), batch, strict=True))
-        if value.is_float and x.size
-    ]
 
 
 def _set(

@@ -11,14 +11,20 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Graph, read, values_in
 from keras_qat.frontend.messages import counted
 from keras_qat.io.data import arrays_of
+from keras_qat.training.calibration.lost_values import (
+    describe_lost_features,
+    find_lost_features,
+    has_features,
+    input_quantizers,
+    lost_features_in,
+    with_finite_values,
+)
 from keras_qat.training.calibration.preparation import Sample, some_of, wrong_preparation
 
+_FIRST = 64
+"""Examples that show how the data are prepared."""
 FEW = 4
 """Calibration with fewer examples is warned about."""
-LEVELS = 4
-"""A feature that spans fewer quantized values is lost."""
-MOST_FEATURES = 16
-"""Most features of a time series that are looked at one by one; spectra may have empty bands."""
 _LOOKED_AT = 32
 """Examples of those for training that are looked at, evenly spread."""
 _SAMPLE = 4096
@@ -52,8 +58,7 @@ class InputData:
 
     def add(self, x: np.ndarray) -> None:
         """Takes in a batch of numbers."""
-        has_features = x.ndim == 2 or (x.ndim == 3 and x.shape[-1] <= MOST_FEATURES)
-        axes = tuple(range(x.ndim - has_features))
+        axes = tuple(range(x.ndim - has_features(x)))
         self.low, self.high = np.minimum(self.low, x.min(axes)), np.maximum(self.high, x.max(axes))
         if x.ndim > 2 and x[0].size > 1:
             flat = x.reshape(len(x), -1)
@@ -78,9 +83,14 @@ class InputData:
         return float(np.min(self.low)), float(np.max(self.high))
 
 
-def with_finite_values(x: np.ndarray) -> np.ndarray:
-    """Returns data with 0 in place of NaN and infinity, which models may replace."""
-    return x if np.isfinite(x).all() else np.nan_to_num(x, posinf=0.0, neginf=0.0)
+def float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
+    """Returns what is to be watched of the inputs that hold floating-point numbers."""
+    bits = {index: quantizer.spec.bits for index, quantizer in input_quantizers(graph).items()}
+    return [
+        InputData(index, value.name, bits.get(index), x[:_FIRST])
+        for index, (value, x) in enumerate(zip(values_in(graph.inputs), batch, strict=True))
+        if value.is_float and x.size
+    ]
 
 
 def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bool) -> str:
@@ -100,7 +110,7 @@ def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bo
         )
     samples = {data.name: Sample(data.first, *data.ends) for data in inputs}
     wrong = wrong_preparation(graph, samples)
-    reasons = [_unresolved(data) for data in inputs if not clips]
+    reasons = [_unresolved(graph, data) for data in inputs if not clips]
     # A few far numbers make all data seem to be prepared otherwise.
     at = len(reasons) if any(data.has_far_numbers for data in inputs) else 0
     reasons.insert(at, wrong and f"{wrong} Then call calibrate again.")
@@ -131,24 +141,17 @@ def doubt_of_arrays(model: Any, data: Any) -> str:
         for value, x in zip(values_in(graph.inputs), some, strict=True)
         if value.is_float and x.size
     }
-    return wrong_preparation(graph, samples)
+    return wrong_preparation(graph, samples) or next(lost_features_in(graph, some), "")
 
 
-def _unresolved(data: InputData) -> str:
+def _unresolved(graph: Graph, data: InputData) -> str:
     """Returns why the quantized values of an input show little of the data."""
     if data.bits is None:
         return ""
     low, high = min(0.0, data.ends[0]), max(0.0, data.ends[1])
     step = (high - low) / (2**data.bits - 1)
-    spans = np.ravel(data.high - data.low)
-    lost = np.count_nonzero((spans > 0) & (spans < LEVELS * step))
-    if lost and spans.size > 1:
-        return (
-            f"Input '{data.name}': {lost} of {spans.size} features span less than {LEVELS} "
-            f"quantized values, and are lost. One range, {low:.4g} to {high:.4g}, holds for all "
-            f"features: scale them alike in front of the model (a Normalization layer inside comes "
-            f"too late), or take recipes.int16x8()."
-        )
+    if lost := _lost_features(graph, data):
+        return lost
     if data.deviations and np.median(np.concatenate(data.deviations)) < step:
         return (
             f"Input '{data.name}': half of the examples vary by less than one quantized value, "
@@ -156,3 +159,12 @@ def _unresolved(data: InputData) -> str:
             f"or call calibrate with method='percentile'."
         )
     return ""
+
+
+def _lost_features(graph: Graph, data: InputData) -> str:
+    """Says which features of an input span too little of its range."""
+    if data.bits is None or not np.ndim(data.low):
+        return ""
+    ends = min(0.0, data.ends[0]), max(0.0, data.ends[1])
+    lost = find_lost_features(data.low, data.high, data.first, ends, data.bits)
+    return describe_lost_features(graph, data.name, lost, data.low.size, ends) if lost else ""

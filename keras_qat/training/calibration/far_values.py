@@ -82,15 +82,6 @@ def described(far: FarValues, low: float, high: float, bits: int) -> str:
     return f"{cost} Let the model use a number of their size in its place, such as {near:.2g}."
 
 
-def described_beside(far: FarValues, low: float, high: float, bits: int, name: str) -> str:
-    """Says what the large tensor of this name does to others that share its range."""
-    return (
-        f"'{name}' reaches {far.value:.4g} and shares one range, {low:.4g} to {high:.4g}, with "
-        f"{_others(far, low, high, bits)} Bring them to one size, as by a Rescaling behind "
-        f"'{name}'."
-    )
-
-
 def _others(far: FarValues, low: float, high: float, bits: int) -> str:
     needed = max(far.high, 0.0) - min(far.low, 0.0)
     remaining_steps = max(1, int(needed / (high - low) * (2**bits - 1)))

@@ -18,6 +18,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.messages import counted
+from keras_qat.training.calibration.lost_values import statistics_of
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.scheduled_layer import Phase, ScheduledLayer, assuming
@@ -132,7 +133,7 @@ def _against_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[st
         reached = set().union(*(sources[value] for value in call.inputs))
         sources |= dict.fromkeys(values_in(call.outputs), reached)
         layers = call.layer.sublayers if isinstance(call.layer, QuantizeWrapper) else [call.layer]
-        norm = next((layer for layer in layers if _statistics(layer) is not None), None)
+        norm = next((layer for layer in layers if statistics_of(layer) is not None), None)
         if norm is None or len(reached) > 1 or not reached <= remaining.keys():
             continue
         (name,) = reached
@@ -175,24 +176,12 @@ def _compared(
     )
 
 
-def _statistics(layer: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns mean and standard deviation that a layer has seen; None if it has seen none."""
-    if isinstance(layer, keras.layers.BatchNormalization):
-        mean, variance = (np.ravel(seen) for seen in (layer.moving_mean, layer.moving_variance))
-        has_seen = np.any(mean != 0) or np.any(variance != 1)
-        return (mean, np.sqrt(variance + layer.epsilon)) if has_seen else None
-    if isinstance(layer, keras.layers.Normalization) and not layer.invert:
-        mean, variance = (np.ravel(moment) for moment in (layer.mean, layer.variance))
-        return mean, np.sqrt(np.maximum(variance, 1e-12))
-    return None
-
-
 def _distances(x: np.ndarray, norm: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns how much wider than in training each channel is, and how far off its mean lies.
 
     The former is in doublings, the latter in standard deviations.
     """
-    statistics = _statistics(norm)
+    statistics = statistics_of(norm)
     assert statistics is not None
     mean, deviation = statistics
     if mean.size == 1:

@@ -20,21 +20,22 @@ from keras_qat.frontend.keras2.precision import computing_in_float32, constants_
 from keras_qat.frontend.messages import counted
 from keras_qat.io.data import batch_count, batches
 from keras_qat.io.progress import shown
-from keras_qat.ops.registry import row_listing
-from keras_qat.training.calibration.far_values import (
-    described,
-    described_beside,
-    far_values,
-)
+from keras_qat.training.calibration.far_values import described, far_values
 from keras_qat.training.calibration.histogram import (
     Tally,
     counts_of,
     extremes_and_sample,
     folded,
 )
+from keras_qat.training.calibration.lost_values import (
+    describe_lost_tensors,
+    masked_scores,
+    slot_names,
+    varying_slots,
+)
 from keras_qat.training.calibration.methods import Range
 from keras_qat.training.distribution import is_cluster, of_all_workers
-from keras_qat.training.layers.quantize import ActivationQuantizer, Quantize
+from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.scheduled_layer import IN_FLOAT, assuming
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.schedule import scheduled_layers
@@ -153,7 +154,8 @@ class Observed:
 
     def doubts(self, ranges: dict[Any, Range]) -> Iterator[str]:
         """Says of which tensors a few values take the range, in the order of computation."""
-        masked = self._masked_scores()
+        graph, layer_of = self.watch.graph, self._layer_of()
+        masked, varying = masked_scores(graph), varying_slots(graph)
         for quantizer, by_slot in self.samples.items():
             if quantizer in masked:
                 continue
@@ -162,37 +164,28 @@ class Observed:
                 continue
             low, high = min(low for low, _ in ends), max(high for _, high in ends)
             samples = {slot: np.concatenate(parts) for slot, parts in by_slot.items()}
-            bits = quantizer.spec.bits
-            if far := far_values(
-                np.concatenate([*samples.values()]), (low, high), (low, high), bits
-            ):
-                slot = max(samples, key=lambda slot: np.max(np.abs(samples[slot]), initial=0))
+            layer, bits = layer_of[quantizer], quantizer.spec.bits
+            slot = max(samples, key=lambda slot: np.max(np.abs(samples[slot]), initial=0))
+            far = far_values(np.concatenate([*samples.values()]), (low, high), (low, high), bits)
+            # The median tells a large tensor from one with a few large values.
+            if far and (len(samples) == 1 or far.low <= np.median(samples[slot]) <= far.high):
                 name = self._tensor_name(quantizer, slot)
-                is_apart = not far.low <= np.median(samples[slot]) <= far.high
-                if is_apart and len(samples) > 1:  # Others of another size share its range.
-                    yield f"The output of {described_beside(far, low, high, bits, name)}"
-                else:
-                    yield f"The output of '{name}': {described(far, low, high, bits)}"
-
-    def _masked_scores(self) -> set[ActivationQuantizer]:
-        """Returns the quantizers of scores that the library masks itself.
-
-        Their range is as wide as a softmax needs; scores that are small beside it weigh the same.
-        """
-        masked = set()
-        for call in self.watch.graph.calls:
-            if isinstance(call.layer, Quantize):
-                for quantizer, value in zip(call.layer.quantizers, call.inputs, strict=False):
-                    row = value.producer and row_listing(value.producer.layer)
-                    masked |= {quantizer} if row and row.has_mark else set()
-        return masked
+                yield f"The output of '{name}': {described(far, low, high, bits)}"
+            elif len(samples) > 1:
+                extremes = {}
+                for slot, x in samples.items():
+                    if x.size and (layer, slot) in varying:
+                        tally = self.tallies.get((quantizer, slot), Tally(x.min(), x.max()))
+                        name = self._tensor_name(quantizer, slot)
+                        extremes[name] = float(tally.low), float(tally.high)
+                if reason := describe_lost_tensors(extremes, (low, high), bits):
+                    yield reason
 
     def _tensor_name(self, quantizer: ActivationQuantizer, slot: int) -> str:
         """Returns the name of a quantizer's tensor in the float model."""
         layer = self._layer_of()[quantizer]
-        if isinstance(layer, Quantize) and slot < len(layer.tensors):
-            return layer.tensors[slot].removeprefix(PREFIX)
-        return str(layer.name).removeprefix(PREFIX)
+        own = {0: str(layer.name).removeprefix(PREFIX)}
+        return slot_names(self.watch.graph).get(layer, own)[slot]
 
     def _layer_of(self) -> dict[ActivationQuantizer, Any]:
         """Returns the layer that has each quantizer."""

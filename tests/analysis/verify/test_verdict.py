@@ -96,7 +96,7 @@ POOR: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a large number": (
         lambda: calibrated(network(scale=3000.0), X),
         "hidden",
-        "bring the larger numbers that share its range",
+        "shares one range, ",
     ),
     "no statistics": (lambda: calibrated(network(fresh=True), X), "", "statistics of a new layer"),
 }

@@ -1,0 +1,291 @@
+"""Features and joined tensors that are lost, because they share a range with far larger ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_qat.config import specs
+from keras_qat.frontend.graph import Call, Graph, Value, values_in
+from keras_qat.frontend.keras2.backend import keras
+from keras_qat.ops.registry import row_listing
+from keras_qat.training.layers.quantize import ActivationQuantizer, Quantize
+from keras_qat.training.layers.quantize_wrapper import QuantizeWrapper
+from keras_qat.training.quantizers import PREFIX
+from keras_qat.training.ranges.observers import LastValue
+from keras_qat.training.readiness import some
+
+Ends = tuple[float, float]
+
+LEVELS, FAR = 4, 32
+"""A feature or a joined tensor is lost if it spans fewer quantized values, and if the range is so
+many times as wide."""
+MOST_FEATURES = 16
+"""Most features of a time series that are looked at one by one; spectra may have empty bands."""
+_LOOKED_AT = 64
+"""Examples whose different values are counted."""
+UNVARIED = 2e-6
+"""Largest deviation of a feature that was the same in all training data."""
+
+
+def lost_parts(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
+    """Says which features and joined tensors the ranges of a model lose.
+
+    Args:
+        graph: a quantization-aware model.
+        data: examples, an array for each input. Without data, features are judged by the
+            statistics of the layer that normalizes them.
+    """
+    features = _lost_features(graph) if data is None else lost_features_in(graph, data)
+    return [*features, *_lost_tensors(graph)]
+
+
+def lost_features_in(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[str]:
+    """Says which features of the data span too little of the range of their input.
+
+    Args:
+        graph: a quantization-aware model, with ranges or without.
+        data: examples, an array for each input.
+    """
+    inputs = values_in(graph.inputs)
+    for index, quantizer in input_quantizers(graph).items():
+        x, bits = with_finite_values(data[index]), quantizer.spec.bits
+        if not has_features(x) or not x.size:
+            continue
+        axes = tuple(range(x.ndim - 1))
+        low, high = x.min(axes).astype(float), x.max(axes).astype(float)
+        shared = min(low.min(), 0.0), max(high.max(), 0.0)
+        if quantizer.is_calibrated():  # A range that is wider is none of the features' making.
+            ends = quantizer.current_range()
+            shared = max(shared[0], ends[0]), min(shared[1], ends[1])
+        if lost := find_lost_features(low, high, x[:_LOOKED_AT], shared, bits):
+            yield describe_lost_features(graph, inputs[index].name, lost, x.shape[-1], shared)
+
+
+def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str:
+    """Says which tensors span too little of the one range of several tensors.
+
+    Args:
+        ends: name -> the smallest and the largest value of each tensor.
+        shared: the range.
+        bits: bits of its quantized values.
+
+    Returns:
+        Two sentences; "" if no tensor is lost.
+    """
+    low, high = shared
+    most = _span_of_lost(shared, bits)
+    lost = [name for name, (start, end) in ends.items() if 0 < end - start < most]
+    if not lost:
+        return ""
+    widest = max(ends, key=lambda name: ends[name][1] - ends[name][0])
+    start, end = ends[lost[0]]
+    others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return (
+        f"The output of '{lost[0]}', {start:.4g} to {end:.4g},{others} shares one range, {low:.4g} "
+        f"to {high:.4g}, with '{widest}': it spans less than {LEVELS} of {2**bits} quantized "
+        f"values, and is lost. Scale them alike before they are joined, for example by a "
+        f"Rescaling or a BatchNormalization after '{widest}'."
+    )
+
+
+def find_lost_features(
+    low: np.ndarray, high: np.ndarray, examples: np.ndarray, shared: Ends, bits: int
+) -> dict[int, float]:
+    """Returns index -> span of the features that span too little of the range of all features.
+
+    Args:
+        low, high: the extremes of each feature.
+        examples: some examples. Few different values, as of a pixel that is mostly 0, are lost in
+            no range.
+        shared: the range.
+        bits: bits of its quantized values.
+    """
+    spans = high - low
+    lost = np.flatnonzero((spans > 0) & (spans < _span_of_lost(shared, bits)))
+    rows = examples.reshape(-1, examples.shape[-1])
+    return {
+        int(index): float(spans[index]) for index in lost if len(np.unique(rows[:, index])) > LEVELS
+    }
+
+
+def describe_lost_features(
+    graph: Graph, name: str, lost: dict[int, float], count: int, ends: Ends
+) -> str:
+    """Says which features of an input are lost, and what helps.
+
+    Args:
+        graph: the model.
+        name: the input's name.
+        lost: index -> span of the features.
+        count: how many features the input has.
+        ends: the range of the input.
+    """
+    norm = next((norm for value, norm in _normalized_inputs(graph) if value.name == name), None)
+    kept = ""
+    if norm is not None:
+        layer = norm.name.removeprefix(PREFIX)
+        kept = (
+            f" '{layer}' comes too late, unless it stays in float: quantize_model(model, "
+            f"scope=lambda layer: layer.name != '{layer}')."
+        )
+    listed = some([*map(str, lost)])
+    features, span, are = f"features {listed}", "span", "are"
+    if len(lost) == 1:
+        features, span, are = f"feature {listed}", "spans", "is"
+    is_kept = min(lost.values()) > _span_of_lost(ends, 16)
+    finer = ", or use recipes.int16x8()" if is_kept else ""
+    return (
+        f"Input '{name}': {features} of 0 to {count - 1} {span} less than {LEVELS} quantized "
+        f"values, and {are} lost, because all features share one range, {ends[0]:.4g} to "
+        f"{ends[1]:.4g}. Scale them alike before the model{finer}.{kept}"
+    )
+
+
+def _span_of_lost(shared: Ends, bits: int) -> float:
+    """Returns the span in a range from which on values are not lost."""
+    width = shared[1] - shared[0]
+    return min(LEVELS * width / (2**bits - 1), width / FAR)
+
+
+def has_features(x: np.ndarray) -> bool:
+    """Returns whether the last axis of an input holds features, each with a scale of its own."""
+    return x.ndim == 2 or (x.ndim == 3 and x.shape[-1] <= MOST_FEATURES)
+
+
+def with_finite_values(x: np.ndarray) -> np.ndarray:
+    """Returns data with 0 in place of NaN and infinity, which models may replace."""
+    return x if np.isfinite(x).all() else np.nan_to_num(x, posinf=0.0, neginf=0.0)
+
+
+def input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
+    """Returns the quantizer of each input that has one for itself, by the input's index."""
+    readers = graph.consumers()
+    quantizers = {}
+    for index, value in enumerate(values_in(graph.inputs)):
+        layers = [call.layer for call in readers[value] if isinstance(call.layer, Quantize)]
+        own = [layer for layer in layers if layer.slots == 1]
+        if value.is_float and own and isinstance(own[0].spec, specs.QuantSpec):
+            quantizers[index] = own[0].quantizer
+    return quantizers
+
+
+def masked_scores(graph: Graph) -> set[ActivationQuantizer]:
+    """Returns the quantizers of scores that the library masks itself.
+
+    Their range is as wide as a softmax needs; scores that are small beside it weigh the same.
+    """
+    masked = set()
+    for call in graph.calls:
+        if isinstance(call.layer, Quantize):
+            for quantizer, value in zip(call.layer.quantizers, call.inputs, strict=False):
+                row = value.producer and row_listing(value.producer.layer)
+                masked |= {quantizer} if row and row.has_mark else set()
+    return masked
+
+
+def slot_names(graph: Graph) -> dict[Quantize, dict[int, str]]:
+    """Returns the names in the float model of the tensors that share a range, by their slots.
+
+    A Rescaling by 1, which only changes the range of its input, has the name of that.
+    """
+    names: dict[Quantize, dict[int, str]] = {}
+    for call in graph.calls:
+        slot = call.kwargs.get("slot", 0)
+        if not isinstance(call.layer, Quantize) or slot is None:  # An average of earlier ones.
+            continue
+        producer = call.inputs[0].producer
+        tensors: tuple[str, ...] = call.layer.tensors
+        name = tensors[slot] if slot < len(tensors) else str(call.layer.name)
+        before = producer.inputs[0].producer if producer and _multiplies_by(producer, 1) else None
+        if before is not None and before.layer in names:
+            name = names[before.layer][before.kwargs.get("slot", 0)]
+        names.setdefault(call.layer, {})[slot] = name.removeprefix(PREFIX)
+    return names
+
+
+def varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
+    """Returns the quantizers and slots of tensors that depend on the data.
+
+    Others hold weights, such as the token that vision transformers put in front of the patches.
+    """
+    varying, slots = set(values_in(graph.inputs)), set()
+    for call in graph.calls:
+        op = row_listing(call.layer)
+        is_constant = (op is not None and op.reads_only_weights) or _multiplies_by(call, 0)
+        if not is_constant and varying.intersection(call.inputs):
+            varying.update(values_in(call.outputs))
+            if isinstance(call.layer, Quantize):
+                slots.add((call.layer, call.kwargs.get("slot", 0)))
+    return slots
+
+
+def _multiplies_by(call: Call, factor: float) -> bool:
+    """Returns whether a call is a Rescaling by this factor, without an offset."""
+    layer = _first_layer(call)
+    if not isinstance(layer, keras.layers.Rescaling) or np.any(layer.offset):
+        return False
+    return bool(np.all(np.equal(layer.scale, factor)))
+
+
+def _first_layer(call: Call) -> Any:
+    return call.layer.sublayers[0] if isinstance(call.layer, QuantizeWrapper) else call.layer
+
+
+def statistics_of(layer: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """Returns mean and standard deviation that a layer has seen; None if it has seen none."""
+    if isinstance(layer, keras.layers.BatchNormalization):
+        mean, variance = (np.ravel(seen) for seen in (layer.moving_mean, layer.moving_variance))
+        has_seen = np.any(mean != 0) or np.any(variance != 1)
+        return (mean, np.sqrt(variance + layer.epsilon)) if has_seen else None
+    if isinstance(layer, keras.layers.Normalization) and not layer.invert:
+        mean, variance = (np.ravel(moment) for moment in (layer.mean, layer.variance))
+        return mean, np.sqrt(np.maximum(variance, 1e-12))
+    return None
+
+
+def _lost_tensors(graph: Graph) -> Iterator[str]:
+    """Says which tensors are lost in the range that they share with others."""
+    masked, varying = masked_scores(graph), varying_slots(graph)
+    for layer, names in slot_names(graph).items():
+        quantizer, ends = layer.quantizer, {}
+        if layer.slots == 1 or quantizer in masked:
+            continue
+        for slot, name in names.items():
+            observer = quantizer.observers[slot]
+            if isinstance(observer, LastValue) and (layer, slot) in varying:
+                ends[name] = observer.extremes()
+        shared = quantizer.current_range()
+        if reason := ends and describe_lost_tensors(ends, shared, quantizer.spec.bits):
+            yield reason
+
+
+def _lost_features(graph: Graph) -> Iterator[str]:
+    """Says which features deviate less than a step of their input's range, by their statistics."""
+    inputs = values_in(graph.inputs)
+    quantizers = {inputs[index]: own for index, own in input_quantizers(graph).items()}
+    for value, norm in _normalized_inputs(graph):
+        _, deviation = statistics_of(norm) or (None, np.empty(0))
+        if value not in quantizers or deviation.size != value.shape[-1] or deviation.size < 2:
+            continue
+        low, high = quantizers[value].current_range()
+        most = _span_of_lost((low, high), quantizers[value].spec.bits) / LEVELS
+        small = np.flatnonzero((deviation > UNVARIED) & (deviation < most))
+        if lost := {int(index): float(LEVELS * deviation[index]) for index in small}:
+            yield describe_lost_features(graph, value.name, lost, deviation.size, (low, high))
+
+
+def _normalized_inputs(graph: Graph) -> Iterator[tuple[Value, Any]]:
+    """Yields inputs with the layer that normalizes them first, if nothing else comes before it."""
+    inputs = {value: value for value in values_in(graph.inputs)}
+    for call in graph.calls:
+        source = inputs.get(call.inputs[0]) if len(call.inputs) == 1 else None
+        if source is None:
+            continue
+        if isinstance(call.layer, Quantize):
+            inputs[call.output] = source
+            continue
+        if statistics_of(_first_layer(call)) is not None:
+            yield source, _first_layer(call)
