@@ -133,7 +133,11 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
         with_outlier(), plain()
     ),
     "is set by -1e+09, far outside of its other values": lambda _: calibrated(X, marked()),
-    "Bring them to one size, as by a Rescaling": lambda _: calibrated(X, joined()),
+    "is lost. Scale them alike before they are joined": lambda _: calibrated(X, joined()),
+    "are lost, because all features share one range": lambda _: calibrated(
+        X.reshape(64, -1) * [1e5, *35 * [1]],
+        keras.Sequential([keras.Input((36,)), layers.Dense(2)]),
+    ),
     "the statistics of a new layer, mean 0 and variance 1": lambda _: verified(network(fresh=True)),
     "the output is the same for all examples, as if units were dead": lambda _: verified(
         network(dead=True)

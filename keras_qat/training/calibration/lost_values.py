@@ -254,7 +254,7 @@ def _lost_tensors(graph: Graph) -> Iterator[str]:
         if layer.slots == 1 or quantizer in masked:
             continue
         for slot, name in names.items():
-            observer = quantizer.observers[slot]
+            observer = dict(enumerate(quantizer.observers)).get(slot)  # None of a fixed range.
             if isinstance(observer, LastValue) and (layer, slot) in varying:
                 ends[name] = observer.extremes()
         shared = quantizer.current_range()
