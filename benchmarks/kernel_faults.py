@@ -1,4 +1,4 @@
-"""The smallest files that CMSIS-NN and TFLite Micro compute wrongly, with their values.
+"""The smallest files that CMSIS-NN, TFLite Micro and XNNPACK compute wrongly, with their values.
 
     python -m benchmarks.kernel_faults FOLDER
 
@@ -84,6 +84,10 @@ FAULTS: dict[str, tuple[Callable[[], recipes.Recipe], Callable[[], Any]]] = {
     "leaky_relu_int16": (recipes.int16x8, lambda: stack((4096,), layers.LeakyReLU(0.2))),
     "sub_int16": (recipes.int16x8, lambda: computed((4096,), lambda x: x - tf.tanh(x))),
     "softmax_one_class_int16": (recipes.int16x8, lambda: stack((4, 1), layers.Softmax())),
+    "mean_row": (
+        recipes.int8,
+        lambda: computed((2, 40_000), lambda x: tf.reduce_mean(tf.square(x) * [[1.0], [0.1]], -1)),
+    ),
 }
 """Name of the file -> the recipe and the model in float."""
 

@@ -129,7 +129,7 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     """Returns why a target does not run an operator, with advice; None if it does."""
     name = site.operation.kernel
     if target.operators is None:
-        return _checked(target.checks, site)
+        return _checked(target.checks, site) or _met(target, site)
     kernel = target.operators.get(name)
     is_float = any(tensor.type.startswith("float") for tensor in site.tensors)
     change = IN_FLOAT if is_float else CHANGES.get(name, "")
@@ -151,17 +151,21 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     if target.batch_size is not None and _is_open(site):
         return "known sizes only", OPEN
     refused = _checked((*target.checks, *kernel.checks), site)
+    refused = refused or _met(target, site)
     if refused is not None:
         return refused
-    fault = target.fault(site)
-    if fault is not None:
-        return fault.reason, fault.change
     if not target.per_channel and name in WEIGHTED:
         weights = site.inputs[1]
         if weights is not None and weights.scale == 0:
             change = "quantize with recipes.int8(per_channel=False)"
             return "slow with a scale for each channel", change
     return None
+
+
+def _met(target: Target, site: Site) -> tuple[str, str] | None:
+    """Returns the reason and the advice of the first fault that an operator meets."""
+    fault = target.fault(site)
+    return None if fault is None else (fault.reason, fault.change)
 
 
 def _checked(checks: Sequence[Check], site: Site) -> tuple[str, str] | None:

@@ -190,7 +190,7 @@ def file_of(
         metadata["kernels"] = origin.family.name
     if origin.states:
         metadata["states"] = "kept from one run to the next"
-    rewrite = None if target is None else avoiding(target)
+    rewrite = avoiding(target or get("xnnpack"))
     contents = builder.finish(inputs, outputs, rewrite, keras_qat=metadata)
     check_contents(contents, builder.model, with_own_padding(graph))
     _check_converted(graph, contents)

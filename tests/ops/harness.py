@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.export.target_forms import avoiding
 from keras_qat.export.tflite_writer import tensor_index, write_node
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value
@@ -25,7 +26,7 @@ from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.recurrent.lstm import LSTM
 from keras_qat.ops.registry import match
 from keras_qat.ops.weights import Weights
-from keras_qat.targets import TFLM, problems
+from keras_qat.targets import TFLM, XNNPACK, problems
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import Kernels
 from keras_qat.tflite.micro_interpreter import open_file
@@ -238,7 +239,7 @@ def sized(node: Node, batch: int) -> Node:
 
 
 def file_of(node: Node, batch: int | None = None, rewrite: Any = None) -> bytes:
-    """A file with this node alone. `rewrite` may change its operators."""
+    """A file with this node alone. `rewrite` may change its operators, by default as for LiteRT."""
     if batch is not None:
         node = sized(node, batch)
     builder, indices = Builder(), {}
@@ -246,7 +247,7 @@ def file_of(node: Node, batch: int | None = None, rewrite: Any = None) -> bytes:
     ends = {name: tensor_index(builder, indices, item) for name, item in tensors.items()}
     write_node(builder, node, indices)
     outputs = {f"output_{place}": indices[output] for place, output in enumerate(node.outputs)}
-    return builder.finish(ends, outputs, rewrite)
+    return builder.finish(ends, outputs, rewrite or avoiding(XNNPACK))
 
 
 def in_the_interpreter(

@@ -24,6 +24,7 @@ class Fault:
         reason: what happens, in a few words.
         form: how files for the target say the same in other operators; None if they do not.
         change: what helps where there is no other form, in a few words.
+        knows_open_sizes: whether `applies` is also defined for tensors with open sizes, -1.
     """
 
     operators: str
@@ -31,7 +32,11 @@ class Fault:
     reason: str
     form: Form | None = None
     change: str = ""
+    knows_open_sizes: bool = False
 
     def meets(self, site: Site) -> bool:
-        """Returns whether an operator of a file is such a case."""
-        return site.operation.kernel in self.operators.split() and self.applies(site)
+        """Returns whether an operator of a file is such a case; False also if sizes are open."""
+        if site.operation.kernel not in self.operators.split():
+            return False
+        has_open_sizes = any(-1 in tensor.shape for tensor in site.tensors)
+        return (self.knows_open_sizes or not has_open_sizes) and self.applies(site)

@@ -35,7 +35,7 @@ def _options(site: Site, **changed: Any) -> dict[str, Any]:
     return {**vars(site.graph.options(site.operation)), **changed}
 
 
-def _similar(builder: Builder, index: int, shape: Shape, part: str) -> int:
+def _similar(builder: Builder, index: int, shape: tuple[int | None, ...], part: str) -> int:
     """Adds a tensor like another, with a name of its own."""
     return builder.similar(index, shape, f"{builder.graph.tensors[index].name.decode()}/{part}")
 
@@ -119,6 +119,23 @@ def as_column(builder: Builder, site: Site) -> None:
         options[high], options[wide] = options[wide], options[high]
     builder.operator("CONV_2D", [x, column, *bias], [result], **options)
     builder.copy(result, end.index)
+
+
+def mean_of_column(builder: Builder, site: Site) -> None:
+    """Adds a last axis of size 1, so that the values that are averaged lie in a column."""
+    x, axes = _inputs(site)
+    (end,) = site.outputs
+    last = builder.constant(f"{end.name}/last", np.array(-1, np.int32))
+    column = _similar(builder, x, (*_open(_tensor(site, 0).shape), 1), "column")
+    builder.operator("EXPAND_DIMS", [x, last], [column])
+    result = _similar(builder, end.index, (*_open(end.shape), 1), "column")
+    builder.operator("MEAN", [column, axes], [result], **_options(site))
+    builder.operator("SQUEEZE", [result], [end.index], squeezeDims=[len(end.shape)])
+
+
+def _open(shape: Shape) -> tuple[int | None, ...]:
+    """Returns a file's shape as `Builder` takes it, with None for open sizes."""
+    return tuple(None if size < 0 else size for size in shape)
 
 
 def groups_apart(builder: Builder, site: Site) -> None:

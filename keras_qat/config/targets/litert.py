@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+from keras_qat.config.targets import forms
+from keras_qat.config.targets.fault import Fault
 from keras_qat.config.targets.target import Target
 from keras_qat.tflite.site import Site
 
@@ -21,6 +25,35 @@ def _fft_of_a_power_of_two(site: Site) -> str | None:
     return f"powers of two only, not {refused[0]}: fft_length={next_power} pads with zeros"
 
 
+MOST_IN_ROW = 4127
+"""Most values in a row that XNNPACK's int8 sums hold with the instructions of SSE and AVX.
+
+They add up 256 values in 16 bits per lane, and then two values where there should be one. With AVX2
+sums hold 8,255 values, with AVX-512 16,511, and with VNNI or on ARM 2^24.
+"""
+
+
+def _is_long_row(site: Site) -> bool:
+    """Returns whether a mean adds up adjacent values that are too many, or may be."""
+    x, axes = site.inputs[0], site.constant(1)
+    if x is None or x.type != "int8" or axes is None:
+        return False
+    rank = len(x.shape)
+    reduced = {int(axis) % rank for axis in axes.reshape(-1)}
+    kept = [axis for axis in range(rank) if axis not in reduced]
+    row = x.shape[max(kept, default=-1) + 1 :]
+    return -1 in row or math.prod(row) > MOST_IN_ROW
+
+
+LONG_ROWS = Fault(
+    "MEAN",
+    _is_long_row,
+    f"more than {MOST_IN_ROW} values overflow on x86 without VNNI",
+    forms.mean_of_column,
+    change="export the model again",
+    knows_open_sizes=True,
+)
+
 XNNPACK = Target(
     name="xnnpack",
     title="LiteRT",
@@ -29,4 +62,5 @@ XNNPACK = Target(
     operators=None,
     checks=(_lstm_of_int8, _fft_of_a_power_of_two),
     source="run: LiteRT runs all files that keras_qat writes",
+    faults=(LONG_ROWS,),
 )
