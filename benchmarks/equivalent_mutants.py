@@ -40,7 +40,7 @@ EQUIVALENT = {
         "numpy infers any size below zero, -2 like -1"
     ),
     "keras_qat/integer_graph/masks.py read_for_masks: seen.add(producer) -> pass": SLOWER,
-    "keras_qat/ops/pooling.py _accepts_mean: any -> all": "a mean reads one tensor",
+    "keras_qat/ops/mean.py _accepts_mean: any -> all": "a mean reads one tensor",
     "keras_qat/ops/stored_weights.py _emit: 1 -> 2": (
         "numpy infers any size below zero, -2 like -1"
     ),

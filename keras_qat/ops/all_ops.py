@@ -23,6 +23,7 @@ from keras_qat.ops.conv import AFFINE, CONV, DEPTHWISE_CONV, TRANSPOSE_CONV
 from keras_qat.ops.dense import DENSE, EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR
 from keras_qat.ops.lookup import LOOKUPS
 from keras_qat.ops.math_functions import MATH_FUNCTIONS
+from keras_qat.ops.mean import MEAN
 from keras_qat.ops.normalization import GROUP_NORM, LAYER_NORM
 from keras_qat.ops.op import Op
 from keras_qat.ops.positions import POSITIONS
@@ -54,7 +55,7 @@ ROWS: list[Op] = [
     *(LAYER_NORM, GROUP_NORM, MASK_SCORES),
     *(matmul.MATMUL, matmul.CONTRACT, pooling.MAX_POOLING, pooling.AVERAGE_POOLING),
     *(pooling.REDUCE_MAX, pooling.REDUCE_MIN, pooling.REDUCE_ANY, pooling.REDUCE_ALL),
-    *(reshaping.MEAN_OF_ONE, pooling.MEAN),
+    *(reshaping.MEAN_OF_ONE, MEAN),
     *(resize.RESIZE_NEAREST, resize.RESIZE_BILINEAR, slicing.CONCATENATE, slicing.STACK),
     *(reshaping.RESHAPE, reshaping.TRANSPOSE, reshaping.DEPTH_TO_SPACE, reshaping.SPACE_TO_DEPTH),
     *(padding.PAD, padding.MIRROR_PAD),

@@ -1,26 +1,21 @@
-"""The largest value, or the mean, of windows or of whole axes, and where that is."""
+"""The largest value or the mean of windows, the largest value of whole axes, and where that is."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import product, quotient
-from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
-from keras_qat.arithmetic.quant_params import QuantParams, single
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import layers
 from keras_qat.frontend.tf_operations import operands
-from keras_qat.ops import openvino
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import add_on_images, pair
 from keras_qat.ops.movement import axes_of, move, rank_of, symbol_of, window
 from keras_qat.ops.op import Arguments, Attributes, Emit, Op, OwnRange, SharedRange
-from keras_qat.ops.weighted_sums import EXACT
 from keras_qat.tflite.schema import TYPES
 
 PADDINGS = {"SAME": 0, "VALID": 1}
@@ -119,7 +114,9 @@ def _reduce_attributes(call: Call) -> Attributes:
     return {"axes": axes_of(axis, rank), "keepdims": bool(keepdims)}
 
 
-def _emit_reduce(code: str) -> Emit:
+def emit_reduce(code: str) -> Emit:
+    """Returns what writes a reduction along axes as one TFLite operator."""
+
     def emit(e: Emission) -> None:
         axes = e.constant("axes", e.attributes["axes"])
         e.add(code, [e.source, axes], keepDims=e.attributes["keepdims"])
@@ -130,7 +127,7 @@ def _emit_reduce(code: str) -> Emit:
 REDUCE_MAX = move(
     "reduce_max",
     "the largest value along axes",
-    _emit_reduce("REDUCE_MAX"),
+    emit_reduce("REDUCE_MAX"),
     layers=tuple(getattr(layers, f"GlobalMaxPooling{n}D") for n in (1, 2, 3)),
     symbols=("math.reduce_max",),
     attributes=_reduce_attributes,
@@ -142,7 +139,7 @@ REDUCE_MAX = move(
 REDUCE_MIN = dataclasses.replace(
     REDUCE_MAX,
     name="reduce_min",
-    emit=_emit_reduce("REDUCE_MIN"),
+    emit=emit_reduce("REDUCE_MIN"),
     doc="the smallest value along axes",
     layers=(),
     symbols=("math.reduce_min",),
@@ -183,105 +180,6 @@ def _of_truth_values(name: str, code: str, words: str) -> Op:
 
 REDUCE_ANY = _of_truth_values("reduce_any", "REDUCE_MAX", "some truth values")
 REDUCE_ALL = _of_truth_values("reduce_all", "REDUCE_MIN", "all truth values")
-
-
-def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Returns what sums are multiplied by; in XNNPACK without the count where it is not known."""
-    (params,), output = a.params, a.output
-    if _is_fixed_point(a):
-        return fixed_point(params.scale / output.scale)
-    if a.family.by_levels:
-        return openvino.prepare_reals(a)
-    count = _known_count(a)
-    if a.family.means == "one_factor":
-        scales = params.scale, output.scale
-        return scales if count is None else (_one_factor(scales, count),)
-    numbers = single(params.scale / output.scale), params.zero_point, output.zero_point
-    return numbers if count is None else _factor_and_offset(a, numbers, count)
-
-
-def _known_count(a: Arguments) -> int | None:
-    """Returns the number of values that a mean averages; None if it is not known."""
-    shape = a.q[0].shape
-    sizes = [None] if shape.rank is None else [shape[axis] for axis in a.attributes["axes"]]
-    return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
-
-
-def _factor_and_offset(a: Arguments, numbers: Any, count: Any) -> tuple[Any, ...]:
-    """Returns XNNPACK's factor for sums, the zero points in a sum, and the offsets that it adds."""
-    (ratio, zero, zero_point), of_all = numbers, tf.cast(count, tf.float64)
-    factor, of_zeros = single(ratio * single(1.0 / of_all)), of_all * zero
-    return factor, of_zeros, single(zero_point - _summand(a, of_zeros * factor)), zero_point
-
-
-def _summand(a: Arguments, product: Any) -> Any:
-    """Rounds a product before something is added, where that is not one instruction with it."""
-    return product if a.family.means == "fused" else single(product)
-
-
-def _one_factor(scales: tuple[Any, Any], count: Any) -> Any:
-    """Returns onnxruntime's factor for sums."""
-    before, after = scales
-    return single(quotient(before, single(after * tf.cast(count, tf.float64))))
-
-
-def _is_fixed_point(a: Arguments) -> bool:
-    return a.family.means == "fixed_point" or a.wide
-
-
-def _mean(a: Arguments) -> Any:
-    """Computes means along axes.
-
-    XNNPACK multiplies the sum, zero points included, by a factor in float32, and adds an offset; on
-    ARM both are rounded once. TFLite divides a multiplier of 31 bits, shifted beforehand, by the
-    number of values.
-    """
-    (x,), (params,) = a.q, a.params
-    axes = [axis % x.shape.rank for axis in a.attributes["axes"]]
-    sizes = [x.shape[axis] for axis in axes]
-    most = math.prod(size or 2**24 for size in sizes) * 2**params.bits
-    adding = x if most < EXACT else tf.cast(x, tf.float64)
-    sums = tf.cast(tf.reduce_sum(adding, axes, a.attributes["keepdims"]), tf.float64)
-    count: Any = tf.constant(_known_count(a) or 0, tf.int64)
-    if None in sizes:
-        count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))
-    if _is_fixed_point(a):
-        multiplier, exponent = a.numbers
-        bits = tf.minimum(tf.minimum(exponent_of(tf.cast(count, tf.float64)), 32), 31 + exponent)
-        factor = shift(multiplier, bits) // count, exponent - bits
-        return tf.cast(multiply(tf.cast(sums, tf.int64), factor), x.dtype)
-    numbers: Any = a.numbers
-    if a.family.by_levels:
-        return openvino.mean(sums, tf.cast(count, tf.float64), numbers)
-    if a.family.means == "one_factor":
-        (only,) = numbers if len(numbers) == 1 else (_one_factor(numbers, count),)
-        return tf.cast(a.family.halves(single(product(sums, only))), x.dtype)
-    if len(numbers) == 3:  # The count was not known.
-        numbers = _factor_and_offset(a, numbers, count)
-    factor, of_zeros, offset, zero_point = numbers
-    scaled = tf.round(single(_summand(a, (sums + of_zeros) * factor) + offset))
-    return tf.cast(scaled - zero_point, x.dtype)
-
-
-def _accepts_mean(call: Call, attributes: Attributes) -> str | None:
-    is_masked = not symbol_of(call) and any(value.masked for value in call.inputs)
-    return REDUCE_MAX.accepts(call, attributes) or ("with a mask" if is_masked else None)
-
-
-MEAN = dataclasses.replace(
-    REDUCE_MAX,
-    name="mean",
-    prepare=_prepare_mean,
-    compute=_mean,
-    emit=_emit_reduce("MEAN"),
-    doc="means along axes",
-    output=OwnRange(),
-    falls_back_to_input_range=True,
-    onnx_kernel=True,
-    layers=tuple(getattr(layers, f"GlobalAveragePooling{n}D") for n in (1, 2, 3)),
-    symbols=("math.reduce_mean",),
-    accepts=_accepts_mean,
-)
 
 
 def _arg_attributes(call: Call) -> Attributes:

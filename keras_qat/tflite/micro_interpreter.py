@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import math
 import os
 import re
 import sys
@@ -24,10 +25,10 @@ from keras_qat.tflite.schema import contents_of
 from keras_qat.tflite.sums_of_softmax import EndsProcess, SumsOfSoftmax
 
 ARENA = 64
-"""Size of the arena in multiples of the file's, enough for unusually large tensors."""
+"""Room for what kernels keep, in multiples of the file's size."""
 
 SMALLEST, LARGEST = 1 << 20, (1 << 31) - 16
-"""Smallest and largest size of the arena in bytes: from 2 GiB on TFLite Micro ends the process."""
+"""Least such room in bytes, and the largest arena: from 2 GiB on TFLite Micro ends the process."""
 
 
 class MicroInterpreter(FileInterpreter):
@@ -61,7 +62,8 @@ class MicroInterpreter(FileInterpreter):
         self._input_positions = {name: positions[t.index] for name, t in self._inputs.items()}
         positions = {index: i for i, index in enumerate(graph.ends("outputs"))}
         self._output_positions = {name: positions[t.index] for name, t in self._outputs.items()}
-        self._interpreter = self._load(min(max(SMALLEST, ARENA * self.size), LARGEST))
+        tensors = sum(abs(math.prod(t.shape)) * t.dtype.itemsize for t in graph.tensors)
+        self._interpreter = self._load(min(max(SMALLEST, ARENA * self.size) + tensors, LARGEST))
         self._sums = SumsOfSoftmax(self.contents)
         with contextlib.suppress(EndsProcess):
             # Some operators are refused only once they run, as LOG of integers.

@@ -1,0 +1,231 @@
+"""Means along axes.
+
+Sums of 16-bit values overflow in TFLite's kernels if more than `MOST_WIDE` values are added. Such a
+mean is computed in several steps, each a mean of fewer values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_qat.arithmetic.as_written import product, quotient
+from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
+from keras_qat.arithmetic.quant_params import single
+from keras_qat.frontend.graph import Call
+from keras_qat.frontend.keras2.backend import layers
+from keras_qat.ops import openvino
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.movement import symbol_of
+from keras_qat.ops.op import Arguments, Attributes, OwnRange
+from keras_qat.ops.pooling import REDUCE_MAX
+from keras_qat.ops.weighted_sums import EXACT
+
+MOST_WIDE = 2**16
+"""Most 16-bit values whose sum 32 bits hold."""
+
+Shape = Sequence[int | None]
+
+
+class Step(NamedTuple):
+    """A mean of some of the values, before the mean of all results.
+
+    Args:
+        axes: the axes along which it averages, whose results have the size 1.
+        parts: how many parts an axis is split into, which are averaged each; 0 to average all of
+            it. The last part is filled up with zeros: at most 1 / `MOST_WIDE` of all values.
+        size: the size of each part.
+    """
+
+    axes: tuple[int, ...]
+    parts: int = 0
+    size: int = 0
+
+    @property
+    def averaged(self) -> tuple[int, ...]:
+        """The axes that are averaged once parts have an axis of their own."""
+        return (self.axes[0] + 1,) if self.parts else self.axes
+
+    def padding(self, shape: Shape) -> list[tuple[int, int]]:
+        """Returns how many zeros fill up the last part, for all axes."""
+        (axis,) = self.axes
+        return [
+            (0, self.parts * self.size - size if index == axis and size else 0)
+            for index, size in enumerate(shape)
+        ]
+
+    def split(self, shape: Shape) -> list[int | None]:
+        """Returns the shape in which the parts have an axis of their own."""
+        (axis,) = self.axes
+        return [*shape[:axis], self.parts, self.size, *shape[axis + 1 :]]
+
+    def result(self, shape: Shape) -> list[int | None]:
+        """Returns the shape of the results."""
+        size = self.parts or 1
+        return [size if axis in self.axes else old for axis, old in enumerate(shape)]
+
+
+def wide_steps(shape: Shape, axes: Sequence[int]) -> Iterator[Step]:
+    """Returns the steps before the last mean, which is along all axes, of 16-bit values."""
+    sizes = {axis: shape[axis] for axis in axes}
+    if None in sizes.values():
+        return
+    known = {axis: int(size or 0) for axis, size in sizes.items()}
+    for axis, size in known.items():
+        if size > MOST_WIDE:
+            known[axis] = parts = -(-size // MOST_WIDE)
+            yield Step((axis,), parts, -(-size // parts))
+    while math.prod(known.values()) > MOST_WIDE:
+        group: dict[int, int] = {}
+        for axis, size in reversed(known.items()):
+            if size > 1 and math.prod(group.values()) * size <= MOST_WIDE:
+                group[axis] = size
+        yield Step(tuple(sorted(group)))
+        known |= dict.fromkeys(group, 1)
+
+
+def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
+    """Returns what sums are multiplied by; in XNNPACK without the count where it is not known."""
+    (params,), output = a.params, a.output
+    if _is_fixed_point(a):
+        return fixed_point(params.scale / output.scale)
+    if a.family.by_levels:
+        return openvino.prepare_reals(a)
+    count = _known_count(a)
+    if a.family.means == "one_factor":
+        scales = params.scale, output.scale
+        return scales if count is None else (_one_factor(scales, count),)
+    numbers = single(params.scale / output.scale), params.zero_point, output.zero_point
+    return numbers if count is None else _factor_and_offset(a, numbers, count)
+
+
+def _known_count(a: Arguments) -> int | None:
+    """Returns the number of values that a mean averages; None if it is not known."""
+    shape = a.q[0].shape
+    sizes = [None] if shape.rank is None else [shape[axis] for axis in a.attributes["axes"]]
+    return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
+
+
+def _factor_and_offset(a: Arguments, numbers: Any, count: Any) -> tuple[Any, ...]:
+    """Returns XNNPACK's factor for sums, the zero points in a sum, and the offsets that it adds."""
+    (ratio, zero, zero_point), of_all = numbers, tf.cast(count, tf.float64)
+    factor, of_zeros = single(ratio * single(1.0 / of_all)), of_all * zero
+    return factor, of_zeros, single(zero_point - _summand(a, of_zeros * factor)), zero_point
+
+
+def _summand(a: Arguments, product: Any) -> Any:
+    """Rounds a product before something is added, where that is not one instruction with it."""
+    return product if a.family.means == "fused" else single(product)
+
+
+def _one_factor(scales: tuple[Any, Any], count: Any) -> Any:
+    """Returns onnxruntime's factor for sums."""
+    before, after = scales
+    return single(quotient(before, single(after * tf.cast(count, tf.float64))))
+
+
+def _is_fixed_point(a: Arguments) -> bool:
+    return a.family.means == "fixed_point" or a.wide
+
+
+def _mean(a: Arguments) -> Any:
+    """Computes means along axes, in several steps if 16-bit sums would overflow."""
+    if not a.wide:
+        return _mean_at_once(a)
+    (x,), numbers = a.q, fixed_point(tf.constant(1.0))
+    # As in the file, where the model's sizes are known.
+    sizes = zip(x.shape, a.call.inputs[0].shape, strict=True)
+    shape = [there if size is None else size for size, there in sizes]
+    for step in wide_steps(shape, a.attributes["axes"]):
+        if step.parts:
+            (axis,), sizes_now = step.axes, tf.shape(x)
+            split = [sizes_now[:axis], [step.parts, step.size], sizes_now[axis + 1 :]]
+            x = tf.reshape(tf.pad(x, step.padding(shape)), tf.concat(split, 0))
+        attributes = {"axes": step.averaged, "keepdims": not step.parts}
+        part = dataclasses.replace(a, q=[x], attributes=attributes, numbers=numbers)
+        x, shape = _mean_at_once(part), step.result(shape)
+    return _mean_at_once(dataclasses.replace(a, q=[x]))
+
+
+def _mean_at_once(a: Arguments) -> Any:
+    """Computes means along axes.
+
+    XNNPACK multiplies the sum, zero points included, by a factor in float32, and adds an offset; on
+    ARM both are rounded once. TFLite divides a multiplier of 31 bits, shifted beforehand, by the
+    number of values.
+    """
+    (x,), (params,) = a.q, a.params
+    axes = [axis % x.shape.rank for axis in a.attributes["axes"]]
+    sizes = [x.shape[axis] for axis in axes]
+    most = math.prod(size or 2**24 for size in sizes) * 2**params.bits
+    adding = x if most < EXACT else tf.cast(x, tf.float64)
+    sums = tf.cast(tf.reduce_sum(adding, axes, a.attributes["keepdims"]), tf.float64)
+    count: Any = tf.constant(_known_count(a) or 0, tf.int64)
+    if None in sizes:
+        count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))
+    if _is_fixed_point(a):
+        multiplier, exponent = a.numbers
+        bits = tf.minimum(tf.minimum(exponent_of(tf.cast(count, tf.float64)), 32), 31 + exponent)
+        factor = shift(multiplier, bits) // count, exponent - bits
+        return tf.cast(multiply(tf.cast(sums, tf.int64), factor), x.dtype)
+    numbers: Any = a.numbers
+    if a.family.by_levels:
+        return openvino.mean(sums, tf.cast(count, tf.float64), numbers)
+    if a.family.means == "one_factor":
+        (only,) = numbers if len(numbers) == 1 else (_one_factor(numbers, count),)
+        return tf.cast(a.family.halves(single(product(sums, only))), x.dtype)
+    if len(numbers) == 3:  # The count was not known.
+        numbers = _factor_and_offset(a, numbers, count)
+    factor, of_zeros, offset, zero_point = numbers
+    scaled = tf.round(single(_summand(a, (sums + of_zeros) * factor) + offset))
+    return tf.cast(scaled - zero_point, x.dtype)
+
+
+def _emit(e: Emission) -> None:
+    """Writes a mean, and before it the steps of a mean of many 16-bit values."""
+    source, axes = e.source, e.attributes["axes"]
+    for number, step in enumerate(wide_steps(e.shape(source), axes) if e.wide else ()):
+        name = f"step_{number}"
+        result = e.temporary(name, tuple(step.result(e.shape(source))), source)
+        if step.parts:
+            source = _split(e, source, step, name)
+        inputs = [source, e.constant(f"{name}/axes", step.averaged)]
+        e.add("MEAN", inputs, [result], keepDims=not step.parts)
+        source = result
+    e.add("MEAN", [source, e.constant("axes", axes)], keepDims=e.attributes["keepdims"])
+
+
+def _split(e: Emission, source: int, step: Step, name: str) -> int:
+    """Gives the parts of a step an axis of their own, filled up with zeros."""
+    shape, padding = e.shape(source), step.padding(e.shape(source))
+    if any(after for _, after in padding):
+        filled = [size and size + after for size, (_, after) in zip(shape, padding, strict=True)]
+        padded = e.temporary(f"{name}/padded", tuple(filled), source)
+        e.add("PAD", [source, e.constant(f"{name}/padding", padding)], [padded])
+        source = padded
+    return e.reshaped(source, tuple(step.split(shape)), f"{name}/parts")
+
+
+def _accepts_mean(call: Call, attributes: Attributes) -> str | None:
+    is_masked = not symbol_of(call) and any(value.masked for value in call.inputs)
+    return REDUCE_MAX.accepts(call, attributes) or ("with a mask" if is_masked else None)
+
+
+MEAN = dataclasses.replace(
+    REDUCE_MAX,
+    name="mean",
+    prepare=_prepare_mean,
+    compute=_mean,
+    emit=_emit,
+    doc="means along axes",
+    output=OwnRange(),
+    falls_back_to_input_range=True,
+    onnx_kernel=True,
+    layers=tuple(getattr(layers, f"GlobalAveragePooling{n}D") for n in (1, 2, 3)),
+    symbols=("math.reduce_mean",),
+    accepts=_accepts_mean,
+)
