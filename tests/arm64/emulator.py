@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import fcntl
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.emulation import ROOT, run_worker
+
 ENVIRONMENT = ROOT / "build" / "arm64"
-WORKER = ROOT / "benchmarks" / "runtime_worker.py"
 
 BASIC = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
 CPUS = {
@@ -49,15 +48,12 @@ def run(folder: Path, cpu: str, *arguments: Any) -> dict[str, Any]:
     processors = [PROCESSOR.format(core=core, features=features, part=part) for core in (0, 1)]
     root, site = ENVIRONMENT / "root", ENVIRONMENT / "site"
     command = ["qemu-aarch64", "-cpu", cpu, "-L", root, "-E", f"PYTHONPATH={site}"]
-    command += ["-E", f"PYTHONHOME={root / 'usr'}", root / "usr/bin/python3.11", WORKER]
-    command += [folder, "ai_edge_litert", *arguments]
+    command += ["-E", f"PYTHONHOME={root / 'usr'}", root / "usr/bin/python3.11"]
     with (ENVIRONMENT / ".lock").open("w") as lock:  # All share one file of processors.
         fcntl.flock(lock, fcntl.LOCK_EX)
         (root / "proc/cpuinfo").write_text("".join(processors))
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return dict(json.loads(done.stdout), runtime=f"LiteRT, {cpu}")
+        result = run_worker(command, folder, *arguments)
+    return dict(result, runtime=f"LiteRT, {cpu}")
 
 
 if __name__ == "__main__":

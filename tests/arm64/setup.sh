@@ -4,7 +4,7 @@
 set -euo pipefail
 dir=$(mkdir -p "$1" && cd "$1" && pwd)
 apt="apt-get -qq -o APT::Sandbox::User=root -o DPkg::Lock::Timeout=60"
-command -v qemu-aarch64 >/dev/null || { $apt update; $apt install -y qemu-user >/dev/null; }
+"$(dirname "$0")/../install_qemu.sh" qemu-aarch64
 dpkg --add-architecture arm64
 $apt update
 mkdir -p "$dir/debs" "$dir/wheels" "$dir/root/proc"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import structures
-from benchmarks.runtimes import operators
+from tests import emulation
 from tests.arm64 import emulator
 from tests.arm64.cases import cases
 from tests.ops.harness import file_of, in_integers, sized
@@ -27,14 +27,12 @@ RANDOM = 20
 
 def differing(folder, cpu):
     """Files whose quantized values are others on the processor than in the simulation."""
-    files = emulator.run(folder, cpu)["files"]
-    assert files
-    results = {name: kernels[FAMILY] for name, kernels in files.items()}
-    return {
-        name: result
-        for name, result in results.items()
-        if (result[0] if isinstance(result, list) else "lstm" not in name)
-    }
+    return emulation.find_differing(emulator.run(folder, cpu), FAMILY)
+
+
+def assert_same_on_all(folder):
+    others = {cpu: differing(folder, cpu) for cpu in emulator.CPUS}
+    assert others == {cpu: {} for cpu in emulator.CPUS}
 
 
 @pytest.mark.parametrize("cpu", emulator.CPUS)
@@ -48,31 +46,26 @@ def test_what_rounds_otherwise_than_on_x86(cpu, tmp_path):
 
 
 def test_operators_compute_what_the_simulation_does(tmp_path):
-    for name, contents, arrays in operators(1):
-        (tmp_path / f"{name}.tflite").write_bytes(contents)
-        needed = {key: array for key, array in arrays.items() if key.startswith(("input", FAMILY))}
-        np.savez(tmp_path / f"{name}.npz", **needed)
+    emulation.write_operators(tmp_path, FAMILY)
     assert differing(tmp_path, "cortex-a76") == {}
 
 
 @pytest.mark.parametrize("width", structures.WIDTHS)
 def test_some_structures_on_a76(width, tmp_path):
     structures.write(structures.families(width, [FAMILY], names=SOME), tmp_path)
+    if width in emulation.LARGE_WIDTHS:
+        emulation.write_large(tmp_path, width, FAMILY, emulation.SOME_LARGE)
     assert differing(tmp_path, "cortex-a76") == {}
-
-
-def test_networks_of_other_tests(tmp_path):
-    """Masks, cells, lent and computed weights, comparisons, in 8 bits on all processors."""
-    structures.write(structures.tables("int8", [FAMILY]), tmp_path)
-    others = {cpu: differing(tmp_path, cpu) for cpu in emulator.CPUS}
-    assert others == {cpu: {} for cpu in emulator.CPUS}
 
 
 @pytest.mark.parametrize("width", structures.WIDTHS)
 def test_all_structures(width, tmp_path):
-    """Families, the networks of microcontrollers and random models, on all processors."""
-    structures.write(structures.families(width, [FAMILY]), tmp_path)
-    structures.write(structures.networks(width, [FAMILY]), tmp_path)
-    structures.write(structures.random_models(width, [FAMILY], count=RANDOM), tmp_path)
-    others = {cpu: differing(tmp_path, cpu) for cpu in emulator.CPUS}
-    assert others == {cpu: {} for cpu in emulator.CPUS}
+    """Families, networks of microcontrollers and of other tests, random models."""
+    emulation.write_structures(tmp_path, width, FAMILY, RANDOM)
+    assert_same_on_all(tmp_path)
+
+
+@pytest.mark.parametrize("width", emulation.LARGE_WIDTHS)
+def test_large_sizes(width, tmp_path):
+    emulation.write_large(tmp_path, width, FAMILY)
+    assert_same_on_all(tmp_path)

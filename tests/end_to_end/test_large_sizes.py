@@ -1,0 +1,50 @@
+"""Sums of up to a million values and thousands of channels, in every family of kernels.
+
+`make test-x86` and `make test-arm64` run the same files on other processors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from benchmarks.structures import WIDTHS
+from keras_qat.integer_graph.resolve import resolve
+from keras_qat.targets import TFLM, problems
+from tests.comparison import RUNNABLE
+from tests.emulation import LARGE_WIDTHS
+from tests.helpers import observe
+from tests.networks.large import LARGE
+
+SMALL = ("index", "largest", "smallest", "normalized", "softmax", "1000 classes")
+"""Networks whose results are of many values the same one, or too small for a comparison."""
+ERRORS = {"int8": 0.03, "int16x8": 0.01}
+"""Most that a result differs from float, as a share of the range. All weights have 8 bits."""
+
+CASES = [(name, width) for name in LARGE for width in LARGE_WIDTHS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "width"), CASES)
+def test_files_compute_what_the_model_does_and_nearly_what_float_does(name, width):
+    network = LARGE[name]
+    model = network.build()
+    x = network.inputs(model)
+    expected = np.asarray(model(x), np.float64)
+    qat = observe(keras_qat.quantize_model(model, WIDTHS[width]()), x, batches=1)
+    if any(node.op is None for node in resolve(qat).nodes):
+        pytest.skip("plan leaves a part in float")
+    for kernels in RUNNABLE:
+        target = "tflm" if kernels == "tflm" else None
+        qat.kernels = kernels
+        contents = keras_qat.export_tflite(qat, target=target)
+        if kernels == "tflm" and problems(contents, TFLM):
+            continue
+        file = keras_qat.TFLiteModel(contents, kernels=kernels)
+        predicted = qat.predict(x, verbose=0)
+        np.testing.assert_array_equal(file.predict(x), predicted)
+        if not name.startswith(SMALL):
+            error = np.abs(predicted - expected).max() / (np.ptp([*expected.ravel(), 0.0]))
+            assert error < ERRORS[width], kernels
