@@ -19,6 +19,7 @@ from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Value
 from keras_qat.frontend.keras2 import backend
+from keras_qat.frontend.keras2.layer_losses import take_losses
 from keras_qat.frontend.keras2.layers_and_models import flat_inputs, nested_inputs, nested_outputs
 from keras_qat.frontend.keras2.precision import computing_in_float32
 from keras_qat.frontend.missing_values import calls_on_missing_values
@@ -29,6 +30,7 @@ from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.number_store import ones_unless
 from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
+from keras_qat.ops.node import Node
 from keras_qat.ops.registry import match
 from keras_qat.training.calibration.watch import watch_of
 from keras_qat.training.layers.recurrent.states import states_of, unchanged
@@ -55,6 +57,8 @@ class Inference:
         self.with_losses = [call for call in self.graph.calls if _regularizes(call)]
         self.with_losses += self.graph.loss_only
         self.read_by_losses = self._read_by_losses()
+        self.float_losses: list[Any] = []
+        """The layer of each loss that is added while layers compute in float."""
         self.replaces_nan = calls_on_missing_values(self.graph)
         self.settled = CachedInference(
             model, self.graph, self._resolve, self._prepare, self._tensors
@@ -121,14 +125,28 @@ class Inference:
         return prepare(resolved, self.family)
 
     def _tensors(self, resolved: ResolvedGraph, numbers: Numbers, inputs: list[Any]) -> list[Any]:
-        """Computes real values of the outputs, and of what layers that add losses read."""
+        """Computes the outputs, what layers that add losses read, and losses of float layers.
+
+        Outputs and what is read are real numbers.
+        """
+        losses: list[Any] = []
+
+        def compute(node: Node, values: list[Any]) -> list[Any]:
+            with take_losses(node.call.layer) as added:
+                results = compute_in_float(node, values)
+            if node.call not in self.with_losses:  # Those are called again.
+                losses.extend(added)
+            return results
+
         quantized = list(map(numbers.quantized, inputs, resolved.inputs.values()))
-        tensors = run(resolved, quantized, self.family, compute_in_float, numbers)
+        tensors = run(resolved, quantized, self.family, compute, numbers)
         names = [
             *resolved.outputs.values(),
             *(resolved.tensors[value] for value in self.read_by_losses),
         ]
-        return [numbers.real(tensors[name], name) for name in names]
+        self.float_losses = [layer for layer, _ in losses]
+        real = [numbers.real(tensors[name], name) for name in names]
+        return real + [loss for _, loss in losses]
 
     def _read_by_losses(self) -> list[Value]:
         computed = {
@@ -140,7 +158,11 @@ class Inference:
     def _finished(self, tensors: list[Any], adds_losses: bool = True) -> list[Any]:
         """Returns the outputs among `_tensors`, after adding the losses and metrics of layers."""
         outputs = graph_lib.values_in(self.graph.outputs)
-        real = dict(zip(self.read_by_losses, tensors[len(outputs) :], strict=True))
+        count = len(outputs) + len(self.read_by_losses)
+        read, losses = tensors[len(outputs) : count], tensors[count:]
+        for layer, loss in zip(self.float_losses, losses, strict=True) if adds_losses else ():
+            layer.add_loss(loss)
+        real = dict(zip(self.read_by_losses, read, strict=True))
         for call in self.with_losses if adds_losses else []:
             args, kwargs = graph_lib.map_values(real.__getitem__, (call.args, call.kwargs))
             with computing_in_float32(call.layer):

@@ -157,3 +157,49 @@ def test_losses_and_metrics_that_are_added():
     plain = float(qat.compiled_loss._losses[0](labels, predicted))
     assert values["loss"] == pytest.approx(plain + 0.1 * np.mean(predicted**2), rel=1e-4)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
+
+
+class Sampling(layers.Layer):
+    """Draws a sample, as a variational encoder does, and adds a loss. It stays in float."""
+
+    def call(self, inputs):
+        self.add_loss(tf.reduce_mean(tf.square(inputs)))
+        return inputs + 0.0 * tf.random.normal(tf.shape(inputs))
+
+
+class Outer(layers.Layer):
+    """Holds such a layer."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.sampling = Sampling()
+
+    def call(self, inputs):
+        return self.sampling(inputs)
+
+
+FLOAT_LAYERS = {
+    "layer": Sampling,
+    "inner layer": Outer,
+    "regularizer": lambda: layers.Dense(4, activity_regularizer="l2", name="in_float"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:These layers compute in float")
+@pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
+@pytest.mark.parametrize("make", FLOAT_LAYERS.values(), ids=FLOAT_LAYERS)
+def test_layers_in_float_add_their_losses_in_evaluate(make, eagerly):
+    x = images(32, (4,))
+    model = functional((4,), build=lambda x: layers.Dense(4)(make()(layers.Dense(4)(x))))
+    recipe = keras_qat.recipes.int8().override("in_float", quantize=False)
+    has_override = make is FLOAT_LAYERS["regularizer"]
+    qat = keras_qat.quantize_model(model, recipe if has_override else "int8")
+    keras_qat.calibrate(qat, x)
+    for each in (model, qat):
+        each.compile("sgd", "mse", run_eagerly=eagerly)
+    qat.fit(x, x, epochs=1, verbose=0)  # Leaves losses of its own function.
+    model = keras_qat.strip_quantization(qat)
+    model.compile("sgd", "mse", run_eagerly=eagerly)
+    added = measured(model, x)[0]
+    assert added > 0
+    assert measured(qat, x)[0] == pytest.approx(added, rel=0.05)
