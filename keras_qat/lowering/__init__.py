@@ -51,6 +51,7 @@ from keras_qat.lowering.merges import (
 from keras_qat.lowering.open_layers import open_layers
 from keras_qat.lowering.positions import positions_as_integers
 from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, with_mask
+from keras_qat.lowering.scaled_parts import with_scaled_parts
 from keras_qat.lowering.softmax import (
     recognize_log_sum_exp,
     recognize_softmax,
@@ -124,8 +125,9 @@ def lower(
     ends = set(values_in(graph.outputs))
     calls = [part for call in graph.calls for part in expand(call)]
     graph = dataclasses.replace(graph, calls=calls, weights=context.weights)
-    if activations:  # Those that a TimeDistributed reads.
-        graph = tokens_as_integers(graph, context)
+    if activations:
+        graph = tokens_as_integers(graph, context)  # Those that a TimeDistributed reads.
+        graph = with_scaled_parts(graph, context)
     _name_apart(graph)
     return _drop_identities(
         _drop_unread(merge_common_subexpressions(graph), context) if activations else graph

@@ -23,6 +23,7 @@ from keras_qat.frontend.computed_kernels import (
 )
 from keras_qat.frontend.graph import Call
 from keras_qat.frontend.keras2.backend import layers
+from keras_qat.frontend.rescaled_norms import RescaledBatchNormalization, RescaledNormalization
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import (
     ONE_PIXEL,
@@ -360,7 +361,10 @@ AFFINE = Op(
     _emit_affine,
     prepare=lambda a: prepare_sums(a, (-1,)),
     doc="one factor and offset for each channel: BatchNormalization that is not folded",
-    layers=(layers.BatchNormalization, layers.Rescaling, layers.Normalization),
+    layers=(
+        *(layers.BatchNormalization, layers.Rescaling, layers.Normalization),
+        *(RescaledBatchNormalization, RescaledNormalization),
+    ),
     paths=("applications.convnext.LayerScale",),
     attributes=_affine_attributes,
     defaults={"axes": (-1,)},

@@ -25,6 +25,7 @@ def model():
     large = layers.Rescaling(1000.0, name="large")(layers.Dense(1, name="one")(x))
     both = layers.Concatenate(name="both")([layers.Dense(8, "tanh", name="features")(x), large])
     norm = layers.BatchNormalization(momentum=0.0, name="norm")
+    both = layers.Dropout(0.0, name="dropped")(both)  # Otherwise it is scaled before it is joined.
     model = keras.Model(x, layers.Dense(5, name="logits")(norm(both)), name="net")
     model(X, training=True)
     return model

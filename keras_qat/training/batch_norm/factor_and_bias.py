@@ -49,7 +49,10 @@ def factor_and_bias(wrapper: Weighted, dtype: Any = tf.float32) -> tuple[Any, An
             factor = tf.cast(layer.gamma, dtype)
             bias = tf.zeros_like(factor)
         if norm is None:
-            return tf.broadcast_to(factor, [channels]), tf.broadcast_to(bias, [channels])
+            factor, bias = (tf.broadcast_to(term, [channels]) for term in (factor, bias))
+        else:
+            factor, bias = normalization(bias, norm, dtype)
+        return factor * tf.constant(getattr(layer, "input_scale", 1.0), dtype), bias
     return (factor, bias) if norm is None else normalization(bias, norm, dtype)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from keras_qat.config import specs
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.rescaled_norms import seen_statistics
 from keras_qat.ops.registry import row_listing
 from keras_qat.training.layers.quantize import ActivationQuantizer, Quantize
 from keras_qat.training.layers.quantize_wrapper import QuantizeWrapper
@@ -234,18 +235,6 @@ def _first_layer(call: Call) -> Any:
     return call.layer.sublayers[0] if isinstance(call.layer, QuantizeWrapper) else call.layer
 
 
-def statistics_of(layer: Any) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns mean and standard deviation that a layer has seen; None if it has seen none."""
-    if isinstance(layer, keras.layers.BatchNormalization):
-        mean, variance = (np.ravel(seen) for seen in (layer.moving_mean, layer.moving_variance))
-        has_seen = np.any(mean != 0) or np.any(variance != 1)
-        return (mean, np.sqrt(variance + layer.epsilon)) if has_seen else None
-    if isinstance(layer, keras.layers.Normalization) and not layer.invert:
-        mean, variance = (np.ravel(moment) for moment in (layer.mean, layer.variance))
-        return mean, np.sqrt(np.maximum(variance, 1e-12))
-    return None
-
-
 def _lost_tensors(graph: Graph) -> Iterator[str]:
     """Says which tensors are lost in the range that they share with others."""
     masked, varying = masked_scores(graph), varying_slots(graph)
@@ -267,7 +256,7 @@ def _lost_features(graph: Graph) -> Iterator[str]:
     inputs = values_in(graph.inputs)
     quantizers = {inputs[index]: own for index, own in input_quantizers(graph).items()}
     for value, norm in _normalized_inputs(graph):
-        _, deviation = statistics_of(norm) or (None, np.empty(0))
+        _, deviation = seen_statistics(norm) or (None, np.empty(0))
         if value not in quantizers or deviation.size != value.shape[-1] or deviation.size < 2:
             continue
         low, high = quantizers[value].current_range()
@@ -287,5 +276,5 @@ def _normalized_inputs(graph: Graph) -> Iterator[tuple[Value, Any]]:
         if isinstance(call.layer, Quantize):
             inputs[call.output] = source
             continue
-        if statistics_of(_first_layer(call)) is not None:
+        if seen_statistics(_first_layer(call)) is not None:
             yield source, _first_layer(call)

@@ -18,7 +18,7 @@ from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.messages import counted
-from keras_qat.training.calibration.lost_values import statistics_of
+from keras_qat.frontend.rescaled_norms import seen_statistics
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.scheduled_layer import Phase, ScheduledLayer, assuming
@@ -133,7 +133,7 @@ def _against_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[st
         reached = set().union(*(sources[value] for value in call.inputs))
         sources |= dict.fromkeys(values_in(call.outputs), reached)
         layers = call.layer.sublayers if isinstance(call.layer, QuantizeWrapper) else [call.layer]
-        norm = next((layer for layer in layers if statistics_of(layer) is not None), None)
+        norm = next((layer for layer in layers if seen_statistics(layer) is not None), None)
         if norm is None or len(reached) > 1 or not reached <= remaining.keys():
             continue
         (name,) = reached
@@ -181,9 +181,10 @@ def _distances(x: np.ndarray, norm: Any) -> tuple[np.ndarray, np.ndarray]:
 
     The former is in doublings, the latter in standard deviations.
     """
-    statistics = statistics_of(norm)
+    statistics = seen_statistics(norm)
     assert statistics is not None
     mean, deviation = statistics
+    x = x * np.float32(getattr(norm, "input_scale", 1))
     if mean.size == 1:
         x = x.reshape(-1, 1)
     else:  # The axis of contrib's BatchNormalization counts as for images.
