@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+SLIGHT = 0.1
+"""Part of a range's width by which any value may lie beyond it."""
 BEYOND = 0.25
-"""Share of an input's values that may lie beyond its range: of another scale, most of them do."""
+"""Share of an input's values that may lie farther beyond: of another scale, most of them do."""
 FAR = 0.01
 """Share of an example's values that may lie farther from the range than it is wide."""
 
@@ -15,9 +17,9 @@ FAR = 0.01
 def describe_excess(name: str, x: np.ndarray, low: float, high: float) -> str:
     """Returns a sentence if data do not fit the range of an input, else "".
 
-    They do not if more than `BEYOND` of all values lie beyond the range, or if in most examples
-    more than `FAR` of the values lie farther from it than it is wide. Single outliers fit, and so
-    do data that are a little larger.
+    They do not if more than `BEYOND` of all values lie beyond the range by more than `SLIGHT`, or
+    if in most examples more than `FAR` of the values lie farther from it than it is wide. Single
+    outliers fit, and so do data that are a little larger.
 
     Args:
         name: the input's name.
@@ -29,10 +31,10 @@ def describe_excess(name: str, x: np.ndarray, low: float, high: float) -> str:
     if not width > 0 or not x.size:
         return ""
     lowest, highest = float(np.nanmin(x)), float(np.nanmax(x))
-    step = width / 255
-    if low - step <= lowest and highest <= high + step:
+    slight = SLIGHT * width
+    if low - slight <= lowest and highest <= high + slight:
         return ""
-    share = np.mean((x < low - step) | (x > high + step))
+    share = np.mean((x < low - slight) | (x > high + slight))
     far = (x < low - width) | (x > high + width)
     in_most = np.median(far.reshape(len(x), -1).mean(1)) > FAR
     if share <= BEYOND and not in_most:

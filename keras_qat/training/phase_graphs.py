@@ -19,7 +19,7 @@ from keras_qat.frontend.keras2.reused_optimizer import check_optimizer
 from keras_qat.frontend.keras2.shared_update import SharedUpdate
 from keras_qat.frontend.keras2.undisturbed import is_undisturbed
 from keras_qat.frontend.messages import counted, show_once, warn_caller
-from keras_qat.training.calibration.data_checks import doubt_of_arrays
+from keras_qat.training.calibration.data_checks import doubt_of_arrays, doubt_of_ranges
 from keras_qat.training.first_batch import FirstBatch, first_batch_of
 from keras_qat.training.layers.scheduled_layer import (
     NEVER,
@@ -88,17 +88,20 @@ class PhasedModel:
             if isinstance(callback, type):
                 name = callback.__name__
                 raise TypeError(f"callbacks=[{name}]: make one of the class, {name}(...).")
-        if not self._looked:
-            object.__setattr__(self, "_looked", True)
-            if reason := doubt_of_arrays(self, x):
-                warn_caller(reason)
+        reason = "" if self._looked else doubt_of_arrays(self, x)
+        object.__setattr__(self, "_looked", True)
+        if reason:
+            warn_caller(reason)
         before = self.undisturbed
         object.__setattr__(self, "undisturbed", is_undisturbed(self, x, callbacks))
         try:
-            return super().fit(x, *args, **kwargs)  # type: ignore[misc]
+            history = super().fit(x, *args, **kwargs)  # type: ignore[misc]
         finally:
             object.__setattr__(self, "undisturbed", before)
             self._look_again()
+        if not reason and (excess := doubt_of_ranges(self, x)):
+            warn_caller(excess)
+        return history
 
     _settled_at: int | None = None
     """The number of training steps when inference last read the weights."""

@@ -9,6 +9,9 @@ from keras_qat.frontend.messages import counted
 from keras_qat.training.layers.scheduled_layer import NEVER
 from keras_qat.training.schedule import scheduled_layers
 
+UNEQUAL = 0.02
+"""Part by which the ends of a symmetric range may differ: one step of 7 bits and more."""
+
 EXAMPLES_PER_BATCH = 32
 """Calibration examples that count as one batch when training continues."""
 
@@ -20,7 +23,7 @@ def untrained(model: Any, calls: Graph) -> list[str]:
         model: a quantization-aware model.
         calls: its calls.
     """
-    sentences = (_before_delay(model, calls), _without_data(model))
+    sentences = (_before_delay(model, calls), _without_data(model), _of_another_recipe(model))
     return [sentence for sentence in sentences if sentence]
 
 
@@ -60,6 +63,26 @@ def _without_data(model: Any) -> str:
         f"'{model.name}', and the recipe's initial range, {low:g} to {high:g}. "
         f"Train the model, or call keras_qat.calibrate(model, data)."
     )
+
+
+def _of_another_recipe(model: Any) -> str:
+    """Returns a sentence if ranges that have to be symmetric around zero are not.
+
+    Keras loads the weights of another recipe if they have the same shapes.
+    """
+    for layer in scheduled_layers(model):
+        for quantizer in layer.quantizers:
+            if not getattr(quantizer.spec, "symmetric", False):
+                continue
+            low, high = quantizer.current_range()
+            if low < high and abs(low + high) > UNEQUAL * max(-low, high):
+                name = layer.name.removeprefix("quant_").removesuffix("_quant")
+                return (
+                    f"The range of '{name}' in '{model.name}' is {low:.4g} to {high:.4g}, but the "
+                    f"recipe has symmetric ranges: weights of another recipe were loaded, and what "
+                    f"lies beyond is clipped. Call keras_qat.calibrate(model, data) after loading."
+                )
+    return ""
 
 
 def describe_difference(model: Any) -> str:

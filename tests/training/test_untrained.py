@@ -195,3 +195,51 @@ def test_recipe_with_a_delay():
     train(qat, X)
     with pytest.warns(UserWarning, match="step 50, and 4 are done"):
         keras_qat.export_tflite(qat)
+
+
+def of_a_series(shuffle):
+    """Trains on a series in order of time, or shuffled; returns the warnings of `fit`."""
+    keras.utils.set_random_seed(0)
+    x = np.linspace(-2, 2, 640, dtype=np.float32)[:, None]
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(8, "relu"), layers.Dense(1)])
+    qat = keras_qat.quantize_model(model)
+    qat.compile("sgd", "mae")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        qat.fit(x, x**2, epochs=2, shuffle=shuffle, verbose=0)
+        qat.evaluate(x[:32], x[:32] ** 2, verbose=0)
+    return [str(warning.message) for warning in caught]
+
+
+def test_fit_says_if_its_ranges_do_not_hold_its_data():
+    in_fit, in_evaluate = of_a_series(shuffle=False)
+    assert "of the numbers given for input 'input_" in in_fit
+    assert "shuffle" in in_fit
+    assert "beyond its range" in in_evaluate
+
+
+def test_values_slightly_beyond_a_range_are_no_reason_to_warn():
+    assert of_a_series(shuffle=True) == []
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded", "is_told"),
+    [
+        ("int8", "int16x8", True),
+        ("int8", recipes.symmetric(), True),
+        ("int16x8", "int16x8", False),
+        (recipes.symmetric(), recipes.symmetric(), False),
+    ],
+    ids=["int16x8", "symmetric", "same int16x8", "same symmetric"],
+)
+def test_weights_of_another_recipe(saved, loaded, is_told):
+    qat = quantized(saved)
+    keras_qat.calibrate(qat, X)
+    other = quantized(loaded)
+    other.set_weights(qat.get_weights())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        keras_qat.export_tflite(other)
+    told = any("recipe has symmetric ranges" in str(warning.message) for warning in caught)
+    assert told is is_told

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_qat.frontend.graph import Graph, read, values_in
 from keras_qat.frontend.messages import counted
 from keras_qat.io.data import arrays_of
+from keras_qat.io.excess import describe_excess
 from keras_qat.training.calibration.lost_values import (
     describe_lost_features,
     find_lost_features,
@@ -124,16 +125,8 @@ def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bo
 
 def doubt_of_arrays(model: Any, data: Any) -> str:
     """Returns why data that `fit` gets seem not to fit the model; "" for other data than arrays."""
-    arrays = tf.nest.flatten(data)
-    if not all(isinstance(x, np.ndarray) and x.ndim and len(x) for x in arrays):
-        return ""
-    if model.distribute_strategy.num_replicas_in_sync > 1:
-        return ""
-    rows = np.unique(np.linspace(0, len(arrays[0]) - 1, _LOOKED_AT).astype(int))
-    try:
-        some = arrays_of(model, tf.nest.map_structure(lambda x: x[rows], data))
-        some = [with_finite_values(x) if x.dtype.kind == "f" else x for x in some]
-    except (ValueError, IndexError):  # Keras says what is wrong.
+    some = _evenly_spread(model, data)
+    if not some:
         return ""
     graph = read(model)
     samples = {
@@ -142,6 +135,38 @@ def doubt_of_arrays(model: Any, data: Any) -> str:
         if value.is_float and x.size
     }
     return wrong_preparation(graph, samples) or next(lost_features_in(graph, some), "")
+
+
+def doubt_of_ranges(model: Any, data: Any) -> str:
+    """Returns why the ranges after `fit` do not hold the data; "" for other data than arrays."""
+    some = _evenly_spread(model, data)
+    if not some:
+        return ""
+    graph = read(model)
+    for index, quantizer in input_quantizers(graph).items():
+        name = values_in(graph.inputs)[index].name
+        if excess := describe_excess(name, some[index], *quantizer.current_range()):
+            sentence, _, _ = excess.partition(" Scale them")
+            return (
+                f"{sentence} Ranges are averages over batches, so shuffle the data, or call "
+                f"keras_qat.calibrate before fit and freeze the ranges."
+            )
+    return ""
+
+
+def _evenly_spread(model: Any, data: Any) -> list[np.ndarray]:
+    """Returns some examples for each input; none if the data are not arrays that fit the model."""
+    arrays = tf.nest.flatten(data)
+    if not all(isinstance(x, np.ndarray) and x.ndim and len(x) for x in arrays):
+        return []
+    if not arrays or model.distribute_strategy.num_replicas_in_sync > 1:
+        return []
+    rows = np.unique(np.linspace(0, len(arrays[0]) - 1, _LOOKED_AT).astype(int))
+    try:
+        some = arrays_of(model, tf.nest.map_structure(lambda x: x[rows], data))
+        return [with_finite_values(x) if x.dtype.kind == "f" else x for x in some]
+    except (ValueError, IndexError):  # Keras says what is wrong.
+        return []
 
 
 def _unresolved(graph: Graph, data: InputData) -> str:
