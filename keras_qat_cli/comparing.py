@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from keras_qat_cli import options
 from keras_qat_cli.data import Source
 from keras_qat_cli.errors import fail
 from keras_qat_cli.group import Settings, cli, show
-from keras_qat_cli.labels import measured, read_labels
+from keras_qat_cli.labels import Labels, measured, of_outputs, read_labels
 from keras_qat_cli.models import is_quantized
 from keras_qat_cli.outputs import OutputFile
 
@@ -28,7 +29,7 @@ ALL = sys.maxsize
 @click.option("--per-layer", is_flag=True, help="Compare every tensor that both have.")
 @options.min_identical
 @options.min_agreement
-@click.option("--labels", help="As of evaluate: the verdict goes by accuracy.")
+@options.labels("As of evaluate: the verdict goes by accuracy.")
 @click.option("--max-difference", type=click.FloatRange(0), help="Fail beyond so many LSB.")
 @options.html
 @options.tflite_kernels
@@ -42,23 +43,21 @@ def verify(
     per_layer: bool,
     min_identical: float | None,
     min_agreement: float | None,
-    labels: str | None,
+    labels: tuple[str, ...],
     max_difference: float | None,
     html: Path | None,
     kernels: Any,
     as_json: bool,
 ) -> None:
     """Run MODEL and its TFLite FILE on DATA, and compare them with each other and with float."""
-    expected = None
-    if labels is not None:
-        expected, data = read_labels(data, labels)
+    expected, data = read_labels(data, labels) if labels else ([], data)
     with settings.library() as keras_qat:
         qat = settings.load(model)
         report = keras_qat.verify(
             qat,
             str(file),
             data.load(qat),
-            expected,
+            values_of(qat, expected),
             per_layer=per_layer,
             kernels=kernels,
             batch_size=data.batch_size,
@@ -79,14 +78,27 @@ def verify(
         fail(f"{file} is not as required: {'; '.join(failed)}.")
 
 
+def values_of(model: Any, labels: Sequence[Labels]) -> dict[str, np.ndarray] | None:
+    """Returns labels as `verify` takes them."""
+    return {name: one.values for name, one in of_outputs(model, labels).items()} or None
+
+
 def shortfalls(
     report: Any,
     min_identical: float | None,
     min_agreement: float | None,
     max_difference: float | None = None,
 ) -> list[str]:
-    """Lists in which way a report is not as required, or else that the file is not the model's."""
+    """Lists in which way a report is not as required.
+
+    Where nothing is required, the file has to be the model's, and the model good.
+    """
     failed = []
+    if min_agreement is None and report.verdict.words == "same but poor":
+        failed.append(
+            "the model is not good, as the verdict says (--min-agreement says how many answers "
+            "have to stay as in float)"
+        )
     if min_identical is None and max_difference is None and not report.verdict.is_same:
         failed.append(
             "it computes something other than the model (--min-identical or --max-difference says "
@@ -113,10 +125,9 @@ def shortfalls(
 @cli.command()
 @options.any_model
 @options.data
-@click.option(
-    "--labels",
-    help="An .npy file, an array of the .npz file, or a column of the table. Images need none: "
-    "their subdirectories are the classes.",
+@options.labels(
+    "An .npy file, an array of the .npz file, or a column of the table. Images need none: their "
+    "subdirectories are the classes. For a model of several outputs OUTPUT=SOURCE, for each one."
 )
 @options.kernels
 @options.json_output
@@ -125,7 +136,7 @@ def evaluate(
     settings: Settings,
     model: Path,
     data: Source,
-    labels: str | None,
+    labels: tuple[str, ...],
     kernels: str | None,
     as_json: bool,
 ) -> None:
@@ -133,26 +144,48 @@ def evaluate(
 
     It is accuracy for classes, and the mean absolute error for other labels.
     """
-    source = labels or data.path
-    expected, data = read_labels(data, labels)
-    figures = {}
+    found, data = read_labels(data, labels)
     with settings.library() as keras_qat:
         loaded = settings.load(model)
+        expected = of_outputs(loaded, found)
+        in_float = "in float"
         if is_quantized(model):
             loaded.kernels = kernels or loaded.kernels
-            computed = f"in integers ({loaded.kernels} kernels)"
-            predicted = _predict(settings, loaded, data)
-            metric, figures[computed] = measured(predicted, expected, source)
+            in_integers = f"in integers ({loaded.kernels} kernels)"
+            runs = {in_integers: _measure(settings, loaded, data, expected)}
             keras_qat.set_quantization(loaded, False)
-        predicted = _predict(settings, loaded, data)
-        metric, figures["in float"] = measured(predicted, expected, source)
-    is_share = metric == "accuracy"
-    lines = [
-        f"{name:<32}{figure:>10.2%}" if is_share else f"{name:<32}{figure:>10.4g}"
-        for name, figure in reversed(figures.items())
-    ]
-    text = "\n".join([f"{metric} on {len(expected)} examples", *lines])
-    show(text, {"metric": metric, "examples": len(expected), "values": figures}, as_json)
+        else:
+            runs = {}
+        runs[in_float] = _measure(settings, loaded, data, expected)
+    outputs: dict[str, dict[str, Any]] = {
+        name: {
+            "metric": runs[in_float][name][0],
+            "examples": len(one.values),
+            "values": {run: figures[name][1] for run, figures in runs.items()},
+        }
+        for name, one in expected.items()
+    }
+    is_single = len(loaded.output_names) == 1
+    text = "\n".join(_described("" if is_single else name, **outputs[name]) for name in outputs)
+    show(text, next(iter(outputs.values())) if is_single else {"outputs": outputs}, as_json)
+
+
+def _measure(
+    settings: Settings, model: Any, data: Source, expected: dict[str, Labels]
+) -> dict[str, tuple[str, float]]:
+    """Returns the metric and its value for each output with labels."""
+    predicted = _predict(settings, model, data)
+    return {
+        name: measured(predicted[name], one.values, one.source) for name, one in expected.items()
+    }
+
+
+def _described(output: str, metric: str, examples: int, values: dict[str, float]) -> str:
+    """Returns lines on what was measured of an output, by its name, or "" for the only one."""
+    form = "10.2%" if metric == "accuracy" else "10.4g"
+    of_output = f"{output}: " if output else ""
+    lines = [f"{name:<32}{figure:>{form}}" for name, figure in reversed(values.items())]
+    return "\n".join([f"{of_output}{metric} on {examples} examples", *lines])
 
 
 @cli.command()
@@ -171,19 +204,20 @@ def diagnose(settings: Settings, model: Path, data: Source, as_json: bool) -> No
     show(result, result.to_dict(), as_json)
 
 
-def _predict(settings: Settings, model: Any, data: Source) -> np.ndarray:
+def _predict(settings: Settings, model: Any, data: Source) -> dict[str, np.ndarray]:
+    """Returns what a model predicts for each output, by name."""
+    import tensorflow as tf
+
     from keras_qat.io.inputs import inputs_of, packed
     from keras_qat.io.progress import shown
 
-    if len(model.outputs) > 1:
-        raise ValueError(f"'{model.name}' has {len(model.outputs)} outputs; evaluate takes one.")
     batches = data.load(model)
-    return np.concatenate(
-        [
-            model.predict_on_batch(packed(inputs_of(model), batch))
-            for batch in shown(batches, "Evaluation", settings.verbose, batches.total)
-        ]
-    )
+    parts = [
+        tf.nest.flatten(model.predict_on_batch(packed(inputs_of(model), batch)))
+        for batch in shown(batches, "Evaluation", settings.verbose, batches.total)
+    ]
+    outputs = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+    return dict(zip(model.output_names, outputs, strict=True))
 
 
 @cli.command()

@@ -119,7 +119,8 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         arguments = (param.name for param in self.params if isinstance(param, click.Argument))
-        files = [str(ctx.params[name]) for name in (*arguments, "labels") if ctx.params.get(name)]
+        files = [str(ctx.params[name]) for name in arguments if ctx.params.get(name)]
+        files += [source.rpartition("=")[2] for source in ctx.params.get("labels", ())]
         with _errors_as_messages(ctx.find_root().params["debug"], files):
             return super().invoke(ctx)
 

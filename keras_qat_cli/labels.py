@@ -2,17 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_qat_cli.data import Source, opened
 
-__all__ = ["measured", "read_labels"]
+__all__ = ["Labels", "measured", "of_outputs", "read_labels"]
 
 
-def read_labels(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
+class Labels(NamedTuple):
+    """Labels of one output.
+
+    Args:
+        output: the output's name; "" for the only one.
+        values: a label for each example.
+        source: where they are, for messages.
+    """
+
+    output: str
+    values: np.ndarray
+    source: str
+
+
+def read_labels(data: Source, labels: Sequence[str]) -> tuple[list[Labels], Source]:
     """Returns the labels of data, and the data without them. Does not need TensorFlow.
+
+    Args:
+        data: the data.
+        labels: where the labels are, as `_read` takes it; of several outputs `OUTPUT=SOURCE`. None
+            for images, whose subdirectories are the classes.
+
+    Raises:
+        ValueError: if there are no such labels, or two for the same output.
+    """
+    sources = []
+    for text in labels or ("",):
+        output, is_named, source = text.partition("=")
+        sources.append((output, source) if is_named and not Path(text).exists() else ("", text))
+    if len(dict(sources)) < len(sources):
+        raise ValueError(
+            f"--labels is given {len(sources)} times: name the output of each, as in --labels "
+            f"OUTPUT={sources[-1][1]}."
+        )
+    found = []
+    for output, source in sources:
+        values, data = _read(data, source or None)
+        found.append(Labels(output, values, source or data.path))
+    return found, data
+
+
+def of_outputs(model: Any, labels: Sequence[Labels]) -> dict[str, Labels]:
+    """Returns labels by the output of a model that they are of.
+
+    Raises:
+        ValueError: if a model of several outputs is given labels without the name of one, or there
+            is no such output.
+    """
+    names = list(model.output_names)
+    listed = ", ".join(names)
+    if len(names) == 1:
+        labels = [one._replace(output=one.output or names[0]) for one in labels]
+    for one in labels:
+        if not one.output:
+            raise ValueError(
+                f"'{model.name}' has the outputs {listed}: say which one the labels are of, as in "
+                f"--labels {names[0]}={one.source}."
+            )
+        if one.output not in names:
+            raise ValueError(
+                f"There are labels for '{one.output}', but '{model.name}' has the outputs {listed}."
+            )
+    return {one.output: one for one in labels}
+
+
+def _read(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
+    """Returns the labels of one output, and the data without them.
 
     Args:
         data: the data.

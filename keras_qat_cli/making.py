@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,17 @@ from typing import Any
 import click
 
 from keras_qat_cli import options
-from keras_qat_cli.comparing import ALL, shortfalls
+from keras_qat_cli.comparing import ALL, shortfalls, values_of
 from keras_qat_cli.data import Source
 from keras_qat_cli.errors import fail
 from keras_qat_cli.group import Settings, cli, show
+from keras_qat_cli.labels import read_labels
 from keras_qat_cli.models import FILES
 from keras_qat_cli.options import Calibration, Exporting, Quantizing
 from keras_qat_cli.outputs import SOURCES, OutputFile
+
+DOUBTED = "the data were warned of (--accept-data takes them anyway)"
+"""Why a command fails if `calibrate` warned."""
 
 SAVED = OutputFile("the model", *FILES, directory=True)
 
@@ -25,6 +30,7 @@ SAVED = OutputFile("the model", *FILES, directory=True)
 @options.data
 @click.option("-o", "--output", type=SAVED, required=True, help=".keras or .h5 file, or directory.")
 @options.calibration
+@options.accept_data
 @options.quantizing
 @options.json_output
 @click.pass_obj
@@ -34,6 +40,7 @@ def calibrate(
     data: Source,
     output: Path,
     calibration: Calibration,
+    accept_data: bool,
     quantizing: Quantizing,
     as_json: bool,
 ) -> None:
@@ -43,7 +50,7 @@ def calibrate(
         from keras_qat.frontend.messages import counted
 
         qat = settings.load_quantized(model, quantizing)
-        examples = _calibrate(settings, qat, data, calibration)
+        examples, doubts = _calibrate(settings, qat, data, calibration)
         qat.save(str(output))
         ranges = [
             {
@@ -57,6 +64,8 @@ def calibrate(
     range_count = counted(len(ranges), "range of activations", "ranges of activations")
     text = f"{output}: {range_count}, from {counted(examples, 'example')}"
     show(text, {"output": str(output), "examples": examples, "ranges": ranges}, as_json)
+    if doubts and not accept_data:
+        fail(f"{output} was written, but {DOUBTED}.")
 
 
 @cli.command()
@@ -102,7 +111,9 @@ def export(
 @click.option("--save", type=SAVED, help="Save the quantization-aware model, too.")
 @options.min_identical
 @options.min_agreement
+@options.labels("As of evaluate: the verdict goes by accuracy.")
 @options.calibration
+@options.accept_data
 @options.quantizing
 @options.exporting
 @options.json_output
@@ -115,7 +126,9 @@ def convert(
     save: Path | None,
     min_identical: float | None,
     min_agreement: float | None,
+    labels: tuple[str, ...],
     calibration: Calibration,
+    accept_data: bool,
     quantizing: Quantizing,
     exporting: Exporting,
     as_json: bool,
@@ -126,15 +139,17 @@ def convert(
     ranges that it has. The file is then run on DATA and compared with the model.
     """
     arguments = exporting.chosen(file)
+    expected, data = read_labels(data, labels) if labels else ([], data)
     if save is not None:
         _check_other(save, model)
     with settings.library() as keras_qat:
         from keras_qat.frontend.messages import counted
 
         qat = settings.load_quantized(model, quantizing)
+        y, doubts = values_of(qat, expected), False
         origin = "its own ranges"
         if not all(quantizer.calibrated for quantizer in keras_qat.quantizers(qat)):
-            examples = _calibrate(settings, qat, data, calibration)
+            examples, doubts = _calibrate(settings, qat, data, calibration)
             origin = f"ranges from {counted(examples, 'example')}"
         if exporting.pack_int4:
             qat.pack_int4 = True
@@ -146,11 +161,13 @@ def convert(
             qat,
             contents,
             data.load(qat),
+            y,
             float_examples=ALL if min_agreement is not None else None,
             verbose=settings.verbose,
         )
     text = f"{file}: {len(contents)} bytes, {origin}\n{report}"
     failed = shortfalls(report, min_identical, min_agreement)
+    failed += [DOUBTED] * (doubts and not accept_data)
     details = {"file": str(file), "bytes": len(contents), **report.to_dict(), "failed": failed}
     show(text, details, as_json)
     if failed:
@@ -163,8 +180,10 @@ def _check_other(path: Path, model: Path) -> None:
         raise ValueError(f"{path} is the model that is read, and would be lost: name another file.")
 
 
-def _calibrate(settings: Settings, qat: Any, data: Source, calibration: Calibration) -> int:
-    """Calibrates a model and returns the number of examples."""
+def _calibrate(
+    settings: Settings, qat: Any, data: Source, calibration: Calibration
+) -> tuple[int, bool]:
+    """Calibrates a model. Returns the number of examples, and whether the data were warned of."""
     import keras_qat
     from keras_qat.io.progress import shown
 
@@ -173,5 +192,9 @@ def _calibrate(settings: Settings, qat: Any, data: Source, calibration: Calibrat
     def read() -> Iterator[Any]:
         yield from shown(batches, "Calibration", settings.verbose, batches.total)
 
-    keras_qat.calibrate(qat, read(), **calibration._asdict())
-    return batches.examples
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", UserWarning)
+        keras_qat.calibrate(qat, read(), **calibration._asdict())
+    for warning in told:
+        warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
+    return batches.examples, any(issubclass(each.category, UserWarning) for each in told)

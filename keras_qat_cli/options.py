@@ -63,6 +63,16 @@ min_agreement = click.option(
 )
 
 
+def labels(text: str) -> Callable[[Any], Any]:
+    """Makes the option `--labels`, once or for each of several outputs."""
+    return click.option("--labels", multiple=True, metavar="[OUTPUT=]SOURCE", help=text)
+
+
+accept_data = click.option(
+    "--accept-data", is_flag=True, help="Exit with 0 though the data are warned of."
+)
+
+
 class TargetName(click.Choice[str]):
     """A target; modules of `--import` can register more."""
 

@@ -168,7 +168,7 @@ class TFLiteModel:
         """
         total = batch_count(self._inputs, x, batch_size, steps)
         read = batches(self._inputs, x, batch_size, steps)
-        parts = []
+        parts: list[list[np.ndarray]] = []
         for batch in shown(read, "The file", verbose, total):
             if not parts:
                 self._look(batch)

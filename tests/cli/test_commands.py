@@ -113,14 +113,35 @@ def test_verify_asks_for_more_than_a_faithful_file(files):
     np.save(files / "other.npy", 200 * X)
     np.save(files / "classes.npy", np.arange(len(X)) % 3)
     qat, file = files / "other.keras", files / "other.tflite"
-    run("calibrate", files / "float.keras", files / "other.npy", "-o", qat)
+    run("calibrate", files / "float.keras", files / "other.npy", "-o", qat, "--accept-data")
     run("export", qat, file)
+    poor = "the model is not good, as the verdict says (--min-agreement"
+    assert poor in run("verify", qat, file, files / "x.npy", code=1)
+    assert poor in run("convert", qat, files / "x.npy", files / "again.tflite", code=1)
     paths = qat, file, files / "x.npy", "--min-identical", 100, "--labels", files / "classes.npy"
+    assert poor in run("verify", *paths, code=1)
     told = run("verify", *paths, "--min-agreement", 95, code=1)
     assert "% of the rows have the same argmax as in float (required: 95 %)" in told
     parsed = json.loads(run("verify", *paths, "--json", "--min-agreement", 0))
     assert parsed["agreement"] < 0.95 and parsed["verdict"]["words"] == "same but poor"
     assert 0 < parsed["outputs"][0]["accuracy"] < 1
+
+
+def test_data_that_are_warned_of_are_a_failure(files, tmp_path):
+    """Files are written, and the warning says what is wrong."""
+    keras.utils.set_random_seed(0)
+    scaled = layers.BatchNormalization(name="norm")
+    model = functional((6, 6, 2), build=lambda x: layers.Conv2D(3, 3)(scaled(x)))
+    scaled.set_weights([np.ones(2), np.zeros(2), np.zeros(2), np.full(2, 0.1)])
+    model.save(tmp_path / "float.keras")
+    np.save(tmp_path / "raw.npy", np.clip(255 * np.abs(X) / 3, 0, 255))
+    paths = tmp_path / "float.keras", tmp_path / "raw.npy"
+    file, qat = tmp_path / "model.tflite", tmp_path / "qat.keras"
+    for command in (("convert", *paths, file), ("calibrate", *paths, "-o", qat)):
+        told = run(*command, code=1)
+        assert "not prepared as in earlier training" in told and "--accept-data" in told
+        run(*command, "--accept-data")
+    assert file.exists() and qat.exists()
 
 
 def test_sensitivity(files):
@@ -190,6 +211,42 @@ def test_evaluate(files):
     assert "on 30 examples" in run("evaluate", *arguments, *few)
 
 
+def test_several_outputs(tmp_path):
+    """Each one that has labels is measured, in `verify` too."""
+    keras.utils.set_random_seed(0)
+    x = keras.Input((6, 6, 2), name="image")
+    hidden = layers.Flatten()(x)
+    outputs = [layers.Dense(3, name="kind")(hidden), layers.Dense(1, name="size")(hidden)]
+    model = keras.Model(x, outputs, name="two")
+    qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, X)
+    qat.save(tmp_path / "two.keras")
+    keras_qat.export_tflite(qat, tmp_path / "two.tflite")
+    kinds, sizes = model.predict(X, verbose=0)
+    kinds = kinds.argmax(-1)
+    np.savez(tmp_path / "x.npz", image=X, kind=kinds)
+    np.save(tmp_path / "sizes.npy", sizes + 1)
+    paths = tmp_path / "two.keras", tmp_path / "x.npz"
+    labels = "--labels", "kind=kind", "--labels", f"size={tmp_path / 'sizes.npy'}"
+    told = run("evaluate", *paths, *labels)
+    assert "kind: accuracy on 40 examples\nin float                           100.00%" in told
+    assert "size: mean absolute error on 40 examples\nin float    " in told
+    result = json.loads(run("evaluate", *paths, *labels, "--json"))["outputs"]
+    in_integers = [output["values"]["in integers (xnnpack kernels)"] for output in result.values()]
+    predicted = qat.predict(X, verbose=0)
+    assert in_integers[0] == np.mean(predicted[0].argmax(-1) == kinds)
+    assert in_integers[1] == pytest.approx(np.mean(np.abs(predicted[1] - sizes - 1)))
+    verified = tmp_path / "two.keras", tmp_path / "two.tflite", tmp_path / "x.npz"
+    report = json.loads(run("verify", *verified, *labels[:2], "--json"))
+    assert report["outputs"][0]["name"] == "kind"
+    assert [output["accuracy"] is None for output in report["outputs"]] == [False, True]
+    told = run("evaluate", *paths, "--labels", "kind", code=2)
+    assert "has the outputs kind, size: say which one" in told and "--labels kind=kind" in told
+    told = run("evaluate", *paths, "--labels", "sort=kind", code=2)
+    assert "labels for 'sort', but 'two' has the outputs kind, size" in told
+    assert "is given 2 times" in run("evaluate", *paths, "--labels", "a", "--labels", "b", code=2)
+
+
 @pytest.mark.parametrize(
     ("predictions", "labels", "expected"),
     [
@@ -215,7 +272,14 @@ def test_labels_of_another_shape():
 @pytest.mark.slow
 def test_a_file_that_is_not_as_good_as_asked_for(files):
     told = run(
-        "calibrate", files / "float.keras", files / "x.npy", "--limit", 1, "-o", files / "o.h5"
+        "calibrate",
+        files / "float.keras",
+        files / "x.npy",
+        "--limit",
+        1,
+        "-o",
+        files / "o.h5",
+        "--accept-data",
     )
     assert "from 1 example" in told
     paths = files / "o.h5", files / "model.tflite", files / "x.npy"

@@ -61,7 +61,7 @@ def test_columns_for_several_inputs(tmp_path):
     (tmp_path / "people.csv").write_text("height,name,age\n1.8,Ada,40\n1.6,Emmy,30\n")
     told = run(
         *("calibrate", tmp_path / "float.keras", tmp_path / "people.csv", "--drop", "name"),
-        *("-o", tmp_path / "qat.keras", "--json"),
+        *("-o", tmp_path / "qat.keras", "--json", "--accept-data"),
     )
     ranges = {load["tensors"][0]: load["maximum"] for load in json.loads(told)["ranges"]}
     assert ranges["age"] >= 40 or ranges["height"] >= 40  # One range for what is concatenated.
@@ -86,7 +86,9 @@ def test_images(tmp_path):
     )
     assert "add --pixels 0..255, 0..1 or -1..1" in run(*arguments, code=2)
     for pixels, largest in (("0..255", 255), ("0..1", 1), ("-1..1", 1)):
-        ranges = json.loads(run(*arguments, "--json", "--pixels", pixels))["ranges"]
+        ranges = json.loads(run(*arguments, "--json", "--accept-data", "--pixels", pixels))[
+            "ranges"
+        ]
         assert ranges[0]["maximum"] == pytest.approx(largest * (1 + 1 / 1019), rel=1e-4)
 
 
