@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.frontend.graph import read
 from keras_qat.frontend.keras2 import backend
 from keras_qat.frontend.keras2.reused_optimizer import check_optimizer
 from keras_qat.frontend.keras2.shared_update import SharedUpdate
 from keras_qat.frontend.keras2.undisturbed import is_undisturbed
 from keras_qat.frontend.messages import counted, show_once, warn_caller
 from keras_qat.training.calibration.data_checks import doubt_of_arrays, doubt_of_ranges
+from keras_qat.training.calibration.lost_values import lost_parts
 from keras_qat.training.first_batch import FirstBatch, first_batch_of
 from keras_qat.training.layers.scheduled_layer import (
     NEVER,
@@ -80,7 +82,10 @@ class PhasedModel:
     """Whether this is `fit`, and only training changes weights between the steps of an epoch."""
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains as Keras documents it. A warning tells arrays that do not fit the model."""
+        """Trains as Keras documents it.
+
+        The first call warns of arrays that do not fit the model, and of what its ranges lose.
+        """
         given = kwargs.get("callbacks", args[4] if len(args) > 4 else None)
         given = tf.nest.flatten(getattr(given, "callbacks", given))
         callbacks = [callback for callback in given if callback is not None]
@@ -88,7 +93,8 @@ class PhasedModel:
             if isinstance(callback, type):
                 name = callback.__name__
                 raise TypeError(f"callbacks=[{name}]: make one of the class, {name}(...).")
-        reason = "" if self._looked else doubt_of_arrays(self, x)
+        is_first = not self._looked
+        reason = doubt_of_arrays(self, x) if is_first else ""
         object.__setattr__(self, "_looked", True)
         if reason:
             warn_caller(reason)
@@ -99,8 +105,12 @@ class PhasedModel:
         finally:
             object.__setattr__(self, "undisturbed", before)
             self._look_again()
+        strategy = self.distribute_strategy  # type: ignore[attr-defined]
         if not reason and (excess := doubt_of_ranges(self, x)):
             warn_caller(excess)
+        elif is_first and not reason and strategy.num_replicas_in_sync == 1:
+            for lost in lost_parts(read(self)):
+                warn_caller(lost)
         return history
 
     _settled_at: int | None = None

@@ -41,13 +41,14 @@ def trained(model, data, x=None):
 
 
 def test_features_that_only_statistics_tell():
-    """Nothing looks at data that `fit` reads from a dataset; `verify` and `diagnose` get some."""
+    """`fit` tells them after training on a dataset, which nothing looks at, and so on."""
     norm = layers.BatchNormalization(momentum=1.0, name="norm")
     model = with_norm(norm)
     norm.set_weights([np.ones(3), np.zeros(3), ROWS.mean(0), ROWS.var(0)])
     data = tf.data.Dataset.from_tensor_slices((ROWS, SMALL_DECIDES)).batch(64)
-    qat = trained(model, data)
     message = FEATURE.format("row")
+    with pytest.warns(UserWarning, match=message):
+        qat = trained(model, data)
     with pytest.warns(UserWarning, match=message):
         file = keras_qat.export_tflite(qat)
     verdict = keras_qat.verify(qat, file, ROWS).verdict
@@ -115,7 +116,8 @@ def test_joined_tensors_after_training():
     model = joined(JOINS["Concatenate"], part)
     model.get_layer("answer").set_weights([np.eye(5, 2), np.zeros(2)])  # The income adds nothing.
     data = tf.data.Dataset.from_tensors((PEOPLE, np.zeros((64, 2)))).repeat(3)
-    qat = trained(model, data)
+    with pytest.warns(UserWarning, match=TENSOR):
+        qat = trained(model, data)
     with pytest.warns(UserWarning, match=TENSOR):
         file = keras_qat.export_tflite(qat)
     verdict = keras_qat.verify(qat, file, PEOPLE).verdict
