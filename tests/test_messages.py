@@ -133,6 +133,11 @@ def test_float_models(verb):
         OF_FLOAT_MODELS[verb](tiny_net())
 
 
+def test_problems_of_a_float_model():
+    with pytest.raises(ValueError, match=r"float model.*plan\(model, target='tflm'\)\.problems"):
+        keras_qat.targets.problems(tiny_net(), "tflm")
+
+
 @pytest.mark.parametrize(
     ("name", "verb"),
     [("m.tflite", "export_tflite"), ("m.onnx", "export_onnx"), ("m.cc", "export_c")],

@@ -11,6 +11,7 @@ from keras_qat.config.targets.problem import Problem
 from keras_qat.config.targets.target import Check, Target, get
 from keras_qat.export.target_forms import avoiding
 from keras_qat.export.tflite_writer import write_graph
+from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.passes.static_batch import with_batch
@@ -20,7 +21,7 @@ from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.site import Site
 from keras_qat.tflite.tensor_names import SCOPE
 from keras_qat.training.quantizers import PREFIX
-from keras_qat.training.schedule import check_quantized
+from keras_qat.training.schedule import check_quantized, is_quantized
 
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV")
 
@@ -66,6 +67,11 @@ def problems(
     target = get(target)
     if isinstance(model, bytes):
         return file_problems(model, target)
+    if isinstance(model, keras.Model) and not is_quantized(model):
+        raise ValueError(
+            f"'{model.name}' is a float model. Pass what keras_qat.quantize_model returns, or read "
+            f"keras_qat.plan(model, target={target.name!r}).problems."
+        )
     check_quantized(model)
     return file_problems(planned_file(resolve(model, input_range=input_range), target), target)
 

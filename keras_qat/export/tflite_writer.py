@@ -14,6 +14,7 @@ from keras_qat.ops.emission import Emission
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.schema import TYPES
 from keras_qat.tflite.tensor_names import SCOPE
 
 ZERO_OF_UINT8 = 128
@@ -107,6 +108,11 @@ def _write_input(
                 f"in the input pipeline, and quantize the model after it."
             )
         kind = dtype if dtype == "int32" else tensor.dtype
+        if tensor.dtype == "uint8" and dtype == "float32":  # Pixels.
+            end = builder.tensor(name, tensor.shape, dtype)
+            types = {"inDataType": TYPES[dtype], "outDataType": TYPES[tensor.dtype]}
+            builder.operator("CAST", [end], [tensor_index(builder, indices, tensor)], **types)
+            return end
         indices[tensor] = builder.tensor(name, tensor.shape, kind)
         return indices[tensor]
     kind, params = _end_params(tensor.params, dtype)

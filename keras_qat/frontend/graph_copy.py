@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only, values_in
+import tensorflow as tf
+
+from keras_qat.frontend.graph import (
+    Call,
+    Graph,
+    Value,
+    map_values,
+    read,
+    split_loss_only,
+    values_in,
+)
+from keras_qat.frontend.keras2.layers_and_models import nested_inputs
 
 
 class InsertedCall(NamedTuple):
@@ -81,3 +92,16 @@ def copy_graph(
     outputs = map_values(current.__getitem__, graph.outputs)
     needed, loss_only = split_loss_only(calls, outputs)
     return Graph(graph.name, inputs, outputs, graph.output_names, needed, loss_only=loss_only)
+
+
+def inputs_read(model: Any) -> Any:
+    """Returns the symbolic inputs that a model's outputs depend on, in a list or dict as before."""
+    graph, nested = read(model), nested_inputs(model)
+    used = {value for call in graph.calls for value in call.inputs} | {*values_in(graph.outputs)}
+    flat = list(zip(tf.nest.flatten(nested), values_in(graph.inputs), strict=True))
+    kept = {id(x) for x, value in flat if value in used}
+    if isinstance(nested, dict) and len(nested) == len(flat):
+        return {key: x for key, x in nested.items() if id(x) in kept}
+    if isinstance(nested, (list, tuple)) and len(nested) == len(flat):
+        return [x for x in nested if id(x) in kept]
+    return nested

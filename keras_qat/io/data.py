@@ -172,6 +172,8 @@ def _is_series(inputs: Inputs, data: Any) -> bool:
             f"The data for '{inputs.model}' cannot be {data!r}. Pass an array, a list or dict of "
             f"arrays, a tf.data.Dataset, or a generator of batches."
         )
+    if inputs.whole is not None and len(data) == len(inputs.whole.all):
+        inputs = inputs.whole
     if not data or any(map(_is_structure, data)):
         return not (len(inputs.all) > 1 and has_structure(inputs, data))
     if len(inputs.all) > 1 or not any(map(is_array, data)):

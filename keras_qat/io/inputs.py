@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -30,12 +31,14 @@ class Inputs(NamedTuple):
         all: its inputs.
         nested: the structure that it takes.
         with_nan: returns the names of the inputs that may hold NaN. Called only if one does.
+        whole: the inputs of the model that this is a part of; data may be for that one.
     """
 
     model: str
     all: list[Input]
     nested: Any
     with_nan: Callable[[], Collection[str]] = tuple
+    whole: Any = None
 
     @property
     def batch_size(self) -> int | None:
@@ -65,7 +68,8 @@ def inputs_of(model: Any) -> Inputs:
     def with_nan() -> set[str]:
         return {value.name for value in calls_on_missing_values(graph_lib.read(model))}
 
-    return Inputs(model.name, inputs, nested, with_nan)
+    whole = getattr(model, "part_of", None)
+    return Inputs(model.name, inputs, nested, with_nan, whole and inputs_of(whole))
 
 
 def packed(inputs: Inputs, arrays: list[Any]) -> Any:
@@ -91,6 +95,11 @@ def has_structure(inputs: Inputs, data: Any) -> bool:
 
 def columns_of(inputs: Inputs, data: Any) -> list[np.ndarray]:
     """Returns an array for each input of a batch or an example, without labels."""
+    if inputs.whole is not None:
+        with contextlib.suppress(ValueError):
+            columns = columns_of(inputs.whole, data)
+            by_name = dict(zip((one.name for one in inputs.whole.all), columns, strict=True))
+            return [by_name[one.name] for one in inputs.all]
     if isinstance(data, dict):
         for names in ([one.key for one in inputs.all], [one.name for one in inputs.all]):
             if set(names) <= set(data):

@@ -61,5 +61,12 @@ ROWS: list[Op] = [
     *(padding.PAD, padding.MIRROR_PAD),
     *(slicing.SLICE, slicing.SPLIT, slicing.UNSTACK, slicing.GATHER),
     *(tiling.TILE, tiling.BROADCAST, tiling.REPEAT, tiling.REVERSE, tiling.ROLL),
-    *(reshaping.SHAPE, pooling.ARGMAX, pooling.ARGMIN, movement.IDENTITY, movement.MOVE),
+    *(
+        reshaping.SHAPE,
+        reshaping.SIZE,
+        pooling.ARGMAX,
+        pooling.ARGMIN,
+        movement.IDENTITY,
+        movement.MOVE,
+    ),
 ]

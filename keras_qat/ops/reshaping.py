@@ -129,6 +129,14 @@ SPACE_TO_DEPTH = dataclasses.replace(
     symbols=("nn.space_to_depth",),
 )
 
+
+def _emit_size(e: Emission) -> None:
+    (target,) = e.outputs
+    sizes = e.temporary("sizes", (len(e.shape(e.source)),), e.dtype(target))
+    e.add("SHAPE", [e.source], [sizes], outType=TYPES[e.dtype(target)])
+    e.add("REDUCE_PROD", [sizes, e.constant("axes", [0])], [target], keepDims=False)
+
+
 SHAPE = move(
     "shape",
     "the sizes of a tensor",
@@ -136,4 +144,12 @@ SHAPE = move(
     compute=lambda a: a.on(a.q),
     output=OwnRange(),
     symbols=("compat.v1.shape", "shape"),
+)
+
+SIZE = dataclasses.replace(
+    SHAPE,
+    name="size",
+    doc="the number of values in a tensor",
+    emit=_emit_size,
+    symbols=("compat.v1.size", "size"),
 )

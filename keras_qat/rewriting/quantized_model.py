@@ -16,6 +16,7 @@ from keras_qat.config.arguments import switch
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, remembered
 from keras_qat.frontend.graph import config_of, symbols
+from keras_qat.frontend.graph_copy import inputs_read
 from keras_qat.frontend.keras2.backend import (
     AUTOGRAPH_AS_USUAL,
     KeepsTrainable,
@@ -261,7 +262,9 @@ class QuantizedModel(
         if self._file_model is None:
             tensors = symbols(self)
             ends = [tensors[tensor] for tensor in self.file_outputs.values()]
-            part = QuantizedModel(inputs=nested_inputs(self), outputs=ends, name=self.name)
+            all_inputs = QuantizedModel(inputs=nested_inputs(self), outputs=ends, name=self.name)
+            part = QuantizedModel(inputs=inputs_read(all_inputs), outputs=ends, name=self.name)
+            object.__setattr__(part, "part_of", self)
             part.recipe, part.target = self.recipe, self.target
             part.told_of_float = self.told_of_float
             part.differing_outputs = self.differing_outputs

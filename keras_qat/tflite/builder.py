@@ -19,7 +19,7 @@ SIGNATURE = b"serving_default"
 
 _OPTIONS = {name[:-8].lower(): name[:-1] for name in vars(schema) if name.endswith("OptionsT")} | {
     **dict.fromkeys(("averagepool2d", "maxpool2d"), "Pool2DOptions"),
-    **dict.fromkeys(("mean", "reducemax", "reducemin"), "ReducerOptions"),
+    **dict.fromkeys(("mean", "reducemax", "reducemin", "reduceprod"), "ReducerOptions"),
     **dict.fromkeys(("maximum", "minimum"), "MaximumMinimumOptions"),
     "l2normalization": "L2NormOptions",
 }

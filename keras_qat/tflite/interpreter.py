@@ -17,6 +17,7 @@ from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.io.progress import shown
 from keras_qat.tflite.schema import contents_of, damage, reading
 from keras_qat.tflite.sums_of_softmax import SumsOfSoftmax
+from keras_qat.tflite.token_ids import TokenIds
 
 Kernels = Literal["xnnpack", "xnnpack_arm64", "optimized", "reference", "tflm"]
 
@@ -119,6 +120,8 @@ class FileInterpreter:
         self.kernels = kernels
         self._sums = SumsOfSoftmax(contents) if family.softmax == "fixed_point" else None
         with reading():
+            has_tables = any(name == "GATHER" for name, *_ in self.operations())
+            self._ids = TokenIds(contents) if has_tables else None
             signatures = [d["shape_signature"] for d in self.interpreter.get_input_details()]
         # Files hold 1 for open sizes, and kernels may refuse that.
         if not any(-1 in signature[1:] for signature in signatures):
@@ -207,6 +210,8 @@ class FileInterpreter:
         details = self.inputs
         if self._sums:
             self._sums.check(inputs)
+        if self._ids:
+            self._ids.check(inputs)
         for name, values in inputs.items():
             index = details[name]["index"]
             if self._shapes.get(name) != values.shape:

@@ -23,6 +23,7 @@ from keras_qat.tflite.interpreter import FileInterpreter, Refusal, Runtime, to_c
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import contents_of
 from keras_qat.tflite.sums_of_softmax import EndsProcess, SumsOfSoftmax
+from keras_qat.tflite.token_ids import TokenIds
 
 ARENA = 64
 """Room for what kernels keep, in multiples of the file's size."""
@@ -64,7 +65,7 @@ class MicroInterpreter(FileInterpreter):
         self._output_positions = {name: positions[t.index] for name, t in self._outputs.items()}
         tensors = sum(abs(math.prod(t.shape)) * t.dtype.itemsize for t in graph.tensors)
         self._interpreter = self._load(min(max(SMALLEST, ARENA * self.size) + tensors, LARGEST))
-        self._sums = SumsOfSoftmax(self.contents)
+        self._sums, self._ids = SumsOfSoftmax(self.contents), TokenIds(self.contents)
         with contextlib.suppress(EndsProcess):
             # Some operators are refused only once they run, as LOG of integers.
             self.run_once({name: np.zeros(t.shape, t.dtype) for name, t in self._inputs.items()})
@@ -132,6 +133,8 @@ class MicroInterpreter(FileInterpreter):
                 return self.run(inputs)
         if self._sums:
             self._sums.check(inputs)
+        if self._ids:
+            self._ids.check(inputs)
         for name, tensor in self._inputs.items():
             codes = to_codes(inputs[name], tensor.dtype, tensor.scale, tensor.zero_point)
             self._interpreter.set_input(np.asarray(codes, order="C"), self._input_positions[name])

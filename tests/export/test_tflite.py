@@ -243,3 +243,18 @@ def test_one_tensor_of_open_sizes_as_two_outputs():
         first, second = keras_qat.TFLiteModel(contents).predict(data)
         np.testing.assert_array_equal(first, qat.predict(data, verbose=0)[0])
         np.testing.assert_array_equal(second, first)
+
+
+def test_an_input_of_bytes_may_be_float32_in_the_file():
+    """Callers that know float only pass pixels as such."""
+    pixels = keras.Input((4, 4, 3), dtype="uint8", name="pixels")
+    y = layers.Dense(2)(layers.Flatten()(layers.Rescaling(1 / 255)(pixels)))
+    qat = keras_qat.quantize_model(keras.Model(pixels, y))
+    x = np.random.default_rng(0).integers(0, 256, (16, 4, 4, 3)).astype(np.uint8)
+    keras_qat.calibrate(qat, x)
+    for dtype, given in ((None, "uint8"), ("uint8", "uint8"), ("float32", "float32")):
+        contents = keras_qat.export_tflite(qat, input_dtype=dtype)
+        file = keras_qat.TFLiteModel(contents)
+        assert file.inputs["pixels"].dtype == given
+        np.testing.assert_array_equal(file.predict(x.astype(given)), qat.predict(x, verbose=0))
+        assert keras_qat.verify(qat, contents, x, per_layer=True).identical == 1

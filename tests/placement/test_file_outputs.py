@@ -202,3 +202,24 @@ def test_like_parts_may_be_joined():
     levels = [layers.Conv2D(4, 1, strides=size)(image) for size in (1, 2)]
     boxes = layers.Concatenate(axis=1)([layers.Reshape((-1, 4))(level) for level in levels])
     assert not keras_qat.plan(keras.Model(image, boxes)).joined_outputs
+
+
+@pytest.mark.parametrize("form", ["list", "dict"])
+def test_a_file_takes_the_inputs_that_it_reads(form):
+    """Data may be for the model, or for the file."""
+    image, label = keras.Input((8,), name="image"), keras.Input((1,), name="label")
+    embedding = layers.Dense(4, name="embedding")(image)
+    ends = {"list": [label, image], "dict": {"x": image, "y": label}}[form]
+    joined = layers.Dense(3)(layers.Concatenate()([embedding, label]))
+    qat = keras_qat.quantize_model(keras.Model(ends, joined), outputs=["embedding"])
+    x, y = images(16, (8,)), images(16, (1,), 2)
+    data = [y, x] if form == "list" else {"x": x, "y": y}
+    keras_qat.calibrate(qat, data)
+    contents = keras_qat.export_tflite(qat)
+    file = keras_qat.TFLiteModel(contents)
+    assert list(file.inputs) == ["image"]
+    for given in (data, x, {"image": x}):
+        assert keras_qat.verify(qat, contents, given).identical == 1
+    simulated = keras_qat.simulate(qat, data).outputs["embedding"].values
+    np.testing.assert_array_equal(file.predict(x), simulated)
+    assert qat.predict(data, verbose=0).shape == (16, 3)

@@ -275,3 +275,24 @@ def test_verify_runs_operators_that_a_target_leaves_to_the_cpu():
     qat = calibrated(target="edgetpu")
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), images(16, (8, 8, 3)))
     assert report.verdict.is_same
+
+
+@pytest.mark.parametrize("kernels", ["xnnpack", "reference", "tflm"])
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_token_ids_beyond_the_table_are_named(kernels, dtype):
+    """TFLite Micro would read what lies behind the table."""
+    if kernels == "tflm":
+        pytest.importorskip("tflite_micro")
+    tokens = keras.Input((4,), dtype=dtype, name="tokens")
+    y = keras.layers.Dense(2)(keras.layers.Flatten()(keras.layers.Embedding(9, 3)(tokens)))
+    qat = keras_qat.quantize_model(keras.Model(tokens, y))
+    ids = np.arange(8).reshape(2, 4).astype(dtype)
+    keras_qat.calibrate(qat, np.tile(ids, (20, 1)))
+    contents = keras_qat.export_tflite(qat, batch_size=1)
+    file = keras_qat.TFLiteModel(contents, kernels)
+    file.predict(ids + 1)
+    for wrong, first in ((ids + 3, 9), (ids - 1, -1)):
+        with pytest.raises(ValueError, match=f"id {first} of input 'tokens' .*Embedding's 9 rows"):
+            file.predict(wrong)
+    with pytest.raises(ValueError, match="ids are 0 to 8"):
+        keras_qat.verify(qat, contents, ids + 3)

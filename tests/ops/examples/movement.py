@@ -286,6 +286,7 @@ EXAMPLES = {
     ),
     "roll": one_of(Roll([2], [1]), Roll([-1, 7], [2, 1]), Roll([1, 1, 5], [1, -1, 2])),
     "shape": one_of(tf.shape, lambda x: tf.shape(x, out_type=tf.int64)),
+    "size": one_of(tf.size, lambda x: tf.size(x, out_type=tf.int64)),
     "argmax": _index(tf.argmax),
     "argmin": _index(tf.argmin),
     "top_k": one_of(*(lambda x, k=k: tf.math.top_k(x, k) for k in (1, 3, 6))),
