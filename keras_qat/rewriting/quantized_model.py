@@ -48,6 +48,7 @@ from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.keras_inference import Inference
 from keras_qat.rewriting.atomic_saving import WholeFiles
 from keras_qat.training.distribution import agree, observed_alike
+from keras_qat.training.fixed_settings import Settings, check_settings, settings_of
 from keras_qat.training.layers.float_marks import (
     ask_for_integers,
     asked_for_integers,
@@ -124,6 +125,8 @@ class QuantizedModel(
     target: Target | None = None
     """The target that was given to `quantize_model`, or None."""
     _inference: Inference | None = None
+    settings: Settings = []  # noqa: RUF012
+    """What its layers were quantized with: their settings cannot be changed later."""
     told_of_float: bool = False
     """Whether `quantize_model` told in this process which layers stay in float."""
 
@@ -187,6 +190,7 @@ class QuantizedModel(
         if inference is None:
             return self.simulated(inputs, training, mask)
         check_process(self)
+        check_settings(self)
         if is_in_converter():
             raise ValueError(
                 f"TFLiteConverter does not take '{self.name}', which computes as the int8 kernels "
@@ -222,6 +226,7 @@ class QuantizedModel(
         return self._inference
 
     def settle(self, phase: Phase | None) -> None:
+        check_settings(self)
         inference = self.exact_inference()
         if inference is not None and is_exact(phase):
             inference.settle()
@@ -233,6 +238,7 @@ class QuantizedModel(
     def keep_recipe(self, recipe: Recipe) -> None:
         """Sets `recipe`, on the layers too, for models that users make of them."""
         self.recipe = recipe
+        object.__setattr__(self, "settings", settings_of(self))
         for layer in scheduled_layers(self):
             layer.recipe, layer.made_for = recipe, weakref.ref(self)
 

@@ -23,6 +23,7 @@ from keras_qat.frontend.messages import counted, show_once, warn_caller
 from keras_qat.training.calibration.data_checks import doubt_of_arrays, doubt_of_ranges
 from keras_qat.training.calibration.lost_values import lost_parts
 from keras_qat.training.first_batch import FirstBatch, first_batch_of
+from keras_qat.training.fixed_settings import check_settings
 from keras_qat.training.layers.scheduled_layer import (
     NEVER,
     Phase,
@@ -98,6 +99,7 @@ class PhasedModel:
         object.__setattr__(self, "_looked", True)
         if reason:
             warn_caller(reason)
+        check_settings(self)
         before = self.undisturbed
         object.__setattr__(self, "undisturbed", is_undisturbed(self, x, callbacks))
         try:

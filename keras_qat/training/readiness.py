@@ -12,6 +12,7 @@ import numpy as np
 from keras_qat.config import specs
 from keras_qat.frontend.messages import counted
 from keras_qat.io.atomic_files import check_writable
+from keras_qat.training.fixed_settings import check_settings
 from keras_qat.training.quantizers import activation_quantizers
 from keras_qat.training.schedule import check_is_graph, check_process, check_quantized
 
@@ -47,6 +48,7 @@ def check_exportable(model: Any) -> None:
     check_quantized(model)
     check_is_graph(model)
     check_process(model)
+    check_settings(model)
     listed = [q for q in activation_quantizers(model) if isinstance(q.spec, specs.QuantSpec)]
     unusable = [q for q in listed if not np.all(np.isfinite([q.minimum, q.maximum]))]
     broken = [q.name for q in unusable]
