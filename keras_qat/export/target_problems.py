@@ -18,6 +18,7 @@ from keras_qat.integer_graph.passes.static_batch import with_batch
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.reader import FileGraph
+from keras_qat.tflite.schema import contents_of, reading
 from keras_qat.tflite.site import Site
 from keras_qat.tflite.tensor_names import SCOPE
 from keras_qat.training.quantizers import PREFIX
@@ -66,7 +67,9 @@ def problems(
     """
     target = get(target)
     if isinstance(model, bytes):
-        return file_problems(model, target)
+        contents = contents_of(model)
+        with reading():
+            return file_problems(contents, target)
     if isinstance(model, keras.Model) and not is_quantized(model):
         raise ValueError(
             f"'{model.name}' is a float model. Pass what keras_qat.quantize_model returns, or read "

@@ -15,6 +15,7 @@ import numpy as np
 
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.io.progress import shown
+from keras_qat.tflite.checks import read_file
 from keras_qat.tflite.schema import contents_of, damage, reading
 from keras_qat.tflite.sums_of_softmax import SumsOfSoftmax
 from keras_qat.tflite.token_ids import TokenIds
@@ -99,6 +100,7 @@ class FileInterpreter:
                 f"computes their quantized values."
             )
         contents = contents_of(file)
+        read_file(contents)
         module, self.runtime = _interpreter_module(runtime)
         resolvers = getattr(module, "OpResolverType", None) or module.experimental.OpResolverType
         with warnings.catch_warnings():

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from tensorflow.lite.tools import flatbuffer_utils
 
-from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, code_of, reading, unpack
+from keras_qat.tflite.checks import read_file
+from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, code_of, reading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ class FileGraph:
 
     def __init__(self, contents: Any, subgraph: int = 0) -> None:
         with reading():
-            self._model = unpack(contents) if isinstance(contents, bytes) else contents
+            self._model = read_file(contents) if isinstance(contents, bytes) else contents
             graph = self._graph = self._model.subgraphs[subgraph]
             self.tensors = [_tensor(index, tensor) for index, tensor in enumerate(graph.tensors)]
             self.operations = [self._operation(operator) for operator in graph.operators]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.frontend.origins import KNOWN, package_of
@@ -13,6 +16,9 @@ from keras_qat.training.quantizers import PREFIX
 
 OF_TRAINING = ("dropout", "rate", "seed", "momentum", "initializer", "regularizer", "constraint")
 """Ends of the names of settings that inference does not depend on."""
+
+VALUES = (tf.Tensor, tf.Variable, np.ndarray)
+"""What holds values that `adapt` or `assign` may change, and not a setting."""
 
 NONE = object()
 """What an attribute holds that a layer does not have."""
@@ -57,5 +63,7 @@ def _own_settings(layer: Any) -> dict[str, Any]:
     return {
         name: vars(layer)[name]
         for name in parameters
-        if name in vars(layer) and not name.endswith(OF_TRAINING)
+        if name in vars(layer)
+        and not name.endswith(OF_TRAINING)
+        and not isinstance(vars(layer)[name], VALUES)
     }

@@ -128,6 +128,81 @@ def test_operators_without_outputs(exported):
         keras_qat.targets.problems(contents, "xnnpack")
 
 
+def _first(graph, kind):
+    """The first quantized tensor, weight or operator."""
+    if kind == "operator":
+        return graph.operators[0]
+    read = graph.operators[0].inputs
+    return graph.tensors[int(read[1 if kind == "weight" else 0])]
+
+
+def _quantized_by(kind, **fields):
+    def change(model):
+        vars(_first(model.subgraphs[0], kind).quantization).update(fields)
+
+    return change
+
+
+def _with(kind, **fields):
+    return lambda model: vars(_first(model.subgraphs[0], kind)).update(fields)
+
+
+def _cut(model):
+    buffer = model.buffers[_first(model.subgraphs[0], "weight").buffer]
+    buffer.data = buffer.data[:-1]
+
+
+DEADLY = {
+    "a scale of .* is": _quantized_by("tensor", scale=[float("nan")]),
+    "the scale of .* is 0": _quantized_by("tensor", scale=[0.0]),
+    "a scale of tensor 'keras_qat/.* is": _quantized_by("weight", scale=[-1.0]),
+    "a zero point of": _quantized_by("tensor", zeroPoint=[10**12]),
+    "a zero point of tensor 'image' is": _quantized_by("tensor", zeroPoint=[200]),
+    "has 2 scales": _quantized_by("weight", scale=[1.0, 1.0], zeroPoint=[0, 0]),
+    "it has no graph": lambda model: vars(model).update(subgraphs=None),
+    "has the shape": _with("tensor", shape=[-3]),
+    "bytes instead of": _cut,
+    "there is no buffer 99": _with("weight", buffer=99),
+    "there is no tensor 999": _with("operator", outputs=[999]),
+    "there is no operator code 77": _with("operator", opcodeIndex=77),
+    "is read before it is computed": lambda model: model.subgraphs[0].operators.reverse(),
+    "has strideW 0": lambda model: vars(model.subgraphs[0].operators[0].builtinOptions).update(
+        strideW=0
+    ),
+    "is read before": lambda model: model.subgraphs[0].operators.pop(0),
+    "names no input": lambda model: vars(model.signatureDefs[0].inputs[0]).update(tensorIndex=1),
+    "has no outputs": lambda model: vars(model.signatureDefs[0]).update(outputs=[]),
+}
+
+
+@pytest.mark.parametrize("fault", DEADLY)
+def test_what_would_end_the_process_is_found_before(fault, exported):
+    """In LiteRT or TFLite Micro, for most of them."""
+    model = unpack(exported.tflite)
+    DEADLY[fault](model)
+    contents = bytes(flatbuffer_utils.convert_object_to_bytearray(model))
+    for read in (
+        lambda: keras_qat.TFLiteModel(contents),
+        lambda: keras_qat.TFLiteModel(contents, "reference"),
+        lambda: keras_qat.TFLiteModel(contents, "tflm"),
+        lambda: keras_qat.targets.problems(contents, "tflm"),
+        lambda: keras_qat.verify(exported.model, contents, exported.x[:8]),
+    ):
+        with pytest.raises(ValueError, match=f"is damaged or cut short .*{fault}.* Export it"):
+            read()
+
+
+def test_files_cut_short(exported):
+    for end in (9, 40, len(exported.tflite) // 2, len(exported.tflite) - 40):
+        for read in (
+            lambda it: keras_qat.targets.problems(it, "tflm"),
+            lambda it: keras_qat.TFLiteModel(it, "tflm"),
+            keras_qat.TFLiteModel,
+        ):
+            with pytest.raises(ValueError, match="damaged or cut short"):
+                read(exported.tflite[:end])
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The file .* other")
 def test_many_damaged_tflite_files(exported, seeds):

@@ -1,0 +1,155 @@
+"""Checks of TFLite files before an interpreter sees them: many faults would end the process."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from keras_qat.tflite.schema import TYPE_NAMES, damage, unpack
+
+LARGEST = 2**31 - 1
+"""The most bytes of a tensor."""
+
+POSITIVE = ("stride", "dilation", "filterWidth", "filterHeight", "beta")
+"""Beginnings of the names of options that kernels require to be positive, and do not check."""
+
+UNREADABLE = (
+    *(struct.error, LookupError, TypeError, AttributeError),
+    *(ValueError, OverflowError, MemoryError, RecursionError),
+)
+"""What Python raises while it reads a damaged file."""
+
+
+class Damaged(ValueError):
+    """A file that no interpreter should run."""
+
+
+def read_file(contents: bytes) -> Any:
+    """Unpacks a file's contents into a `ModelT`, and checks it.
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
+    try:
+        model = unpack(contents)
+        _check(bool(model.subgraphs), "it has no graph")
+        for graph in model.subgraphs:
+            _check_graph(model, graph)
+        _check(len(model.subgraphs[0].outputs) > 0, "it has no outputs")
+        for signature in model.signatureDefs or ():
+            graph = _at(model.subgraphs, signature.subgraphIndex, "graph")
+            _check(bool(signature.outputs), "its signature has no outputs")
+            for entries, ends in (
+                (signature.inputs, graph.inputs),
+                (signature.outputs, graph.outputs),
+            ):
+                for entry in entries:
+                    known = entry.tensorIndex in ends and entry.name is not None
+                    _check(known, "its signature names no input or output")
+    except Damaged as error:
+        raise ValueError(damage(error)) from None
+    except UNREADABLE as error:
+        raise ValueError(damage(error)) from error
+    return model
+
+
+def _check(condition: bool, fault: str) -> None:
+    if not condition:
+        raise Damaged(fault)
+
+
+def _at(items: Any, index: int, noun: str) -> Any:
+    _check(0 <= index < len(items), f"there is no {noun} {index}")
+    return items[index]
+
+
+def _check_graph(model: Any, graph: Any) -> None:
+    for index, tensor in enumerate(graph.tensors):
+        name = (tensor.name or b"").decode() or str(index)
+        _check_tensor(model, tensor, f"tensor '{name}'")
+    known = set(map(int, graph.inputs))
+    for index in (*graph.inputs, *graph.outputs):
+        _at(graph.tensors, int(index), "tensor")
+    for operator in graph.operators or ():
+        _at(model.operatorCodes, operator.opcodeIndex, "operator code")
+        inputs = [] if operator.inputs is None else [int(index) for index in operator.inputs]
+        outputs = [int(index) for index in operator.outputs]
+        inner = [] if operator.intermediates is None else map(int, operator.intermediates)
+        for index in (*inputs, *outputs, *inner):
+            _check(-1 <= index < len(graph.tensors), f"there is no tensor {index}")
+        for index in inputs:
+            is_known = index in known or index < 0 or _has_value(model, graph.tensors[index])
+            _check(is_known, f"tensor {index} is read before it is computed")
+        for index in outputs:
+            is_free = index >= 0 and index not in known
+            _check(
+                is_free and not _data(model, graph.tensors[index]).size, "it computes a constant"
+            )
+        known.update(outputs)
+        _check_options(model, operator)
+    for index in map(int, graph.outputs):
+        is_known = index in known or _has_value(model, graph.tensors[index])
+        _check(is_known, f"its output, tensor {index}, is not computed")
+
+
+def _check_options(model: Any, operator: Any) -> None:
+    for options in (operator.builtinOptions, getattr(operator, "builtinOptions2", None)):
+        for name, value in vars(options).items() if options is not None else ():
+            if name.startswith(POSITIVE) and isinstance(value, (int, float)):
+                _check(value > 0, f"an operator has {name} {value}")
+            if name.lower().endswith("subgraphindex"):
+                _at(model.subgraphs, value, "graph")
+
+
+def _check_tensor(model: Any, tensor: Any, name: str) -> None:
+    shape = _sizes(tensor.shape)
+    dtype = TYPE_NAMES.get(tensor.type, "")
+    _check(min(shape, default=0) >= 0, f"{name} has the shape {shape}")
+    if tensor.shapeSignature is not None and len(tensor.shapeSignature):
+        _check(len(tensor.shapeSignature) == len(shape), f"{name} has two numbers of axes")
+    item = np.dtype(dtype if dtype not in ("", "int4") else "int8").itemsize
+    count = int(np.prod(shape, dtype=object))
+    _check(count * item <= LARGEST, f"{name} has the shape {shape}")
+    data = _data(model, tensor)
+    if data.size and dtype and tensor.sparsity is None:
+        size = (count + 1) // 2 if dtype == "int4" else count * item
+        _check(data.size == size, f"{name} has {data.size} bytes instead of {size}")
+    quantization = tensor.quantization
+    if quantization is not None and quantization.scale is not None:
+        _check_quantization(quantization, shape, dtype, name)
+        is_computed = not data.size and len(quantization.scale)
+        _check(not is_computed or quantization.scale[0] > 0, f"the scale of {name} is 0")
+
+
+def _check_quantization(quantization: Any, shape: tuple[int, ...], dtype: str, name: str) -> None:
+    scales = np.asarray(quantization.scale, np.float64)
+    points = np.asarray([] if quantization.zeroPoint is None else quantization.zeroPoint, np.int64)
+    _check(bool(np.all(np.isfinite(scales) & (scales >= 0))), f"a scale of {name} is {scales}")
+    is_small = dtype in ("int4", "int8", "uint8", "int16")
+    limits = np.iinfo("int8" if dtype == "int4" else dtype if is_small else "int32")
+    inside = np.all((points >= limits.min) & (points <= limits.max))
+    _check(bool(inside), f"a zero point of {name} is {points}")
+    if scales.size:
+        _check(points.size in (1, scales.size), f"{name} has {points.size} zero points")
+    if scales.size > 1:
+        axis = quantization.quantizedDimension
+        channels = shape[axis] if 0 <= axis < len(shape) else None
+        _check(scales.size == channels, f"{name} has {scales.size} scales")
+
+
+def _sizes(shape: Iterable[int] | None) -> tuple[int, ...]:
+    return () if shape is None else tuple(int(size) for size in shape)
+
+
+def _data(model: Any, tensor: Any) -> np.ndarray:
+    data = _at(model.buffers, tensor.buffer, "buffer").data
+    return np.asarray([] if data is None else data, np.uint8)
+
+
+def _has_value(model: Any, tensor: Any) -> bool:
+    """Whether a tensor has a value that no operator computes."""
+    is_empty = 0 in _sizes(tensor.shape)
+    return tensor.isVariable or is_empty or _data(model, tensor).size > 0
