@@ -48,7 +48,7 @@ from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.keras_inference import Inference
 from keras_qat.rewriting.atomic_saving import WholeFiles
 from keras_qat.training.distribution import agree, observed_alike
-from keras_qat.training.fixed_settings import Settings, check_settings, settings_of
+from keras_qat.training.fixed_settings import check_settings, settings_of
 from keras_qat.training.layers.float_marks import (
     ask_for_integers,
     asked_for_integers,
@@ -125,8 +125,6 @@ class QuantizedModel(
     target: Target | None = None
     """The target that was given to `quantize_model`, or None."""
     _inference: Inference | None = None
-    settings: Settings = []  # noqa: RUF012
-    """What its layers were quantized with: their settings cannot be changed later."""
     told_of_float: bool = False
     """Whether `quantize_model` told in this process which layers stay in float."""
 
@@ -339,8 +337,7 @@ class QuantizedModel(
 
     def get_config(self) -> dict[str, Any]:
         reasons = {layer.name: why_left_in_float(layer) for layer in self.layers}
-        # A user's class may describe itself otherwise.
-        config = {**config_of(self), "trainable": self.trainable}
+        config = {**config_of(self), "trainable": self.trainable}  # Users' classes may differ.
         layers = {layer.name: layer for layer in self.layers}
         for entry in config["layers"]:
             if layer := layers.get(entry["name"]):  # Added losses have other names in it.
