@@ -142,6 +142,7 @@ def test_steps_are_integers(name, tmp_path):
         assert report.identical == 1 and report.is_good and not report.float_operations
     qat.save(tmp_path / "qat.keras")
     loaded = keras.models.load_model(tmp_path / "qat.keras")
+    loaded.kernels = "xnnpack"
     assert keras_qat.export_tflite(loaded) == contents
     keras_qat.set_quantization(qat, False)
     stripped = keras_qat.strip_quantization(qat)
