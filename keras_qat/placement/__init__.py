@@ -18,6 +18,7 @@ from keras_qat.placement.file_outputs import checked_names, ending_at, ending_in
 from keras_qat.placement.int8_rules import Int8Placement
 from keras_qat.placement.layer_selection import Scope, check_scope
 from keras_qat.placement.layer_settings import ASKED_FOR, Settings, may_open
+from keras_qat.placement.lost_features import planned_losses
 from keras_qat.placement.plan import Plan
 
 RULES: dict[str, Any] = {"int8": Int8Placement, "contrib": ContribPlacement}
@@ -117,4 +118,5 @@ def placed(
     settings = Settings(recipe, scope, graph.calls, family, not_in_file)
     planned: Plan = RULES[recipe.placement](graph, settings).plan()
     planned.file_outputs = tuple(file_outputs or ())
+    planned.lost_features = tuple(planned_losses(graph, planned.specs))
     return planned

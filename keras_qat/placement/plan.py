@@ -89,6 +89,7 @@ class Plan:
         file_outputs: names of the tensors at which files end; none for the model's outputs. With
             them the graph's outputs are the model's and, as a list, these.
         joined_outputs: outputs of unlike parts in one range.
+        lost_features: sentences on features of inputs that their statistics show to be lost.
     """
 
     recipe: Recipe
@@ -110,6 +111,7 @@ class Plan:
     channel_bytes: int = 0
     file_outputs: tuple[str, ...] = ()
     joined_outputs: tuple[JoinedOutput, ...] = ()
+    lost_features: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[Row]:
@@ -161,6 +163,7 @@ class Plan:
             ],
             "float_layers": self.float_layers,
             "joined_outputs": {joined.output: joined.parts for joined in self.joined_outputs},
+            "lost_features": list(self.lost_features),
         }
         if self.target is not None:
             data["target"] = self.target.name
@@ -182,7 +185,7 @@ class Plan:
             verb = "stays" if count == 1 else "stay"
             counts += f"; {counted(count, 'layer')} {verb} in float: {', '.join(self.float_layers)}"
         lines.append(f"recipe {self.recipe.name}: {counts}")
-        lines += map(str, self.joined_outputs)
+        lines += [*map(str, self.joined_outputs), *self.lost_features]
         if self.target is not None:
             lines += described(self.target, self.problems)
             if self.left_in_float:

@@ -47,6 +47,7 @@ def test_features_that_only_statistics_tell():
     norm.set_weights([np.ones(3), np.zeros(3), ROWS.mean(0), ROWS.var(0)])
     data = tf.data.Dataset.from_tensor_slices((ROWS, SMALL_DECIDES)).batch(64)
     message = FEATURE.format("row")
+    assert re.search(message, str(keras_qat.plan(model)))
     with pytest.warns(UserWarning, match=message):
         qat = trained(model, data)
     with pytest.warns(UserWarning, match=message):
@@ -76,6 +77,7 @@ def test_a_normalization_in_float_keeps_features():
         keras_qat.calibrate(keras_qat.quantize_model(model), ROWS)
     code = re.search(r"quantize_model\(.*\)(?=\.$)", str(told[0].message))
     assert code and "int16x8" not in str(told[0].message)  # The feature has 0.3 steps of it.
+    assert code[0] in str(keras_qat.plan(model))
     qat = eval(f"keras_qat.{code[0]}")
     keras_qat.calibrate(qat, ROWS)
     file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))

@@ -12,12 +12,13 @@ from keras_qat.frontend.graph import Graph, read, values_in
 from keras_qat.frontend.messages import counted
 from keras_qat.io.data import arrays_of
 from keras_qat.io.excess import describe_excess
+from keras_qat.placement.lost_features import describe_lost_features
 from keras_qat.training.calibration.lost_values import (
-    describe_lost_features,
     find_lost_features,
     has_features,
     input_quantizers,
     lost_features_in,
+    norm_of,
     with_finite_values,
 )
 from keras_qat.training.calibration.preparation import Sample, some_of, wrong_preparation
@@ -192,4 +193,5 @@ def _lost_features(graph: Graph, data: InputData) -> str:
         return ""
     ends = min(0.0, data.ends[0]), max(0.0, data.ends[1])
     lost = find_lost_features(data.low, data.high, data.first, ends, data.bits)
-    return describe_lost_features(graph, data.name, lost, data.low.size, ends) if lost else ""
+    norm = norm_of(graph, data.name)
+    return describe_lost_features(data.name, lost, data.low.size, ends, norm) if lost else ""

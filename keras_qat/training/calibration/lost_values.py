@@ -12,23 +12,22 @@ from keras_qat.frontend.graph import Call, Graph, Value, values_in
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.rescaled_norms import seen_statistics
 from keras_qat.ops.registry import row_listing
+from keras_qat.placement.lost_features import (
+    LEVELS,
+    Ends,
+    describe_lost_features,
+    lost_by_statistics,
+    span_of_lost,
+)
 from keras_qat.training.layers.quantize import ActivationQuantizer, Quantize
 from keras_qat.training.layers.quantize_wrapper import QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.ranges.observers import LastValue
-from keras_qat.training.readiness import some
 
-Ends = tuple[float, float]
-
-LEVELS, FAR = 4, 32
-"""A feature or a joined tensor is lost if it spans fewer quantized values, and if the range is so
-many times as wide."""
 MOST_FEATURES = 16
 """Most features of a time series that are looked at one by one; spectra may have empty bands."""
 _LOOKED_AT = 64
 """Examples whose different values are counted."""
-UNVARIED = 2e-6
-"""Largest deviation of a feature that was the same in all training data."""
 
 
 def lost_parts(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
@@ -62,7 +61,8 @@ def lost_features_in(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[str]:
             ends = quantizer.current_range()
             shared = max(shared[0], ends[0]), min(shared[1], ends[1])
         if lost := find_lost_features(low, high, x[:_LOOKED_AT], shared, bits):
-            yield describe_lost_features(graph, inputs[index].name, lost, x.shape[-1], shared)
+            name = inputs[index].name
+            yield describe_lost_features(name, lost, x.shape[-1], shared, norm_of(graph, name))
 
 
 def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str:
@@ -77,7 +77,7 @@ def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str
         Two sentences; "" if no tensor is lost.
     """
     low, high = shared
-    most = _span_of_lost(shared, bits)
+    most = span_of_lost(shared, bits)
     lost = [name for name, (start, end) in ends.items() if 0 < end - start < most]
     if not lost:
         return ""
@@ -105,50 +105,11 @@ def find_lost_features(
         bits: bits of its quantized values.
     """
     spans = high - low
-    lost = np.flatnonzero((spans > 0) & (spans < _span_of_lost(shared, bits)))
+    lost = np.flatnonzero((spans > 0) & (spans < span_of_lost(shared, bits)))
     rows = examples.reshape(-1, examples.shape[-1])
     return {
         int(index): float(spans[index]) for index in lost if len(np.unique(rows[:, index])) > LEVELS
     }
-
-
-def describe_lost_features(
-    graph: Graph, name: str, lost: dict[int, float], count: int, ends: Ends
-) -> str:
-    """Says which features of an input are lost, and what helps.
-
-    Args:
-        graph: the model.
-        name: the input's name.
-        lost: index -> span of the features.
-        count: how many features the input has.
-        ends: the range of the input.
-    """
-    norm = next((norm for value, norm in _normalized_inputs(graph) if value.name == name), None)
-    kept = ""
-    if norm is not None:
-        layer = norm.name.removeprefix(PREFIX)
-        kept = (
-            f" '{layer}' comes too late, unless it stays in float: quantize_model(model, "
-            f"scope=lambda layer: layer.name != '{layer}')."
-        )
-    listed = some([*map(str, lost)])
-    features, span, are = f"features {listed}", "span", "are"
-    if len(lost) == 1:
-        features, span, are = f"feature {listed}", "spans", "is"
-    is_kept = min(lost.values()) > _span_of_lost(ends, 16)
-    finer = ", or use recipes.int16x8()" if is_kept else ""
-    return (
-        f"Input '{name}': {features} of 0 to {count - 1} {span} less than {LEVELS} quantized "
-        f"values, and {are} lost, because all features share one range, {ends[0]:.4g} to "
-        f"{ends[1]:.4g}. Scale them alike before the model{finer}.{kept}"
-    )
-
-
-def _span_of_lost(shared: Ends, bits: int) -> float:
-    """Returns the span in a range from which on values are not lost."""
-    width = shared[1] - shared[0]
-    return min(LEVELS * width / (2**bits - 1), width / FAR)
 
 
 def has_features(x: np.ndarray) -> bool:
@@ -256,14 +217,15 @@ def _lost_features(graph: Graph) -> Iterator[str]:
     inputs = values_in(graph.inputs)
     quantizers = {inputs[index]: own for index, own in input_quantizers(graph).items()}
     for value, norm in _normalized_inputs(graph):
-        _, deviation = seen_statistics(norm) or (None, np.empty(0))
-        if value not in quantizers or deviation.size != value.shape[-1] or deviation.size < 2:
-            continue
-        low, high = quantizers[value].current_range()
-        most = _span_of_lost((low, high), quantizers[value].spec.bits) / LEVELS
-        small = np.flatnonzero((deviation > UNVARIED) & (deviation < most))
-        if lost := {int(index): float(LEVELS * deviation[index]) for index in small}:
-            yield describe_lost_features(graph, value.name, lost, deviation.size, (low, high))
+        if value in quantizers:
+            ends, bits = quantizers[value].current_range(), quantizers[value].spec.bits
+            yield from lost_by_statistics(value, norm, ends, bits, norm.name.removeprefix(PREFIX))
+
+
+def norm_of(graph: Graph, name: str) -> str:
+    """Returns the name in the float model of the layer that normalizes an input; "" without one."""
+    norms = (norm for value, norm in _normalized_inputs(graph) if value.name == name)
+    return next((norm.name.removeprefix(PREFIX) for norm in norms), "")
 
 
 def _normalized_inputs(graph: Graph) -> Iterator[tuple[Value, Any]]:

@@ -1,0 +1,101 @@
+"""Features of an input that are lost, because they share its range with far larger ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from keras_qat.config.specs import QuantSpec
+from keras_qat.frontend.graph import Graph, Value, values_in
+from keras_qat.frontend.rescaled_norms import seen_statistics
+
+Ends = tuple[float, float]
+
+LEVELS, FAR = 4, 32
+"""A feature or a joined tensor is lost if it spans fewer quantized values, and if the range is so
+many times as wide."""
+SHOWN = 5
+"""Most features that a sentence lists."""
+UNVARIED = 2e-6
+"""Largest deviation of a feature that was the same in all training data."""
+
+
+def span_of_lost(shared: Ends, bits: int) -> float:
+    """Returns the span in a range from which on values are not lost."""
+    width = shared[1] - shared[0]
+    return min(LEVELS * width / (2**bits - 1), width / FAR)
+
+
+def planned_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
+    """Says which features a plan loses, by the statistics of the layers that read the inputs.
+
+    Args:
+        graph: a lowered model.
+        specs: how its tensors are quantized.
+    """
+    readers = graph.consumers()
+    for value in values_in(graph.inputs):
+        spec = specs.get(value)
+        norms = [call.layer for call in readers[value] if seen_by(call.layer)]
+        if isinstance(spec, QuantSpec) and norms:
+            yield from lost_by_statistics(value, norms[0], None, spec.bits, norms[0].name)
+
+
+def seen_by(layer: Any) -> bool:
+    """Returns whether a layer holds statistics of what it reads."""
+    return bool(layer.built) and seen_statistics(layer) is not None
+
+
+def lost_by_statistics(
+    value: Value, norm: Any, ends: Ends | None, bits: int, name: str
+) -> Iterator[str]:
+    """Says which features of an input deviate too little, by the layer that normalizes it.
+
+    Args:
+        value: the input.
+        norm: the layer.
+        ends: the input's range; None if it has none yet.
+        bits: bits of its quantized values.
+        name: the name of the layer in the float model.
+    """
+    mean, deviation = seen_statistics(norm) or (np.empty(0), np.empty(0))
+    if deviation.size != value.shape[-1] or deviation.size < 2:
+        return
+    if ends is None:
+        low, high = mean - 2 * deviation, mean + 2 * deviation
+        ends = min(float(low.min()), 0.0), max(float(high.max()), 0.0)
+    most = span_of_lost(ends, bits) / LEVELS
+    small = np.flatnonzero((deviation > UNVARIED) & (deviation < most))
+    if lost := {int(index): float(LEVELS * deviation[index]) for index in small}:
+        yield describe_lost_features(value.name, lost, deviation.size, ends, name)
+
+
+def describe_lost_features(
+    name: str, lost: dict[int, float], count: int, ends: Ends, norm: str = ""
+) -> str:
+    """Says which features of an input are lost, and what helps.
+
+    Args:
+        name: the input's name.
+        lost: index -> span of the features.
+        count: how many features the input has.
+        ends: the range of the input.
+        norm: the name of the layer that normalizes the input; "" without one.
+    """
+    kept = (
+        f" '{norm}' comes too late, unless it stays in float: quantize_model(model, "
+        f"scope=lambda layer: layer.name != '{norm}')."
+    )
+    listed = ", ".join(map(str, [*lost][:SHOWN])) + ", ..." * (len(lost) > SHOWN)
+    features, span, are = f"features {listed}", "span", "are"
+    if len(lost) == 1:
+        features, span, are = f"feature {listed}", "spans", "is"
+    is_kept = min(lost.values()) > span_of_lost(ends, 16)
+    finer = ", or use recipes.int16x8()" if is_kept else ""
+    return (
+        f"Input '{name}': {features} of 0 to {count - 1} {span} less than {LEVELS} quantized "
+        f"values, and {are} lost, because all features share one range, {ends[0]:.4g} to "
+        f"{ends[1]:.4g}. Scale them alike before the model{finer}.{kept * bool(norm)}"
+    )
