@@ -23,6 +23,8 @@ class LentWeights:
         """Layer -> the layers that lend it weights."""
         self.shared: dict[int, Any] = {}
         """Id of a variable -> the layer that lends it, where that is called by others too."""
+        self.outside: dict[Any, list[Any]] = {}
+        """Layer -> the variables that it reads and no layer holds. They do not train in Keras."""
         self.changes = 0
         """How often these changed."""
         self._refused: set[Any] = set()
@@ -33,9 +35,17 @@ class LentWeights:
                 self._parents.setdefault(inner, set()).add(layer)
 
     def note(self, layer: Any, variables: Sequence[Any]) -> bool:
-        """Notes that a layer reads variables of others, and returns whether these lend them."""
+        """Notes that a layer reads variables of others, and returns whether it can be opened."""
         known = self.of.get(layer, [])
-        owners = {next(self._owners(variable), None) for variable in variables} - {None, layer}
+        owner_of = {id(v): next(self._owners(v), None) for v in variables}
+        if outside := [v for v in variables if owner_of[id(v)] is None]:
+            noted = self.outside.setdefault(layer, [])
+            if any(variable is other for variable in outside for other in noted):
+                return False
+            noted.extend(outside)
+            self.changes += 1
+            return True
+        owners = set(owner_of.values()) - {layer}
         if not owners or owners & {*known, *self._refused}:
             return False
         self.of[layer] = [*known, *owners]

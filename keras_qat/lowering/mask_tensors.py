@@ -65,7 +65,7 @@ class MaskTensors:
         Args:
             call: the call.
             written_out: another call that computes the same and is opened in its place, or None.
-            lenders: other layers whose weights it reads.
+            lenders: other layers whose weights it reads, and variables that no layer holds.
 
         Raises:
             CannotOpen, OnlyTrains: if it cannot be opened.

@@ -161,6 +161,7 @@ def _open_each(
                 namer = InnerNames(call, prefix, named, taken)
                 with in_few_operations(call.layer), with_dropout(call.layer):
                     read_here = [*lent.of.get(call.layer, ()), *own_weights(call.layer)]
+                    read_here += lent.outside.get(call.layer, [])
                     opened, read = masks.opened(call, written_out, read_here)
                 parts = _calls_of(
                     opened, call, read, context, anchor, namer, forced, call.layer in apart, losses

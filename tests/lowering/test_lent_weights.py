@@ -207,6 +207,7 @@ def test_they_are_integers_and_train_one_variable(name, tmp_path):
         file = one if kernels == "tflm" else contents
         report = keras_qat.verify(qat, file, data, kernels=kernels)
         assert report.identical == 1 and not report.float_operations
+    qat.kernels = "xnnpack"  # A file names others.
     qat.save(tmp_path / "qat.keras")
     assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
     assert all(map(np.array_equal, before, values(model.weights))), "the float model has changed"
@@ -373,3 +374,43 @@ def test_weights_that_two_operations_read_stay_one(make):
     expected = keras_qat.strip_quantization(qat)(data)
     assert np.mean(np.abs(qat(data) - expected)) < 0.02 * np.ptp(expected)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
+
+
+def reads_outside():
+    factor = tf.Variable(np.linspace(0.5, 1.5, 8), dtype=tf.float32)
+
+    class ReadsOutside(layers.Layer):
+        def call(self, x):
+            return x * factor + tf.reduce_sum(tf.exp(factor))
+
+    return ReadsOutside()
+
+
+def picks_outside():
+    order = tf.Variable([5, 0, 7, 2], trainable=False)
+
+    class PicksOutside(layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight("scale", (4,), initializer="ones")
+
+        def call(self, x):
+            return tf.gather(x, order, axis=-1) * self.scale
+
+    return PicksOutside()
+
+
+@pytest.mark.parametrize("layer", [reads_outside, picks_outside])
+def test_a_variable_that_no_layer_holds_is_a_constant(layer, tmp_path):
+    x = keras.Input((6, 8))
+    model = keras.Model(x, layers.Dense(2)(layer()(x)))
+    assert not keras_qat.plan(model).float_layers
+    qat = keras_qat.quantize_model(model, strict=True)
+    assert len(qat.trainable_weights) == len(model.trainable_weights)
+    data = np.random.default_rng(0).normal(size=(16, 6, 8)).astype(np.float32)
+    keras_qat.calibrate(qat, data)
+    expected, computed = (m.predict(data, verbose=0) for m in (model, qat))
+    assert np.abs(computed - expected).max() < 0.05 * np.abs(expected).max()
+    contents = keras_qat.export_tflite(qat)
+    np.testing.assert_array_equal(keras_qat.TFLiteModel(contents).predict(data), computed)
+    qat.save(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents

@@ -87,7 +87,8 @@ def open_layer(
     Args:
         call: the call.
         masks: input of the call -> the mask that it carries.
-        lenders: other layers whose weights it reads. Calls of them inside are opened, too.
+        lenders: other layers whose weights it reads, and variables that no layer holds. Calls of
+            these layers inside are opened, too, and the variables count as constants.
 
     Raises:
         CannotOpen: if that is not possible.
@@ -149,7 +150,9 @@ class _Trace:
         lenders: Sequence[Any] = (),
     ) -> None:
         self.call, self.layer = call, call.layer
-        layer, self.lenders = call.layer, lenders
+        layer = call.layer
+        self.outside = {id(v) for v in lenders if isinstance(v, tf.Variable)}
+        lenders = self.lenders = [x for x in lenders if id(x) not in self.outside]
         attributes = [pair for owner in (layer, *lenders) for pair in weights_held_by(owner)]
         variables = tf.nest.flatten([list(own.values()) for _, own in attributes])
         weights = {id(w): w for w in variables if isinstance(w, tf.Variable)}
@@ -223,7 +226,7 @@ class _Trace:
             raise CannotOpen(READS_OTHERS if is_foreign else first_line(error)) from error
         arguments = tf.nest.flatten([(node.call_args, node.call_kwargs) for node in self.nodes])
         read = [leaf for leaf in arguments if isinstance(leaf, tf.Variable)]
-        if read := [*tape.watched_variables(), *read]:
+        if read := [v for v in [*tape.watched_variables(), *read] if id(v) not in self.outside]:
             raise ReadsWeights(read)
         try:
             if self.assigned:
@@ -266,6 +269,10 @@ class _Trace:
             graph = graph_lib.read(self.model)
         except ValueError as error:
             raise CannotOpen(first_line(error)) from error
+        for inner in graph.calls if self.outside else ():
+            inner.args, inner.kwargs = tf.nest.map_structure(
+                _as_constant, (inner.args, inner.kwargs)
+            )
         values = values_in(graph.inputs)
         own = values[len(self.inputs) + len(self.masks) :]
         # The layer's own output structure: Keras turns a list of one output into a tensor.
@@ -285,3 +292,8 @@ class _Trace:
 
 def _refuse_updates(*args: Any, **kwargs: Any) -> None:
     raise CannotOpen("it calls add_update")
+
+
+def _as_constant(leaf: Any) -> Any:
+    """Returns the value of a variable that no layer holds; anything else stays."""
+    return tf.constant(leaf.numpy()) if isinstance(leaf, tf.Variable) else leaf
