@@ -14,7 +14,7 @@ import numpy as np
 from keras_qat.arithmetic.kernel_families import DEFAULT
 from keras_qat.frontend.messages import ByName, warn_caller
 from keras_qat.io.data import batch_count, batches, padded
-from keras_qat.io.excess import describe_excess, ends_in_pixels, ends_of
+from keras_qat.io.excess import describe_excess, ends_in_pixels
 from keras_qat.io.inputs import Input, Inputs
 from keras_qat.io.progress import shown
 from keras_qat.tflite.interpreter import FileInterpreter, Kernels, to_codes, to_pixels, to_values
@@ -47,13 +47,6 @@ class TensorInfo:
     def is_quantized(self) -> bool:
         """True if the entries are quantized values."""
         return self.scale > 0
-
-    @property
-    def ends(self) -> tuple[float, float] | None:
-        """The smallest and the largest value that it can hold; None if it is not quantized."""
-        if self.rescaling is not None:
-            return ends_in_pixels(*self.rescaling)
-        return ends_of(self.dtype, self.scale, self.zero_point) if self.is_quantized else None
 
     def quantize(self, values: Any) -> np.ndarray:
         """Quantizes real numbers: `floor(x / scale + 0.5) + zero_point`, clipped.
@@ -112,7 +105,6 @@ class TFLiteModel:
     def __init__(
         self, file: str | os.PathLike[str] | bytes, kernels: Kernels | None = None
     ) -> None:
-        self._warned = False
         contents = contents_of(file)
         self._file = open_file(contents, kernels) if kernels else _open_as_model(contents)
         graph = FileGraph(contents)  # The interpreter sorts by name.
@@ -127,6 +119,12 @@ class TFLiteModel:
         """Name of each input -> its shape, type, scale and zero point, in the model's order."""
         self.outputs: Mapping[str, TensorInfo] = tensor_infos(graph.outputs, {})
         """Name of each output -> its shape, type, scale and zero point, in the model's order."""
+        pixels = {
+            name: ends_in_pixels(*info.rescaling)
+            for name, info in self.inputs.items()
+            if info.rescaling is not None
+        }
+        self._ranges, self._warned = graph.input_ranges() | pixels, False
         names, keys = list(self.inputs), input_keys(contents)
         self._inputs = Inputs(
             "the file" if isinstance(file, bytes) else Path(file).name,
@@ -197,10 +195,10 @@ class TFLiteModel:
         if self._warned:
             return
         for (name, info), values in zip(self.inputs.items(), batch, strict=True):
-            ends = info.ends
-            if ends is None or values.dtype == info.dtype:
+            holds_codes = info.dtype.kind != "f" and values.dtype == info.dtype
+            if name not in self._ranges or holds_codes:
                 continue
-            if reason := describe_excess(name, values, *ends):
+            if reason := describe_excess(name, values, *self._ranges[name]):
                 self._warned = True
                 warn_caller(reason)
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from tensorflow.lite.tools import flatbuffer_utils
 
+from keras_qat.io.excess import ends_of
 from keras_qat.tflite.checks import read_file
 from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, code_of, reading
 
@@ -115,6 +116,20 @@ class FileGraph:
         options = getattr(self.options(operation), "__dict__", {})
         indices = [index for name, index in options.items() if name.endswith("SubgraphIndex")]
         return [FileGraph(self._model, index) for index in indices]
+
+    def input_ranges(self) -> dict[str, tuple[float, float]]:
+        """Returns the ends of the range of each input that is quantized, maybe by an operation."""
+        behind = {op.inputs[0]: op.outputs[0] for op in self.operations if op.kernel == "QUANTIZE"}
+        tensors = {
+            name: tensor if tensor.is_quantized else self.tensors[behind[tensor.index]]
+            for name, tensor in self.inputs.items()
+            if tensor.is_quantized or tensor.index in behind
+        }
+        return {
+            name: ends_of(tensor.dtype, tensor.scale, tensor.zero_point)
+            for name, tensor in tensors.items()
+            if tensor.is_quantized
+        }
 
     def read_in_float(self) -> set[str]:
         """Returns the names of the float inputs that no operation quantizes."""

@@ -98,7 +98,12 @@ def test_a_model_whose_inputs_have_no_range_says_nothing():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"input_dtype": "uint8"}, {"input_dtype": "uint8", "rescaling": (1 / 255, 0)}],
+    [
+        {},
+        {"input_dtype": "float32"},
+        {"input_dtype": "uint8"},
+        {"input_dtype": "uint8", "rescaling": (1 / 255, 0)},
+    ],
 )
 def test_a_file_says_once_that_its_inputs_are_clipped(options):
     contents = keras_qat.export_tflite(calibrated(), **options)

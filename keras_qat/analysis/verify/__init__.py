@@ -142,9 +142,9 @@ def verify(
     if input_range is not None:
         graph = resolve(model, input_range=input_range)
     rescaled = rescaled_inputs(contents)
-    cut_off = beyond_ranges(file, inputs, rescaled)
-    inputs_of_file, inputs, between_pixels = rounded_to_pixels(graph, file, inputs, rescaled)
     file_graph = FileGraph(contents)
+    cut_off = beyond_ranges(file_graph, inputs, rescaled)
+    inputs_of_file, inputs, between_pixels = rounded_to_pixels(graph, file, inputs, rescaled)
     packs = graph.origin.packs_int4
     packed_weights = file_graph.packs_int4 and not packs and not graph.origin.simulates
     graph = as_asked(graph, packs or packed_weights, graph.origin.family)

@@ -15,8 +15,7 @@ from keras_qat.frontend.messages import counted
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import packs_int4
 from keras_qat.integer_graph.passes.pixel_inputs import Rescaling
-from keras_qat.io.excess import describe_excess, ends_in_pixels, ends_of
-from keras_qat.tflite.interpreter import FileInterpreter
+from keras_qat.io.excess import describe_excess, ends_in_pixels
 from keras_qat.tflite.metadata import read_metadata
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.training.readiness import some
@@ -85,22 +84,22 @@ def _in_bytes(graph: ResolvedGraph, file_graph: FileGraph) -> list[str]:
 
 
 def beyond_ranges(
-    file: FileInterpreter, inputs: dict[str, np.ndarray], rescaled: Mapping[str, Rescaling]
+    file_graph: FileGraph, inputs: dict[str, np.ndarray], rescaled: Mapping[str, Rescaling]
 ) -> list[str]:
     """Returns sentences on inputs of which many values are beyond what the file can hold.
 
     Args:
-        file: the file.
+        file_graph: the file.
         inputs: what the model was given.
         rescaled: scale and offset of the inputs that take pixels in the file.
     """
     failures = []
-    for name, detail in file.inputs.items():
-        dtype, x = np.dtype(detail["dtype"]), inputs[name]
+    for name, ends in file_graph.input_ranges().items():
+        dtype, x = file_graph.inputs[name].dtype, inputs[name]
         if name in rescaled:
             failures.append(describe_excess(name, x, *ends_in_pixels(*rescaled[name])))
-        elif detail["quantization"][0] and x.dtype != dtype:
-            failures.append(describe_excess(name, x, *ends_of(dtype, *detail["quantization"])))
+        elif dtype.kind == "f" or x.dtype != dtype:
+            failures.append(describe_excess(name, x, *ends))
     return list(filter(None, failures))
 
 
