@@ -41,6 +41,9 @@ LEAST_MULTIPLIER = 2.0**-23
 """Smallest multiplier of sums in int16 TFLite kernels: with it the bias of a switched-off channel
 fits 32 bits."""
 
+FEW_FOR_INT32 = (2**31 - 1) // (INT8_MAX * 255)
+"""Products of 8-bit numbers whose sum 32 bits hold, whatever the numbers are."""
+
 LARGEST_MULTIPLIER = {8: 255.5, 16: 16000.0}
 """Activation bits -> largest multiplier of sums. XNNPACK takes multipliers below 256, int16 TFLite
 kernels below 2^14. With these, any sum but 0 already saturates (in int16 any but 1)."""
@@ -96,6 +99,7 @@ def weights_of_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool)
     else:
         q, scale, bias, rounding, divisor = _folded_in_range(wrapper)
     wide = ends[0][0].bits == 16
+    name, axes = next(iter(wrapper.weight_axes.items()), ("", ()))
     inputs, outputs = (
         [params.as_tensors().scale for params in end] for end in zip(*ends, strict=True)
     )
@@ -104,8 +108,10 @@ def weights_of_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool)
     if wide and alike:
         q, scale = _with_exact_multipliers(q, scale, outputs[0] / inputs[0])
     else:
+        if name and not wide and terms(tuple(q.shape), axes) > FEW_FOR_INT32:
+            scale_of_sums = tf.reduce_max(tf.stack(list(map(_least_scale_of_sums, ends))))
+            q, scale = _widened(q, scale, tf.maximum(scale, scale_of_sums), divisor)
         q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide, divisor)
-    name, axes = next(iter(wrapper.weight_axes.items()), ("", ()))
     if in_graph and name and not wide and terms(tuple(q.shape), axes) > FEW:
         reach = reach_of(q, axes)
     weights = Weights(name, q, scale, bits=bits, reach=reach, rounding=rounding, divisor=divisor)
@@ -254,6 +260,21 @@ def fitting(
         if scale.shape.num_elements() == 1:
             largest = tf.reduce_max(largest, keepdims=True)
         wider = tf.maximum(wider, tf.reshape(largest / (input_scale * BIAS_MAX), scale.shape))
+    return _widened(q, scale, wider, divisor)
+
+
+def _least_scale_of_sums(end: Ends) -> Any:
+    """Returns the smallest scale of weights with which 32 bits hold sums inside the output's range.
+
+    Kernels add up in 32 bits: with a finer scale, large results would overflow.
+    """
+    before, after = (params.as_tensors() for params in end)
+    reach = tf.maximum(after.highest - after.zero_point, after.zero_point - after.lowest) + 1.0
+    return reach * after.scale / (before.scale * 2.0**31)
+
+
+def _widened(q: Any, scale: Any, wider: Any, divisor: Any = None) -> tuple[Any, Any]:
+    """Rounds weights to a wider scale."""
     wider = single(wider)
     return _rounded(q, scale / wider, 1 if divisor is None else divisor), wider
 

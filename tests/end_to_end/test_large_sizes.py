@@ -25,9 +25,8 @@ ERRORS = {"int8": 0.03, "int16x8": 0.01}
 CASES = [(name, width) for name in LARGE for width in LARGE_WIDTHS]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "width"), CASES)
-def test_files_compute_what_the_model_does_and_nearly_what_float_does(name, width):
+def check(name, width):
+    """Asserts that files give what the model does, and nearly what it does in float."""
     network = LARGE[name]
     model = network.build()
     x = network.inputs(model)
@@ -36,14 +35,25 @@ def test_files_compute_what_the_model_does_and_nearly_what_float_does(name, widt
     if any(node.op is None for node in resolve(qat).nodes):
         pytest.skip("plan leaves a part in float")
     for kernels in RUNNABLE:
-        target = "tflm" if kernels == "tflm" else None
         qat.kernels = kernels
-        contents = keras_qat.export_tflite(qat, target=target)
+        contents = keras_qat.export_tflite(qat, target="tflm" if kernels == "tflm" else None)
         if kernels == "tflm" and problems(contents, TFLM):
             continue
-        file = keras_qat.TFLiteModel(contents, kernels=kernels)
         predicted = qat.predict(x, verbose=0)
+        file = keras_qat.TFLiteModel(contents, kernels=kernels)
         np.testing.assert_array_equal(file.predict(x), predicted)
         if not name.startswith(SMALL):
-            error = np.abs(predicted - expected).max() / (np.ptp([*expected.ravel(), 0.0]))
+            error = np.abs(predicted - expected).max() / np.ptp([*expected.ravel(), 0.0])
             assert error < ERRORS[width], kernels
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "width"), CASES)
+def test_large_sizes(name, width):
+    check(name, width)
+
+
+@pytest.mark.parametrize("name", ["mean of 100000", "dense of 100000 ones"])
+def test_what_adds_up_to_more_than_32_bits(name):
+    """16-bit values that are averaged, 8-bit products of weights that all have one sign."""
+    check(name, "int16x8" if name.startswith("mean") else "int8")

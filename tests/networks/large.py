@@ -104,6 +104,19 @@ LAYERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "wide cell": (partial(layers.LSTM, 4), (3, 2_000)),
 }
 
+ONES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "dense of 100000 ones": (partial(layers.Dense, 1), (100_000,)),
+    "convolution of ones": (partial(layers.Conv2D, 1, 7), (7, 7, 2_048)),
+}
+"""Layers whose products add up to more than 32 bits hold if weights are as fine as usual."""
+
+
+def of_ones(make: Callable[..., Any], *shape: int) -> Network:
+    """A layer with equal weights."""
+    layer = partial(make, kernel_initializer="ones")
+    return Network(lambda: model_of(lambda x: layer()(x), shape), partial(reaching, shape))
+
+
 LARGE: dict[str, Network] = {
     **{
         f"{name} of {count}": of(function, count)
@@ -112,5 +125,6 @@ LARGE: dict[str, Network] = {
     },
     **{name: of(function, *shape) for name, (function, shape) in FUNCTIONS.items()},
     **{name: of_layer(make, *shape) for name, (make, shape) in LAYERS.items()},
+    **{name: of_ones(make, *shape) for name, (make, shape) in ONES.items()},
 }
 """Name -> network, each with one output."""
