@@ -1,11 +1,13 @@
-"""Export to SavedModel: the resolved graph with fake quantization in place of integers.
+"""Export to SavedModel: the resolved graph, in the integer arithmetic of `predict`.
 
-BatchNormalization is folded, weights are the file's, and every range is a constant.
+ONNX files, and models that simulate quantization as recipe `contrib`, have fake quantization in its
+place. BatchNormalization is folded, weights are the file's, and every range is a constant.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ import tensorflow as tf
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.frontend.keras2.backend import one_at_a_time, swapped
 from keras_qat.frontend.keras2.precision import computing_in_float32
+from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import replacing
 from keras_qat.ops.node import Constant, Node, Tensor
@@ -32,7 +36,7 @@ from keras_qat.training.readiness import check_before_export
 
 @one_at_a_time
 def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
-    """Writes the folded, fake-quantized inference function as a SavedModel.
+    """Writes the inference function as a SavedModel, which returns what `predict` returns.
 
     It loads where only TensorFlow is installed. Its signature `serving_default` takes the model's
     inputs by name and returns its outputs by name, in float.
@@ -53,9 +57,27 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
     check_before_export(model, path, directory=True)
     graph = resolve_to_export(model)
     graph.origin.warn()
-    module = inference_module(graph)
+    module = inference_module(graph) if graph.origin.simulates else exact_module(graph)
     with replacing(Path(path)) as scratch:
         tf.saved_model.save(module, str(scratch), signatures={"serving_default": module.serve})
+
+
+def exact_module(graph: ResolvedGraph) -> tf.Module:
+    """Makes a module whose `serve` computes as the model's kernels do, as `predict`.
+
+    Returns:
+        What `inference_module` returns.
+    """
+    family = graph.origin.family
+    graph = as_asked(graph, None, family)
+    prepared = prepare(graph, family)
+
+    def compute(inputs: list[Any]) -> dict[str, Any]:
+        quantized = list(map(prepared.quantized, inputs, graph.inputs.values()))
+        tensors = run(graph, quantized, family, compute_in_float, prepared)
+        return {name: prepared.real(tensors[x], x) for name, x in graph.outputs.items()}
+
+    return _module(graph, compute)
 
 
 def inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Module:
@@ -71,6 +93,11 @@ def inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Module:
         A module with a `tf.function` `serve`: inputs by position in the model's order, named
         after the model's inputs; outputs as a dict by output name.
     """
+    return _module(graph, lambda inputs: _outputs(graph, inputs, for_onnx))
+
+
+def _module(graph: ResolvedGraph, compute: Callable[[list[Any]], dict[str, Any]]) -> tf.Module:
+    """Makes a module of a function of the inputs, with the weights that it reads."""
     if graph.origin.states:
         raise ValueError(
             f"'{graph.name}' keeps states (stateful=True), which a SavedModel or ONNX file of it "
@@ -82,7 +109,7 @@ def inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Module:
     ]
 
     def serve(*inputs: Any) -> dict[str, Any]:
-        return _outputs(graph, list(inputs), for_onnx)
+        return compute(list(inputs))
 
     module = tf.Module()
     # Weights that are not folded are saved too, but not their layers, which Keras would trace.

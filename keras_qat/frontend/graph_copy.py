@@ -16,7 +16,7 @@ from keras_qat.frontend.graph import (
     split_loss_only,
     values_in,
 )
-from keras_qat.frontend.keras2.layers_and_models import nested_inputs
+from keras_qat.frontend.keras2.backend import keras
 
 
 class InsertedCall(NamedTuple):
@@ -94,9 +94,9 @@ def copy_graph(
     return Graph(graph.name, inputs, outputs, graph.output_names, needed, loss_only=loss_only)
 
 
-def inputs_read(model: Any) -> Any:
-    """Returns the symbolic inputs that a model's outputs depend on, in a list or dict as before."""
-    graph, nested = read(model), nested_inputs(model)
+def inputs_read(nested: Any, outputs: Any) -> Any:
+    """Returns the symbolic inputs that symbolic outputs depend on, in a list or dict as `nested`."""
+    graph = read(keras.Model(nested, outputs))
     used = {value for call in graph.calls for value in call.inputs} | {*values_in(graph.outputs)}
     flat = list(zip(tf.nest.flatten(nested), values_in(graph.inputs), strict=True))
     kept = {id(x) for x, value in flat if value in used}

@@ -263,22 +263,22 @@ class QuantizedModel(
         """
         if not self.file_outputs:
             return self
-        if self._file_model is None:
+        part = self._file_model
+        if part is None:
             tensors = symbols(self)
             ends = [tensors[tensor] for tensor in self.file_outputs.values()]
-            all_inputs = QuantizedModel(inputs=nested_inputs(self), outputs=ends, name=self.name)
-            part = QuantizedModel(inputs=inputs_read(all_inputs), outputs=ends, name=self.name)
+            inputs = inputs_read(nested_inputs(self), ends)
+            part = QuantizedModel(inputs=inputs, outputs=ends, name=self.name)
             object.__setattr__(part, "part_of", self)
             part.recipe, part.target = self.recipe, self.target
             part.told_of_float = self.told_of_float
             part.differing_outputs = self.differing_outputs
             name_outputs(part, list(self.file_outputs))
             object.__setattr__(self, "_file_model", part)
-        assert self._file_model is not None
         for choice in ("kernels", "pack_int4"):
-            if getattr(self._file_model, choice) != getattr(self, choice):
-                setattr(self._file_model, choice, getattr(self, choice))
-        return self._file_model
+            if getattr(part, choice) != getattr(self, choice):
+                setattr(part, choice, getattr(self, choice))
+        return part
 
     def keep_training(self, model: Any, left_out: Iterable[str]) -> None:
         """Trains from now on as a float model does whose class has its own way, `train_step` say.
