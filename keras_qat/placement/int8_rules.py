@@ -17,6 +17,7 @@ from keras_qat.lowering.recurrent import why_whole
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
 from keras_qat.ops.registry import match, op_of, weights_only
 from keras_qat.placement import fusion_groups
+from keras_qat.placement.exact_inputs import may_be_labels
 from keras_qat.placement.file_outputs import joined_outputs
 from keras_qat.placement.float_notice import label
 from keras_qat.placement.fusion_groups import Group
@@ -29,7 +30,7 @@ from keras_qat.placement.index_arithmetic import (
     is_table,
 )
 from keras_qat.placement.layer_settings import BY_RECIPE, Settings
-from keras_qat.placement.plan import Plan, Range
+from keras_qat.placement.plan import Plan, Range, join_ranges
 
 
 class Int8Placement:
@@ -182,6 +183,8 @@ class Int8Placement:
                 own = dataclasses.replace(own, off_ties=own.bits <= 8 and not own.symmetric)
                 if not self.is_read_by_file(value):
                     return None, "input of the model that its file does not compute with"
+                if may_be_labels(value, self.graph, self.op):
+                    return None, "input of the model that only layers in float read"
                 return (own if self.is_read_by_int8(value) else None), "input of the model"
             return self.decide_in_float(value, own, self.float_layers[call.name])
         group = self.group_of.get(call)
@@ -330,7 +333,7 @@ class Int8Placement:
                 bound = min(0.0, float(np.min(number)))
                 own = dataclasses.replace(self.settings.activations(value), lower_bound=bound)
                 sources.append(Range(own, [value]))
-            joined = _join(list(dict.fromkeys(sources)))
+            joined = join_ranges(list(dict.fromkeys(sources)))
             joined.rounded += [value] if spec.rounds and not is_constant else []
             range_of.update({other: joined for other, r in range_of.items() if r in sources})
             range_of[value] = joined
@@ -373,26 +376,6 @@ def _symmetric(graph: Graph) -> set[Value]:
         if keeps_range and values.intersection(values_in(call.outputs)):
             values.update(call.inputs)
     return values
-
-
-def _join(ranges: list[Range]) -> Range:
-    """Returns one range for the tensors of several. A lower bound remains if all have one."""
-    first, *rest = ranges
-    if not rest:
-        return first
-    specs = [item.spec for item in ranges if isinstance(item.spec, QuantSpec)]
-    known = [item.lower_bound for item in specs if item.lower_bound is not None]
-    spec = first.spec
-    if isinstance(spec, QuantSpec):
-        bound = min(known) if len(known) == len(ranges) else None
-        symmetric = any(item.symmetric for item in specs)
-        off_ties = any(item.off_ties for item in specs) and not symmetric
-        spec = dataclasses.replace(spec, lower_bound=bound, symmetric=symmetric, off_ties=off_ties)
-    return Range(
-        spec,
-        [value for item in ranges for value in item.observed],
-        [value for item in ranges for value in item.rounded],
-    )
 
 
 def _is_of_weights(value: Value) -> bool:

@@ -65,6 +65,26 @@ class Range:
     rounds: bool = True
 
 
+def join_ranges(ranges: list[Range]) -> Range:
+    """Returns one range for the tensors of several. A lower bound remains if all have one."""
+    first, *rest = ranges
+    if not rest:
+        return first
+    specs = [item.spec for item in ranges if isinstance(item.spec, QuantSpec)]
+    known = [item.lower_bound for item in specs if item.lower_bound is not None]
+    spec = first.spec
+    if isinstance(spec, QuantSpec):
+        bound = min(known) if len(known) == len(ranges) else None
+        symmetric = any(item.symmetric for item in specs)
+        off_ties = any(item.off_ties for item in specs) and not symmetric
+        spec = dataclasses.replace(spec, lower_bound=bound, symmetric=symmetric, off_ties=off_ties)
+    return Range(
+        spec,
+        [value for item in ranges for value in item.observed],
+        [value for item in ranges for value in item.rounded],
+    )
+
+
 @dataclasses.dataclass
 class Plan:
     """Plan of how each tensor is quantized: a table to print, data in `rows` and `to_dict`.

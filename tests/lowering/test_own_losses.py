@@ -150,3 +150,53 @@ def test_labels_that_only_losses_read_are_not_quantized(how, outputs):
 def test_labels_after_the_outputs_of_the_file_are_not_quantized():
     qat = keras_qat.quantize_model(model_with_labels("output"), outputs=["prediction"])
     assert not any("labels" in quantizer.name for quantizer in keras_qat.quantizers(qat))
+
+
+class OpaqueEndpoint(layers.Layer):
+    """As a CTC loss, it computes with sparse tensors, so it stays in float."""
+
+    def __init__(self, gives_loss=False, **kwargs):
+        super().__init__(**kwargs)
+        self.gives_loss = gives_loss
+
+    def call(self, labels, prediction):
+        classes = tf.sparse.to_dense(tf.sparse.from_dense(tf.cast(labels, tf.int32)))[:, 0]
+        each = keras.losses.sparse_categorical_crossentropy(classes, prediction)
+        if self.gives_loss:
+            return each[:, None]
+        self.add_loss(tf.reduce_mean(each))
+        return prediction
+
+
+@pytest.mark.parametrize("gives_loss", [False, True], ids=["adds loss", "returns loss"])
+def test_labels_that_an_opaque_layer_reads_are_not_quantized(gives_loss):
+    x, labels = keras.Input((6,), name="x"), keras.Input((1,), name="labels")
+    prediction = layers.Dense(8, "softmax", name="prediction")(x)
+    endpoint = OpaqueEndpoint(gives_loss, name="endpoint")
+    model = keras.Model([x, labels], endpoint(labels, prediction))
+    data = images(64, (6,)), np.arange(64.0, dtype=np.float32)[:, None] % 8
+    with pytest.warns(UserWarning, match="endpoint: "):
+        qat = keras_qat.quantize_model(model)
+    keras_qat.calibrate(qat, list(data))
+    assert not any("labels" in quantizer.name for quantizer in keras_qat.quantizers(qat))
+    assert "only layers in float read" in str(keras_qat.plan(model))
+
+    def loss(trained):
+        if gives_loss:
+            return np.asarray(trained(list(data))).mean()
+        trained.compile("sgd")
+        return trained.evaluate(list(data), verbose=0)
+
+    assert loss(qat) == pytest.approx(loss(model), rel=0.02)
+
+
+def test_a_single_input_of_an_opaque_layer_is_quantized():
+    """An integer device can only pass integers."""
+
+    class Opaque(layers.Layer):
+        def call(self, x):
+            return tf.sparse.to_dense(tf.sparse.from_dense(x))
+
+    x = keras.Input((4,))
+    plan = keras_qat.plan(keras.Model(x, Opaque()(x)))
+    assert plan.rows[0].spec is not None
