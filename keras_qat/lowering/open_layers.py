@@ -22,6 +22,7 @@ from keras_qat.frontend.keras2.cannot_open import (
     CannotOpen,
     OnlyTrains,
     ReadsWeights,
+    TooLarge,
 )
 from keras_qat.frontend.keras2.compare_traces import NOISE
 from keras_qat.frontend.keras2.layers_and_models import layers_in, rename
@@ -181,7 +182,8 @@ def _open_each(
                         f"the functional models inside it one by one."
                     ) from error
                 is_of_keras = type(call.layer) is not layers.RNN and written_out
-                if not (is_of_keras or type(call.layer) in ATTENTION or call.layer in masked):
+                is_usual = is_of_keras or type(call.layer) in ATTENTION or call.layer in masked
+                if not is_usual or isinstance(error, TooLarge):
                     closed[call.name] = context.refused[call.layer] = str(error)
         siblings = [*siblings, *parts]
         return [c for part in closing_sizes(parts) for c in expand(part, siblings)] or [call]

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.frontend.graph import Call, Value, map_values, values_in
+from keras_qat.frontend.keras2.cannot_open import TooLarge
 from keras_qat.frontend.tf_operations import is_operation
 from keras_qat.lowering.complex_numbers import ARITHMETIC, MOVES, Pair, matmul
 from keras_qat.lowering.written_out import require
@@ -108,7 +109,13 @@ def _moved(call: Call, known: Mapping[Value, Any], index: int) -> list[Any]:
 
 def _matrix(transform: Callable[..., np.ndarray], size: Any, *length: int) -> np.ndarray:
     """Returns the matrix of a transform along the last axis."""
-    require(size is not None and size * max([size, *length]) <= LARGEST)
+    require(size is not None)
+    if (count := size * max([size, *length])) > LARGEST:
+        raise TooLarge(
+            f"a Fourier transform of {size} values is a product with a matrix of {count:,} values, "
+            f"of which at most {LARGEST:,} are written. Use shorter frames, such as tf.signal.stft "
+            f"has, or compute the transform before the model"
+        )
     return np.round(transform(np.eye(size), *length), 12) + 0.0  # Zeros have no sign.
 
 

@@ -182,6 +182,26 @@ def test_layers_with_complex_weights_stay():
     assert "its weights are complex numbers" in plan.float_layers["own"]
 
 
+@pytest.mark.parametrize(
+    "spectrum",
+    [
+        lambda x: tf.abs(tf.signal.fft(tf.complex(x, tf.zeros_like(x)))[:, :600]),
+        lambda x: tf.math.real(tf.signal.ifft(tf.signal.fft(tf.cast(x, tf.complex64)))),
+    ],
+)
+@pytest.mark.parametrize("in_lambda", [True, False])
+def test_transforms_that_are_too_large_say_so(spectrum, in_lambda):
+    """The reason was that there is no rule for the magnitude."""
+    inputs = keras.Input((1200,))
+    model = keras.Model(inputs, (layers.Lambda(spectrum) if in_lambda else spectrum)(inputs))
+    (reason,) = {
+        why for why in keras_qat.plan(model).float_layers.values() if "cannot be opened" in why
+    }
+    assert "Fourier transform of 1200 values is a product with a matrix of 1,440,000" in reason
+    with pytest.warns(UserWarning, match=r"1,048,576 are written. Use shorter frames"):
+        keras_qat.quantize_model(model)
+
+
 def test_angles():
     inputs = keras.Input(SHAPE)
     model = keras.Model(inputs, tf.math.angle(tf.signal.stft(inputs, 12, 12)))

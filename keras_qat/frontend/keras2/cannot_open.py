@@ -12,6 +12,10 @@ class CannotOpen(Exception):
     """Tells in a few words why a layer cannot be opened."""
 
 
+class TooLarge(CannotOpen):
+    """Raised for an operation that would be expanded if it was smaller."""
+
+
 class ReadsWeights(CannotOpen):
     """Raised for a layer that reads weights of other layers in its own code."""
 
