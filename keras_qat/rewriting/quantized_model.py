@@ -33,6 +33,7 @@ from keras_qat.frontend.keras2.configurations import (
     in_safe_mode,
     missing_config,
 )
+from keras_qat.frontend.keras2.float_configs import float_config_of
 from keras_qat.frontend.keras2.layer_weights import checksums_of_masks
 from keras_qat.frontend.keras2.layers_and_models import layers_in, name_outputs, nested_inputs
 from keras_qat.frontend.keras2.names_in_configs import restore_names
@@ -243,10 +244,9 @@ class QuantizedModel(
     def keep_float_model(self, model: Any) -> None:
         """Sets what is known of the float model, past Keras, which would track the contents."""
         config = None
-        # Some activations have no configuration, nor layers of a class without `get_config`, and
-        # Keras finds none for some constants.
+        # Some activations, constants, and layers of a class without `get_config` have none.
         with contextlib.suppress(TypeError, ValueError, NotImplementedError):
-            config = config_of(model)
+            config = float_config_of(model)
         object.__setattr__(self, "float_config", config)
         object.__setattr__(self, "float_masks", checksums_of_masks(model))
         object.__setattr__(self, "customs", custom_objects_in(layers_in(model)))

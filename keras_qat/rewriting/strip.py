@@ -14,6 +14,7 @@ from keras_qat.frontend.graph import Call, Graph, values_in
 from keras_qat.frontend.helper_layers import Regularize
 from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.configurations import custom_objects_in, deserialization_scope
+from keras_qat.frontend.keras2.float_configs import from_config
 from keras_qat.frontend.keras2.layer_weights import checksums_of_masks, is_mask
 from keras_qat.frontend.keras2.layers_and_models import clone, layers_in, take
 from keras_qat.frontend.keras2.names_in_configs import restore_names
@@ -34,7 +35,8 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
 
     The result has the layers, names, nesting, inputs and outputs of the float model that was
     quantized, and the `trainable` flags of the quantization-aware model. It computes the same as
-    that model with quantization off, and Keras saves and loads it without keras_qat.
+    that model with quantization off, and Keras saves and loads it without keras_qat. Of a
+    subclassed model it has the layers, but not the class, its attributes and its `train_step`.
 
     Args:
         model: a quantization-aware model. It is not changed.
@@ -45,7 +47,8 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
             are lost.
 
     Returns:
-        A functional Keras model, not compiled.
+        A `Sequential` model if the float model was one and `folded` is False, and a functional
+        model otherwise, not compiled.
 
     Raises:
         ValueError: if the model was not made by `quantize_model`, or has a `Lambda` and was loaded
@@ -71,7 +74,7 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
     with deserialization_scope(*customs, safe=model.safe_mode):
         # A copy, as some layers of Keras remove entries from the configuration.
         try:
-            plain = keras.Model.from_config(deepcopy(model.float_config))
+            plain = from_config(deepcopy(model.float_config))
         except AttributeError as error:  # In a user's code.
             raise _cannot_copy("a layer reads what another has not built yet") from error
         except TypeError as error:  # Such as a function that reads an array from around it.

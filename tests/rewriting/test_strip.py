@@ -281,3 +281,41 @@ def test_a_weight_that_is_read_and_not_found_is_an_error(monkeypatch):
     monkeypatch.setattr(qat.layers[-1], "_name", "of another name")
     with pytest.raises(ValueError, match="nothing of the quantized model is"):
         keras_qat.strip_quantization(qat)
+
+
+def stacks():
+    norm = layers.Normalization(mean=[0.5] * 4, variance=[2.0] * 4)
+    inner = keras.Sequential([keras.Input((6,)), layers.Dense(4, "relu")], name="inner")
+    return {
+        "with an input": [keras.Input((6,), name="x"), layers.Dense(4), layers.Dropout(0.1)],
+        "with a shape": [layers.Dense(4, input_shape=(6,)), layers.BatchNormalization()],
+        "nested": [keras.Input((6,)), inner, norm, layers.Softmax()],
+    }
+
+
+@pytest.mark.parametrize("name", ["with an input", "with a shape", "nested"])
+def test_a_sequential_model_comes_back_as_one(name, tmp_path):
+    model, x = scramble(keras.Sequential(stacks()[name], name="stack")), rng().normal(size=(8, 6))
+    qat = moved(keras_qat.quantize_model(model))
+    qat.save(tmp_path / "qat.keras")
+    expected = without_quantization(qat)(x)
+    for trained in (qat, keras.models.load_model(tmp_path / "qat.keras")):
+        plain = keras_qat.strip_quantization(trained)
+        assert type(plain) is keras.Sequential
+        assert plain.name == "stack"
+        assert plain.input_names == model.input_names
+        assert signature(plain) == signature(model)
+        shapes = [[w.shape for w in layer.get_weights()] for layer in model.layers]
+        assert [[w.shape for w in layer.get_weights()] for layer in plain.layers] == shapes
+        np.testing.assert_allclose(plain.predict(x, verbose=0), expected, atol=1e-5)
+    plain.pop()
+    plain.add(layers.Dense(2))
+    plain.save(tmp_path / "plain.keras")
+    assert keras.models.load_model(tmp_path / "plain.keras").output_shape == (None, 2)
+
+
+def test_a_sequential_model_with_an_added_loss_comes_back():
+    model = scramble(keras.Sequential([keras.Input((6,)), layers.Dense(4)]))
+    model.add_loss(tf.reduce_mean(tf.square(model.output)))
+    plain = keras_qat.strip_quantization(moved(keras_qat.quantize_model(model)))
+    assert len(plain.losses) == 1
