@@ -95,7 +95,7 @@ def copy_graph(
 
 
 def inputs_read(nested: Any, outputs: Any) -> Any:
-    """Returns the symbolic inputs that symbolic outputs depend on, in a list or dict as `nested`."""
+    """Returns the symbolic inputs that outputs depend on, in a list or dict as `nested` is."""
     graph = read(keras.Model(nested, outputs))
     used = {value for call in graph.calls for value in call.inputs} | {*values_in(graph.outputs)}
     flat = list(zip(tf.nest.flatten(nested), values_in(graph.inputs), strict=True))
