@@ -110,8 +110,9 @@ def _write_input(
         kind = dtype if dtype == "int32" else tensor.dtype
         if tensor.dtype == "uint8" and dtype == "float32":  # Pixels.
             end = builder.tensor(name, tensor.shape, dtype)
-            types = {"inDataType": TYPES[dtype], "outDataType": TYPES[tensor.dtype]}
-            builder.operator("CAST", [end], [tensor_index(builder, indices, tensor)], **types)
+            inside = tensor_index(builder, indices, tensor)
+            given, wanted = TYPES[dtype], TYPES[tensor.dtype]
+            builder.operator("CAST", [end], [inside], inDataType=given, outDataType=wanted)
             return end
         indices[tensor] = builder.tensor(name, tensor.shape, kind)
         return indices[tensor]
