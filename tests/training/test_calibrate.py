@@ -117,6 +117,25 @@ def test_calibrated_model_exports_and_agrees():
     assert report.max_difference <= 1
 
 
+class Doubles(keras.layers.Layer):
+    """Branches on the values of a tensor, which AutoGraph makes a conditional of the graph."""
+
+    def call(self, x):
+        if tf.reduce_sum(x) > 0:
+            x = 2.0 * x
+        return x
+
+
+def test_layers_in_float_may_branch_on_values():
+    x = keras.Input((3,))
+    model = keras.Model(x, keras.layers.Dense(2)(Doubles()(x)))
+    qat = keras_qat.quantize_model(model, keras_qat.recipes.int8().override("Doubles", open=False))
+    data = np.random.default_rng(0).uniform(0.1, 1, (16, 3)).astype(np.float32)
+    keras_qat.calibrate(qat, data)
+    expected = model.predict(data, verbose=0)
+    np.testing.assert_allclose(qat.predict(data, verbose=0), expected, atol=0.05)
+
+
 def test_failed_calibration_leaves_the_model():
     qat = keras_qat.quantize_model(scramble(tiny_net()))
     before = qat.get_weights()

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_qat.config import specs
 from keras_qat.frontend import graph as graph_lib
 from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import swapped, traced
+from keras_qat.frontend.keras2.backend import AUTOGRAPH_AS_USUAL, swapped, traced
 from keras_qat.frontend.keras2.layers_and_models import takes_training
 from keras_qat.frontend.keras2.precision import computing_in_float32, constants_in_float32
 from keras_qat.frontend.messages import counted
@@ -236,7 +236,7 @@ def infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     if takes_training(call.layer):
         kwargs = {**kwargs, "training": False}
     args, kwargs = constants_in_float32((args, kwargs))
-    with computing_in_float32(call.layer):
+    with computing_in_float32(call.layer), AUTOGRAPH_AS_USUAL:
         return call.layer(*args, **kwargs)
 
 
