@@ -59,6 +59,51 @@ def test_classes_without_get_config_are_opened(tmp_path):
         keras_qat.quantize_model(closed)
 
 
+class Amplified(layers.Dense):
+    """Inherits a configuration that lacks its gain. A copy would have the default."""
+
+    def __init__(self, units, gain=3.0, **kwargs):
+        super().__init__(units, **kwargs)
+        self.gain = gain
+
+    def call(self, inputs):
+        return self.gain * super().call(inputs)
+
+
+class Resized(layers.Layer):
+    """Has a configuration of its own that lacks its width."""
+
+    def __init__(self, width=4, **kwargs):
+        super().__init__(**kwargs)
+        self.width = width
+        self.dense = layers.Dense(width)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def get_config(self):
+        return {"name": self.name, "dtype": self.dtype}
+
+
+@pytest.mark.parametrize("layer", [lambda: Amplified(3, 7.0), lambda: Resized(5)])
+def test_arguments_that_a_configuration_lacks_are_not_lost(layer):
+    model = model_of(lambda x: layer()(x))
+    keras_qat.quantize_model(model)  # It is opened.
+    name = type(model.layers[1]).__name__
+    recipe = keras_qat.recipes.int8().override(name, open=False)
+    with pytest.raises(ValueError, match=rf"{name} has no get_config that returns the arguments"):
+        keras_qat.quantize_model(model, recipe)
+
+
+def test_arguments_with_their_defaults_need_no_configuration():
+    model = model_of(lambda x: Amplified(3)(x))
+    recipe = keras_qat.recipes.int8().override("Amplified", open=False)
+    qat = keras_qat.quantize_model(model, recipe)
+    x = images(4)
+    expected, computed = (m.predict(x, verbose=0) for m in (model, qat))
+    np.testing.assert_allclose(computed, expected, atol=0.02 * np.abs(expected).max())
+
+
 class TakenTwice(layers.Dense):
     """Gives an argument that its configuration has, too."""
 

@@ -13,6 +13,9 @@ from keras_qat.frontend.keras2.backend import keras
 from keras_qat.frontend.keras2.layer_names import is_of_keras
 from keras_qat.frontend.origins import KNOWN, LIBRARIES, package_of
 
+_PLAIN = (bool, int, float, str, tuple, list)
+"""Types of arguments that are compared with `!=`."""
+
 
 def flat_inputs(model: Any, x: Any) -> list[Any]:
     """Returns data for a functional model as tensors in its input order and of its types."""
@@ -41,7 +44,11 @@ def weights_in_order(layer: Any) -> list[Any]:
 
 
 def clone(layer: Any, /, **changes: Any) -> Any:
-    """Makes an unbuilt copy of a layer from its configuration, with some entries changed."""
+    """Makes an unbuilt copy of a layer from its configuration, with some entries changed.
+
+    Raises:
+        NotImplementedError, TypeError: if the configuration lacks arguments of the constructor.
+    """
     if type(layer) is keras.layers.Lambda:  # Its function may be one that no config can hold.
         shape, base = layer._output_shape, keras.layers.Layer.get_config(layer)
         return keras.layers.Lambda(
@@ -60,7 +67,22 @@ def clone(layer: Any, /, **changes: Any) -> Any:
     with configurations.deserialization_scope(
         configurations.custom_objects_in(layer._flatten_layers())
     ):
-        return _made_like(layer, {**config, **configurations.missing_config(layer), **changes})
+        copy = _made_like(layer, {**config, **configurations.missing_config(layer), **changes})
+    _check_arguments(layer, copy, {**config, **changes})
+    return copy
+
+
+def _check_arguments(layer: Any, copy: Any, config: dict[str, Any]) -> None:
+    """Raises a `TypeError` if a copy has a default in place of an argument of the layer.
+
+    These are arguments of a user's constructor that the layer keeps under their names.
+    """
+    if package_of(type(layer)) in KNOWN:
+        return
+    for name in inspect.signature(type(layer).__init__).parameters:
+        value = vars(layer).get(name)
+        if name not in config and isinstance(value, _PLAIN) and vars(copy).get(name) != value:
+            raise TypeError(f"get_config of {type(layer).__name__} does not return {name!r}")
 
 
 def take(new: Any, old: Any) -> None:
