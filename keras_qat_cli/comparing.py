@@ -238,6 +238,7 @@ def simulate(
     """Compute the integer outputs of MODEL's file for DATA, without a file."""
     with settings.library() as keras_qat:
         from keras_qat.frontend.messages import counted
+        from keras_qat.io.atomic_files import replacing
 
         qat = settings.load(model)
         result = keras_qat.simulate(
@@ -246,7 +247,8 @@ def simulate(
         arrays = {**result.tensors, **result.outputs}
         codes = {name: getattr(array, "codes", array) for name, array in arrays.items()}
         if output is not None:
-            np.savez(output, **codes)
+            with replacing(output) as file:
+                np.savez(file, **codes)
     outputs: dict[str, dict[str, Any]] = {
         name: {
             "shape": list(codes[name].shape),

@@ -37,6 +37,7 @@ from keras_qat.frontend.keras2.float_configs import float_config_of
 from keras_qat.frontend.keras2.layer_weights import checksums_of_masks
 from keras_qat.frontend.keras2.layers_and_models import layers_in, name_outputs, nested_inputs
 from keras_qat.frontend.keras2.names_in_configs import restore_names
+from keras_qat.frontend.keras2.own_errors import reading_config
 from keras_qat.frontend.keras2.own_training import (
     class_config,
     from_class_config,
@@ -48,6 +49,7 @@ from keras_qat.frontend.keras3.parts import RefusesKeras3
 from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.keras_inference import Inference
 from keras_qat.rewriting.atomic_saving import WholeFiles
+from keras_qat.rewriting.instead import INSTEAD
 from keras_qat.training.distribution import agree, observed_alike
 from keras_qat.training.fixed_settings import check_settings, settings_of
 from keras_qat.training.layers.float_marks import (
@@ -70,18 +72,6 @@ LOADER = "import keras_qat; keras_qat.keras.models.load_model(path): Keras 3 can
 """The first entry of a model's configuration, with which the error of Keras 3 begins."""
 CONVERTS = "convert_with_keras_qat.export_tflite"
 """Scope of the operations. TFLiteConverter prints it if it is given a SavedModel of the model."""
-VERBS = (
-    *("bias_correction", "calibrate", "diagnose", "export_c", "export_onnx", "export_saved_model"),
-    *("export_tflite", "freeze_batch_norm", "freeze_ranges", "learn_rounding", "plot_model"),
-    *("plot_quantizers", "quantizers", "reestimate_batch_norm", "resolve", "set_quantization"),
-    *("simulate", "strip_quantization", "verify"),
-)
-"""Functions of the library that people try as methods."""
-INSTEAD = {
-    **{verb: f"Call keras_qat.{verb}(model, ...)." for verb in VERBS},
-    "add": "Add layers to the float model, and quantize that.",
-}
-"""Attributes that people try -> what to do."""
 
 
 @register
@@ -360,6 +350,7 @@ class QuantizedModel(
         }
 
     @classmethod
+    @reading_config()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         config = dict(config)
         trained_as = config.pop("trained_as", None)

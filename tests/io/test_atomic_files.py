@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
+from pathlib import Path
+
 import pytest
 
+from keras_qat.analysis.verify.report import Report
 from keras_qat.io.atomic_files import replacing, written
 
 pytestmark = pytest.mark.legacy
@@ -46,3 +51,26 @@ def test_a_link_into_a_directory_that_does_not_exist(tmp_path):
     link.symlink_to(tmp_path / "missing" / "model.tflite")
     with pytest.raises(FileNotFoundError, match=r"missing does not exist\. Create it first"):
         written("new", link)
+
+
+def test_a_picture_stays_if_there_is_no_space(tmp_path, monkeypatch):
+    make = pytest.importorskip("matplotlib.figure").Figure
+    path = tmp_path / "layers.png"
+    path.write_bytes(b"old")
+    figure = make()
+
+    def fail(to):
+        Path(to).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    figure.savefig = fail
+    monkeypatch.setattr("keras_qat.analysis.verify.plot.draw", lambda report: figure)
+    with pytest.raises(OSError, match=r"No space left on device. The file there is unchanged"):
+        Report.plot(None, path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+    monkeypatch.setattr("keras_qat.analysis.verify.plot.draw", lambda report: make())
+    assert Report.plot(None, path) is not None
+    assert path.read_bytes().startswith(b"\x89PNG")
+    Report.plot(None, stream := io.BytesIO())
+    assert stream.getvalue().startswith(b"\x89PNG")

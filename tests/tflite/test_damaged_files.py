@@ -265,6 +265,34 @@ def test_configurations_run_nothing(kind, saved, tmp_path, monkeypatch):
         assert not (tmp_path / "harm").exists()
 
 
+DAMAGES = {
+    "asked_for": lambda config: config.update(asked_for=3.5),
+    "output names": lambda config: config.update(output_names=7),
+    "no recipe": lambda config: config.pop("recipe"),
+    "bits of a recipe": lambda config: config["recipe"]["weights"].update(bits=99),
+    "no layer": lambda config: config["layers"].__setitem__(2, {}),
+    "class": lambda config: config["layers"][2].update(class_name=["a"]),
+    "fold": lambda config: config["layers"][2]["config"].update(fold="x"),
+    "weights": lambda config: config["layers"][2]["config"].update(weights=3),
+    "spec": lambda config: config["layers"][1]["config"].update(spec="x"),
+    "activation": lambda config: config["layers"][2]["config"].update(activation=3),
+    "inputs": lambda config: config["layers"][2].update(inbound_nodes=[[[0, 0, 0, {}]]]),
+    "kernels": lambda config: config.update(kernels=None),
+    "float layers": lambda config: config.update(float_layers=5),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_configurations_say_so(damage, saved, tmp_path):
+    folder, *_ = saved
+    path = tmp_path / "model.keras"
+    path.write_bytes((folder / "model.keras").read_bytes())
+    _rewritten(path, DAMAGES[damage])
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        keras.models.load_model(path)
+    assert len(str(caught.value)) < 600
+
+
 def test_modules_that_a_file_would_import(saved, tmp_path):
     folder, *_ = saved
     path = tmp_path / "model.keras"

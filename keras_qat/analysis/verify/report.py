@@ -13,7 +13,7 @@ from keras_qat.analysis.verify.report_text import kernel_names, listed, report_t
 from keras_qat.analysis.verify.scores import Score
 from keras_qat.analysis.verify.uses import Use
 from keras_qat.analysis.verify.verdict import Verdict
-from keras_qat.io.atomic_files import written
+from keras_qat.io.atomic_files import whole, written
 from keras_qat.training.calibration.far_values import FarValues
 
 SAME = 0.999
@@ -295,7 +295,8 @@ class Report:
 
         figure = draw(self)
         if path is not None:
-            figure.savefig(path)
+            with whole(path, ("",)) as file:
+                figure.savefig(file)
         return figure
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:

@@ -64,6 +64,8 @@ class QuantizeWrapper(ScheduledLayer):
         self.weight_spec = specs.from_config(weight_spec)
         self.batch_norm = _layer(batch_norm)
         self.batch_norm_frozen = batch_norm_frozen
+        if fold not in list(fold_modes.FOLDS):
+            raise ValueError(f"fold={fold!r}: use one of {', '.join(map(repr, fold_modes.FOLDS))}.")
         self.fold = fold
         self.activation = _layer(activation)
         self.output_spec = specs.from_config(output_spec)
