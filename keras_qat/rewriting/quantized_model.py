@@ -35,7 +35,12 @@ from keras_qat.frontend.keras2.configurations import (
 )
 from keras_qat.frontend.keras2.float_configs import float_config_of
 from keras_qat.frontend.keras2.layer_weights import checksums_of_masks
-from keras_qat.frontend.keras2.layers_and_models import layers_in, name_outputs, nested_inputs
+from keras_qat.frontend.keras2.layers_and_models import (
+    layers_in,
+    name_outputs,
+    nested_inputs,
+    set_known_sizes,
+)
 from keras_qat.frontend.keras2.names_in_configs import restore_names
 from keras_qat.frontend.keras2.own_errors import reading_config
 from keras_qat.frontend.keras2.own_training import (
@@ -191,6 +196,7 @@ class QuantizedModel(
 
     def simulated(self, inputs: Any, training_argument: Any, mask: Any) -> Any:
         """Computes with fake quantization, as in training; the arguments are those of `call`."""
+        set_known_sizes(self, inputs)
         is_inference = resolve_training(training_argument) is False
         layers = scheduled_layers(self)
         scope = computing_in_float32(self) if is_inference else computed_together(layers)

@@ -170,3 +170,29 @@ def test_float64_as_the_type_of_keras():
         assert keras_qat.verify(qat, contents, X).identical == 1
     finally:
         keras.backend.set_floatx("float32")
+
+
+class Batches(keras.utils.Sequence):
+    """Batches whose sizes Keras does not know before it reads them."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        x = rng(index).normal(size=(4, 5, 3)).astype(np.float32)
+        return {"steps": x}, x[:, 0, :1]
+
+
+@pytest.mark.parametrize("kind", ["GRU", "SimpleRNN"])
+def test_recurrent_layers_train_on_data_of_unknown_sizes(kind):
+    """They are unrolled by the number of steps, which the model's input has."""
+    x = keras.Input((5, 3), name="steps")
+    hidden = getattr(keras.layers, kind)(2)(x)
+    qat = keras_qat.quantize_model(keras.Model({"steps": x}, keras.layers.Dense(1)(hidden)))
+    qat.compile("sgd", "mse")
+    generated = (Batches()[index] for index in range(2))
+    for data in (Batches(), generated):
+        before = qat.get_weights()
+        qat.fit(data, verbose=0)
+        assert any(map(np.any, map(np.not_equal, before, qat.get_weights())))
+    assert np.isfinite(qat.evaluate(Batches(), verbose=0))

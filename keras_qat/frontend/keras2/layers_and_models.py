@@ -26,6 +26,19 @@ def flat_inputs(model: Any, x: Any) -> list[Any]:
     ]
 
 
+def set_known_sizes(model: Any, x: Any) -> None:
+    """Gives symbolic data the sizes of a functional model's inputs.
+
+    Data from a `Sequence` or a generator come without any, which recurrent layers unroll by.
+    """
+    for tensor, spec in zip(model._flatten_to_reference_inputs(x), model.inputs, strict=False):
+        sizes = tf.TensorShape([None, *spec.shape[1:]]) if spec.shape.rank else spec.shape
+        if not isinstance(tensor, tf.Tensor) or not tf.is_symbolic_tensor(tensor):
+            continue
+        if tensor.shape.rank == sizes.rank and tensor.shape.is_compatible_with(sizes):
+            tensor.set_shape(sizes)
+
+
 def layers_in(model: Any) -> list[Any]:
     """Returns a layer or model and all layers inside it; nothing for any other object."""
     return list(getattr(model, "_flatten_layers", lambda: ())())
