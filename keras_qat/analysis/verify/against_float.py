@@ -31,6 +31,9 @@ MORE = 4
 QUICK = 1 << 19
 """Input elements of the examples that are computed in float where `FEW` have fewer."""
 
+DROWNING = ("signals", "values", "classes or values")
+"""Uses of an output in which small parts of it count as much as large ones."""
+
 
 class AgainstFloat(NamedTuple):
     """The outputs' figures, and what is wrong with the model: see `faults`, `small_channels`."""
@@ -89,7 +92,7 @@ def against_float(
                 for name, in_float, y, output in zip(
                     graph.outputs, exact, expected, outputs, strict=True
                 )
-                if output.score is None and output.use in ("values", "classes or values")
+                if output.score is None and output.use in DROWNING
             ]
         )
         return AgainstFloat(tuple(outputs), faults(graph.origin.calls, some, exact), drowned)

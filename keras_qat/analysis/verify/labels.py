@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.analysis.verify.uses import Use
+from keras_qat.analysis.verify.uses import MOST_NEIGHBOURS, Use, nearest_labels
 from keras_qat.frontend.keras2.compiled_losses import CompiledLoss
 from keras_qat.integer_graph.graph import ResolvedGraph
+
+NEARER = 0.2
+"""How much more often the nearest neighbour than the argmax has an example's class, of vectors
+that are no scores."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,11 +116,21 @@ def read_labels(
     if not is_whole or labels.shape != exact.shape[:-1]:
         return Labels("custom", labels, loss)
     is_class = (labels >= 0) & (labels < entries)
-    guessed = exact.argmax(-1)
-    are_others = (labels >= entries).any() or not np.isin(guessed, labels).mean() > 0.5
-    if exact.ndim == 2 and (use == "embeddings" or (use == "classes or values" and are_others)):
+    may_be_vectors = exact.ndim == 2 and use in ("embeddings", "classes or values")
+    if may_be_vectors and (
+        use == "embeddings" or (labels >= entries).any() or _are_no_scores(exact, labels)
+    ):
         return Labels("neighbours", labels)
     return Labels("classes", labels, loss, None if is_class.all() else is_class)
+
+
+def _are_no_scores(exact: np.ndarray, labels: np.ndarray) -> bool:
+    """Whether vectors with more entries than classes lie by class, but their argmax is none."""
+    if labels.max(initial=0) + 1 >= exact.shape[-1] or len(labels) < 2:
+        return False
+    vectors, classes = exact[:MOST_NEIGHBOURS].astype(np.float64), labels[:MOST_NEIGHBOURS]
+    by_neighbour = np.mean(nearest_labels(vectors, classes) == classes)
+    return bool(by_neighbour > np.mean(vectors.argmax(-1) == classes) + NEARER)
 
 
 def _of_same_shape(

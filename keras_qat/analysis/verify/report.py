@@ -66,8 +66,8 @@ class OutputReport(Agreement):
         float_accuracy: the same of the model in float.
         float_examples: how many examples `float_sqnr` and `float_argmax_agreement` are of; None for
             all of them.
-        use: what the output is used for: "classes", "decisions" (of yes and no), "values",
-            "embeddings", or "classes or values" if nothing tells.
+        use: what the output is used for: "classes", "decisions" (of yes and no), "signals" (as the
+            input), "values", "embeddings", or "classes or values" if nothing tells.
         same_decisions: share of classes, decisions or nearest neighbours that are those of the
             model in float. Where decisions are rare, the share of the rare ones. None if there are
             none, or all are the same.

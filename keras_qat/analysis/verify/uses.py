@@ -12,7 +12,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Tensor
 from keras_qat.ops.op import FixedRange, SharedRange
 
-Use = Literal["classes", "decisions", "values", "embeddings", "classes or values"]
+Use = Literal["classes", "decisions", "signals", "values", "embeddings", "classes or values"]
 
 EXACT = 1e-3
 """Deviation from 1 of sums of probabilities, and of lengths of vectors, computed in float."""
@@ -53,14 +53,18 @@ def _use(exact: np.ndarray, loss: CompiledLoss | None, gates: bool, is_like_inpu
     if exact.dtype.kind in "iub" or _are_probabilities(exact):
         return "classes"
     kind = "custom" if loss is None else loss.kind
+    if kind == "values" and is_like_input:
+        return "signals"
     if kind in ("classes", "decisions", "values"):
         return kind
     if kind == "directions" or _are_unit_vectors(exact):
         return "embeddings"
     if gates:
         return "decisions"
+    if is_like_input:
+        return "signals"
     has_one_entry = exact.ndim < 2 or exact.shape[-1] == 1
-    return "values" if has_one_entry or is_like_input else "classes or values"
+    return "values" if has_one_entry else "classes or values"
 
 
 def is_gate(graph: ResolvedGraph, tensor: Tensor) -> bool:
@@ -100,7 +104,7 @@ def same_decisions(use: Use, exact: np.ndarray, values: np.ndarray, gates: bool)
         values: the output of the file.
         gates: whether a sigmoid computes it.
     """
-    if use == "values" or not exact.size:
+    if use in ("signals", "values") or not exact.size:
         return None
     if use == "embeddings":
         return _found_again(exact, values)

@@ -175,6 +175,9 @@ def test_vectors_are_scored_by_their_neighbours():
     centers = rng(3).normal(size=(12, 8))
     vectors = centers[classes] + 0.1 * rng(4).normal(size=(240, 8))
     vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
+    for use in ("embeddings", "classes or values"):
+        result = scored(classes % 6, vectors, vectors, use=use)
+        assert result.measure == "accuracy of the nearest neighbour" and result.value > 0.9
     result = scored(classes, vectors, vectors, use="embeddings")
     assert result.measure == "accuracy of the nearest neighbour" and result.value > 0.98
     shuffled = scored(classes, vectors, np.roll(vectors, 1, 0)[::-1], use="embeddings")

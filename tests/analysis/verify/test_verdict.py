@@ -1,6 +1,6 @@
 """The verdict of `verify`: is the file the same as the model, and is the model any good?
 
-`benchmarks/verdicts.py` asks the same of networks that were trained.
+`benchmarks.verdicts` asks the same of networks that were trained.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
+from keras_qat.analysis.verify.verdict import grade_figures, rules_table
 from keras_qat.frontend.keras2.backend import keras
 from tests.helpers import images, rng
 
@@ -308,6 +310,49 @@ def test_rows_that_are_not_those_of_the_examples_are_named():
     keras_qat.calibrate(qat, x)
     with pytest.raises(ValueError, match="output 'first' has 3 rows and the file's 24"):
         keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
+
+
+def test_the_page_shows_the_rules():
+    page = Path(__file__).parents[3] / "docs" / "reading.md"
+    assert rules_table() in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        (("values", 17.1, None, 100), "same and good"),
+        (("values", 16.9, None, 100), "same"),
+        (("values", 4.9, None, 100), "same but poor"),
+        (("signals", 17.1, None, 100), "same"),
+        (("values", None, None, 100), None),
+        (("classes", 9.6, 0.99, 200), "same and good"),
+        (("classes", 9.6, 0.99, 20), "same"),
+        (("classes", 9.6, 0.7, 200), "same but poor"),
+        (("classes or values", 9.6, 0.97, 200), "same"),
+        (("classes", 20.0, 0.5, 200), "same"),
+        (("classes", 22.5, 0.952, 400), "same"),
+        (("decisions", 4.0, None, 200), "same but poor"),
+        (("embeddings", 12.0, 0.99, 200), "same and good"),
+        (("embeddings", 25.0, 0.99, 4), "same and good"),
+    ],
+)
+def test_figures_without_labels(figures, words):
+    assert grade_figures(*figures) == words
+
+
+def test_values_beyond_the_range_leave_a_good_figure_open():
+    """Most numbers are cut off where nothing depends on them."""
+    image = keras.Input((6, 6, 1), name="image")
+    model = keras.Model(image, layers.Dense(3)(layers.Flatten()(tf.nn.relu6(image))))
+    qat = calibrated(model, 6 * X)
+    file = keras_qat.export_tflite(qat)
+    assert keras_qat.verify(qat, file, 6 * X).verdict.is_good
+    loud = np.float32(12.0) * X
+    loud[::2] = X[::2]
+    result = keras_qat.verify(qat, file, loud)
+    assert result.verdict.words == "same" and "beyond its range" in result.verdict.likely_cause
+    truth = qat.predict(loud, verbose=0).argmax(-1)
+    assert keras_qat.verify(qat, file, loud, truth).is_good
 
 
 def test_other_weights_are_no_random_numbers():

@@ -1,59 +1,35 @@
-"""Is `verify`'s verdict right? Models that are healthy, and models that were broken on purpose.
-
-    python -m benchmarks.verdicts            some ten minutes on 2 cores
-    python -m benchmarks.verdicts lenet      only the models whose names contain "lenet"
-    python -m benchmarks.verdicts --diagnose     each model is diagnosed as well
-
-Small networks are trained on scikit-learn's handwritten digits. Each model is verified three times:
-with all examples in float, with as few as of large inputs, and with labels. A verdict is right if
-it says what was done to the model. Warnings of all verbs on the way are counted: healthy models
-should have none.
-"""
+"""Classifiers and an autoencoder of scikit-learn's handwritten digits."""
 
 from __future__ import annotations
 
-import argparse
-import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import keras_qat
 from benchmarks.digit_networks import autoencoder, data, fit, softmax, trained
-from benchmarks.markdown import head, row
+from benchmarks.verdicts.cases import CASES, Case, Entry, calibrated, exported
 from keras_qat import recipes
-from keras_qat.analysis.verify.against_float import FEW
 from keras_qat.analysis.verify.verdict import GOOD, OTHER, POOR
 from keras_qat.frontend.keras2.backend import keras
 
 layers = keras.layers
 
 
-class Case(NamedTuple):
-    """A quantization-aware model, its file, and examples with labels."""
-
-    model: Any
-    file: bytes
-    x: Any
-    y: np.ndarray
-
-
-def calibrated(model: Any, images: Any, recipe: Any = "int8", **options: Any) -> Any:
-    """The quantization-aware model with ranges from images."""
-    qat = keras_qat.quantize_model(model, recipe)
-    keras_qat.calibrate(qat, images, **options)
-    return qat
-
-
 def case(qat: Any, file_of: Any = None, **options: Any) -> Case:
-    """The model with its file, or with the file of another model."""
-    file = keras_qat.export_tflite(file_of or qat, **options)
-    return Case(qat, file, data().x_test, data().y_test)
+    """Returns the model with its file, or with the file of another model."""
+    return exported(qat, data().x_test, data().y_test, file_of, **options)
 
 
-def healthy() -> dict[str, Callable[[], Case]]:
+def pictures(images: np.ndarray) -> Case:
+    """Returns the autoencoder with ranges from images."""
+    qat = calibrated(autoencoder(), images)
+    return exported(qat, data().x_test, data().x_test)
+
+
+def _healthy() -> dict[str, Callable[[], Case]]:
     """Models that do what their float model does."""
     x, y = data().x_train, data().y_train
 
@@ -65,7 +41,7 @@ def healthy() -> dict[str, Callable[[], Case]]:
         return case(fit(qat, x, y, epochs, 1e-3), **options)
 
     def images() -> Case:
-        return case(calibrated(autoencoder(), x[:200]))
+        return pictures(x[:200])
 
     def probabilities() -> Case:
         return case(calibrated(softmax(), x[:200]))
@@ -126,7 +102,7 @@ def healthy() -> dict[str, Callable[[], Case]]:
     }
 
 
-def announced() -> dict[str, Callable[[], Case]]:
+def _announced() -> dict[str, Callable[[], Case]]:
     """Models that are good, and of which something has to be said."""
 
     def rounded_again() -> Case:
@@ -147,7 +123,7 @@ def announced() -> dict[str, Callable[[], Case]]:
     }
 
 
-def broken() -> dict[str, tuple[str, Callable[[], Case]]]:
+def _broken() -> dict[str, tuple[str, Callable[[], Case]]]:
     """Models that were broken on purpose -> the verdict, and the model."""
     x = data().x_train
 
@@ -216,7 +192,7 @@ def broken() -> dict[str, tuple[str, Callable[[], Case]]]:
         "DS-CNN, one outlier": (POOR, with_outlier),
         "autoencoder, calibrated with 0..255": (
             POOR,
-            lambda: case(calibrated(autoencoder(), 255 * x[:200])),
+            lambda: pictures(255 * x[:200]),
         ),
         "LeNet, one pale example": (POOR, lambda: with_data("LeNet", 0.1 * x[:1])),
         "ResNet-20, no BatchNormalization statistics": (
@@ -240,64 +216,13 @@ def broken() -> dict[str, tuple[str, Callable[[], Case]]]:
     }
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("parts", nargs="*", default=[""], help="parts of the models' names")
-    parser.add_argument("--diagnose", action="store_true", help="diagnose each model as well")
-    options = parser.parse_args()
-    good = healthy() | announced()
-    cases = {name: (GOOD, make) for name, make in good.items()} | broken()
-    cases = {
-        name: case
-        for name, case in cases.items()
-        if any(part.lower() in name.lower() for part in options.parts)
-    }
-    titles = ("model", "same codes", "argmax", "dB", "accuracy", "float", "verdict", "", "warned")
-    widths = (46, 10, 6, 5, 8, 6, 13, 5, 6)
-    print(head(titles, widths))
-    right, texts, false_alarms = [], [], 0
-    for name, (truth, make) in cases.items():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
-            model, file, x, y = make()
-            plain = keras_qat.verify(model, file, x)
-            is_class = plain.outputs[0].argmax_agreement is not None
-            labelled = keras_qat.verify(model, file, x, y) if is_class else plain
-            few = keras_qat.verify(model, file, x, float_examples=FEW)
-        told = list(dict.fromkeys(str(warning.message) for warning in caught))
-        if options.diagnose:
-            diagnosis = keras_qat.diagnose(model, x)
-            told += [problem for problem in diagnosis.problems if problem not in told]
-            texts.append(f"{name}\n{diagnosis}")
-        (output,) = labelled.outputs
-        verdicts = {report.verdict.words for report in (plain, few, labelled)}
-        right.append(verdicts == {truth})
-        false_alarms += bool(told) and name in healthy()
-        figures = (
-            _percent(output.identical),
-            _percent(output.float_argmax_agreement),
-            "" if output.float_sqnr is None else f"{output.float_sqnr:.1f}",
-            _percent(output.accuracy),
-            _percent(output.float_accuracy),
-        )
-        words = ", ".join(sorted(verdicts))
-        last = (words, "right" if right[-1] else "WRONG", str(len(told) or ""))
-        print(row((name, *figures, *last), widths), flush=True)
-        if told or not plain.verdict.is_good:
-            texts.append("\n    ".join([name, *told, str(plain.verdict)]))
-    healthy_ones = len(healthy().keys() & cases.keys())
-    print(
-        f"\n{sum(right)} of {len(right)} verdicts are right; {false_alarms} of {healthy_ones} "
-        f"healthy models were warned of.\n",
-        *texts,
-        sep="\n",
-    )
+def _register() -> None:
+    for name, make in _healthy().items():
+        CASES[name] = Entry(GOOD, make, "digits")
+    for name, make in _announced().items():
+        CASES[name] = Entry(GOOD, make, "digits", is_announced=True)
+    for name, (truth, make) in _broken().items():
+        CASES[name] = Entry(truth, make, "digits")
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
-
-
-if __name__ == "__main__":
-    main()
+_register()
