@@ -115,10 +115,11 @@ def read_labels(
         labels = labels[..., 0]
     if not is_whole or labels.shape != exact.shape[:-1]:
         return Labels("custom", labels, loss)
-    is_class = (labels >= 0) & (labels < entries)
+    # Pixels and steps may have no label, for which there are numbers such as -1 and 255.
+    is_class = (labels >= 0) & ((labels < entries) | (labels.ndim < 2))
     may_be_vectors = exact.ndim == 2 and use in ("embeddings", "classes or values")
     if may_be_vectors and (
-        use == "embeddings" or (labels >= entries).any() or _are_no_scores(exact, labels)
+        use == "embeddings" or labels.max() > entries or _are_no_scores(exact, labels)
     ):
         return Labels("neighbours", labels)
     return Labels("classes", labels, loss, None if is_class.all() else is_class)

@@ -200,6 +200,11 @@ def test_labels_of_a_segmentation_may_leave_out_pixels():
     assert scored(truth, exact, exact).value == 1
 
 
+def test_a_class_that_an_output_does_not_have_is_wrong():
+    exact = rng(8).normal(size=(40, 3))
+    assert scored(exact.argmax(-1) + 1, exact, exact, use="classes").value < 0.1
+
+
 def test_losses_of_several_outputs():
     image = keras.Input((6,))
     outputs = {"b": layers.Dense(2, name="b")(image), "a": layers.Dense(1, name="a")(image)}
