@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -18,7 +19,7 @@ from keras_qat.analysis.verify.compare_outputs import (
     simulated,
 )
 from keras_qat.analysis.verify.labels import labels_of
-from keras_qat.analysis.verify.match_tensors import float_operations
+from keras_qat.analysis.verify.match_tensors import UnknownLayers, float_operations
 from keras_qat.analysis.verify.pixels import rounded_to_pixels
 from keras_qat.analysis.verify.preconditions import (
     beyond_ranges,
@@ -201,6 +202,13 @@ def verify(
             causes = mixing(graph.name, expected, parts, file.batch_size)
         notes = (*causes, *notes)
     tensors, merged = look_inside(None) if per_layer else ((), ())
+
+    def some_inside() -> tuple[TensorReport, ...]:
+        """Returns the layers on a few examples; none if the file names them in another way."""
+        with contextlib.suppress(UnknownLayers):
+            return look_inside(math.ceil(FEW / full_batches) * full_batches)[0]
+        return ()
+
     verdict = judge(
         outputs,
         rounds_alike,
@@ -210,7 +218,7 @@ def verify(
         drowned,
         cut_off,
         lost_parts(calls, arrays),
-        lambda: tensors or look_inside(math.ceil(FEW / full_batches) * full_batches)[0],
+        lambda: tensors or some_inside(),
     )
     if graph.origin.unlike_float and verdict.is_same:
         verdict = Verdict(POOR, likely_cause=graph.origin.unlike_float)

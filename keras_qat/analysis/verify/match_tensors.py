@@ -22,6 +22,10 @@ NEAR = 8
 file may come from a program that computes the same scale in another order."""
 
 
+class UnknownLayers(ValueError):
+    """A file whose layers have other names, as in files of earlier versions."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Pair:
     """A tensor that both sides have.
@@ -127,7 +131,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
     ]
     ours = [name for name in computed_names if name.startswith(f"{SCOPE}/")]
     if not ours and computed_names:
-        raise ValueError(
+        raise UnknownLayers(
             "The TFLite file does not say which layer is which: it was not written by this "
             "version of keras_qat.export_tflite. Export it again, or leave out per_layer=True."
         )
@@ -135,7 +139,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
     unknown = [name for name in ours if in_scope(name, scopes) is None]
     if unknown:
         names = [name.split(";")[0].removeprefix(f"{SCOPE}/") for name in unknown]
-        raise ValueError(
+        raise UnknownLayers(
             f"The TFLite file belongs to another model: it computes {some(names)}, which are no "
             f"layers of this one. Verify the model that the file was exported from."
         )
