@@ -89,7 +89,7 @@ def float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
     """Returns what is to be watched of the inputs that hold floating-point numbers."""
     bits = {index: quantizer.spec.bits for index, quantizer in input_quantizers(graph).items()}
     return [
-        InputData(index, value.name, bits.get(index), x[:_FIRST])
+        InputData(index, value.name, bits.get(index), with_finite_values(x[:_FIRST]))
         for index, (value, x) in enumerate(zip(values_in(graph.inputs), batch, strict=True))
         if value.is_float and x.size
     ]
