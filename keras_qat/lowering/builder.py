@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
@@ -194,7 +195,18 @@ class PartsBuilder:
         """Makes a tensor between two parts, written by `layer`."""
         name, output = self.path(layer), self.call.output
         label = f"{name}_before_activation" if name == self.call.name else name
-        return Value(label + output.name.removeprefix(self.call.name), tuple(shape), output.dtype)
+        return Value(label + suffix_of(output.name, self.call.name), tuple(shape), output.dtype)
+
+
+def suffix_of(tensor: str, call: str) -> str:
+    """Returns what tells a tensor from others of a call: `:1` in the name `split:1`.
+
+    The call inside a layer that writes the layer's output has another name than that output.
+    """
+    if tensor.startswith(call):
+        return tensor.removeprefix(call)
+    counts = re.search(r"[#:]\d.*", tensor)
+    return counts[0] if counts else ""
 
 
 def replace_by(

@@ -13,7 +13,7 @@ from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_
 from keras_qat.frontend.helper_layers import Positions
 from keras_qat.frontend.queries import solve
 from keras_qat.frontend.tf_operations import MOVES, array, is_operation, symbol_of
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, suffix_of
 
 ROUNDS = {"math.floor": "floor", "math.ceil": "ceil", "math.round": "round"}
 """Operation that makes whole numbers of real ones -> how it rounds."""
@@ -134,7 +134,7 @@ class _AsIntegers:
         path = parts.path(layer)
 
         def integers(value: Value) -> Value:
-            name = path + value.name.removeprefix(parts.call.name)
+            name = path + suffix_of(value.name, parts.call.name)
             return Value(name, value.shape, "int32", rows=value.rows)
 
         outputs = map_values(integers, parts.call.outputs)

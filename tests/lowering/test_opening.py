@@ -364,3 +364,36 @@ def test_dropout_inside_follows_the_phase(layer):
     assert np.square(error).mean() < 1e-3 * np.var(expected)
     assert np.any(qat(data, training=True) != qat(data, training=True))
     assert np.all(qat(data) == qat(data))
+
+
+def test_parts_of_several_outputs_have_plain_names():
+    """The name of an output was appended: `distance/reduce_sum_meandistance:0`."""
+
+    class Distance(layers.Layer):
+        def call(self, a, b):
+            return tf.reduce_sum(tf.square(a - b), -1), tf.reduce_sum(tf.nn.silu(a + b), -1)
+
+    ends = keras.Input((4,)), keras.Input((4,))
+    plan = keras_qat.plan(keras.Model(ends, Distance(name="distance")(*ends)))
+    names = [row.tensor for row in plan.rows]
+    assert {"distance:0", "distance:1"} <= set(names)
+    assert [name for name in names if name.count("distance") > 1] == []
+    assert len(set(names)) == len(names)
+
+
+def test_parts_of_an_inner_activation_have_plain_names():
+    """The name was `block/activation_sigmoidblock`."""
+
+    class Block(layers.Layer):
+        def build(self, shape):
+            self.activation = layers.Activation("swish")
+
+        def call(self, x):
+            return self.activation(x)
+
+    inputs = keras.Input((4,))
+    block = Block(name="block")
+    plan = keras_qat.plan(keras.Model(inputs, block(block(inputs))))
+    names = [row.tensor for row in plan.rows]
+    assert [name for name in names if name.count("block") > 1] == []
+    assert len(set(names)) == len(names)
