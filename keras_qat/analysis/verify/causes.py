@@ -52,14 +52,17 @@ def cause_in(tensor: TensorReport) -> str:
         return (
             "in float too it is the same for all examples: its weights, or the data, say nothing."
         )
-    if tensor.clipped > CLIPPED:
+    width = high - low
+    is_far = lowest < low - width or highest > high + width
+    if tensor.clipped > CLIPPED or (tensor.clipped > 0 and is_far):
         advice = (
             "Calibrate with data like these, and after the last change of weights."
             if tensor.reads
             else "Scale these as in training, or calibrate with data like these."
         )
+        share = f"{tensor.clipped:.0%}" if tensor.clipped >= 0.01 else "less than 1%"
         return (
-            f"{tensor.clipped:.0%} of its values lie beyond its range, {ends}: in float they are "
+            f"{share} of its values lie beyond its range, {ends}: in float they are "
             f"{values}. {advice}"
         )
     step = (high - low) / (2**tensor.bits - 1)

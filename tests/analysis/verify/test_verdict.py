@@ -124,6 +124,20 @@ def test_poor(name):
     assert str(result).startswith("Same but poor: ") and result.likely_cause in str(result)
 
 
+@pytest.mark.parametrize(
+    ("model", "rows", "share"), [(network, 2, "1%"), (regressor, 1, "less than 1%")]
+)
+def test_a_few_values_far_beyond_a_range_are_the_cause(model, rows, share):
+    """As the anomalies that a detector is there for; less than 2 % of the values, but large."""
+    x = X[:32].copy()
+    x[5, :rows] *= 200
+    qat = calibrated(model(), X)
+    result = keras_qat.verify(qat, keras_qat.export_tflite(qat), x).verdict
+    assert not result.is_good
+    assert result.weakest_layer == "image"
+    assert result.likely_cause.startswith(f"{share} of its values lie beyond its range, 0 to 1")
+
+
 def test_what_is_the_same_for_all_examples_beside_others_is_no_cause():
     """Positions far larger than what they are added to."""
     x = keras.Input((4, 3))
