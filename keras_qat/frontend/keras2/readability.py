@@ -115,7 +115,8 @@ def _check_has_code(model: Any) -> None:
 
 def _check_vocabularies(model: Any) -> None:
     """Raises a `ValueError` if a layer has adapted to a vocabulary, which is no variable."""
-    layers = list(model._flatten_layers())
+    # A subclassed model that was not called yet raises if it is asked for weights.
+    layers = [layer for layer in model._flatten_layers() if layer.built]
     if holders := [x for x in layers if not all(hasattr(w, "dtype") for w in x.weights)]:
         layer = holders[-1]  # The innermost one.
         raise ValueError(
