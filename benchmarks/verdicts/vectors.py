@@ -52,5 +52,5 @@ broken("vectors of length 1, 2 bits", "rules")(
 healthy("vectors of any length", "test")(lambda: embedded(data().x_train[:200], False))
 broken("vectors of any length, 0..255", "test")(lambda: embedded(255 * data().x_train[:200], False))
 broken("vectors of any length, 2 bits", "test")(
-    lambda: embedded(data().x_train[:200], False, recipes.low_bits(2, 2))
+    lambda: embedded(data().x_train[:200], False, recipes.low_bits(2, 2, end_bits=None))
 )
