@@ -88,7 +88,8 @@ def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str
         f"The output of '{lost[0]}', {start:.4g} to {end:.4g},{others} shares one range, {low:.4g} "
         f"to {high:.4g}, with '{widest}': it spans less than {LEVELS} of {2**bits} quantized "
         f"values, and is lost. Scale them alike before they are joined, for example by a "
-        f"Rescaling or a BatchNormalization after '{widest}'."
+        f"Rescaling or a BatchNormalization after '{widest}', or end the file before the join: "
+        f"quantize_model(model, outputs=[...])."
     )
 
 
