@@ -100,7 +100,8 @@ def quantize_model(
     strict = switch("strict", strict)
     if is_quantized(model):
         given = {"kernels": kernels, "target": target, "scope": scope, "outputs": outputs}
-        return _copy_quantized(model, recipe, [name for name, value in given.items() if value])
+        given = {name: value for name, value in given.items() if not _has(model, name, value)}
+        return _copy_quantized(model, recipe, list(given))
     recipe, family, known_target = settings(recipe, kernels, target)
     original = as_keras_2(model)
     model, graph = read_float(original, inputs, recipe.activations.bits < 16)
@@ -141,6 +142,16 @@ def _show_in_float(plan: Plan, name: str) -> None:
     calls = (call for call in plan.graph.calls if call.name in reasons)
     layers = [(call.source, reasons[call.name]) for call in calls]
     show_in_float(layers, f"'{name}' keeps", "keras_qat.plan(model) shows where.")
+
+
+def _has(model: Any, name: str, value: Any) -> bool:
+    """Tell whether an argument asks for nothing else than what a quantized model has."""
+    if not value:
+        return True
+    if name == "target":
+        own = getattr(model, "target", None)
+        return own is not None and value in (own, own.name)
+    return name == "kernels" and value == getattr(model, "kernels", None)
 
 
 def _copy_quantized(model: Any, recipe: str | Recipe | None, given: list[str]) -> QuantizedModel:
