@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,7 +73,7 @@ def test_stable_names_take_what_they_took(name):
     if dataclasses.is_dataclass(getattr(keras_qat, name, None)):  # Programs read its fields.
         assert {weight.rstrip("=") for weight in before} <= {item.rstrip("=") for item in now[name]}
         return
-    positional = before[: before.index("*")] if "*" in before else before
+    positional = list(itertools.takewhile(lambda item: not item.startswith("*"), before))
     assert now[name][: len(positional)] == positional
     assert set(before) <= set(now[name])
     new = [item for item in now[name] if item not in before]

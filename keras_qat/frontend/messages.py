@@ -13,6 +13,9 @@ from typing import Any
 
 from keras_qat.frontend.origins import LIBRARIES
 
+_PASSED_OVER = LIBRARIES | {"contextlib"}
+"""Packages whose lines are not those of a user's program."""
+
 _LOGGER = logging.getLogger("keras_qat")
 _SHOWN: set[str] = set()
 _IS_SILENT: ContextVar[bool] = ContextVar("is silent", default=False)
@@ -33,7 +36,7 @@ def show_once(message: str, key: str = "") -> None:
 def warn_caller(message: str) -> None:
     """Warns about the line of the user's program that called this library, also through Keras."""
     level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in LIBRARIES:
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _PASSED_OVER:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
 

@@ -74,14 +74,16 @@ def _check_graph(model: Any, graph: Any) -> None:
     for index in (*graph.inputs, *graph.outputs):
         _at(graph.tensors, int(index), "tensor")
     for operator in graph.operators or ():
-        _at(model.operatorCodes, operator.opcodeIndex, "operator code")
+        code = _at(model.operatorCodes, operator.opcodeIndex, "operator code")
+        is_custom = code.customCode is not None  # It may read memory to work in.
         inputs = [] if operator.inputs is None else [int(index) for index in operator.inputs]
         outputs = [int(index) for index in operator.outputs]
         inner = [] if operator.intermediates is None else map(int, operator.intermediates)
         for index in (*inputs, *outputs, *inner):
             _check(-1 <= index < len(graph.tensors), f"there is no tensor {index}")
         for index in inputs:
-            is_known = index in known or index < 0 or _has_value(model, graph.tensors[index])
+            is_given = index < 0 or is_custom or _has_value(model, graph.tensors[index])
+            is_known = index in known or is_given
             _check(is_known, f"tensor {index} is read before it is computed")
         for index in outputs:
             is_free = index >= 0 and index not in known

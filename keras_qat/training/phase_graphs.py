@@ -211,7 +211,7 @@ def check_started(model: Any) -> None:
 def check_frozen(model: Any) -> None:
     """Raises a `ValueError` if ranges are frozen from the next step on, and none has seen data."""
     if not all(
-        int(layer.step) + 1 >= int(layer.thresholds()["freeze_ranges_from"])
+        layer.step.numpy() + 1 >= layer.thresholds()["freeze_ranges_from"].numpy()
         for layer in scheduled_layers(model)
     ):
         return

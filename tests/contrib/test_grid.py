@@ -74,7 +74,7 @@ def test_rewrite(kind, batch_norm, activation, bypass, scope, delay):
     }
     assert {int(layer.quantize_from) for layer in scheduled_layers(quantized)} == {delay or 0}
 
-    again = keras_qat.quantize_model(quantized, recipe_with(delay), scope=scope)
+    again = keras_qat.quantize_model(quantized, recipe_with(delay))
     assert again.get_config() == quantized.get_config()
     for one, other in zip(values(again.weights), values(quantized.weights), strict=True):
         np.testing.assert_array_equal(one, other)
