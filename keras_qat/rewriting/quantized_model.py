@@ -43,11 +43,7 @@ from keras_qat.frontend.keras2.layers_and_models import (
 )
 from keras_qat.frontend.keras2.names_in_configs import restore_names
 from keras_qat.frontend.keras2.own_errors import reading_config
-from keras_qat.frontend.keras2.own_training import (
-    class_config,
-    from_class_config,
-    take_training,
-)
+from keras_qat.frontend.keras2.own_training import class_config, from_class_config, take_training
 from keras_qat.frontend.keras2.precision import ScalesLoss, computing_in_float32, float32_policy
 from keras_qat.frontend.keras3.backend import refuse_files
 from keras_qat.frontend.keras3.parts import RefusesKeras3
