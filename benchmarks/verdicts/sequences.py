@@ -162,7 +162,7 @@ broken("wave shapes, linear memory, 3 points lost", "test")(
 def _() -> Case:
     qat = calibrated(lmu(), shapes().x_train[:200])
     loss = "sparse_categorical_crossentropy"
-    train(qat, shapes().x_train, shapes().y_train, loss, 3, 1e-3)
+    train(qat, shapes().x_train, shapes().y_train, loss, 10, 1e-3)
     return exported(qat, shapes().x_test, shapes().y_test)
 
 
