@@ -195,7 +195,6 @@ def test_examples_of_a_file_of_pixels_are_pixels(exported, tmp_path):
     assert numbers(path.read_text(), "kGoldenLogits") == codes.reshape(-1).tolist()
 
 
-@pytest.mark.filterwarnings("ignore:The output of 'embedding.* is lost")
 def test_examples_are_integers_as_the_model_takes_them(tmp_path):
     """Indices are no codes of a range, and were said to be in float; int8 ones are numbers too."""
     words, more = keras.Input((3,), dtype="int32", name="words"), keras.Input((3,), name="more")
