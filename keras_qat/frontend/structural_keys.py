@@ -19,7 +19,8 @@ def describe(leaf: Any) -> Hashable:
     The text of a large array leaves out the middle, so arrays are described by all their bytes.
     """
     if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
-        leaf = tf.get_static_value(leaf) if tf.get_static_value(leaf) is not None else leaf
+        constant = tf.get_static_value(leaf)
+        leaf = leaf if constant is None else constant
     if isinstance(leaf, np.ndarray) and leaf.dtype != object:
         return str(leaf.dtype), leaf.shape, leaf.tobytes()
     return repr(leaf)

@@ -7,6 +7,7 @@ from typing import Any
 from keras_qat.frontend.graph import Graph
 from keras_qat.frontend.messages import counted
 from keras_qat.training.layers.scheduled_layer import NEVER
+from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.schedule import scheduled_layers
 
 UNEQUAL = 0.02
@@ -76,7 +77,7 @@ def _of_another_recipe(model: Any) -> str:
                 continue
             low, high = quantizer.current_range()
             if low < high and abs(low + high) > UNEQUAL * max(-low, high):
-                name = layer.name.removeprefix("quant_").removesuffix("_quant")
+                name = layer.name.removeprefix(PREFIX).removesuffix("_quant")
                 return (
                     f"The range of '{name}' in '{model.name}' is {low:.4g} to {high:.4g}, but the "
                     f"recipe has symmetric ranges: weights of another recipe were loaded, and what "
