@@ -4,6 +4,7 @@
     python -m benchmarks.oracle compare build/oracle            after it
     python -m benchmarks.oracle record build/oracle --share 0.1 a tenth of the networks
     python -m benchmarks.oracle record build/oracle -k lstm     networks whose names contain "lstm"
+    python -m benchmarks.oracle compare build/oracle --plans    compare plans only, ten times faster
 
 A refactoring must not change a single integer. `record` quantizes, calibrates and exports each
 network of `tests/networks` and `benchmarks/wild`, and writes one line of JSON for each: hashes of
@@ -22,6 +23,7 @@ import functools
 import gc
 import hashlib
 import json
+import re
 import sys
 import warnings
 import zlib
@@ -36,7 +38,9 @@ import keras_qat
 from benchmarks.structures import FAMILIES, Network, given
 from benchmarks.wild.by_hand import BY_HAND
 from benchmarks.zoo_worker import arrays
+from keras_qat.frontend.graph import Call, values_in
 from keras_qat.frontend.keras2.backend import keras
+from keras_qat.frontend.structural_keys import describe_arguments
 from keras_qat.integer_graph.resolve import resolve
 from tests.helpers import observe
 from tests.networks.every_layer import example
@@ -95,9 +99,7 @@ def record(network: Network, target: str | None) -> Record:
     """
     keras.backend.clear_session()
     keras.utils.set_random_seed(1)
-    recipe = keras_qat.recipes.int8()
-    for layer in network.opened:
-        recipe = recipe.override(layer, open=True)
+    recipe = make_recipe(network)
     try:
         model = network.build()
         x = [array[:COUNT] for array in tf.nest.flatten(network.inputs(model))]
@@ -117,6 +119,62 @@ def record(network: Network, target: str | None) -> Record:
     except Exception as error:  # A refusal is part of the record.
         return {"error": f"{type(error).__name__}: {error}"[:300]}
     return result
+
+
+def record_plan(network: Network, target: str | None) -> Record:
+    """Plan a network; return its calls after lowering and how each tensor is quantized."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    recipe = make_recipe(network)
+    try:
+        plan = keras_qat.plan(network.build(), recipe, target=target)
+    except Exception as error:  # A refusal is part of the record.
+        return {"error": f"{type(error).__name__}: {error}"[:300]}
+    values = plan.graph.values()
+    number = {value: f"%{index}" for index, value in enumerate(values)}
+
+    def describe_call(call: Call) -> str:
+        arguments = describe_arguments(call, lambda value: number.get(value, value.name))
+        outputs = [f"{number[value]} {value!r}" for value in values_in(call.outputs)]
+        config = hash_text(describe_config(call.layer))
+        return f"{outputs} = {type(call.layer).__name__} {config} {hash_text(str(arguments))}"
+
+    weights = {
+        call.name: [hash_array(weight) for weight in plan.graph.weights.get(call.layer, ())]
+        for call in plan.graph.calls
+    }
+    return {
+        "calls": {call.name: describe_call(call) for call in plan.graph.calls},
+        "order": [call.name for call in plan.graph.calls],
+        "rows": [str(row) for row in plan.rows],
+        "ranges": [str((r.spec, r.observed, r.rounded, r.rounds)) for r in plan.ranges],
+        "float layers": plan.float_layers,
+        "problems": list(map(str, plan.problems)),
+        "weights": {name: hashes for name, hashes in weights.items() if hashes},
+    }
+
+
+def describe_config(layer: Any) -> str:
+    """Return the configuration of a layer without its name."""
+    try:
+        config = {**layer.get_config(), "symbol": getattr(layer, "symbol", "")}
+    except Exception as error:  # A layer that cannot be saved.
+        return type(error).__name__
+    config.pop("name", None)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(config))
+
+
+def hash_text(text: str) -> str:
+    """Return a short hash of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def make_recipe(network: Network) -> Any:
+    """Return the recipe of a network: the default one, which traces `network.opened`."""
+    recipe = keras_qat.recipes.int8()
+    for layer in network.opened:
+        recipe = recipe.override(layer, open=True)
+    return recipe
 
 
 def list_differences(before: Record, after: Record) -> list[str]:
@@ -150,11 +208,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("-k", default="", help="only networks whose names contain this")
     parser.add_argument("--share", type=float, default=1.0, help="share of the networks, 0 to 1")
+    parser.add_argument("--plans", action="store_true", help="plans only, without integers")
     parser.add_argument("--draw", default="", help="any text, which decides what is in the share")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    path = arguments.folder / "records.jsonl"
+    path = arguments.folder / ("plans.jsonl" if arguments.plans else "records.jsonl")
+    take = record_plan if arguments.plans else record
     lines = path.read_text().splitlines() if path.exists() else []
     known: dict[str, Record] = dict(json.loads(line) for line in lines)
     seen = differing = 0
@@ -163,7 +223,7 @@ def main() -> None:
             continue
         if (name in known) == (arguments.verb == "record"):
             continue
-        found, seen = record(network, target), seen + 1
+        found, seen = take(network, target), seen + 1
         if arguments.verb == "record":
             with path.open("a") as file:
                 file.write(json.dumps([name, found]) + "\n")
