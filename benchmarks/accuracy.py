@@ -30,7 +30,7 @@ from benchmarks import half_precision, networks
 from benchmarks.half_precision import fit
 from keras_qat import recipes
 from keras_qat.config.recipes import Ranges
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 
 IMAGES, UNLABELLED, OUTLIER = 64, 256, 1000.0

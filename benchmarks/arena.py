@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import keras_qat
 from benchmarks.runtime_worker import apart
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.micro_interpreter import MicroInterpreter
 
 layers = keras.layers

@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 import keras_qat
 from benchmarks.markdown import head, row
 from benchmarks.models import has_tfmot
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 layers, callbacks, recipes = keras.layers, keras_qat.callbacks, keras_qat.recipes
 TRAINED = 1200

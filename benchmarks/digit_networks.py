@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tutorials"))
 from demo_data import Data, digits
 
 from benchmarks.networks import NETWORKS
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 layers = keras.layers
 BATCH = 32

@@ -33,7 +33,7 @@ import keras_qat
 from benchmarks.accuracy import by_tflite
 from keras_qat import recipes
 from keras_qat.arithmetic import fake_quant
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter, to_values
 from keras_qat.training.ranges.weight_limits import rounded
 

@@ -25,7 +25,7 @@ def write(folder: Path) -> None:
     """Calibrates a small residual network on random data and writes it with inputs and outputs."""
     import keras_qat
     from benchmarks.zoo_worker import settle
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     layers = keras.layers
     keras.utils.set_random_seed(0)

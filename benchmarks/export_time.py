@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 ALL = (
     *(f"ResNet{depth}{version}" for version in ("", "V2") for depth in (50, 101, 152)),

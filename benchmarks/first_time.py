@@ -47,7 +47,7 @@ def seconds(verb: Callable[[], Any]) -> float:
 def measure(name: str) -> None:
     """Prints a row for each verb."""
     import keras_qat
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     model = build(name)
     x, y = batch(model)

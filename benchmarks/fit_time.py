@@ -67,7 +67,7 @@ def fit_seconds(name: str, form: str, profile: bool = False) -> float:
     from sklearn.datasets import load_digits
 
     import keras_qat
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     x, y = load_digits(return_X_y=True)
     x = x.reshape(-1, 8, 8, 1).astype("float32") / 16
@@ -98,7 +98,7 @@ def fit_seconds(name: str, form: str, profile: bool = False) -> float:
 
 def network(name: str) -> Any:
     """Makes two convolutions, or four residual blocks, before the layer that names a digit."""
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     layers = keras.layers
     keras.utils.set_random_seed(0)

@@ -16,7 +16,7 @@ from ai_edge_litert.interpreter import Interpreter
 from sklearn.datasets import load_digits
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 layers = keras.layers
 TRAINED = 1200

@@ -114,7 +114,7 @@ def repeat() -> Rows:
 
     import keras_qat
     from benchmarks.models import batch, build
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     tf.config.experimental.enable_op_determinism()
 
@@ -182,7 +182,7 @@ def peak_of(name: str, form: str, policy: str) -> float:
 
     from benchmarks import models
     from benchmarks.step_time import functions, peak_memory
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     keras.mixed_precision.set_global_policy(policy)
     if device() is None:
@@ -202,7 +202,7 @@ def steps() -> Rows:
     """Compares step times with float's."""
     from benchmarks import models
     from benchmarks.step_time import measure
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     models.BATCH, models.SIZE = BATCH, SIZE
     for slow in ("contrib", "tfmot"):

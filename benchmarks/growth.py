@@ -59,7 +59,7 @@ def build(series: str, size: int) -> tuple[Any, tuple[Any, Any]]:
     import numpy as np
 
     from benchmarks import scale
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     side, examples = 64, 4
     if series == "layers":

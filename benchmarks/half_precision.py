@@ -22,7 +22,7 @@ import tensorflow as tf
 from demo_data import DATA, Data
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.tflite.interpreter import FileInterpreter
 

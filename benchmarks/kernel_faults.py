@@ -22,8 +22,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.resolve import resolve
+from keras_qat.keras2.backend import keras
 
 layers = keras.layers
 RUNS = 8

@@ -20,7 +20,7 @@ import keras_qat
 from benchmarks import accuracy
 from benchmarks.accuracy import Case, Rows, calibrated, of_float, of_qat, unlabelled
 from keras_qat import recipes
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.training.schedule import schedule
 
 RATES = (1e-3, 1e-4, 1e-5)

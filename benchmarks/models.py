@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 __all__ = ["BATCH", "SIZE", "VARIANTS", "batch", "build", "has_tfmot"]
 

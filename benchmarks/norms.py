@@ -21,7 +21,7 @@ import numpy as np
 
 import keras_qat
 from benchmarks import markdown
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 
 layers: Any = keras.layers

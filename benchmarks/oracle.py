@@ -38,10 +38,10 @@ import keras_qat
 from benchmarks.structures import FAMILIES, Network, given
 from benchmarks.wild.by_hand import BY_HAND
 from benchmarks.zoo_worker import arrays
-from keras_qat.frontend.graph import Call, values_in
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.structural_keys import describe_arguments
+from keras_qat.graph.graph import Call, values_in
+from keras_qat.graph.structural_keys import describe_arguments
 from keras_qat.integer_graph.resolve import resolve
+from keras_qat.keras2.backend import keras
 from tests.helpers import observe
 from tests.networks.every_layer import example
 from tests.networks.tables import TABLES

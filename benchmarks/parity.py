@@ -29,7 +29,7 @@ from demo_data import DATA, Data
 import keras_qat
 from benchmarks.accuracy import by_tflite
 from benchmarks.parity_models import MODELS
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter, Kernels
 
 KERNELS: tuple[Kernels, ...] = ("xnnpack", "reference", "tflm")

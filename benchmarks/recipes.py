@@ -14,7 +14,7 @@ from demo import BATCH, EPOCHS, build, latencies, train
 from demo_data import DATA
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 
 RECIPES: dict[str, tuple[str, float, dict[str, Any]]] = {

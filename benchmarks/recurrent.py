@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 
 layers = keras.layers

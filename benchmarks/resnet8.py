@@ -23,7 +23,7 @@ import numpy as np
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 Change = Callable[..., None]
 

@@ -79,7 +79,7 @@ def in_own_process(name: str) -> dict[str, Any]:
 
 def build(name: str) -> Any:
     """A model of `keras.applications`, or a chain of so many residual blocks."""
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     if not name.startswith("chain:"):
         constructor = getattr(keras.applications, name)
@@ -98,7 +98,7 @@ def measure(name: str) -> dict[str, Any]:
     import numpy as np
 
     import keras_qat
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     model = build(name)
     seconds = {}

@@ -24,7 +24,7 @@ import keras_qat
 from benchmarks.markdown import head, row
 from benchmarks.models import build
 from benchmarks.zoo_worker import settle
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 TITLES = ("network", "recipe", "runtime", "same codes", "largest", "float ms", "int8 ms", "ratio")
 WIDTHS = (14, 9, 18, 10, 7, 8, 7, 5)

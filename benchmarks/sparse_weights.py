@@ -20,7 +20,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 import keras_qat
 from benchmarks.markdown import head, row
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 layers = keras.layers
 SIZE, SHARE, TURNS = 96, 0.8, 60

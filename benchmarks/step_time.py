@@ -127,7 +127,7 @@ def functions(
     """A training step of a model, and a run with `training=False`, without Python around them."""
     import tensorflow as tf
 
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     loss = keras.losses.SparseCategoricalCrossentropy()
     model.compile(keras.optimizers.SGD(1e-3), loss, jit_compile=jit_compile)

@@ -29,10 +29,10 @@ import tensorflow as tf
 import keras_qat
 from benchmarks.arena import NETWORKS
 from keras_qat import recipes
-from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import packs_int4, with_int4
 from keras_qat.integer_graph.resolve import resolve
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Tensor
 from keras_qat.targets import problems
 from keras_qat.tflite.reader import FileGraph

@@ -37,7 +37,7 @@ NORMALIZING = ("LayerNormalization", "GroupNormalization")
 
 def constructors() -> dict[str, Any]:
     """Every function of `keras.applications` that builds a model, by name."""
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     return dict(sorted(inspect.getmembers(keras.applications, inspect.isfunction)))
 
@@ -49,7 +49,7 @@ def build(name: str, classes: int = CLASSES) -> Any:
     range of their activation, and the differences at the output stay meaningful. Without softmax,
     which would hide them.
     """
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     keras.utils.set_random_seed(1)
     size = SIZES.get(name, 64)
@@ -108,7 +108,7 @@ def normalizing_in_integers(float_layers: dict[str, str]) -> Any:
 
 def train_step(model: Any, x: Any, eagerly: bool = False) -> bool:
     """One step of gradient descent on random labels, or zeros; whether the loss is finite."""
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     if isinstance(model.output, (list, tuple)) or model.output.shape[1:] != (CLASSES,):
         outputs = [np.asarray(tensor) for tensor in tf.nest.flatten(model(x))]
@@ -139,7 +139,7 @@ def arrays(model: Any, count: int) -> list[np.ndarray]:
 def run(name: str, wild: bool = False) -> None:
     """Quantizes, trains, saves, reloads, exports and verifies a model with keras_qat."""
     import keras_qat
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     result, count = Result(name=name), 2 * BATCH if wild else 4 * BATCH
     with result.step("build"):
@@ -208,7 +208,7 @@ def settle(model: Any, x: np.ndarray) -> None:
 
     One scale for all weights then has folded kernels of unlike channels to hold.
     """
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     numbers = np.random.default_rng(2)
     for layer in model._flatten_layers():

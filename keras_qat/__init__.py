@@ -18,12 +18,12 @@ from keras_qat.analysis.verify import Report, verify
 from keras_qat.config.other_libraries import COUNTERPARTS
 from keras_qat.config.recipe import Recipe
 from keras_qat.export import export_c, export_onnx, export_saved_model, export_tflite, read_metadata
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras3 import from_keras_3
-from keras_qat.frontend.messages import suggestion
+from keras_qat.imports.keras3 import from_keras_3
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.integer_graph.simulate import Simulation, simulate
+from keras_qat.keras2.backend import keras
+from keras_qat.messages import suggestion
 from keras_qat.ops.register import register_op, register_rule
 from keras_qat.placement.plan import Plan
 from keras_qat.rewrite import QuantizedModel

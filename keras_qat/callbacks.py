@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from keras_qat.frontend.messages import suggestion
+from keras_qat.messages import suggestion
 from keras_qat.training import callbacks, clustering, sparsity
 from keras_qat.training.callbacks import *  # noqa: F403
 from keras_qat.training.clustering import *  # noqa: F403

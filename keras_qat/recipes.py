@@ -5,7 +5,7 @@ from typing import Any
 from keras_qat.config.recipes import *  # noqa: F403
 from keras_qat.config.recipes import NAMED as _NAMED
 from keras_qat.config.recipes import __all__ as _all
-from keras_qat.frontend.messages import suggestion
+from keras_qat.messages import suggestion
 
 __all__ = [*_all]
 

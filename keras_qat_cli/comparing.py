@@ -237,8 +237,8 @@ def simulate(
 ) -> None:
     """Compute the integer outputs of MODEL's file for DATA, without a file."""
     with settings.library() as keras_qat:
-        from keras_qat.frontend.messages import counted
         from keras_qat.io.atomic_files import replacing
+        from keras_qat.messages import counted
 
         qat = settings.load(model)
         result = keras_qat.simulate(

@@ -47,7 +47,7 @@ def calibrate(
     """Take the ranges of MODEL from DATA, without training; quantize it first if it is float."""
     _check_other(output, model)
     with settings.library() as keras_qat:
-        from keras_qat.frontend.messages import counted
+        from keras_qat.messages import counted
 
         qat = settings.load_quantized(model, quantizing)
         examples, doubts = _calibrate(settings, qat, data, calibration)
@@ -143,7 +143,7 @@ def convert(
     if save is not None:
         _check_other(save, model)
     with settings.library() as keras_qat:
-        from keras_qat.frontend.messages import counted
+        from keras_qat.messages import counted
 
         qat = settings.load_quantized(model, quantizing)
         y, doubts = values_of(qat, expected), False

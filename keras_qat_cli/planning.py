@@ -28,7 +28,7 @@ def plan(
 ) -> None:
     """Say what quantizing MODEL would do to each tensor, and why."""
     with settings.library() as keras_qat:
-        from keras_qat.frontend.messages import counted
+        from keras_qat.messages import counted
 
         recipe, scope, target = quantizing
         loaded = settings.load(model)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 
 def rng(seed: int = 0) -> np.random.Generator:

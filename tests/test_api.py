@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 RELEASED = Path(__file__).parent / "fixtures" / "api.txt"
 PAGE = Path(__file__).parent.parent / "docs" / "promises.md"

@@ -13,7 +13,7 @@ import tensorflow as tf
 import keras_qat
 from benchmarks import accuracy, gpu, methods, operations, recurrent, step_time, zoo
 from keras_qat.arithmetic import as_written
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.training.batch_norm.contrib_correction import scale_and_shift
 from tests.helpers import rng
 

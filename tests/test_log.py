@@ -9,9 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat import recipes
-from keras_qat.frontend import messages
-from keras_qat.frontend.keras2.backend import keras, traced
+from keras_qat import messages, recipes
+from keras_qat.keras2.backend import keras, traced
 from tests.helpers import images
 from tests.networks.small import functional, layers, tiny_net
 

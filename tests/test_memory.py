@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 X = np.random.default_rng(0).random((8, 8, 8, 1), np.float32)
 Y = np.zeros((8, 6, 6, 2), np.float32)

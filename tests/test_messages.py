@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes
 from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers, tiny_net
 

@@ -53,7 +53,7 @@ def work(folder: Path) -> None:
     from sklearn.datasets import load_digits
 
     import keras_qat
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # Before anything else of TensorFlow.
     index = strategy.cluster_resolver.task_id

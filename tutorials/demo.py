@@ -20,7 +20,7 @@ from demo_data import DATA, Data
 from demo_results import Results
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 
 BATCH = 32

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 __all__ = ["DATA", "Data"]
 

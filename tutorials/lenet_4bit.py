@@ -20,7 +20,7 @@ import numpy as np
 from demo_data import Data, digits, fashion_mnist
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.recipes import Recipe, contrib
 from keras_qat.tflite.interpreter import FileInterpreter
 

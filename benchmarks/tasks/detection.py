@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_qat
 from benchmarks.tasks.shapes import draw_shapes
 from benchmarks.tasks.task import Data, Remedy, Task
-from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.keras2.backend import keras, layers
 
 SIDE, STRIDE, CLASSES = 48, 8, 3
 CELLS = SIDE // STRIDE

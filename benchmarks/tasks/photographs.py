@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from benchmarks.tasks.shapes import IN_16_BITS
 from benchmarks.tasks.task import Data, Task
-from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.keras2.backend import keras, layers
 
 PATCH = 32
 

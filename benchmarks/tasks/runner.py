@@ -14,8 +14,8 @@ import tensorflow as tf
 
 import keras_qat
 from benchmarks.tasks.task import Data, Remedy, Task
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.messages import counted
+from keras_qat.keras2.backend import keras
+from keras_qat.messages import counted
 
 BATCH, CALIBRATION = 32, 128
 Figures = dict[str, float]

@@ -8,7 +8,7 @@ import numpy as np
 
 import keras_qat
 from benchmarks.tasks.task import Data, Remedy, Task
-from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.keras2.backend import keras, layers
 
 SIDE = 32
 COLOURS = np.array([[0.9, 0.3, 0.3], [0.3, 0.8, 0.4], [0.35, 0.4, 0.9]])

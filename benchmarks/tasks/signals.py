@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.tasks.shapes import IN_16_BITS
 from benchmarks.tasks.task import Data, Task
-from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.keras2.backend import keras, layers
 
 RATE, FRAME, FRAMES, BANDS = 4000, 128, 28, 24
 

@@ -9,7 +9,7 @@ import numpy as np
 import keras_qat
 from benchmarks.tasks.signals import accuracy
 from benchmarks.tasks.task import Data, Remedy, Task
-from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.keras2.backend import keras, layers
 
 WORDS, LENGTH, WIDTH = 40, 16, 24
 NOT, VERY = 38, 39

@@ -9,7 +9,7 @@ import numpy as np
 
 import keras_qat
 from keras_qat.analysis.verify.verdict import GOOD, POOR
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 Part = Literal["digits", "rules", "test", "fresh"]
 """Where a model is from: the digits that the limits of 0.3.0 were found with; models that today's

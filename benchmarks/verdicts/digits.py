@@ -13,7 +13,7 @@ from benchmarks.digit_networks import autoencoder, data, fit, softmax, trained
 from benchmarks.verdicts.cases import CASES, Case, Entry, calibrated, exported
 from keras_qat import recipes
 from keras_qat.analysis.verify.verdict import GOOD, OTHER, POOR
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 layers = keras.layers
 

@@ -20,7 +20,7 @@ from benchmarks.verdicts.cases import (
 )
 from keras_qat import recipes
 from keras_qat.analysis.verify.verdict import OTHER
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 layers = keras.layers
 

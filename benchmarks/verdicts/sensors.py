@@ -19,7 +19,7 @@ from benchmarks.verdicts.cases import (
     train,
 )
 from keras_qat import recipes
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 layers = keras.layers
 

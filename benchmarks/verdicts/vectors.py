@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.digit_networks import data
 from benchmarks.verdicts.cases import Case, broken, calibrated, exported, healthy, train
 from keras_qat import recipes
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 layers = keras.layers
 

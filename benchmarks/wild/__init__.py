@@ -100,7 +100,7 @@ TCNS: dict[str, dict[str, Any]] = {
 def _tcn(options: dict[str, Any]) -> Any:
     from tcn import TCN
 
-    from keras_qat.frontend.keras2.backend import keras
+    from keras_qat.keras2.backend import keras
 
     inputs = keras.Input((64, 4))
     x = TCN(16, dilations=(1, 2, 4), **options)(inputs)

@@ -16,7 +16,7 @@ from benchmarks.wild.signals import SIGNALS
 from benchmarks.wild.tables_and_texts import TABLES_AND_TEXTS
 from benchmarks.wild.tokens import TOKENS
 from benchmarks.wild.transformers import TRANSFORMERS
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 __all__ = ["BY_HAND"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.wild.blocks import conv
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 __all__ = ["DETECTORS"]
 

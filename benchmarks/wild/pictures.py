@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks.wild.blocks import conv
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 __all__ = ["PICTURES"]
 

@@ -23,7 +23,7 @@ from typing import Any
 import keras_qat
 from benchmarks import zoo_worker
 from benchmarks.wild.by_hand import BY_HAND
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 COUNT = 8
 """Examples."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 __all__ = ["SEQUENCES_AND_COLUMNS"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 __all__ = ["TABLES_AND_TEXTS"]
 

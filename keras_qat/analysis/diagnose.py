@@ -18,10 +18,8 @@ from keras_qat.analysis.verify.verdict import GOOD, grade_figures
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import int8, int16x8
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import values_in
-from keras_qat.frontend.keras2.backend import one_at_a_time
-from keras_qat.frontend.messages import silent
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import values_in
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import Codes, Simulation, run_examples
@@ -29,6 +27,8 @@ from keras_qat.io.counts import check_counts
 from keras_qat.io.data import arrays_of
 from keras_qat.io.inputs import inputs_of, packed
 from keras_qat.io.progress import shown
+from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.messages import silent
 from keras_qat.ops.node import Tensor
 from keras_qat.placement.layer_settings import OUT_OF_SCOPE
 from keras_qat.rewriting.quantize import quantize_model

@@ -10,9 +10,9 @@ from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
 from keras_qat.export.target_problems import channel_bytes, file_problems, planned_file
-from keras_qat.frontend.keras2.precision import float32_policy
-from keras_qat.frontend.keras2.read_float import read_float
-from keras_qat.frontend.keras3 import as_keras_2
+from keras_qat.graph.precision import float32_policy
+from keras_qat.imports.keras3 import as_keras_2
+from keras_qat.imports.read_float import read_float
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.placement import place
 from keras_qat.placement.layer_selection import Scope

@@ -15,13 +15,13 @@ from keras_qat.config import specs
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import get as get_recipe
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.computed_kernels import is_computed
-from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.graph import graph as graph_lib
+from keras_qat.helper_layers.computed_kernels import is_computed
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.io.atomic_files import written
 from keras_qat.io.data import batches
 from keras_qat.io.progress import shown
+from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.training.distribution import of_all_workers, worker_of
 from keras_qat.training.layers.weight_quantizer import weight_at

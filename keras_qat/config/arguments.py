@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from keras_qat.frontend.messages import suggestion
+from keras_qat.messages import suggestion
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

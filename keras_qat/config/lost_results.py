@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from keras_qat.frontend.messages import warn_caller
+from keras_qat.messages import warn_caller
 
 _USED, _LOST = "_is_used", "_lost"
 """Attributes of a recipe beside its fields: a list that is not empty once it was used, and the

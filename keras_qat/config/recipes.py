@@ -10,7 +10,7 @@ from keras_qat.config import lost_results
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Override, Recipe
 from keras_qat.config.specs import QuantSpec
-from keras_qat.frontend.messages import suggestion
+from keras_qat.messages import suggestion
 
 __all__ = [
     "Override",

@@ -16,13 +16,13 @@ from keras_qat.config.targets import TFLM
 from keras_qat.export.read_back import report
 from keras_qat.export.read_back_c import differences
 from keras_qat.export.tflite import EndType, file_of
-from keras_qat.frontend.keras2.backend import one_at_a_time
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import run_examples
 from keras_qat.io.atomic_files import check_writable, replacing
 from keras_qat.io.data import arrays_of
+from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.tflite.metadata import read_metadata, rescaled_inputs
 from keras_qat.tflite.model import tensor_infos
 from keras_qat.tflite.reader import FileGraph, Tensor

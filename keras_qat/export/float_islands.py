@@ -10,13 +10,13 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.lite.python.convert_phase import ConverterError
 
-from keras_qat.frontend.graph import Value
-from keras_qat.frontend.keras2.layer_names import named_by_attributes
-from keras_qat.frontend.masks import Masks
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.graph.graph import Value
+from keras_qat.graph.masks import Masks
+from keras_qat.graph.tf_operations import is_operation
 from keras_qat.integer_graph.float_nodes import compute_in_float, weight_scales
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.masks import read_for_masks
+from keras_qat.keras2.layer_names import named_by_attributes
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import unpack

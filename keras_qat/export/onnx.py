@@ -13,10 +13,10 @@ import numpy as np
 from keras_qat.export.onnx_for_openvino import check_for_openvino, pool_for_openvino
 from keras_qat.export.read_back_onnx import check_onnx
 from keras_qat.export.saved_model import inference_module
-from keras_qat.frontend.keras2.backend import one_at_a_time, swapped
-from keras_qat.frontend.keras2.layers_and_models import layers_in
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import written
+from keras_qat.keras2.backend import one_at_a_time, swapped
+from keras_qat.keras2.layers_and_models import layers_in
 from keras_qat.ops.weights import Weights
 from keras_qat.training.readiness import check_before_export
 from keras_qat.version import __version__

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.messages import warn_caller
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.weights import Weights
 from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, TYPES, code_of, unpack

@@ -15,14 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend.keras2.backend import one_at_a_time, swapped
-from keras_qat.frontend.keras2.precision import computing_in_float32
+from keras_qat.graph.precision import computing_in_float32
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import replacing
+from keras_qat.keras2.backend import one_at_a_time, swapped
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.recurrent.step_ops import params_named

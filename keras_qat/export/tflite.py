@@ -14,8 +14,6 @@ from keras_qat.export.read_back import check_contents
 from keras_qat.export.target_forms import avoiding
 from keras_qat.export.target_problems import file_problems
 from keras_qat.export.tflite_writer import write_graph
-from keras_qat.frontend.keras2.backend import one_at_a_time
-from keras_qat.frontend.messages import counted, warn_caller
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.fuse_padding import with_own_padding
 from keras_qat.integer_graph.passes.integer_outputs import with_integer_outputs
@@ -31,6 +29,8 @@ from keras_qat.integer_graph.passes.static_batch import with_batch
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import written
 from keras_qat.io.counts import check_count
+from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.messages import counted, warn_caller
 from keras_qat.placement.float_notice import show_in_float
 from keras_qat.tflite.builder import Builder
 from keras_qat.training.layers.float_marks import why_left_in_float

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Graph, values_in
-from keras_qat.frontend.keras2.backend import traced_in_time
+from keras_qat.graph.graph import Graph, values_in
 from keras_qat.integer_graph.execute import Numbers
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.number_store import NumberStore, ones_unless
+from keras_qat.keras2.backend import traced_in_time
 
 DECIDES = 3
 """Times that inference is traced for the branches that ranges and weights choose. If they go on

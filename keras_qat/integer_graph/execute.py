@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
-from keras_qat.frontend.graph import Value
-from keras_qat.frontend.masks import Masks
+from keras_qat.graph.graph import Value
+from keras_qat.graph.masks import Masks
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.op import Arguments, FixedRange, SharedRange, held_in

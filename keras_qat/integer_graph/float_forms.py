@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras, layers
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.graph.tf_operations import is_operation
+from keras_qat.keras2.backend import keras, layers
 
 
 def _category_encoding(layer: Any, x: Any, count_weights: Any = None) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Graph, Value, values_in
-from keras_qat.frontend.keras2.backend import traced
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Graph, Value, values_in
+from keras_qat.keras2.backend import traced
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.layers.scheduled_layer import IN_FLOAT, Phase, ScheduledLayer, assuming
 

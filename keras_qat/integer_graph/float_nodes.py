@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import map_values
-from keras_qat.frontend.keras2.backend import AUTOGRAPH_AS_USUAL, recurrence, swapped
-from keras_qat.frontend.keras2.layers_and_models import takes_training
-from keras_qat.frontend.keras2.precision import computing_in_float32, constants_in_float32
+from keras_qat.graph.graph import map_values
+from keras_qat.graph.precision import computing_in_float32, constants_in_float32
 from keras_qat.integer_graph.float_forms import form_of
 from keras_qat.integer_graph.float_recurrent import rnn
+from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, recurrence, swapped
+from keras_qat.keras2.layers_and_models import takes_training
 from keras_qat.ops.node import Node
 from keras_qat.training.batch_norm import per_tensor_fold
 from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled

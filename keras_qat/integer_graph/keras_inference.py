@@ -16,13 +16,10 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond, straight_through, with_gradient_of
 from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Value
-from keras_qat.frontend.keras2 import backend
-from keras_qat.frontend.keras2.layer_losses import take_losses
-from keras_qat.frontend.keras2.layers_and_models import flat_inputs, nested_inputs, nested_outputs
-from keras_qat.frontend.keras2.precision import computing_in_float32
-from keras_qat.frontend.missing_values import calls_on_missing_values
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.missing_values import calls_on_missing_values
+from keras_qat.graph.precision import computing_in_float32
 from keras_qat.integer_graph.cached_inference import CachedInference, add_to_real
 from keras_qat.integer_graph.execute import Numbers, prepare, run
 from keras_qat.integer_graph.float_inference import Evaluator, evaluator
@@ -30,6 +27,9 @@ from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.number_store import ones_unless
 from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
+from keras_qat.keras2 import backend
+from keras_qat.keras2.layer_losses import take_losses
+from keras_qat.keras2.layers_and_models import flat_inputs, nested_inputs, nested_outputs
 from keras_qat.ops.node import Node
 from keras_qat.ops.registry import match
 from keras_qat.training.calibration.watch import watch_of

@@ -8,8 +8,8 @@ from typing import Any
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.config.arguments import range_of
 from keras_qat.config.targets.target import Target
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Graph
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Graph
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.origin import origin_of
 from keras_qat.integer_graph.passes.pack_int4 import with_int4

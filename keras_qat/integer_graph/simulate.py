@@ -11,8 +11,6 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import KernelFamily, kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.frontend.keras2.backend import one_at_a_time
-from keras_qat.frontend.messages import ByName
 from keras_qat.integer_graph.execute import Numbers, prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -21,6 +19,8 @@ from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import arrays_of
 from keras_qat.io.progress import shown
+from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.messages import ByName
 from keras_qat.ops.node import Tensor
 from keras_qat.ops.op import held_in
 from keras_qat.training.layers.recurrent.states import Stream

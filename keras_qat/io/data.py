@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.messages import warn_caller
 from keras_qat.io.counts import check_counts
 from keras_qat.io.inputs import (
     Inputs,
@@ -25,6 +23,8 @@ from keras_qat.io.inputs import (
     is_array,
     is_example,
 )
+from keras_qat.keras2.backend import keras
+from keras_qat.messages import warn_caller
 
 BATCH_SIZE = 32
 """Default batch size, as in Keras."""

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.keras2.layers_and_models import nested_inputs
-from keras_qat.frontend.missing_values import calls_on_missing_values
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.missing_values import calls_on_missing_values
+from keras_qat.keras2.layers_and_models import nested_inputs
 
 
 class Input(NamedTuple):

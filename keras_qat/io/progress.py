@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, TypeVar
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 _Item = TypeVar("_Item")
 

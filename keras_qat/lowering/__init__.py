@@ -10,15 +10,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from keras_qat.frontend.closed_sizes import close_sizes
-from keras_qat.frontend.graph import Call, Graph, is_batch_norm, values_in
-from keras_qat.frontend.helper_layers import Contract
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.keras2.layers_and_models import class_path
-from keras_qat.frontend.keras2.read_float import ReadsWeight
-from keras_qat.frontend.known_sizes import with_known_sizes
-from keras_qat.frontend.missing_values import REPLACES_NAN, calls_on_missing_values
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.graph.graph import Call, Graph, is_batch_norm, values_in
+from keras_qat.graph.missing_values import REPLACES_NAN, calls_on_missing_values
+from keras_qat.graph.size_expressions import with_known_sizes
+from keras_qat.graph.static_shapes import close_sizes
+from keras_qat.graph.tf_operations import is_operation
+from keras_qat.helper_layers.operations import Contract
+from keras_qat.imports.read_float import ReadsWeight
+from keras_qat.keras2.backend import layers
+from keras_qat.keras2.layers_and_models import class_path
 from keras_qat.lowering.activations import (
     split_activation,
     split_activation_layer,

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.frontend.helper_layers import HardSwish, Regularize
-from keras_qat.frontend.keras2.backend import keras, layers
-from keras_qat.frontend.keras2.layers_and_models import clone
-from keras_qat.frontend.keras3 import activations as keras_3
+from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.helper_layers.operations import HardSwish, Regularize
+from keras_qat.imports.keras3 import activations as keras_3
+from keras_qat.keras2.backend import keras, layers
+from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
 
 

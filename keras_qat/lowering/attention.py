@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value
-from keras_qat.frontend.helper_layers import Contract, MaskScores, Regularize
-from keras_qat.frontend.keras2.backend import attention_parts, layers
-from keras_qat.frontend.keras2.cannot_open import CannotOpen
-from keras_qat.frontend.keras2.layers_and_models import clone
-from keras_qat.frontend.tf_operations import operands
+from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.tf_operations import operands
+from keras_qat.helper_layers.operations import Contract, MaskScores, Regularize
+from keras_qat.keras2.backend import attention_parts, layers
+from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 from keras_qat.lowering.mask_tensors import MaskTensors
+from keras_qat.tracing.cannot_trace import CannotOpen
 
 
 def split_multi_head_attention(

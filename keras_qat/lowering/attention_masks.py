@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only, values_in
-from keras_qat.frontend.helper_layers import MaskScores
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.known_sizes import example_of
-from keras_qat.frontend.tf_operations import ARITHMETIC, array, is_operation, operands
+from keras_qat.graph.graph import Call, Graph, Value, map_values, split_loss_only, values_in
+from keras_qat.graph.size_expressions import example_of
+from keras_qat.graph.tf_operations import ARITHMETIC, array, is_operation, operands
+from keras_qat.helper_layers.operations import MaskScores
+from keras_qat.keras2.backend import keras
 from keras_qat.lowering.builder import LoweringContext, calls_behind, replace_by
 from keras_qat.lowering.hidden_numbers import CHOICES, HiddenNumbers, line, terms_of
 

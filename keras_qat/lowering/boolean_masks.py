@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.known_sizes import example_of
-from keras_qat.frontend.tf_operations import number, operands, symbol_of
+from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.size_expressions import example_of
+from keras_qat.graph.tf_operations import number, operands, symbol_of
+from keras_qat.keras2.backend import keras
 from keras_qat.lowering.written_out import copies, require
 
 

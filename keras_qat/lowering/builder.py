@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value
-from keras_qat.frontend.keras2.layers_and_models import clone
-from keras_qat.frontend.keras2.precision import policy_of
-from keras_qat.frontend.queries import solve
-from keras_qat.frontend.structural_keys import describe
+from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.precision import policy_of
+from keras_qat.graph.queries import solve
+from keras_qat.graph.structural_keys import describe
+from keras_qat.keras2.layers_and_models import clone
 
 _PLAIN = bool, int, float, str, np.generic
 """Types of settings that are compared with `==`."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, is_batch_norm, map_values, values_in
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.keras2.precision import policy_of
+from keras_qat.graph.graph import Call, Graph, Value, is_batch_norm, map_values, values_in
+from keras_qat.graph.precision import policy_of
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.activations import split_activation
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.convolutions import split_separable

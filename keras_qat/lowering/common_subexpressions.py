@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, map_values
-from keras_qat.frontend.keras2.layer_names import is_of_keras
-from keras_qat.frontend.keras2.layers_and_models import takes_training
-from keras_qat.frontend.structural_keys import describe, describe_arguments
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.graph.graph import Call, Graph, Value, map_values
+from keras_qat.graph.structural_keys import describe, describe_arguments
+from keras_qat.graph.tf_operations import is_operation
+from keras_qat.keras2.layer_names import is_of_keras
+from keras_qat.keras2.layers_and_models import takes_training
 from keras_qat.ops.registry import op_of
 
 

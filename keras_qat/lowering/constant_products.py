@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value
-from keras_qat.frontend.helper_layers import WeightTensor
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.known_sizes import sizes_of
-from keras_qat.frontend.tf_operations import array, operands
+from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.size_expressions import sizes_of
+from keras_qat.graph.tf_operations import array, operands
+from keras_qat.helper_layers.operations import WeightTensor
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.slicing import GATHER_ARGUMENTS
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.helper_layers import FlattenTime, RestoreTime
-from keras_qat.frontend.keras2.backend import layers
+from keras_qat.graph.graph import Call
+from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.recurrent import MOST_STEPS
 from keras_qat.ops.registry import match
 

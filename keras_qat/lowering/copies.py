@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value, map_values, values_in
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.known_sizes import (
+from keras_qat.graph.graph import Call, Value, map_values, values_in
+from keras_qat.graph.size_expressions import (
     BATCH,
     computed_sizes,
     measured,
@@ -17,7 +16,8 @@ from keras_qat.frontend.known_sizes import (
     size_of,
     sizes_in_both_runs,
 )
-from keras_qat.frontend.tf_operations import array, number, operands
+from keras_qat.graph.tf_operations import array, number, operands
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.filled import FILLED, filled
 from keras_qat.ops.movement import integers

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, map_values
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.missing_values import TESTS_FOR_NAN
-from keras_qat.frontend.tf_operations import array, is_operation, number, symbol_of
+from keras_qat.graph.graph import Call, map_values
+from keras_qat.graph.missing_values import TESTS_FOR_NAN
+from keras_qat.graph.tf_operations import array, is_operation, number, symbol_of
+from keras_qat.keras2.backend import keras
 from keras_qat.lowering.attention_masks import HIDES
 from keras_qat.lowering.boolean_masks import boolean_mask, chosen_of_each
 from keras_qat.lowering.conv_lstm import CONVOLUTIONS, unrolled_convolutions

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.frontend.graph import Call, Graph, Value, values_in
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.known_sizes import BATCH, computed_sizes
-from keras_qat.frontend.tf_operations import ARITHMETIC, is_operation, number, operands, symbol_of
+from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.size_expressions import BATCH, computed_sizes
+from keras_qat.graph.tf_operations import ARITHMETIC, is_operation, number, operands, symbol_of
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.attention_masks import HIDES
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 

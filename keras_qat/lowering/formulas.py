@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.frontend.formulas import FUNCTIONS, Formula
-from keras_qat.frontend.graph import Call, Graph, Value, values_in
-from keras_qat.frontend.keras2.backend import keras, layers
-from keras_qat.frontend.tf_operations import (
+from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.tf_operations import (
     ARITHMETIC,
     arguments_in_order,
     is_operation,
     number,
     operation_class,
 )
+from keras_qat.helper_layers.elementwise_functions import FUNCTIONS, Formula
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.lowering.activations import split_activation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.softmax import log_sum

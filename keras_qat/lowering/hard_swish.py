@@ -6,10 +6,10 @@ import dataclasses
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, values_in
-from keras_qat.frontend.helper_layers import HardSwish
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.tf_operations import ARITHMETIC, number
+from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.tf_operations import ARITHMETIC, number
+from keras_qat.helper_layers.operations import HardSwish
+from keras_qat.keras2.backend import keras
 from keras_qat.lowering.builder import LoweringContext
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
-from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.queries import solve
-from keras_qat.frontend.tf_operations import (
+from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.queries import solve
+from keras_qat.graph.tf_operations import (
     ARITHMETIC,
     arguments_in_order,
     array,
@@ -17,6 +16,7 @@ from keras_qat.frontend.tf_operations import (
     operands,
     symbol_of,
 )
+from keras_qat.keras2.backend import layers
 from keras_qat.ops.registry import op_of
 
 

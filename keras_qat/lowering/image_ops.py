@@ -7,11 +7,11 @@ import math
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.helper_layers import TrainingOnly
-from keras_qat.frontend.keras2.backend import keras, layers
-from keras_qat.frontend.keras2.layers_and_models import clone
-from keras_qat.frontend.tf_operations import operands, operation_class
+from keras_qat.graph.graph import Call
+from keras_qat.graph.tf_operations import operands, operation_class
+from keras_qat.helper_layers.operations import TrainingOnly
+from keras_qat.keras2.backend import keras, layers
+from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 from keras_qat.ops.movement import window
 from keras_qat.ops.resize import options_of_resize

@@ -9,14 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.frontend.helper_layers import WeightTensor
-from keras_qat.frontend.keras2.layer_names import names_of_calls
-from keras_qat.frontend.keras2.trace_layer import OpenedLayer
-from keras_qat.frontend.keras2.whole_graph import WholeGraph
-from keras_qat.frontend.queries import solve
-from keras_qat.frontend.structural_keys import describe_arguments
-from keras_qat.frontend.tf_operations import array, is_operation
+from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.queries import solve
+from keras_qat.graph.structural_keys import describe_arguments
+from keras_qat.graph.tf_operations import array, is_operation
+from keras_qat.helper_layers.operations import WeightTensor
+from keras_qat.keras2.layer_names import names_of_calls
+from keras_qat.tracing.trace_layer import OpenedLayer
+from keras_qat.tracing.whole_graph import WholeGraph
 
 
 class InnerNames:

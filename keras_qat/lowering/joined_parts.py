@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, split_loss_only, values_in
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.tf_operations import is_operation, operands, operation_class
+from keras_qat.graph.graph import Call, Graph, Value, split_loss_only, values_in
+from keras_qat.graph.tf_operations import is_operation, operands, operation_class
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import match
 from keras_qat.ops.slicing import FULL_SLICE, items_for_axes

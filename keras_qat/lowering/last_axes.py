@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import layers
+from keras_qat.graph.graph import Call
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
 IN_INTEGERS = layers.LayerNormalization, layers.GroupNormalization

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.tf_operations import operation_class
+from keras_qat.graph.graph import Call
+from keras_qat.graph.tf_operations import operation_class
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.movement import MAX_SLICED
 from keras_qat.ops.slicing import FULL_SLICE, SLICE

@@ -9,19 +9,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.frontend.helper_layers import CarryMask
-from keras_qat.frontend.keras2.backend import keras, layers, takes_mask
-from keras_qat.frontend.keras2.cannot_open import CannotOpen
-from keras_qat.frontend.keras2.trace_layer import OpenedLayer, open_layer
-from keras_qat.frontend.known_sizes import given_numbers, with_known_sizes
-from keras_qat.frontend.masks import Masks
-from keras_qat.frontend.origins import KERAS, package_of
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.masks import Masks
+from keras_qat.graph.size_expressions import given_numbers, with_known_sizes
+from keras_qat.graph.tf_operations import is_operation
+from keras_qat.helper_layers.operations import CarryMask
+from keras_qat.keras2.backend import keras, layers, takes_mask
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.inner_names import weights_in
 from keras_qat.ops.registry import is_listed
+from keras_qat.origins import KERAS, package_of
+from keras_qat.tracing.cannot_trace import CannotOpen
+from keras_qat.tracing.trace_layer import OpenedLayer, open_layer
 
 
 class MaskTensors:

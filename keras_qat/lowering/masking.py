@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.tf_operations import operation_class
+from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.tf_operations import operation_class
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.mask_tensors import MaskTensors
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.tf_operations import number
+from keras_qat.graph.tf_operations import number
 from keras_qat.lowering.written_out import require
 
 

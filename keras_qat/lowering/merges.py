@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value, map_values
-from keras_qat.frontend.helper_layers import OnGrid
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.keras2.layers_and_models import clone
-from keras_qat.frontend.queries import solve
-from keras_qat.frontend.tf_operations import array, operands, operation_class
+from keras_qat.graph.graph import Call, Value, map_values
+from keras_qat.graph.queries import solve
+from keras_qat.graph.tf_operations import array, operands, operation_class
+from keras_qat.helper_layers.operations import OnGrid
+from keras_qat.keras2.backend import layers
+from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import op_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from keras_qat.frontend.graph import Call, Graph, Value, values_in
-from keras_qat.frontend.tf_operations import is_operation, operands
+from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.tf_operations import is_operation, operands
 
 WHOLE = (
     *("nn.batch_normalization", "compat.v1.nn.fused_batch_norm", "nn.local_response_normalization"),

@@ -11,26 +11,15 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.closed_sizes import close_sizes, closing_sizes
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.frontend.helper_layers import TrainingOnly, WeightTensor
-from keras_qat.frontend.keras2.attention_dropout import with_dropout
-from keras_qat.frontend.keras2.backend import any_first_sizes, keras, layers
-from keras_qat.frontend.keras2.cannot_open import (
-    READS_OTHERS,
-    CannotOpen,
-    OnlyTrains,
-    ReadsWeights,
-    TooLarge,
-)
-from keras_qat.frontend.keras2.compare_traces import NOISE
-from keras_qat.frontend.keras2.layers_and_models import layers_in, rename
-from keras_qat.frontend.keras2.trace_layer import OpenedLayer
-from keras_qat.frontend.keras2.whole_graph import as_one_call
-from keras_qat.frontend.known_sizes import with_known_sizes
-from keras_qat.frontend.operation_calls import call_in_layer
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.operation_calls import call_in_layer
+from keras_qat.graph.size_expressions import with_known_sizes
+from keras_qat.graph.static_shapes import close_sizes, closing_sizes
+from keras_qat.graph.tf_operations import is_operation
+from keras_qat.helper_layers.operations import TrainingOnly, WeightTensor
+from keras_qat.keras2.backend import any_first_sizes, keras, layers
+from keras_qat.keras2.layers_and_models import layers_in, rename
 from keras_qat.lowering.activations import split_activation
 from keras_qat.lowering.attention import split_masked_attention
 from keras_qat.lowering.attention_masks import hides
@@ -47,6 +36,17 @@ from keras_qat.lowering.recurrent import given_mask
 from keras_qat.lowering.unrolling import in_few_operations, refused_cells
 from keras_qat.lowering.weighted_products import with_kernels
 from keras_qat.lowering.written_out import own_weights
+from keras_qat.tracing.attention_dropout import with_dropout
+from keras_qat.tracing.cannot_trace import (
+    READS_OTHERS,
+    CannotOpen,
+    OnlyTrains,
+    ReadsWeights,
+    TooLarge,
+)
+from keras_qat.tracing.compare_traces import NOISE
+from keras_qat.tracing.trace_layer import OpenedLayer
+from keras_qat.tracing.whole_graph import as_one_call
 
 
 def open_layers(

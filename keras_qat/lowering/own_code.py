@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.keras2.configurations import finds_by_name
-from keras_qat.frontend.keras2.read_float import ReadsWeight
-from keras_qat.frontend.keras2.readability import is_graph_model
-from keras_qat.frontend.keras2.whole_graph import WholeGraph
-from keras_qat.frontend.origins import KERAS, KNOWN, package_of
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.tf_operations import is_operation
+from keras_qat.imports.read_float import ReadsWeight
+from keras_qat.keras2.backend import layers
+from keras_qat.keras2.configurations import finds_by_name
+from keras_qat.keras2.readability import is_graph_model
 from keras_qat.lowering.activations import ACTIVATIONS
 from keras_qat.lowering.mask_tensors import is_recurrent
 from keras_qat.lowering.unrolling import CELLS
 from keras_qat.ops.registry import is_listed, is_registered, lists
+from keras_qat.origins import KERAS, KNOWN, package_of
+from keras_qat.tracing.whole_graph import WholeGraph
 
 ATTENTION = layers.Attention, layers.AdditiveAttention
 """Keras' layers that are opened. Users are not told to describe one that cannot be."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import layers
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.written_out import convolved_volumes, require
 from keras_qat.ops.movement import window
 

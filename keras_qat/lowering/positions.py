@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, split_loss_only, values_in
-from keras_qat.frontend.helper_layers import Positions
-from keras_qat.frontend.queries import solve
-from keras_qat.frontend.tf_operations import MOVES, array, is_operation, symbol_of
+from keras_qat.graph.graph import Call, Graph, Value, map_values, split_loss_only, values_in
+from keras_qat.graph.queries import solve
+from keras_qat.graph.tf_operations import MOVES, array, is_operation, symbol_of
+from keras_qat.helper_layers.operations import Positions
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, suffix_of
 
 ROUNDS = {"math.floor": "floor", "math.ceil": "ceil", "math.round": "round"}

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value, map_values, values_in
-from keras_qat.frontend.helper_layers import LastStep, ReverseSteps
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.keras2.layers_and_models import clone, layers_in
-from keras_qat.frontend.masked_recurrent import MASKED
+from keras_qat.graph.graph import Call, Value, map_values, values_in
+from keras_qat.helper_layers.masked_recurrent import MASKED
+from keras_qat.helper_layers.operations import LastStep, ReverseSteps
+from keras_qat.keras2.backend import layers
+from keras_qat.keras2.layers_and_models import clone, layers_in
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.mask_tensors import MaskTensors
 from keras_qat.ops.registry import match

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 
-from keras_qat.frontend.graph import Call, Graph, Value, map_values
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.rescaled_norms import RESCALED, seen_statistics
+from keras_qat.graph.graph import Call, Graph, Value, map_values
+from keras_qat.helper_layers.rescaled_norms import RESCALED, seen_statistics
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import match
 

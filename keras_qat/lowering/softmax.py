@@ -8,17 +8,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.finite_functions import SoftmaxOfMany
-from keras_qat.frontend.graph import Call, Graph, Value, values_in
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.structural_keys import StructuralKeys
-from keras_qat.frontend.tf_operations import (
+from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.structural_keys import StructuralKeys
+from keras_qat.graph.tf_operations import (
     ARITHMETIC,
     is_operation,
     number,
     operands,
     operation_class,
 )
+from keras_qat.helper_layers.finite_functions import SoftmaxOfMany
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 from keras_qat.ops.composed import NO_WIDE
 from keras_qat.ops.registry import match

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value, map_values, values_in
-from keras_qat.frontend.keras2.cannot_open import TooLarge
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.graph.graph import Call, Value, map_values, values_in
+from keras_qat.graph.tf_operations import is_operation
 from keras_qat.lowering.complex_numbers import ARITHMETIC, MOVES, Pair, matmul
 from keras_qat.lowering.written_out import require
+from keras_qat.tracing.cannot_trace import TooLarge
 
 LARGEST = 2**20
 """Matrices with more numbers are not written out."""

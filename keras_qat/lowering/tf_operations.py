@@ -7,12 +7,18 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.finite_functions import Logarithm, Power, Quotient, Reciprocal, SquareRoot
-from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.frontend.helper_layers import Roll
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.known_sizes import BATCH, computed_sizes
-from keras_qat.frontend.tf_operations import array, number, operands
+from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.size_expressions import BATCH, computed_sizes
+from keras_qat.graph.tf_operations import array, number, operands
+from keras_qat.helper_layers.finite_functions import (
+    Logarithm,
+    Power,
+    Quotient,
+    Reciprocal,
+    SquareRoot,
+)
+from keras_qat.helper_layers.operations import Roll
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.activations import split_swish
 from keras_qat.lowering.attention import split_einsum
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by

@@ -7,13 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Value, map_values, values_in
-from keras_qat.frontend.helper_layers import FlattenTime, RestoreTime
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.keras2.layers_and_models import clone
-from keras_qat.frontend.keras2.readability import is_graph_model
-from keras_qat.frontend.tf_operations import operation_class
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call, Value, map_values, values_in
+from keras_qat.graph.tf_operations import operation_class
+from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
+from keras_qat.keras2.backend import layers
+from keras_qat.keras2.layers_and_models import clone
+from keras_qat.keras2.readability import is_graph_model
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import is_listed, op_of
 

@@ -7,11 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.frontend.helper_layers import Indices, WeightTensor
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.known_sizes import SHAPES
-from keras_qat.frontend.tf_operations import (
+from keras_qat.graph.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.size_expressions import SHAPES
+from keras_qat.graph.tf_operations import (
     MOVES,
     MOVING_LAYERS,
     is_operation,
@@ -20,6 +18,8 @@ from keras_qat.frontend.tf_operations import (
     operation_class,
     symbol_of,
 )
+from keras_qat.helper_layers.operations import Indices, WeightTensor
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
 COMPARISONS = (

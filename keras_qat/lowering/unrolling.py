@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.frontend.keras2.backend import layers, swapped
-from keras_qat.frontend.keras2.layer_names import is_of_keras
-from keras_qat.frontend.keras2.layers_and_models import layers_in
-from keras_qat.frontend.queries import solve
+from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.queries import solve
+from keras_qat.keras2.backend import layers, swapped
+from keras_qat.keras2.layer_names import is_of_keras
+from keras_qat.keras2.layers_and_models import layers_in
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.recurrent import split_recurrent, why_not_unrolled, why_whole
 from keras_qat.ops.op import SharedRange

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.computed_kernels import COMPUTED
-from keras_qat.frontend.graph import Call, Graph, Value, values_in
-from keras_qat.frontend.helper_layers import WeightTensor
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.keras2.layers_and_models import clone
-from keras_qat.frontend.known_sizes import computed_sizes
-from keras_qat.frontend.tf_operations import array, is_operation, operands
+from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.size_expressions import computed_sizes
+from keras_qat.graph.tf_operations import array, is_operation, operands
+from keras_qat.helper_layers.computed_kernels import COMPUTED
+from keras_qat.helper_layers.operations import WeightTensor
+from keras_qat.keras2.backend import layers
+from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.movement import window
 

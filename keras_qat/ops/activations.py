@@ -34,9 +34,9 @@ from keras_qat.arithmetic.int16_sigmoid import (
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, single
-from keras_qat.frontend.helper_layers import HardSwish
-from keras_qat.frontend.keras2.backend import keras, layers
-from keras_qat.frontend.tf_operations import operands
+from keras_qat.graph.tf_operations import operands
+from keras_qat.helper_layers.operations import HardSwish
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import (
     Entries,

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend.helper_layers import MaskScores
+from keras_qat.helper_layers.operations import MaskScores
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Op
 from keras_qat.ops.requantize import Multiplier, requantization, requantized

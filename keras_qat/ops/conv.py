@@ -14,16 +14,16 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.frontend.computed_kernels import (
+from keras_qat.graph.graph import Call
+from keras_qat.helper_layers.computed_kernels import (
     ComputedConv1D,
     ComputedConv1DTranspose,
     ComputedConv2D,
     ComputedConv2DTranspose,
     ComputedDepthwiseConv2D,
 )
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.rescaled_norms import RescaledBatchNormalization, RescaledNormalization
+from keras_qat.helper_layers.rescaled_norms import RescaledBatchNormalization, RescaledNormalization
+from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import (
     ONE_PIXEL,

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.computed_kernels import ComputedDense
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import layers
+from keras_qat.graph.graph import Call
+from keras_qat.helper_layers.computed_kernels import ComputedDense
+from keras_qat.keras2.backend import layers
 from keras_qat.ops.einsum import Axes, add_product, axes_of, places, without_ellipsis
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import ONE_PIXEL, add_on_images

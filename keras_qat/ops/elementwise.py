@@ -13,9 +13,9 @@ from keras_qat.arithmetic.as_written import product
 from keras_qat.arithmetic.control_flow import cond, traced_once
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, power_of_two, shift
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.tf_operations import inputs_and_constants
+from keras_qat.graph.graph import Call
+from keras_qat.graph.tf_operations import inputs_and_constants
+from keras_qat.keras2.backend import layers
 from keras_qat.ops import mlas, openvino
 from keras_qat.ops.emission import Activation, Emission
 from keras_qat.ops.lookup import by_table, in_float32, looked_up, of_reals

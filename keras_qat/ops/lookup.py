@@ -18,10 +18,10 @@ import tensorflow as tf
 from keras_qat.arithmetic.control_flow import traced_once
 from keras_qat.arithmetic.kernel_families import REFERENCE, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
-from keras_qat.frontend.finite_functions import Logarithm, SquareRoot
-from keras_qat.frontend.formulas import Formula, evaluated
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.graph.graph import Call
+from keras_qat.helper_layers.elementwise_functions import Formula, evaluated
+from keras_qat.helper_layers.finite_functions import Logarithm, SquareRoot
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, Prepare
 

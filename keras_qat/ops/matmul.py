@@ -14,10 +14,10 @@ import tensorflow as tf
 from keras_qat.arithmetic.as_written import product
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply_sums
 from keras_qat.arithmetic.quant_params import single
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.helper_layers import Contract
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.tf_operations import operands
+from keras_qat.graph.graph import Call
+from keras_qat.graph.tf_operations import operands
+from keras_qat.helper_layers.operations import Contract
+from keras_qat.keras2.backend import layers
 from keras_qat.ops.einsum import Axes, add_product, axes_of, places, without_ellipsis
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.node import Node

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value
-from keras_qat.frontend.helper_layers import CarryMask, Regularize, TrainingOnly
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.own_gradients import OwnGradient
+from keras_qat.graph.graph import Call, Value
+from keras_qat.helper_layers.operations import CarryMask, Regularize, TrainingOnly
+from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.op import Arguments, Attributes, Emit, Op, SharedRange
+from keras_qat.tracing.custom_gradients import OwnGradient
 
 Part = tuple[int | None, int | None, int]
 """Begin, end and step along an axis; None for the ends of the axis."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.tf_operations import number, operands
+from keras_qat.graph.graph import Call
+from keras_qat.graph.tf_operations import number, operands
+from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import integers, move, rank_of, symbol_of
 from keras_qat.ops.op import Attributes, Op

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.tf_operations import operands
+from keras_qat.graph.graph import Call
+from keras_qat.graph.tf_operations import operands
+from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import add_on_images, pair
 from keras_qat.ops.movement import axes_of, move, rank_of, symbol_of, window

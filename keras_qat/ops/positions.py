@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams, single
-from keras_qat.frontend.helper_layers import ROUNDINGS, Positions
+from keras_qat.helper_layers.operations import ROUNDINGS, Positions
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import Entries, looked_up
 from keras_qat.ops.op import Arguments, Op

@@ -8,11 +8,11 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.keras2.layers_and_models import class_path
-from keras_qat.frontend.messages import suggestion
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.tf_operations import is_operation
+from keras_qat.keras2.backend import layers
+from keras_qat.keras2.layers_and_models import class_path
+from keras_qat.messages import suggestion
 from keras_qat.ops.all_ops import ROWS
 from keras_qat.ops.op import Attributes, Op
 

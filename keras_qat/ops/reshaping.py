@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.helper_layers import FlattenTime, RestoreTime
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.tf_operations import operands
+from keras_qat.graph.graph import Call
+from keras_qat.graph.tf_operations import operands
+from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
+from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.movement import first, integers, move, rank_of, symbol_of

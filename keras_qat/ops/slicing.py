@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.frontend.helper_layers import LastStep
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.tf_operations import operands
+from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.tf_operations import operands
+from keras_qat.helper_layers.operations import LastStep
+from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import (
     MAX_SLICED,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend.finite_functions import SoftmaxOfMany
+from keras_qat.helper_layers.finite_functions import SoftmaxOfMany
 from keras_qat.ops.composed import (
     NO_WIDE,
     WIDE,

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.tf_operations import operands
+from keras_qat.graph.graph import Call
+from keras_qat.graph.tf_operations import operands
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import integers, move
 from keras_qat.ops.op import Arguments, Attributes

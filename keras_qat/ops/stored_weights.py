@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.helper_layers import Indices, OnGrid, WeightTensor
-from keras_qat.frontend.keras2.backend import layers
+from keras_qat.graph.graph import Call
+from keras_qat.helper_layers.operations import Indices, OnGrid, WeightTensor
+from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange, held_in

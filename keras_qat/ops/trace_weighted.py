@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import swapped
-from keras_qat.frontend.keras2.layers_and_models import takes_training
-from keras_qat.frontend.keras2.precision import computing_in_float32
-from keras_qat.frontend.messages import counted
+from keras_qat.graph.graph import Call
+from keras_qat.graph.precision import computing_in_float32
+from keras_qat.keras2.backend import swapped
+from keras_qat.keras2.layers_and_models import takes_training
+from keras_qat.messages import counted
 from keras_qat.ops.conv import (
     CONV,
     DEPTHWISE_CONV,

@@ -13,10 +13,10 @@ from collections.abc import Generator
 from typing import Any
 
 from keras_qat.config.specs import QuantSpec, Spec
-from keras_qat.frontend.contrib_batch_norm import FusedBatchNormalization
-from keras_qat.frontend.graph import Call, Graph, Value, is_batch_norm
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.queries import solve
+from keras_qat.graph.graph import Call, Graph, Value, is_batch_norm
+from keras_qat.graph.queries import solve
+from keras_qat.helper_layers.contrib_batch_norm import FusedBatchNormalization
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import match, op_of
 from keras_qat.placement import fusion_groups

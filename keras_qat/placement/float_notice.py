@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.messages import counted, show_once
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.graph.tf_operations import is_operation
+from keras_qat.keras2.backend import keras
+from keras_qat.messages import counted, show_once
 from keras_qat.placement.layer_settings import ASKED_FOR
 
 

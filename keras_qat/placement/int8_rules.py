@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from keras_qat.config.specs import FixedSpec, QuantSpec, SharedSpec, Spec
-from keras_qat.frontend.graph import Call, Graph, Value, values_in
-from keras_qat.frontend.helper_layers import WeightTensor
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.queries import solve
+from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.queries import solve
+from keras_qat.helper_layers.operations import WeightTensor
+from keras_qat.keras2.backend import layers
 from keras_qat.lowering.recurrent import why_whole
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
 from keras_qat.ops.registry import match, op_of, weights_only

@@ -7,8 +7,8 @@ import fnmatch
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.graph.graph import Call
+from keras_qat.keras2.backend import keras
 
 Scope = str | Iterable[str] | Callable[[Any], bool]
 """A layer's name, a prefix of names that ends before `_`, `/`, `.` or `-`, a pattern with `*`, a

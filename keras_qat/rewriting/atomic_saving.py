@@ -8,9 +8,9 @@ from typing import Any
 import h5py
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.serialization import read_at_once
-from keras_qat.frontend.messages import counted
 from keras_qat.io.atomic_files import whole
+from keras_qat.messages import counted
+from keras_qat.rewriting.serialization import read_at_once
 
 FILES = (".keras", ".h5", ".hdf5")
 """Suffixes of the formats that Keras writes as one file."""

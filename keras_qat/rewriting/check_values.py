@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Graph, Value, values_in
-from keras_qat.frontend.helper_layers import MaskScores
-from keras_qat.frontend.keras2.backend import layers
-from keras_qat.frontend.messages import warn_caller
-from keras_qat.frontend.tf_operations import is_operation
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Graph, Value, values_in
+from keras_qat.graph.tf_operations import is_operation
+from keras_qat.helper_layers.operations import MaskScores
 from keras_qat.integer_graph.float_inference import evaluator
+from keras_qat.keras2.backend import layers
+from keras_qat.messages import warn_caller
 
 EXAMPLES, SIZE = 2, 8
 """Number of random examples, and the size of their other open axes."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from keras_qat.config import recipes
 from keras_qat.config.recipe import Recipe
-from keras_qat.frontend import tfmot
-from keras_qat.frontend.messages import warn_caller
+from keras_qat.imports import tfmot
+from keras_qat.messages import warn_caller
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.training.calibration.calibrate import calibrate
 from keras_qat.training.quantizers import layer_quantizers

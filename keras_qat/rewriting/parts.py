@@ -6,17 +6,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.layers_and_models import (
+from keras_qat.keras2.layers_and_models import (
     end_at,
     layers_in,
     nested_inputs,
     nested_outputs,
     readers_of,
 )
-from keras_qat.frontend.keras2.own_training import class_config, derived_class, trains_itself
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.training.layers import Quantize, ScheduledLayer
 from keras_qat.training.schedule import recipe_of, scheduled_layers
+from keras_qat.training.steps.custom_training import class_config, derived_class, trains_itself
 
 
 def make_exact(model: Any) -> None:

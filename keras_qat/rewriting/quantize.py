@@ -12,13 +12,11 @@ from keras_qat.config.other_libraries import ARGUMENTS
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
-from keras_qat.frontend.keras2.configurations import deserialization_scope
-from keras_qat.frontend.keras2.own_training import attributes_computed_with, trains_itself
-from keras_qat.frontend.keras2.precision import float32_policy
-from keras_qat.frontend.keras2.read_float import read_float
-from keras_qat.frontend.keras2.serialization import warn_of_closed
-from keras_qat.frontend.keras3 import as_keras_2
-from keras_qat.frontend.messages import warn_caller
+from keras_qat.graph.precision import float32_policy
+from keras_qat.imports.keras3 import as_keras_2
+from keras_qat.imports.read_float import read_float
+from keras_qat.keras2.configurations import deserialization_scope
+from keras_qat.messages import warn_caller
 from keras_qat.placement import place
 from keras_qat.placement.float_notice import show_in_float
 from keras_qat.placement.layer_selection import Scope
@@ -28,8 +26,10 @@ from keras_qat.rewriting.check_values import find_differing_outputs
 from keras_qat.rewriting.parts import make_exact
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.rewrite import rewrite
+from keras_qat.rewriting.serialization import warn_of_closed
 from keras_qat.training.distribution import strategy_scope
 from keras_qat.training.schedule import check_is_graph, is_quantized
+from keras_qat.training.steps.custom_training import attributes_computed_with, trains_itself
 
 
 @answers_unknown(**ARGUMENTS)

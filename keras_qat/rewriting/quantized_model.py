@@ -15,9 +15,13 @@ from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_f
 from keras_qat.config.arguments import switch
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, remembered
-from keras_qat.frontend.graph import config_of, symbols
-from keras_qat.frontend.graph_copy import inputs_read
-from keras_qat.frontend.keras2.backend import (
+from keras_qat.graph.graph import config_of, symbols
+from keras_qat.graph.graph_copy import inputs_read
+from keras_qat.graph.precision import ScalesLoss, computing_in_float32, float32_policy
+from keras_qat.imports.keras3.backend import refuse_files
+from keras_qat.imports.keras3.parts import RefusesKeras3
+from keras_qat.integer_graph.keras_inference import Inference
+from keras_qat.keras2.backend import (
     AUTOGRAPH_AS_USUAL,
     KeepsTrainable,
     is_in_converter,
@@ -25,7 +29,7 @@ from keras_qat.frontend.keras2.backend import (
     register,
     resolve_training,
 )
-from keras_qat.frontend.keras2.configurations import (
+from keras_qat.keras2.configurations import (
     CustomObjects,
     applications_scope,
     check_modules,
@@ -33,24 +37,19 @@ from keras_qat.frontend.keras2.configurations import (
     in_safe_mode,
     missing_config,
 )
-from keras_qat.frontend.keras2.float_configs import float_config_of
-from keras_qat.frontend.keras2.layer_weights import checksums_of_masks
-from keras_qat.frontend.keras2.layers_and_models import (
+from keras_qat.keras2.layers_and_models import (
     layers_in,
     name_outputs,
     nested_inputs,
     set_known_sizes,
 )
-from keras_qat.frontend.keras2.names_in_configs import restore_names
-from keras_qat.frontend.keras2.own_errors import reading_config
-from keras_qat.frontend.keras2.own_training import class_config, from_class_config, take_training
-from keras_qat.frontend.keras2.precision import ScalesLoss, computing_in_float32, float32_policy
-from keras_qat.frontend.keras3.backend import refuse_files
-from keras_qat.frontend.keras3.parts import RefusesKeras3
-from keras_qat.frontend.messages import warn_caller
-from keras_qat.integer_graph.keras_inference import Inference
+from keras_qat.keras2.names_in_configs import restore_names
+from keras_qat.keras2.user_errors import reading_config
+from keras_qat.messages import warn_caller
 from keras_qat.rewriting.atomic_saving import WholeFiles
+from keras_qat.rewriting.float_configs import float_config_of
 from keras_qat.rewriting.instead import INSTEAD
+from keras_qat.tracing.layer_weights import checksums_of_masks
 from keras_qat.training.distribution import agree, observed_alike
 from keras_qat.training.fixed_settings import check_settings, settings_of
 from keras_qat.training.layers.float_marks import (
@@ -68,6 +67,7 @@ from keras_qat.training.layers.scheduled_layer import (
 from keras_qat.training.phase_graphs import PhasedModel
 from keras_qat.training.schedule import check_process, scheduled_layers
 from keras_qat.training.step_tensors import computed_together
+from keras_qat.training.steps.custom_training import class_config, from_class_config, take_training
 
 LOADER = "import keras_qat; keras_qat.keras.models.load_model(path): Keras 3 cannot load it"
 """The first entry of a model's configuration, with which the error of Keras 3 begins."""

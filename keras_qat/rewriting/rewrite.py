@@ -7,17 +7,17 @@ import re
 from typing import Any
 
 from keras_qat.config import specs
-from keras_qat.frontend.graph import Call, Graph, Value, rebuild, symbols, values_in
-from keras_qat.frontend.graph_copy import InsertedCall, Replacement, copy_graph
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras2.configurations import missing_config
-from keras_qat.frontend.keras2.layers_and_models import (
+from keras_qat.graph.graph import Call, Graph, Value, rebuild, symbols, values_in
+from keras_qat.graph.graph_copy import InsertedCall, Replacement, copy_graph
+from keras_qat.graph.precision import is_half, policy_of
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.configurations import missing_config
+from keras_qat.keras2.layers_and_models import (
     clone,
     name_outputs,
     own_initializers,
     take,
 )
-from keras_qat.frontend.keras2.precision import is_half, policy_of
 from keras_qat.ops.registry import gates_of, on_request
 from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.plan import Plan, Range

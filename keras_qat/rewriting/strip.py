@@ -9,22 +9,22 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.config.arguments import switch
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Graph, values_in
-from keras_qat.frontend.helper_layers import Regularize
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras2.configurations import custom_objects_in, deserialization_scope
-from keras_qat.frontend.keras2.float_configs import from_config
-from keras_qat.frontend.keras2.layer_weights import checksums_of_masks, is_mask
-from keras_qat.frontend.keras2.layers_and_models import clone, layers_in, take
-from keras_qat.frontend.keras2.names_in_configs import restore_names
-from keras_qat.frontend.keras2.readability import check_readable
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call, Graph, values_in
+from keras_qat.helper_layers.operations import Regularize
 from keras_qat.integer_graph.float_inference import evaluator
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.configurations import custom_objects_in, deserialization_scope
+from keras_qat.keras2.layers_and_models import clone, layers_in, take
+from keras_qat.keras2.names_in_configs import restore_names
+from keras_qat.keras2.readability import check_readable
 from keras_qat.lowering import lower
 from keras_qat.placement import lowered, placed
 from keras_qat.placement.fusion_groups import Group, groups
 from keras_qat.rewriting.check_values import random_inputs
+from keras_qat.rewriting.float_configs import from_config
 from keras_qat.rewriting.quantized_model import QuantizedModel
+from keras_qat.tracing.layer_weights import checksums_of_masks, is_mask
 from keras_qat.training.batch_norm.factor_and_bias import normalization, scaled
 from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX

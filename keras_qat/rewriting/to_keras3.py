@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.frontend.keras2.readability import check_readable
-from keras_qat.frontend.keras3.backend import check_model
-from keras_qat.frontend.keras3.weights import give_weights
+from keras_qat.imports.keras3.backend import check_model
+from keras_qat.imports.keras3.weights import give_weights
+from keras_qat.keras2.readability import check_readable
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.strip import strip_quantization
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.frontend.keras2.layers_and_models import weights_in_order
+from keras_qat.keras2.layers_and_models import weights_in_order
 from keras_qat.tflite.schema import contents_of
 
 DAMAGED = (struct.error, zlib.error)

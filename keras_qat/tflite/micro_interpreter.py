@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.frontend.messages import counted
+from keras_qat.messages import counted
 from keras_qat.tflite.interpreter import FileInterpreter, Refusal, Runtime, to_codes
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import contents_of

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from keras_qat.arithmetic.kernel_families import DEFAULT
-from keras_qat.frontend.messages import ByName, warn_caller
 from keras_qat.io.data import batch_count, batches, padded
 from keras_qat.io.excess import describe_excess, ends_in_pixels
 from keras_qat.io.inputs import Input, Inputs
 from keras_qat.io.progress import shown
+from keras_qat.messages import ByName, warn_caller
 from keras_qat.tflite.interpreter import FileInterpreter, Kernels, to_codes, to_pixels, to_values
 from keras_qat.tflite.metadata import input_keys, model_kernels, rescaled_inputs
 from keras_qat.tflite.micro_interpreter import open_file

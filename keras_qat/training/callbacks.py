@@ -15,11 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.frontend.keras2.backend import keras, traced
-from keras_qat.frontend.keras2.callback_list import KnowsOthers
-from keras_qat.frontend.keras2.readability import is_graph_model
-from keras_qat.frontend.keras2.undisturbed import StepCallback
 from keras_qat.io.counts import check_count
+from keras_qat.keras2.backend import keras, traced
+from keras_qat.keras2.readability import is_graph_model
 from keras_qat.training.distillation import Distiller
 from keras_qat.training.float_epochs import warn_of_float_epochs
 from keras_qat.training.oscillation import Oscillations
@@ -28,6 +26,8 @@ from keras_qat.training.quantizer_statistics import statistics
 from keras_qat.training.quantizers import Quantizer, quantizers
 from keras_qat.training.ranges.weight_limits import per_channel
 from keras_qat.training.schedule import check_quantized, is_quantized, schedule, share_layers
+from keras_qat.training.steps.between_steps import StepCallback
+from keras_qat.training.steps.callback_list import KnowsOthers
 
 __all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "LogQuantization", "QuantDelay"]
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import traced
-from keras_qat.frontend.keras2.undisturbed import StepCallback
 from keras_qat.io.counts import check_count
+from keras_qat.keras2.backend import traced
 from keras_qat.training.float_weights import weights_of
+from keras_qat.training.steps.between_steps import StepCallback
 
 __all__ = ["Cluster"]
 

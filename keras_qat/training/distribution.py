@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import traced
+from keras_qat.keras2.backend import traced
 
 
 def mean_over_replicas(*tensors: Any) -> Any:

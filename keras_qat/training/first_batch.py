@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2 import backend
-from keras_qat.frontend.keras2.layers_and_models import flat_inputs
-from keras_qat.frontend.messages import warn_caller
 from keras_qat.io.excess import describe_excess
+from keras_qat.keras2 import backend
+from keras_qat.keras2.layers_and_models import flat_inputs
+from keras_qat.messages import warn_caller
 from keras_qat.training.layers import Quantize
 from keras_qat.training.schedule import scheduled_layers
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras2.layers_and_models import layers_in
-from keras_qat.frontend.origins import KNOWN, package_of
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.origins import KNOWN, package_of
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 

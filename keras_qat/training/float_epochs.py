@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.messages import show_once, warn_caller
+from keras_qat.keras2.backend import keras
+from keras_qat.messages import show_once, warn_caller
 from keras_qat.training.schedule import steps_done
 
 

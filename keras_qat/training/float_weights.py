@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.frontend import graph
-from keras_qat.frontend.keras2.layers_and_models import layers_in
-from keras_qat.frontend.keras2.readability import is_graph_model
+from keras_qat.graph import graph
+from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.keras2.readability import is_graph_model
 from keras_qat.ops.registry import row_listing
 from keras_qat.training.layers.weight_quantizer import weight_at
 from keras_qat.training.schedule import is_quantized

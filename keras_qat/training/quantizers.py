@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 
 from keras_qat.config.specs import FixedSpec, QuantSpec
-from keras_qat.frontend.messages import unknown
+from keras_qat.messages import unknown
 from keras_qat.training.batch_norm.per_tensor_fold import folded
 from keras_qat.training.layers import Quantize, QuantizeWeights, ScheduledLayer
 from keras_qat.training.layers.weight_quantizer import weight_at

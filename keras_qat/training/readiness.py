@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from keras_qat.config import specs
-from keras_qat.frontend.messages import counted
 from keras_qat.io.atomic_files import check_writable
+from keras_qat.messages import counted
 from keras_qat.training.fixed_settings import check_settings
 from keras_qat.training.quantizers import activation_quantizers
 from keras_qat.training.schedule import check_is_graph, check_process, check_quantized

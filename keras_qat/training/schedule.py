@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_qat.config.arguments import switch
-from keras_qat.frontend import graph
-from keras_qat.frontend.keras2.layers_and_models import layers_in
-from keras_qat.frontend.keras2.readability import check_readable, is_graph_model
+from keras_qat.graph import graph
+from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.keras2.readability import check_readable, is_graph_model
 from keras_qat.training.layers import ScheduledLayer
 from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.scheduled_layer import NEVER

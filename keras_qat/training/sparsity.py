@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.frontend.keras2.undisturbed import StepCallback
 from keras_qat.io.counts import check_count
 from keras_qat.training.float_weights import output_layers, weights_of
+from keras_qat.training.steps.between_steps import StepCallback
 
 __all__ = ["Constant", "Polynomial", "Prune"]
 

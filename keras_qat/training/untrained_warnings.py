@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.frontend.graph import Graph
-from keras_qat.frontend.messages import counted
+from keras_qat.graph.graph import Graph
+from keras_qat.messages import counted
 from keras_qat.training.layers.scheduled_layer import NEVER
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.schedule import scheduled_layers

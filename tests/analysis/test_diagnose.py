@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.frontend import messages
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat import messages
+from keras_qat.keras2.backend import keras
 from tests.helpers import rng
 from tests.networks.small import layers, tiny_net
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.helper_layers import HardSwish
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.graph import graph as graph_lib
+from keras_qat.helper_layers.operations import HardSwish
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Node
 from tests.ops.harness import make_node
 

@@ -14,7 +14,7 @@ import pytest
 import keras_qat
 from keras_qat.analysis.verify import OutputReport, Verdict
 from keras_qat.arithmetic.kernel_families import FAMILIES
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat_cli.labels import measured
 from keras_qat_cli.options import KERNEL_FAMILIES, TARGETS
 from tests.cli.running import X, run

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat_cli.data import opened
 from keras_qat_cli.models import takes_pixels
 from tests.cli.running import X, run

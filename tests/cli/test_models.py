@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.cli.running import X, run
 from tests.helpers import scramble
 from tests.networks.small import functional, layers, tiny_net

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat_cli.commands import cli
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "command-line.md"

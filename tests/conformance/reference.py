@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.training.schedule import scheduled_layers
 

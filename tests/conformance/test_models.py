@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend import graph
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.graph import graph
+from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
 
 from .reference import FOLDER, Case, case_files

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.specs import QuantSpec
 from keras_qat.training.ranges import observers
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 X = np.random.default_rng(0).normal(size=(64, 8, 8, 3)).astype(np.float32)
 Y = np.random.default_rng(1).integers(0, 3, 64)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.lowering.recurrent import MERGES
 from tests.end_to_end.exact import assert_exact_everywhere
 from tests.helpers import images, observe, scramble, train

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.helpers import runs_channels_first
 from tests.networks.composite import FAMILIES

@@ -11,9 +11,9 @@ import pytest
 import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.arithmetic.ties import ENOUGH
-from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.passes.pixel_inputs import with_pixels
 from keras_qat.integer_graph.resolve import resolve
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS, RUNNABLE
 from tests.helpers import observe, rng, scramble

@@ -11,7 +11,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 import keras_qat
 from keras_qat import recipes, specs
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, RUNNABLE, Exported, Product, assert_identical, export

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.comparison import KERNELS, Exported, assert_identical, export
 from tests.helpers import images, scramble
 from tests.networks import convolutional, single_layers

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.comparison import RUNNABLE
 from tests.helpers import images, observe, rng
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.arithmetic.kernel_families import kernel_family
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.op import Arguments
 from keras_qat.ops.recurrent.lstm import LSTM
 from keras_qat.targets import TFLM, problems

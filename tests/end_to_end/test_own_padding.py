@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.comparison import KERNELS, assert_identical, export
 from tests.helpers import images, scramble
 

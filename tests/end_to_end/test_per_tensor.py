@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, Exported, assert_identical, export

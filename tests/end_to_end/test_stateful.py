@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.recurrent.kept_states import kept_states
 from keras_qat.training.layers.recurrent.states import states_of
 

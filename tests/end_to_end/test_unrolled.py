@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.recurrent.step_math import parts
 from keras_qat.ops.recurrent.unrolled import MOST_STEPS, SIMPLE_RNN
 from keras_qat.tflite.interpreter import FileInterpreter

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.graph import graph as graph_lib
 from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
+from keras_qat.keras2.backend import keras
 from tests.comparison import assert_identical, assert_in_integers
 from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
 from tests.helpers import images, observe, rng

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS, assert_identical
 from tests.helpers import rng

@@ -14,7 +14,7 @@ import pytest
 import keras_qat
 from keras_qat.export import c_source
 from keras_qat.export.c_source import _added
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.schema import OPERATORS
 from tests.helpers import rng
 from tests.networks.small import tiny_net

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.arithmetic.kernel_families import OPENVINO
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.all_ops import ROWS as ALL_ROWS
 from tests.export.test_onnx import EXTRA, residual_block
 from tests.export.test_onnxruntime import example

@@ -13,7 +13,7 @@ import pytest
 import keras_qat
 from keras_qat.export import tflite
 from keras_qat.export.read_back import check_contents
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import unpack
 from tests.helpers import images, observe, scramble

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter, to_values
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers, out_of_order

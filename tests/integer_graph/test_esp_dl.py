@@ -7,7 +7,7 @@ import pytest
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.helpers import observe, scramble
 from tests.networks.small import functional, layers
 

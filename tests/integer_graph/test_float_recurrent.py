@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.float_recurrent import rnn
+from keras_qat.keras2.backend import keras
 from tests.helpers import rng
 
 EXAMPLES, STEPS, UNITS = 3, 4, 2

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph import fold_recurrent
 from keras_qat.integer_graph.fold_weights import weights_of_calls
+from keras_qat.keras2.backend import keras
 from keras_qat.training.layers import QuantizeWrapper
 
 layers = keras.layers

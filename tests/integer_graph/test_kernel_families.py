@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.training.schedule import scheduled_layers
 
 PAIRS = np.stack(np.meshgrid(*[np.arange(-128.0, 128.0, 8)] * 2), -1).reshape(-1, 2)

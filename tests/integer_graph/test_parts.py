@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend import messages
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat import messages
+from keras_qat.keras2.backend import keras
 from tests.helpers import images, observe, scramble
 from tests.networks.small import layers, residual_net
 

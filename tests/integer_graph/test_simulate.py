@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.analysis.verify.match_tensors import pair
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, Product, assert_identical

@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
 from keras_qat.io import data as data_lib
 from keras_qat.io.data import arrays_of, batch_count, batches
+from keras_qat.keras2.backend import keras
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers, out_of_order, tiny_net
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 MATRICES = np.random.default_rng(0).normal(size=(40, 6, 5)).astype("float32")
 FORMS = {

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend import graph
-from keras_qat.frontend.formulas import Formula
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.graph import graph
+from keras_qat.helper_layers.elementwise_functions import Formula
+from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
 from tests.comparison import assert_kept
 from tests.helpers import images

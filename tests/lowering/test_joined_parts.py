@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.graph import graph as graph_lib
+from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
 from keras_qat.ops.registry import op_of
 

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.missing_values import REPLACES_NAN
+from keras_qat.graph.missing_values import REPLACES_NAN
+from keras_qat.keras2.backend import keras
 
 layers = keras.layers
 RNG = np.random.default_rng(3)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.helpers import images
 from tests.lowering.test_opening import SHAPE, model_of, quantized
 from tests.networks.closed import CLOSED

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.comparison import assert_kept
 from tests.helpers import images
 

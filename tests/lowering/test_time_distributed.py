@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 layers = keras.layers
 X = np.random.default_rng(0).normal(size=(6, 5, 8, 8, 3)).astype(np.float32)

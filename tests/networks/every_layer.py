@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 layers = keras.layers
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.end_to_end.exact import model_of
 from tests.helpers import rng, scramble
 from tests.networks.tables import Network

@@ -13,14 +13,14 @@ from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.target_forms import avoiding
 from keras_qat.export.tflite_writer import tensor_index, write_node
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Value
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.tf_operations import inputs_and_constants
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.tf_operations import inputs_and_constants
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.static_batch import with_batch
 from keras_qat.integer_graph.resolve_tensors import constant_of
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.recurrent.lstm import LSTM

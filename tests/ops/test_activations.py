@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.graph import graph as graph_lib
+from keras_qat.keras2.backend import keras
 from keras_qat.ops import elementwise, relu
 from keras_qat.ops.activations import ACTIVATIONS
 from keras_qat.ops.lookup import LOOKUPS, lookup_row

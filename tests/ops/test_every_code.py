@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend import graph as graph_lib
+from keras_qat.graph import graph as graph_lib
 from keras_qat.ops.node import Node
 from keras_qat.ops.op import OwnRange, SharedRange
 from keras_qat.ops.registry import op_named

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import FAMILIES, OPENVINO, kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend import graph as graph_lib
+from keras_qat.graph import graph as graph_lib
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Node, Tensor

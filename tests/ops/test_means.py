@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.mean import MOST_WIDE, Step, wide_steps
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import RUNNABLE

@@ -12,10 +12,10 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import XNNPACK
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import tensor_index, write_node
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.helper_layers import Contract, Roll
-from keras_qat.frontend.keras2.backend import keras, register
+from keras_qat.graph import graph as graph_lib
+from keras_qat.helper_layers.operations import Contract, Roll
 from keras_qat.integer_graph.execute import compute_node
+from keras_qat.keras2.backend import keras, register
 from keras_qat.ops.all_ops import ROWS
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import SharedRange

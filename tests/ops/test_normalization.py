@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.graph import graph as graph_lib
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.normalization import LARGEST, LEAST_WEIGHTS, _bits_of_mean
 from keras_qat.ops.weighted_sums import RECENT
 from tests.comparison import KERNELS, assert_identical, export

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.helper_layers import Contract, LastStep, ReverseSteps, Roll
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.graph import graph as graph_lib
+from keras_qat.helper_layers.operations import Contract, LastStep, ReverseSteps, Roll
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import match
 from tests.comparison import KERNELS
 from tests.ops.harness import assert_same, make_node, random_inputs

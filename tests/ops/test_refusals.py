@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import match
 from tests.ops.test_options import IMAGE, INDICES, ROW, STEPS, TRUTH, last_call, masked, on_list
 

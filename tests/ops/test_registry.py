@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.graph import graph as graph_lib
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import ROWS, match
 from tests.comparison import Product
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.graph import graph as graph_lib
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.registry import op_named
 from keras_qat.ops.requantize import REQUANTIZE

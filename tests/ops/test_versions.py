@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.lite.python.convert import mlir_sparsify
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend.keras2.backend import keras, register
+from keras_qat.keras2.backend import keras, register
 from keras_qat.ops.register import register_op
 from keras_qat.ops.registry import op_named
 from keras_qat.tflite.schema import OPERATORS, TYPES, code_of, unpack

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, Value
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.graph.graph import Call, Value
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import ROWS, match
 from tests.ops.harness import make_node
 from tests.ops.test_options import IMAGE, ROW, STEPS, last_call

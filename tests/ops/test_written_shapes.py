@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import OPERATORS, code_of, unpack

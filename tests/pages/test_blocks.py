@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.pages.preludes import PRELUDES
 
 ROOT = Path(__file__).parent.parent.parent

@@ -16,9 +16,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat import recipes
-from keras_qat.frontend import messages
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat import messages, recipes
+from keras_qat.keras2.backend import keras
 from keras_qat_cli.data import Source
 from tests.helpers import rng
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))

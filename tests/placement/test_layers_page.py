@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.networks.every_layer import example
 
 PAGE = Path(__file__).parents[2] / "docs" / "layers.md"

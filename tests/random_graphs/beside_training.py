@@ -17,10 +17,9 @@ import tensorflow as tf
 from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend import finite_functions
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Value, values_in
-from keras_qat.frontend.keras2.backend import mask_of, set_mask, swapped
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.helper_layers import finite_functions
 from keras_qat.integer_graph.execute import prepare
 from keras_qat.integer_graph.fold_weights import (
     BIAS_MAX,
@@ -31,6 +30,7 @@ from keras_qat.integer_graph.fold_weights import (
 )
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.simulate import run_batch
+from keras_qat.keras2.backend import mask_of, set_mask, swapped
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import FixedRange
 from keras_qat.ops.weights import Weights

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.analysis.verify.match_tensors import pair
-from keras_qat.frontend.keras2.backend import keras
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Constant, Tensor
 from keras_qat.ops.op import SharedRange
 from keras_qat.recipes import Recipe

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.ops.examples.example import chosen, sizes
 from tests.random_graphs.fitting import fitted
 

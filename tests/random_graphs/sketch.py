@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.networks import every_layer
 from tests.ops.examples import EXAMPLES
 from tests.random_graphs.fitting import fitted

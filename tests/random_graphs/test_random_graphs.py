@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, assume, given, note, reject, settings
 from hypothesis import strategies as some
 
 from keras_qat import recipes, targets
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.ops.examples import EXAMPLES, elementwise, movement, products, weighted
 from tests.random_graphs.lifecycle import Refused, live, live_on
 from tests.random_graphs.program import as_program

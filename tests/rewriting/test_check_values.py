@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.lowering import LOWERINGS
 from keras_qat.lowering.builder import replace_by
 from tests.lowering.test_attention_masks import choosing

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.helpers import values
 
 STEPS_PER_EPOCH, EPOCHS = 3, 10

@@ -12,7 +12,7 @@ import keras_qat
 from benchmarks import kernel_faults
 from keras_qat import recipes
 from keras_qat.export.target_forms import avoiding
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
 from keras_qat.targets import CMSIS_NN, TFLM, Site, problems
 from keras_qat.tflite.reader import FileGraph

@@ -10,7 +10,7 @@ import keras_qat
 from benchmarks import kernel_faults
 from keras_qat.config.targets.litert import MOST_IN_ROW
 from keras_qat.export.target_forms import avoiding
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import RUNNABLE

@@ -8,7 +8,7 @@ import pytest
 
 import keras_qat
 from keras_qat import targets
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
 from tests.helpers import images, observe
 from tests.networks import composite, convolutional, single_layers

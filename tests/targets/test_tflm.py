@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes
 from keras_qat.export.target_forms import avoiding
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.micro_interpreter import MicroInterpreter

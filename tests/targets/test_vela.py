@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
 from keras_qat.targets import get, problems
 from keras_qat.tflite.reader import FileGraph

@@ -12,13 +12,13 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import XNNPACK
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import write_graph
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import values_in
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import values_in
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve_tensors import scope_of
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.elementwise import ADD
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.requantize import QUANTIZE

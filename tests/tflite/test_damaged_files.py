@@ -11,7 +11,7 @@ import pytest
 from tensorflow.lite.tools import flatbuffer_utils
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.schema import unpack
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras, set_mask
+from keras_qat.keras2.backend import keras, set_mask
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import unpack
 from tests.tflite.islands import (

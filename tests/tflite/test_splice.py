@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import unpack

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, FreezeRanges, QuantDelay
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.training.schedule import steps_done
 from tests.helpers import images
 from tests.networks.small import functional, layers

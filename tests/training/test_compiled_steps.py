@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from benchmarks import operations
 from keras_qat.arithmetic import as_written
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.helpers import rng
 
 layers = keras.layers

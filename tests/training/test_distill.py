@@ -7,7 +7,7 @@ import pytest
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.training.distillation import DISTANCES
 from tests.helpers import images, rng, scramble
 from tests.networks.small import functional, layers, tiny_net

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
 from keras_qat.io.excess import describe_excess
+from keras_qat.keras2.backend import keras
 from tests.helpers import rng
 
 layers = keras.layers

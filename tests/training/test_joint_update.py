@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2 import joint_update, shared_update
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
+from keras_qat.training.steps import joint_update, shared_update
 from tests.helpers import rng
 
 optimizers = keras.optimizers

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.callbacks import LogQuantization
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.training.quantizer_statistics import statistics
 from tests.helpers import images, train
 from tests.networks.small import tiny_net

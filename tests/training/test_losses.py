@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.helpers import images, observe, rng, train
 from tests.networks.small import functional, layers, tiny_net

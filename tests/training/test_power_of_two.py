@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes, specs
 from keras_qat.arithmetic import fake_quant
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.reader import FileGraph
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers

@@ -9,7 +9,7 @@ import pytest
 
 import keras_qat
 from keras_qat import callbacks, recipes
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.helpers import images, rng, scramble
 from tests.networks.small import functional, layers, residual_net
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.arithmetic.together import Together
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.training.layers.scheduled_layer import Phase, assuming
 from keras_qat.training.schedule import scheduled_layers
 from keras_qat.training.step_tensors import computed_together, current

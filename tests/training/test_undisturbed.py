@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras_qat
 from benchmarks.operations import numpy_calls
 from keras_qat.callbacks import FreezeBatchNorm, FreezeOscillations, FreezeRanges, QuantDelay
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.training import phase_graphs
 from keras_qat.training.phase_graphs import PhaseFinder
 from keras_qat.training.schedule import schedule, scheduled_layers

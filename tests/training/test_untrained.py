@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes
 from keras_qat.callbacks import QuantDelay
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.metadata import compressed
 from tests.helpers import images, moved, observe, scramble, train
 from tests.networks.small import residual_net, tiny_net

@@ -34,10 +34,7 @@ from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK, KernelFamil
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.targets.tflm import TFLM
 from keras_qat.export.target_problems import problems
-from keras_qat.frontend.graph import values_in
-from keras_qat.frontend.keras2.backend import one_at_a_time
-from keras_qat.frontend.keras2.compiled_losses import losses_of
-from keras_qat.frontend.messages import warn_caller
+from keras_qat.graph.graph import values_in
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
@@ -45,6 +42,9 @@ from keras_qat.integer_graph.resolve import resolve
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import arrays_of, padded
 from keras_qat.io.inputs import packed
+from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.keras2.compiled_losses import losses_of
+from keras_qat.messages import warn_caller
 from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Refusal, Runtime
 from keras_qat.tflite.metadata import rescaled_inputs
 from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file

@@ -15,9 +15,9 @@ from keras_qat.analysis.verify.signal_to_noise import are_alike, hardly_differs
 from keras_qat.analysis.verify.small_channels import small_channels
 from keras_qat.analysis.verify.uses import uses_of
 from keras_qat.analysis.verify.verdict import is_clearly_good
-from keras_qat.frontend.keras2.compiled_losses import CompiledLoss
 from keras_qat.integer_graph.float_inference import float_outputs
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.keras2.compiled_losses import CompiledLoss
 from keras_qat.ops.op import FixedRange
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.training.layers.recurrent.states import Stream

@@ -13,13 +13,13 @@ from keras_qat.analysis.verify.scores import score
 from keras_qat.analysis.verify.signal_to_noise import decibels
 from keras_qat.analysis.verify.uses import Use, is_gate, same_decisions
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend.keras2.compiled_losses import CompiledLoss
-from keras_qat.frontend.keras2.own_training import PREDICTION
-from keras_qat.frontend.keras2.readability import defines
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.simulate import Codes, run_examples
+from keras_qat.keras2.compiled_losses import CompiledLoss
+from keras_qat.keras2.readability import defines
 from keras_qat.tflite.interpreter import FileInterpreter, to_values
 from keras_qat.training.first_batch import first_batch_of
+from keras_qat.training.steps.custom_training import PREDICTION
 
 Rows = np.ndarray | slice
 """Indices of some examples, or the slice of all."""

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.frontend.graph import Graph
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras2.layers_and_models import layers_in
-from keras_qat.frontend.messages import counted
+from keras_qat.graph.graph import Graph
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import packs_int4
 from keras_qat.integer_graph.passes.pixel_inputs import Rescaling
 from keras_qat.io.excess import describe_excess, ends_in_pixels
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.messages import counted
 from keras_qat.tflite.metadata import read_metadata
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.training.readiness import some

@@ -10,7 +10,7 @@ from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_f
 from keras_qat.config import recipes
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.fault import Fault
-from keras_qat.frontend.messages import suggestion, warn_caller
+from keras_qat.messages import suggestion, warn_caller
 
 if TYPE_CHECKING:
     from keras_qat.tflite.site import Site

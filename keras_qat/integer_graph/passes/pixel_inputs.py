@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.messages import warn_caller
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.keras2.backend import keras
+from keras_qat.messages import warn_caller
 from keras_qat.ops.conv import AFFINE, CONV
 from keras_qat.ops.elementwise import ADD
 from keras_qat.ops.node import Constant, Node, Tensor

@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import XNNPACK
-from keras_qat.frontend.keras2.backend import traced
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.keras2.backend import traced
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.op import held_in
 

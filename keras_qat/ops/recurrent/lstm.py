@@ -37,9 +37,9 @@ from keras_qat.arithmetic.int16_sigmoid import (
 )
 from keras_qat.arithmetic.kernel_families import TFLM
 from keras_qat.arithmetic.quant_params import QuantParams, ratio
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.masked_recurrent import reads_mask
+from keras_qat.graph.graph import Call
+from keras_qat.helper_layers.masked_recurrent import reads_mask
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import Part, take_parts
 from keras_qat.ops.node import Node

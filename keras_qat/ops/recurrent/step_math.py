@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras, layers
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.op import OWN, Attributes, OwnRange
 
 CONV_LSTMS = (layers.ConvLSTM1D, layers.ConvLSTM2D)

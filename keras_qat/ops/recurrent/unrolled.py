@@ -15,15 +15,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Call, values_in
-from keras_qat.frontend.keras2.backend import keras, layers
-from keras_qat.frontend.masked_recurrent import (
+from keras_qat.graph.graph import Call, values_in
+from keras_qat.helper_layers.masked_recurrent import (
     MaskedGRU,
     MaskedLSTM,
     MaskedSimpleRNN,
     reads_mask,
     zeroes_output,
 )
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.composed import Number
 from keras_qat.ops.conv import CONV
 from keras_qat.ops.emission import Emission

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic import as_written
 from keras_qat.arithmetic.control_flow import cond
-from keras_qat.frontend.keras2 import backend
+from keras_qat.keras2 import backend
 from keras_qat.training.batch_norm.factor_and_bias import scaled
 from keras_qat.training.batch_norm.weighted import Weighted
 from keras_qat.training.distribution import moments_of_all

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.keras2 import backend
+from keras_qat.keras2 import backend
 from keras_qat.training.batch_norm.weighted import Weighted
 
 _layers = backend.keras.layers

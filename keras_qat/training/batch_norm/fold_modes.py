@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import Switch, selected
-from keras_qat.frontend.keras2 import backend
+from keras_qat.keras2 import backend
 from keras_qat.ops.registry import gates_of
 from keras_qat.training.batch_norm import per_tensor_fold
 from keras_qat.training.batch_norm.contrib_correction import CorrectedFold

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.control_flow import cond, straight_through
-from keras_qat.frontend.keras2 import backend
+from keras_qat.keras2 import backend
 from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled
 from keras_qat.training.batch_norm.weighted import Weighted
 from keras_qat.training.layers.scheduled_layer import Phase

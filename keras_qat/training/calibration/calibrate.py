@@ -14,13 +14,13 @@ import tensorflow as tf
 from keras_qat.arithmetic.ties import WIDER, share_off_ties
 from keras_qat.config import specs
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Graph
-from keras_qat.frontend.keras2.backend import one_at_a_time, swapped, traced
-from keras_qat.frontend.keras2.precision import computing_in_float32
-from keras_qat.frontend.messages import warn_caller
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call, Graph
+from keras_qat.graph.precision import computing_in_float32
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import BATCH_SIZE, batches, is_read_once
+from keras_qat.keras2.backend import one_at_a_time, swapped, traced
+from keras_qat.messages import warn_caller
 from keras_qat.training.calibration.data_checks import InputData, doubt, float_inputs
 from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
 from keras_qat.training.calibration.lost_values import input_quantizers, with_finite_values

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.graph import Graph, read, values_in
-from keras_qat.frontend.messages import counted
+from keras_qat.graph.graph import Graph, read, values_in
 from keras_qat.io.data import arrays_of
 from keras_qat.io.excess import describe_excess
+from keras_qat.messages import counted
 from keras_qat.placement.lost_features import describe_lost_features
 from keras_qat.training.calibration.lost_values import (
     find_lost_features,

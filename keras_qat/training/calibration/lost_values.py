@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from keras_qat.config import specs
-from keras_qat.frontend.graph import Call, Graph, Value, values_in
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.rescaled_norms import seen_statistics
+from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.helper_layers.rescaled_norms import seen_statistics
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import row_listing
 from keras_qat.placement.lost_features import (
     LEVELS,

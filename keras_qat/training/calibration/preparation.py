@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Graph, Value, values_in
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.messages import counted
-from keras_qat.frontend.rescaled_norms import seen_statistics
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.helper_layers.rescaled_norms import seen_statistics
+from keras_qat.keras2.backend import keras
+from keras_qat.messages import counted
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.scheduled_layer import Phase, ScheduledLayer, assuming

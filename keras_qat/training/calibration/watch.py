@@ -12,14 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.config import specs
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import AUTOGRAPH_AS_USUAL, swapped, traced
-from keras_qat.frontend.keras2.layers_and_models import takes_training
-from keras_qat.frontend.keras2.precision import computing_in_float32, constants_in_float32
-from keras_qat.frontend.messages import counted
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call
+from keras_qat.graph.precision import computing_in_float32, constants_in_float32
 from keras_qat.io.data import batch_count, batches
 from keras_qat.io.progress import shown
+from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, swapped, traced
+from keras_qat.keras2.layers_and_models import takes_training
+from keras_qat.messages import counted
 from keras_qat.training.calibration.far_values import described, far_values
 from keras_qat.training.calibration.histogram import (
     Tally,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.control_flow import Switch, cond, straight_through
 from keras_qat.config import specs
-from keras_qat.frontend.keras2 import backend
+from keras_qat.keras2 import backend
 from keras_qat.training import step_tensors
 from keras_qat.training.layers.scheduled_layer import Phase, ScheduledLayer
 from keras_qat.training.ranges import observers

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.config import specs
-from keras_qat.frontend.keras2 import backend, configurations
+from keras_qat.keras2 import backend, configurations
 from keras_qat.ops.registry import gates_of, relu_maximum
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.layers.quantize import ActivationQuantizer

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import Switch, cond
-from keras_qat.frontend.keras2 import backend
-from keras_qat.frontend.keras2.readability import is_graph_model
-from keras_qat.frontend.messages import show_once
+from keras_qat.keras2 import backend
+from keras_qat.keras2.readability import is_graph_model
+from keras_qat.messages import show_once
 from keras_qat.training import step_tensors
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.config import specs
-from keras_qat.frontend.keras2 import backend, configurations
-from keras_qat.frontend.keras2.layers_and_models import takes_training
+from keras_qat.keras2 import backend, configurations
+from keras_qat.keras2.layers_and_models import takes_training
 from keras_qat.training.layers.scheduled_layer import ScheduledLayer
 from keras_qat.training.layers.weight_quantizer import WeightQuantizer, weight_at, weights_replaced
 

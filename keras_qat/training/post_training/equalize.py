@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Graph
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras2.layers_and_models import clone
-from keras_qat.frontend.keras2.own_training import trains_itself
-from keras_qat.frontend.keras2.read_float import read_float
-from keras_qat.frontend.keras3 import as_keras_2
-from keras_qat.frontend.messages import warn_caller
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call, Graph
+from keras_qat.imports.keras3 import as_keras_2
+from keras_qat.imports.read_float import read_float
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering import lower
+from keras_qat.messages import warn_caller
 from keras_qat.ops.registry import relu_maximum
 from keras_qat.placement.fusion_groups import Group, groups
 from keras_qat.training.schedule import is_quantized
+from keras_qat.training.steps.custom_training import trains_itself
 
 _layers = keras.layers
 _KERNELS = {

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.frontend.computed_kernels import is_computed
-from keras_qat.frontend.keras2.backend import one_at_a_time
+from keras_qat.helper_layers.computed_kernels import is_computed
 from keras_qat.io.counts import check_counts
+from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.training.post_training.bias_correction import correct, means_in_float
 from keras_qat.training.post_training.reconstruction import Reconstruction
 from keras_qat.training.post_training.rounding_levels import Levels

@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call
-from keras_qat.frontend.keras2.backend import keras, one_at_a_time, swapped, traced
-from keras_qat.frontend.keras2.layers_and_models import layers_in
-from keras_qat.frontend.keras2.precision import computing_in_float32
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call
+from keras_qat.graph.precision import computing_in_float32
+from keras_qat.keras2.backend import keras, one_at_a_time, swapped, traced
+from keras_qat.keras2.layers_and_models import layers_in
 from keras_qat.training.calibration.watch import infer, shown_batches
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.scheduled_layer import Phase, assuming

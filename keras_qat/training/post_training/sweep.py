@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.frontend import graph as graph_lib
-from keras_qat.frontend.graph import Call, Graph, Value, map_values, values_in
-from keras_qat.frontend.messages import counted
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call, Graph, Value, map_values, values_in
 from keras_qat.io.data import batches
 from keras_qat.io.progress import shown
+from keras_qat.messages import counted
 from keras_qat.ops.registry import relu_maximum
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.layers import QuantizeWrapper, ScheduledLayer

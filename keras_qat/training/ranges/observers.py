@@ -18,7 +18,7 @@ from keras_qat.arithmetic.as_written import in_xla, product
 from keras_qat.arithmetic.control_flow import Switch
 from keras_qat.arithmetic.ties import WIDER, widened
 from keras_qat.config.specs import QuantSpec
-from keras_qat.frontend.keras2.backend import add_scalar
+from keras_qat.keras2.backend import add_scalar
 from keras_qat.training import step_tensors
 from keras_qat.training.distribution import mean_over_replicas
 

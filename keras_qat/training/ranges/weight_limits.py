@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.frontend.computed_kernels import is_computed
+from keras_qat.helper_layers.computed_kernels import is_computed
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.weight_quantizer import CellQuantizer, WeightQuantizer
 from keras_qat.training.schedule import scheduled_layers

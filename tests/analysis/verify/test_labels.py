@@ -10,8 +10,8 @@ import pytest
 import keras_qat
 from keras_qat.analysis.verify.labels import read_labels
 from keras_qat.analysis.verify.scores import score
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras2.compiled_losses import losses_of
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.compiled_losses import losses_of
 from tests.helpers import rng
 
 pytestmark = pytest.mark.filterwarnings(

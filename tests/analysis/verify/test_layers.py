@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import KERNELS, FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from tests.helpers import images, observe, scramble

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.analysis.verify.test_layers import row
 from tests.helpers import images, observe, rng, scramble
 from tests.networks.small import functional, layers

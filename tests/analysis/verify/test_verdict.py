@@ -18,7 +18,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes
 from keras_qat.analysis.verify.verdict import grade_figures, rules_table
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from tests.helpers import images, rng
 
 # What `calibrate` says of such data is not the question here.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.frontend.helper_layers import FlattenTime, RestoreTime, Roll
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.helper_layers.operations import FlattenTime, RestoreTime, Roll
+from keras_qat.keras2.backend import keras
 from tests.ops.examples.example import BATCH, Example, chosen, one_of, sizes
 
 _layers = keras.layers

@@ -6,8 +6,8 @@ import re
 
 import tensorflow as tf
 
-from keras_qat.frontend.helper_layers import Contract
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.helper_layers.operations import Contract
+from keras_qat.keras2.backend import keras
 from tests.ops.examples.example import Example, chosen, sizes
 
 EQUATIONS = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from keras_qat.frontend.helper_layers import ROUNDINGS, Indices, OnGrid, Positions, WeightTensor
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.masked_recurrent import MASKED, MaskedLSTM
+from keras_qat.helper_layers.masked_recurrent import MASKED, MaskedLSTM
+from keras_qat.helper_layers.operations import ROUNDINGS, Indices, OnGrid, Positions, WeightTensor
+from keras_qat.keras2.backend import keras
 from tests.ops.examples.example import Example, chosen, sizes
 
 _layers = keras.layers

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.arithmetic import as_written, fake_quant, plain_operations
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.training import recompute
 from keras_qat.training.batch_norm import contrib_correction

@@ -8,7 +8,7 @@ import pytest
 import keras_qat
 from keras_qat import recipes
 from keras_qat.callbacks import FreezeOscillations
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.training.oscillation import Oscillations
 from keras_qat.training.ranges.weight_limits import per_channel
 from tests.helpers import images, train

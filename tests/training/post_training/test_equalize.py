@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.training.post_training.equalize import _INPUTS, _equalize, _Layer, _pairs
 from tests.helpers import images, rng, scramble
 from tests.networks.small import functional, layers, residual_net
@@ -47,7 +47,8 @@ def test_outputs_stay_to_the_last_bit(norm):
 
 def test_ranges_become_alike():
     """As equal as powers of two make them."""
-    from keras_qat.frontend import graph as graph_lib
+    from keras_qat.graph import graph as graph_lib
+
     from keras_qat.lowering import lower
 
     model = keras_qat.equalize(uneven(functional((8, 8, 2), build=separable)))

@@ -7,7 +7,7 @@ import pytest
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.frontend import graph as graph_lib
+from keras_qat.graph import graph as graph_lib
 from keras_qat.training.post_training.sweep import sweep
 from tests.helpers import images
 from tests.networks import composite, convolutional

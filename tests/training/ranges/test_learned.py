@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.frontend.keras2.backend import keras
+from keras_qat.keras2.backend import keras
 from keras_qat.training.ranges.learned import fake_quantize_learned, fake_quantize_weights_learned
 from tests.helpers import images, rng, scramble, train
 from tests.networks.small import functional, layers, residual_net

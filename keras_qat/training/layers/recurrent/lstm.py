@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
-from keras_qat.frontend.keras2 import backend
+from keras_qat.keras2 import backend
 from keras_qat.ops.recurrent.lstm import CELL, HIDDEN
 from keras_qat.training.layers.recurrent.states import keep_states
 from keras_qat.training.layers.scheduled_layer import Phase

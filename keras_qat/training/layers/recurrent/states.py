@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.frontend.keras2.backend import keras
-from keras_qat.frontend.keras2.layers_and_models import layers_in
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.layers_and_models import layers_in
 
 
 def states_of(model: Any) -> list[Any]:

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
-from keras_qat.frontend.graph import Call, Value
-from keras_qat.frontend.keras2 import backend
-from keras_qat.frontend.masked_recurrent import reads_mask
+from keras_qat.graph.graph import Call, Value
+from keras_qat.helper_layers.masked_recurrent import reads_mask
+from keras_qat.keras2 import backend
 from keras_qat.ops.recurrent.step_math import (
     CONV_LSTMS,
     Part,

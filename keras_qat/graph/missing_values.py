@@ -1,0 +1,97 @@
+"""Finds where a model replaces NaN, which marks missing values in its inputs.
+
+For example, `tf.where(tf.math.is_nan(x), 0.0, x)`. Quantized values have no NaN, so these calls
+read the input before it is quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.tf_operations import (
+    ARITHMETIC,
+    MOVES,
+    MOVING_LAYERS,
+    is_operation,
+    symbol_of,
+)
+from keras_qat.helper_layers.operations import WeightTensor
+from keras_qat.keras2.backend import layers
+
+REPLACES_NAN = "replaces NaN in an input before rounding, as quantized values have no NaN"
+"""Why the calls that replace NaN are in float."""
+
+
+def _equals_itself(x: Any) -> Any:
+    return tf.equal(x, x)
+
+
+def _is_infinite(x: Any, name: Any = None) -> Any:
+    return tf.logical_and(_equals_itself(x), tf.logical_not(_equals_itself(x - x)))
+
+
+TESTS_FOR_NAN: dict[str, Callable[..., Any]] = {
+    "math.is_nan": lambda x, name=None: tf.not_equal(x, x),
+    "math.is_finite": lambda x, name=None: _equals_itself(x - x),
+    "math.is_inf": _is_infinite,
+}
+"""Operation -> the same, as comparisons of tensors with themselves."""
+
+_COMPARES = ("math.equal", "math.not_equal", "__operators__.eq", "__operators__.ne")
+
+_CHOOSES = ("where", "math.multiply_no_nan")
+"""Operations whose results hold no NaN, if the model replaces it."""
+
+_READS_SHAPE = ("zeros_like", "ones_like", "shape", "size", "rank")
+"""Operations whose results do not depend on the values that they read."""
+
+_PASSES_ON = {*MOVES, *ARITHMETIC, "cast", "gather"}
+_PASSING_LAYERS = (*MOVING_LAYERS, layers.Normalization, layers.Rescaling)
+"""What returns NaN where its input is NaN, one value of each."""
+
+
+def calls_on_missing_values(graph: Graph) -> dict[Value, list[Call]]:
+    """Returns each input in which the model replaces NaN, with the calls that may read NaN.
+
+    An input is left out if other calls, such as a layer with a kernel, would read its NaN, too.
+    """
+    readers, outputs = graph.consumers(), set(values_in(graph.outputs))
+    known = ((x, _reading_missing(x, readers, outputs)) for x in values_in(graph.inputs))
+    return {value: calls for value, calls in known if calls}
+
+
+def compares_with_itself(call: Call) -> bool:
+    """Returns whether a call asks if a tensor equals itself, which NaN alone does not."""
+    is_same = len(call.inputs) == 2 and call.inputs[0] is call.inputs[1]
+    return is_same and call.inputs[0].is_float and symbol_of(call.layer) in _COMPARES
+
+
+def _reading_missing(
+    source: Value, readers: dict[Value, list[Call]], outputs: set[Value]
+) -> list[Call]:
+    """Returns the calls that may read NaN of an input; none if NaN reaches other calls."""
+    if not source.is_float:
+        return []
+    values, calls = [source], dict[Call, None]()
+    for value in values:  # It grows.
+        if value in outputs:
+            return []
+        for call in readers[value]:
+            if isinstance(call.layer, WeightTensor):  # Reads no values.
+                continue
+            symbol = symbol_of(call.layer)
+            calls[call] = None
+            if compares_with_itself(call) or symbol in (*_CHOOSES, *_READS_SHAPE):
+                continue
+            results = values_in(call.outputs)
+            passes = is_operation(call.layer) and symbol in _PASSES_ON
+            if not passes and not isinstance(call.layer, _PASSING_LAYERS):
+                return []
+            if not all(result.is_float for result in results):
+                return []
+            values += [result for result in results if result not in values]
+    return list(calls) if any(map(compares_with_itself, calls)) else []

@@ -1,0 +1,160 @@
+"""Handles models in half precision: they train in it, and inference computes in float32.
+
+Keras' policies `mixed_float16` and `mixed_bfloat16` make layers compute in half precision, with
+weights in float32. Layers keep their policies in quantization-aware models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.graph.graph import Graph, values_in
+from keras_qat.graph.tf_operations import is_operation
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.layers_and_models import clone, layers_in
+from keras_qat.messages import counted, warn_caller
+
+_POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
+"""Type of a layer's outputs -> the policy that computes in it with weights in float32."""
+
+_POLICY = threading.RLock()
+"""Held while the global policy is changed, so that threads do not restore each other's policy."""
+
+
+@contextlib.contextmanager
+def float32_policy() -> Iterator[None]:
+    """Runs a block in which new layers compute in float32, whatever the global policy is."""
+    with _POLICY:
+        before = keras.mixed_precision.global_policy()
+        keras.mixed_precision.set_global_policy("float32")
+        try:
+            yield
+        finally:
+            keras.mixed_precision.set_global_policy(before)
+
+
+def is_half(dtype: str) -> bool:
+    """Returns whether a type is float16 or bfloat16."""
+    return dtype in _POLICIES
+
+
+def policy_of(dtype: str) -> str:
+    """Returns the policy of layers with outputs of this type and weights in float32."""
+    return _POLICIES.get(dtype, "float32")
+
+
+@contextlib.contextmanager
+def computing_in_float32(layer: Any) -> Iterator[None]:
+    """Runs a block in which a layer and all layers inside it compute in float32."""
+    half = [inner for inner in layers_in(layer) if is_half(inner.compute_dtype)]
+    before = [inner.dtype_policy for inner in half]
+    for inner in half:
+        inner._set_dtype_policy("float32")
+    try:
+        yield
+    finally:
+        for inner, policy in zip(half, before, strict=True):
+            inner._set_dtype_policy(policy)
+
+
+def constants_in_float32(arguments: Any) -> Any:
+    """Casts the constants in half precision in a layer's arguments, of any structure, to float32.
+
+    Keras casts only what a call takes first to the layer's own type.
+    """
+
+    def cast(leaf: Any) -> Any:
+        is_constant = isinstance(leaf, tf.__internal__.EagerTensor)
+        return tf.cast(leaf, tf.float32) if is_constant and is_half(leaf.dtype.name) else leaf
+
+    return tf.nest.map_structure(cast, arguments)
+
+
+class ScalesLoss:
+    """A Keras model whose loss is scaled if a layer computes in float16.
+
+    Keras' `compile` looks only at the model's own policy, which is float32 for inference.
+    """
+
+    @property
+    def dtype_policy(self) -> Any:
+        """The policy that `compile` reads: `mixed_float16` if a layer has it."""
+        # Keras' `LossScaleOptimizer` fails without variables.
+        has_variables = bool(self.trainable_weights)  # type: ignore[attr-defined]
+        policies = [layer.dtype_policy for layer in layers_in(self)[1:] if has_variables]
+        scaled = (policy for policy in policies if policy.name == "mixed_float16")
+        return next(scaled, super().dtype_policy)  # type: ignore[misc]
+
+
+def check_precision(graph: Graph) -> None:
+    """Raises a `ValueError` if a layer computes in float64 or has weights not in float32.
+
+    Constants of NumPy in variables that do not train, as tables and masks, are in float64.
+    """
+    for call in [*graph.calls, *graph.loss_only]:
+        wrong = {value.dtype for value in values_in(call.outputs)} & {"float64"}
+        # Normalization keeps its statistics in the type that it computes in.
+        if not isinstance(call.layer, keras.layers.Normalization):
+            weights = [weight for weight in call.layer.weights if weight.dtype.is_floating]
+            types = {(weight.dtype.name, weight.trainable) for weight in weights}
+            wrong |= {name for name, _ in types - {("float64", False)}} - {"float32"}
+        reads_integers = call.inputs and not any(value.is_float for value in call.inputs)
+        if wrong == {"float64"} and is_operation(call.layer) and reads_integers:
+            raise ValueError(
+                f"'{call.name}' of '{graph.name}' divides integers, such as a size, and TensorFlow "
+                f"computes that in float64. Use //, or inputs of known sizes, such as "
+                f"keras.Input((28, 28, 1))."
+            )
+        if wrong:
+            raise ValueError(
+                f"'{call.name}' of '{graph.name}' computes, or holds its weights, in "
+                f"{min(wrong)}. Models train in float32, or in half precision with weights in "
+                f"float32: policies 'mixed_float16' and 'mixed_bfloat16'. Build it anew after "
+                f"keras.backend.set_floatx('float32') and "
+                f"keras.mixed_precision.set_global_policy('float32'), with no other dtype in its "
+                f"layers, and give it the weights: new.set_weights(old.get_weights())."
+            )
+
+
+def in_float32(model: Any) -> Any:
+    """Returns the model, or a float32 copy of one in half precision, with a warning.
+
+    The copy has the same layer names and weights.
+    """
+    half = [layer.name for layer in layers_in(model)[1:] if is_half(layer.compute_dtype)]
+    if not half:
+        return model
+    warn_caller(
+        f"'{model.name}' computes in half precision ({counted(len(half), 'layer')}, e.g. "
+        f"{half[0]}), which cannot hold activations of 16 bits: float16 has 11 significant bits, "
+        f"bfloat16 has 8. A copy in float32 is quantized; the model itself is not changed."
+    )
+    with float32_policy():
+        to_float32 = lambda layer: clone(layer, **_with_float32(layer.get_config()))  # noqa: E731
+        copy = keras.models.clone_model(model, clone_function=to_float32)
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def _with_float32(config: Any) -> Any:
+    """Replaces mixed policies in a configuration, also of inner layers, by float32."""
+    if isinstance(config, list):
+        return [_with_float32(entry) for entry in config]
+    if not isinstance(config, dict):
+        return config
+    return {
+        key: "float32" if key == "dtype" and _is_mixed(value) else _with_float32(value)
+        for key, value in config.items()
+    }
+
+
+def _is_mixed(policy: Any) -> bool:
+    """Returns whether a policy, or its configuration, is a mixed-precision policy."""
+    if isinstance(policy, dict):
+        policy = policy.get("config", {}).get("name")
+    return str(getattr(policy, "name", policy)).startswith("mixed_")

@@ -1,0 +1,1 @@
+"""Serializable Keras layers that lowering creates for operations that no Keras layer computes."""

@@ -1,0 +1,103 @@
+"""Functions of one number that code computes with several operations, in one layer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.helper_layers.operations import SameShape
+from keras_qat.keras2.backend import register
+
+
+def _root(x: Any) -> Any:
+    return _of_positive(tf.sqrt, x)
+
+
+def _power(x: Any, exponent: Any) -> Any:
+    known = tf.get_static_value(exponent)
+    if known is None or known == int(known):
+        return tf.pow(x, exponent)
+    if known < 0:
+        return tf.pow(tf.maximum(x, 0.0), exponent)
+    return _of_positive(lambda positive: tf.pow(positive, exponent), x)
+
+
+def _of_positive(function: Callable[[Any], Any], x: Any) -> Any:
+    """Computes a function of positive numbers; 0 of others, where it would have no slope."""
+    results = function(tf.where(x > 0, x, tf.ones_like(x)))
+    return tf.where(x > 0, results, tf.zeros_like(x))
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": tf.add,
+    "subtract": tf.subtract,
+    "multiply": tf.multiply,
+    "divide": tf.divide,
+    "math.pow": _power,
+    "math.maximum": tf.maximum,
+    "math.minimum": tf.minimum,
+    "clip_by_value": tf.clip_by_value,
+    "math.negative": tf.negative,
+    "math.abs": tf.abs,
+    "math.square": tf.square,
+    "math.sqrt": _root,
+    "math.rsqrt": lambda x: tf.math.rsqrt(tf.maximum(x, 0.0)),
+    "math.reciprocal": tf.math.reciprocal,
+    "math.exp": tf.exp,
+    "math.expm1": tf.math.expm1,
+    "math.log": lambda x: tf.math.log(tf.maximum(x, 0.0)),
+    "math.log1p": lambda x: tf.math.log1p(tf.maximum(x, -1.0)),
+    "math.cosh": tf.cosh,
+    "math.sinh": tf.sinh,
+    "math.tanh": tf.tanh,
+    "math.sigmoid": tf.sigmoid,
+    "math.softplus": tf.math.softplus,
+    "math.erf": tf.math.erf,
+    "math.sin": tf.sin,
+    "math.cos": tf.cos,
+    "where": tf.where,
+    "math.greater": tf.greater,
+    "math.greater_equal": tf.greater_equal,
+    "math.less": tf.less,
+    "math.less_equal": tf.less_equal,
+}
+"""TensorFlow's name of an operation, or the arithmetic that it computes -> the function."""
+
+
+def evaluated(formula: Any, x: Any) -> Any:
+    """Computes a formula of `x`: "x", a number, or [name of a function, operand, ...]."""
+    if isinstance(formula, (list, tuple)):
+        name, *operands = formula
+        return FUNCTIONS[name](*(evaluated(operand, x) for operand in operands))
+    return x if formula == "x" else tf.cast(formula, x.dtype)
+
+
+@register
+class Formula(SameShape):
+    """Computes a function of each number, with finite values.
+
+    Where there is none, as of log(x * x) at 0, it is the lowest or the largest of the others,
+    without a gradient.
+
+    Args:
+        formula: what `evaluated` takes, as JSON: `'["math.log", ["add", ["math.exp", "x"], 1.0]]'`.
+    """
+
+    def __init__(self, formula: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.formula = formula
+
+    def call(self, inputs: Any) -> Any:
+        steps = json.loads(self.formula)
+        anywhere = tf.stop_gradient(evaluated(steps, inputs))
+        is_defined = tf.math.is_finite(anywhere)
+        results = evaluated(steps, tf.where(is_defined, inputs, tf.ones_like(inputs)))
+        known = tf.stop_gradient(tf.where(is_defined, results, tf.zeros_like(results)))
+        ends = tf.reduce_min(known), tf.reduce_max(known)
+        return tf.where(is_defined, results, tf.where(anywhere < 0, *ends))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "formula": self.formula}

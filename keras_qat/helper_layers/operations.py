@@ -1,0 +1,398 @@
+"""Helper layers for lowering: single operations for which Keras has no layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.keras2.backend import keras, register, resolve_training
+from keras_qat.keras2.configurations import model_from
+
+
+class SameShape(keras.layers.Layer):
+    """A layer whose output has the shape of its input."""
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.TensorShape(input_shape)
+
+
+@register
+class CarryMask(SameShape):
+    """Passes its input on with the Keras mask that it is given: `CarryMask()(x, mask=mask)`.
+
+    For layers, losses and metrics that read the mask of a tensor that operations compute.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def call(self, inputs: Any, mask: Any = None) -> Any:
+        return tf.identity(inputs)
+
+
+@register
+class Contract(keras.layers.Layer):
+    """Contracts two tensors along shared axes, like `tf.einsum` of two tensors.
+
+    Args:
+        equation: as for `tf.einsum`, e.g. `"abc,adc->abd"`.
+    """
+
+    def __init__(self, equation: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.equation = equation
+
+    def call(self, inputs: Any) -> Any:
+        return tf.einsum(self.equation, *inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "equation": self.equation}
+
+
+@keras.utils.register_keras_serializable(package="keras_qat", name="FoldSteps")
+class FlattenTime(keras.layers.Layer):
+    """Merges the time axis into the batch: [batch, steps, ...] to [batch * steps, ...]."""
+
+    def call(self, inputs: Any) -> Any:
+        return tf.reshape(inputs, [-1, *inputs.shape[2:]])
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.TensorShape([None, *input_shape[2:]])
+
+
+@register
+class LastStep(keras.layers.Layer):
+    """Takes the last step of a sequence: [batch, steps, ...] to [batch, ...]."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs[:, -1]
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.TensorShape([input_shape[0], *input_shape[2:]])
+
+
+@register
+class MaskScores(keras.layers.Layer):
+    """Lowers masked attention scores, so that softmax returns almost nothing for them.
+
+    Other readers ignore hidden numbers as well, a minimum those above all others.
+
+    The inputs are the scores, [batch, ..., steps, steps], and masks that broadcast to
+    [batch, steps, steps]. A mask is False or 0 where there is nothing to attend to.
+
+    Args:
+        causal: numbers of query and key steps if later steps are hidden too, or which key steps
+            [..., steps, steps] each query step sees; else None.
+        hidden: whether masks are True, or not 0, for hidden steps instead.
+        below: distance of masked scores below the smallest score: exp(-12) is 6e-6. The usual -1e9
+            would leave no quantization steps for the other scores. 0 for a maximum of them.
+        limit: a number that masked scores lie below as well, or None.
+        above: whether masked scores lie above the largest score, and above `limit`, instead.
+    """
+
+    def __init__(
+        self,
+        causal: Any = None,
+        hidden: bool = False,
+        below: float = 12.0,
+        limit: float | None = None,
+        above: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.hidden, self.below, self.limit, self.above = hidden, below, limit, above
+        visible = np.tri(*causal) if np.ndim(causal) == 1 else causal
+        self.causal = None if visible is None else np.asarray(visible, bool)
+
+    def masks(self, scores: Any, masks: Any) -> list[Any]:
+        """Returns bool masks that are True where there is something to attend to."""
+        visible = []
+        for mask in masks:
+            for _ in range(len(scores.shape) - len(mask.shape)):
+                mask = tf.expand_dims(mask, -3)
+            mask = tf.cast(mask, tf.bool)
+            visible.append(~mask if self.hidden else mask)
+        return visible if self.causal is None else [*visible, tf.constant(self.causal)]
+
+    def call(self, inputs: Any) -> Any:
+        scores, *masks = tf.nest.flatten(inputs)
+        sign = -1.0 if self.above else 1.0
+        low = tf.reduce_min(sign * scores) - self.below
+        low = low if self.limit is None else tf.minimum(low, sign * self.limit)
+        end = tf.stop_gradient(sign * low)
+        for mask in self.masks(scores, masks):
+            scores = tf.where(mask, scores, end)
+        return scores
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.nest.flatten(input_shape)[0]
+
+    def get_config(self) -> dict[str, Any]:
+        visible, causal = self.causal, None
+        if visible is not None:
+            is_triangle = visible.ndim == 2 and np.array_equal(visible, np.tri(*visible.shape))
+            causal = list(visible.shape) if is_triangle else visible.astype(int).tolist()
+        own = {"causal": causal, "hidden": self.hidden, "below": self.below}
+        ends = {"limit": self.limit, "above": self.above}
+        return {**super().get_config(), **own, **ends}
+
+
+@register
+class OnGrid(keras.layers.Layer):
+    """Returns numbers to compare a tensor with, to be rounded to the tensor's range.
+
+    Args:
+        number: the number, or a nested list of numbers.
+
+    Shapes: the input is the tensor; the output has as many axes, of size 1 in front of those of
+        the numbers.
+    """
+
+    def __init__(self, number: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.number = number
+
+    def call(self, inputs: Any) -> Any:
+        shape = self.compute_output_shape(inputs.shape)
+        return tf.reshape(tf.cast(self.value(), inputs.dtype), shape)
+
+    def value(self) -> Any:
+        return tf.constant(self.number, tf.float32)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        sizes = np.shape(self.number)
+        return tf.TensorShape([1] * (len(input_shape) - len(sizes)) + list(sizes))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "number": self.number}
+
+
+@register
+class Regularize(SameShape):
+    """Passes values on and adds an activity regularizer's value to the loss.
+
+    Args:
+        activity_regularizer: as Keras layers take it.
+    """
+
+    def __init__(self, activity_regularizer: Any, **kwargs: Any) -> None:
+        super().__init__(activity_regularizer=activity_regularizer, **kwargs)
+        self.supports_masking = True
+
+    def call(self, inputs: Any) -> Any:
+        return tf.identity(inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        serialize = keras.regularizers.serialize
+        return {
+            **super().get_config(),
+            "activity_regularizer": serialize(self.activity_regularizer),
+        }
+
+
+@register
+class ReverseSteps(SameShape):
+    """Reverses the steps of a sequence."""
+
+    def call(self, inputs: Any) -> Any:
+        return tf.reverse(inputs, [1])
+
+
+@register
+class Roll(keras.layers.Layer):
+    """Computes `tf.roll` from slices and concatenations, for which TFLite has operators.
+
+    Args:
+        shifts: number of elements to shift by, for each axis.
+        axes: the axes.
+    """
+
+    def __init__(self, shifts: list[int], axes: list[int], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shifts, self.axes = list(shifts), list(axes)
+
+    def call(self, inputs: Any) -> Any:
+        x = inputs
+        for shift, axis in zip(self.shifts, self.axes, strict=True):
+            size = x.shape[axis]
+            shift = shift if size is None else shift % size
+            if shift:
+                leading = [slice(None)] * (axis % x.shape.rank)
+                last, first = slice(-shift, None), slice(None, -shift)
+                x = tf.concat([x[(*leading, last)], x[(*leading, first)]], axis)
+        return x
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "shifts": self.shifts, "axes": self.axes}
+
+
+@register
+class TrainingOnly(SameShape):
+    """Applies a model in training and passes its input on otherwise, as stochastic depth does.
+
+    The model computes from that input, or from the tensors that the call gives it:
+    `TrainingOnly(model)(y, given=[x])`.
+
+    Args:
+        model: the model, or its configuration.
+    """
+
+    def __init__(self, model: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.model = model_from(model) if isinstance(model, dict) else model
+
+    def call(self, inputs: Any, given: Any = None, training: Any = None) -> Any:
+        training = resolve_training(training)
+        read = inputs if given is None else given
+        if isinstance(training, bool):
+            return self.model(read, training=True) if training else inputs
+        return tf.cond(
+            training, lambda: self.model(read, training=True), lambda: tf.identity(inputs)
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "model": self.model.get_config()}
+
+
+@keras.utils.register_keras_serializable(package="keras_qat", name="UnfoldSteps")
+class RestoreTime(keras.layers.Layer):
+    """Splits the time axis off the batch: the inverse of `FlattenTime`."""
+
+    def __init__(self, steps: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.steps = steps
+
+    def call(self, inputs: Any) -> Any:
+        return tf.reshape(inputs, [-1, self.steps, *inputs.shape[1:]])
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.TensorShape([None, self.steps, *input_shape[1:]])
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "steps": self.steps}
+
+
+@register
+class HardSwish(SameShape):
+    """Computes x * relu6(x + 3) / 6 in the form that TFLite's converter fuses.
+
+    Shapes: any; the output has the input's shape.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        return inputs * tf.nn.relu6(inputs + 3.0) * (1.0 / 6.0)
+
+
+@register
+class Indices(SameShape):
+    """Casts real numbers that are whole, such as tokens, to integers of 32 bits."""
+
+    def call(self, inputs: Any) -> Any:
+        return tf.cast(inputs, tf.int32)
+
+
+@register
+class Positions(SameShape):
+    """Makes integers of 32 bits of real numbers, such as positions in an image.
+
+    Args:
+        rounding: "floor", "ceil", "round" (halves to even) or "truncate".
+    """
+
+    def __init__(self, rounding: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rounding = rounding
+
+    def call(self, inputs: Any) -> Any:
+        return tf.cast(ROUNDINGS[self.rounding](inputs), tf.int32)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "rounding": self.rounding}
+
+
+ROUNDINGS = {
+    "floor": tf.floor,
+    "ceil": tf.math.ceil,
+    "round": tf.round,
+    "truncate": lambda x: tf.sign(x) * tf.floor(tf.abs(x)),
+}
+"""Name -> which whole number it makes of a real one."""
+
+
+@register
+class WeightTensor(keras.layers.Layer):
+    """Returns a weight, or a tensor computed from several weights, for other layers to read.
+
+    Args:
+        shapes: the weights' shapes.
+        expression: a model that computes the tensor from the weights, or its configuration; by
+            default the tensor is the only weight.
+        weight_dtype: the weights' type.
+        frozen: indices of weights that do not train.
+        regularizers, constraints: one for each weight, as Keras layers take them.
+
+    Shapes: the input only connects the layer to the graph; the output has no batch.
+    """
+
+    def __init__(
+        self,
+        shapes: list[Any],
+        expression: Any = None,
+        weight_dtype: str = "float32",
+        frozen: Any = (),
+        regularizers: Any = (),
+        constraints: Any = (),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.shapes = [tuple(shape) for shape in shapes]
+        self.expression = expression
+        if isinstance(expression, dict):
+            self.expression = model_from(expression)
+        self.weight_dtype, self.frozen = weight_dtype, tuple(frozen)
+        none = [None] * len(self.shapes)
+        self.regularizers = [keras.regularizers.get(item) for item in regularizers or none]
+        self.constraints = [keras.constraints.get(item) for item in constraints or none]
+
+    def build(self, input_shape: Any) -> None:
+        self.parts = [
+            self.add_weight(
+                name=f"weight_{index}" if index else "weight",
+                shape=shape,
+                dtype=self.weight_dtype,
+                initializer="zeros",
+                regularizer=self.regularizers[index],
+                constraint=self.constraints[index],
+                trainable=index not in self.frozen,
+            )
+            for index, shape in enumerate(self.shapes)
+        ]
+        super().build(input_shape)
+
+    def call(self, inputs: Any) -> Any:
+        return self.value()
+
+    def value(self) -> Any:
+        if self.expression is None:
+            return tf.convert_to_tensor(self.parts[0])
+        return self.expression([tf.convert_to_tensor(weight) for weight in self.parts])
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tf.TensorShape(
+            self.shapes[0] if self.expression is None else self.expression.output_shape
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        expression = self.expression and self.expression.get_config()
+        return {
+            **super().get_config(),
+            "shapes": self.shapes,
+            "expression": expression,
+            "weight_dtype": self.weight_dtype,
+            "frozen": self.frozen,
+            "regularizers": [keras.regularizers.serialize(item) for item in self.regularizers],
+            "constraints": [keras.constraints.serialize(item) for item in self.constraints],
+        }

@@ -1,0 +1,177 @@
+"""Reads a user's float model into the model and graph to quantize."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.graph.graph import Call, Graph, Value, read
+from keras_qat.graph.precision import check_precision, float32_policy, in_float32
+from keras_qat.graph.size_expressions import with_known_sizes
+from keras_qat.graph.tf_operations import is_operation
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.layers_and_models import clone, layers_in, names_of_outputs
+from keras_qat.keras2.readability import as_functional, check_readable
+from keras_qat.tracing.layer_weights import is_mask, weights_held_by
+
+
+class ReadsWeight(keras.layers.Lambda):
+    """An operation that reads a layer's weight, and has to be opened.
+
+    Args:
+        function: computes it.
+        reason: why it cannot stay as it is.
+    """
+
+    def __init__(self, function: Any, reason: str, **kwargs: Any) -> None:
+        super().__init__(function, **kwargs)
+        self.reason = reason
+
+
+def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, Graph]:
+    """Returns the functional or Sequential Keras 2 model to quantize, and its graph.
+
+    The model is the user's unless that is subclassed or does not know its input's shape.
+
+    Args:
+        model: the user's model.
+        inputs: symbolic inputs for a subclassed model.
+        half: whether the model may compute in half precision; else a float32 copy is used.
+
+    Raises:
+        ValueError: if the model cannot be read, holds float64, or reads variables of no
+            layer.
+    """
+    model = as_functional(model, inputs)
+    check_readable(model)
+    model = _with_known_input(model if half else in_float32(model))
+    with float32_policy():
+        graph = with_known_sizes(read(model))
+    graph.output_names = names_of_outputs(model)
+    check_precision(graph)
+    return model, _with_readers_of_weights(graph)
+
+
+def _with_readers_of_weights(graph: Graph) -> Graph:
+    """Makes layers of operations that read a layer's weight, as in a tied embedding.
+
+    A layer that is given another's weight, as a mask of windows, is given what such a layer reads.
+
+    Raises:
+        ValueError: if one reads a variable that no layer has.
+    """
+    layers = dict.fromkeys(inner for call in graph.calls for inner in layers_in(call.layer))
+
+    def reader(variable: Any) -> Any:
+        """Returns a function that reads a variable from its layer; None if it has none."""
+        for holder, own in (pair for layer in layers for pair in weights_held_by(layer)):
+            for attribute, held in own.items():
+                variables = [id(leaf) for leaf in tf.nest.flatten(held)]
+                if id(variable) in variables:
+                    index = variables.index(id(variable))
+                    return lambda: tf.nest.flatten(getattr(holder, attribute))[index]
+        return None
+
+    def as_layers(call: Call) -> list[Call]:
+        given = call.args, call.kwargs
+        variables = [leaf for leaf in tf.nest.flatten(given) if isinstance(leaf, tf.Variable)]
+        readers = {id(variable): reader(variable) for variable in variables}
+        if not readers:
+            return [call]
+        reason = (
+            f"'{call.name}' reads {variables[0].name}, which is no weight of its own, and which "
+            f"Keras can neither copy nor save with it. Make one layer of your own of both: a "
+            f"class with the variable as a weight, and this operation in its call."
+        )
+        if None in readers.values():
+            raise ValueError(reason)
+        if not is_operation(call.layer):
+            return _with_arguments(call, variables, readers, reason)
+
+        def compute(tensors: Any) -> Any:
+            known = iter(tensors)
+
+            def current(leaf: Any) -> Any:
+                if isinstance(leaf, Value):
+                    return next(known)
+                return readers[id(leaf)]() if id(leaf) in readers else leaf
+
+            args, kwargs = tf.nest.map_structure(current, given)
+            return call.layer.function(*args, **kwargs)
+
+        layer = ReadsWeight(compute, reason, name=call.layer.name)
+        return [Call(layer, (call.inputs,), {}, call.outputs, call.name)]
+
+    calls = [part for call in graph.calls for part in as_layers(call)]
+    return dataclasses.replace(graph, calls=calls)
+
+
+def _read(reader: Any, _: Any) -> Any:
+    return reader()
+
+
+def _with_arguments(
+    call: Call, variables: list[Any], readers: dict[int, Any], reason: str
+) -> list[Call]:
+    """Returns calls of layers that read variables, and the call, which is given what they read."""
+    calls, values = [], dict[int, Value]()
+    read = {id(v): v for v in variables if not is_mask(v)}
+    for index, variable in enumerate(read.values()):
+        name = f"{call.name}/weight_{index}"
+        layer = ReadsWeight(partial(_read, readers[id(variable)]), reason, name=name)
+        value = values[id(variable)] = Value(name, tuple(variable.shape), variable.dtype.name)
+        calls.append(Call(layer, (call.inputs[0],), {}, value, name))
+
+    def given(leaf: Any) -> Any:
+        if isinstance(leaf, tf.Variable) and is_mask(leaf):
+            return tf.constant(leaf.numpy())
+        return values.get(id(leaf), leaf)
+
+    args, kwargs = tf.nest.map_structure(given, (call.args, call.kwargs))
+    return [*calls, dataclasses.replace(call, args=args, kwargs=kwargs)]
+
+
+def _with_known_input(model: Any) -> Any:
+    """Returns the model, or a copy whose input shape comes from its first Normalization.
+
+    Keras knows no sizes of the input of a Sequential model without `keras.Input`. An adapted
+    Normalization knows the sizes of the axes that it normalizes along.
+
+    Raises:
+        ValueError: if another Normalization has an input of unknown size.
+    """
+    unknown = [layer for layer in model._flatten_layers() if _sizes(layer)]
+    if not unknown:
+        return model
+    if not isinstance(model, keras.Sequential) or unknown != [model.layers[0]]:
+        raise ValueError(
+            f"'{unknown[0].name}' normalizes along an axis of unknown size. Give the model an "
+            f"input of known shape: keras.Input(shape), as the first layer of a Sequential model."
+        )
+    shape = list(model.input_shape)
+    for axis, size in _sizes(model.layers[0]).items():
+        shape[axis] = size
+    inputs = keras.Input(batch_shape=shape, dtype=model.inputs[0].dtype, name=model.input_names[0])
+    changes = [{"batch_input_shape": shape}] + [{}] * len(model.layers[1:])
+    layers = [clone(layer, **more) for layer, more in zip(model.layers, changes, strict=True)]
+    copy = keras.Sequential([inputs, *layers], name=model.name)
+    copy.set_weights(model.get_weights())
+    for layer in layers:
+        layer.finalize_state()  # Normalization derives what it computes with from its weights.
+    return copy
+
+
+def _sizes(layer: Any) -> dict[int, int]:
+    """Returns the sizes that a Normalization knows of axes whose size its input lacks."""
+    if not isinstance(layer, keras.layers.Normalization) or not layer.built or layer.axis is None:
+        return {}
+    shapes = [node.input_shapes for node in layer.inbound_nodes]
+    return {
+        axis: layer._build_input_shape[axis]
+        for shape in shapes
+        for axis in layer._keep_axis
+        if shape[axis] is None
+    }

@@ -1,0 +1,100 @@
+"""The losses that a model was compiled with, one for each output."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.keras2.backend import keras
+
+Kind = Literal["classes", "decisions", "values", "directions", "custom"]
+
+KINDS: dict[str, Kind] = {
+    "binary_crossentropy": "decisions",
+    "binary_focal_crossentropy": "decisions",
+    "categorical_crossentropy": "classes",
+    "categorical_focal_crossentropy": "classes",
+    "categorical_hinge": "classes",
+    "cosine_similarity": "directions",
+    "hinge": "decisions",
+    "huber": "values",
+    "log_cosh": "values",
+    "mean_absolute_error": "values",
+    "mean_absolute_percentage_error": "values",
+    "mean_squared_error": "values",
+    "mean_squared_logarithmic_error": "values",
+    "poisson": "values",
+    "sparse_categorical_crossentropy": "classes",
+    "squared_hinge": "decisions",
+}
+"""Keras' losses -> what an output that is trained with them holds."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledLoss:
+    """The loss of one output.
+
+    Args:
+        name: its function's name, as `mean_squared_error`.
+        kind: what the output holds, by `KINDS`; "custom" for a user's own loss.
+        function: takes targets and predictions, and returns an error for each example.
+    """
+
+    name: str
+    kind: Kind
+    function: Callable[[Any, Any], Any]
+
+    def per_example(self, targets: np.ndarray, predicted: np.ndarray) -> np.ndarray | None:
+        """Returns the error of each example; None if the loss does not compute it."""
+        try:
+            errors = self.function(tf.constant(targets, tf.float32), tf.constant(predicted))
+            errors = np.asarray(errors, np.float64)
+        except Exception:  # A user's function may raise anything.
+            return None
+        if errors.shape[:1] != predicted.shape[:1] or not np.isfinite(errors).all():
+            return None
+        return errors.reshape(len(errors), -1).mean(-1)
+
+
+def losses_of(model: Any, names: Sequence[str]) -> list[CompiledLoss | None]:
+    """Returns the loss of each output; None for an output without one.
+
+    Args:
+        model: a Keras model, compiled or not.
+        names: the names of its outputs, in order.
+    """
+    losses = getattr(model, "loss", None) or None
+    if isinstance(losses, dict):
+        own_names = getattr(model, "output_names", None) or names
+        keys = own_names if len(own_names) == len(names) else names
+        found = [losses.get(key, losses.get(name)) for key, name in zip(keys, names, strict=True)]
+    elif isinstance(losses, (list, tuple)) and len(losses) == len(names):
+        found = list(losses)
+    elif isinstance(losses, (list, tuple)):
+        found = [None] * len(names)
+    else:  # Keras uses a single loss for all outputs.
+        found = [losses] * len(names)
+    return [_read(loss) for loss in found]
+
+
+def _read(loss: Any) -> CompiledLoss | None:
+    if isinstance(loss, str):
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError:
+            return None
+    if isinstance(loss, keras.losses.Loss):
+        function = getattr(loss, "fn", None) or type(loss)
+        compute = loss.call
+    elif callable(loss):
+        function = compute = loss
+    else:
+        return None
+    name = getattr(function, "__name__", type(function).__name__)
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    return CompiledLoss(name, KINDS.get(name, "custom"), compute)

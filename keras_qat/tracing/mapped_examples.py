@@ -1,0 +1,182 @@
+"""`tf.map_fn` over the examples of a batch, computed for all of them at once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call, Value, map_values, values_in
+from keras_qat.graph.tf_operations import is_operation, symbol_of
+from keras_qat.keras2.backend import any_first_sizes, is_symbolic, keras
+
+
+class NotKnown(Exception):
+    """Raised for what cannot be written for all examples at once."""
+
+
+class _OfOneExample(keras.Model):
+    """A model without counters, as a `Lambda` may make no variables."""
+
+    def _init_batch_counters(self) -> None:
+        pass
+
+
+def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
+    """Returns what a function computes of each example of symbolic tensors.
+
+    The function is traced with one example, and each of its operations is then called with all.
+
+    Raises:
+        NotKnown: if sizes other than the number of examples are open, if the function reads a
+            tensor of the whole batch, or for an operation that is not known here.
+    """
+    batches = tf.nest.flatten(elems)
+    for x in batches:
+        if not is_symbolic(x) or x.shape[0] is not None or None in x.shape[1:]:
+            raise NotKnown
+    ones = [graph_lib.symbolic(x.shape[1:], x.dtype) for x in batches]
+    results = fn(tf.nest.pack_sequence_as(elems, ones))
+    outputs = tf.nest.flatten(results)
+    if not all(map(is_symbolic, outputs)):
+        raise NotKnown
+    shared = _shared(ones, outputs)
+    try:
+        with any_first_sizes():
+            graph = graph_lib.read(_OfOneExample([*ones, *shared], outputs))
+    except ValueError as error:
+        raise NotKnown from error
+    inputs = values_in(graph.inputs)
+    known: dict[Value, Any] = dict(zip(inputs, [*batches, *shared], strict=True))
+    mapped = set(inputs[: len(ones)])
+    """What is known of all examples; the rest is the same for each."""
+    for call in graph.calls:
+        known.update(zip(values_in(call.outputs), _of_all(call, known, mapped), strict=True))
+        if not mapped.isdisjoint(call.inputs):
+            mapped.update(value for value in values_in(call.outputs) if is_symbolic(known[value]))
+    if not mapped.issuperset(values_in(graph.outputs)):
+        raise NotKnown
+    results_of_all = [known[value] for value in values_in(graph.outputs)]
+    return tf.nest.pack_sequence_as(results, results_of_all)
+
+
+def _shared(ones: list[Any], outputs: list[Any]) -> list[Any]:
+    """Returns the symbolic tensors that are read and follow from no example, such as weights.
+
+    Raises:
+        NotKnown: if some follow from the whole batch, or an output from no example.
+    """
+    shared: dict[int, Any] = {}
+    follows = dict.fromkeys(map(id, ones), True)
+
+    def visit(x: Any) -> bool:
+        if id(x) not in follows:
+            layer, index, _ = x._keras_history
+            read = layer.inbound_nodes[index].keras_inputs
+            if not read and None in x.shape:
+                raise NotKnown
+            of_examples = [visit(y) for y in read]
+            follows[id(x)] = any(of_examples)
+            if follows[id(x)]:
+                shared.update((id(y), y) for y in read if not visit(y))
+        return follows[id(x)]
+
+    if not all(map(visit, outputs)):
+        raise NotKnown
+    return list(shared.values())
+
+
+def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[Any]:
+    """Returns the outputs of a call for all examples, or what is the same for each.
+
+    Args:
+        call: a call on one example.
+        known: its inputs for all examples, or what is the same for each: tensors or numbers.
+        mapped: the inputs that are of all examples.
+    """
+    if not is_operation(call.layer) or any(None in x.shape for x in values_in(call.outputs)):
+        raise NotKnown
+    symbol = symbol_of(call.layer)
+    if symbol == "shape":
+        return [np.array(call.inputs[0].shape, call.output.dtype)]
+    args, kwargs = map_values(known.__getitem__, (call.args, dict(call.kwargs)))
+    function = call.layer.function
+    if mapped.isdisjoint(call.inputs):
+        results = tf.nest.flatten(function(*args, **kwargs))
+        return [x if is_symbolic(x) else np.asarray(x) for x in results]
+    name = symbol.rpartition(".")[2]
+    if name in _ALIGNED:
+        rank = len(call.output.shape)
+        aligned = {v: _with_axes(known[v], rank) if v in mapped else known[v] for v in call.inputs}
+        args, kwargs = map_values(aligned.__getitem__, (call.args, dict(call.kwargs)))
+        return [function(*args, **kwargs)]
+    if not mapped.issuperset(value for value in call.inputs if is_symbolic(known[value])):
+        raise NotKnown
+    x = next(known[value] for value in call.inputs if value in mapped)
+    if name in _IN_OTHER_AXES:
+        return [tf.reshape(x, [-1, *call.output.shape])]
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    if symbol == "__operators__.getitem" and len(call.inputs) == 1:
+        key = given["slice_spec"]
+        return [x[(slice(None), *map(_as_slice, key if isinstance(key, tuple) else (key,)))]]
+    if name == "gather" and is_symbolic(given["params"]):
+        axis, rows = given.get("axis"), given.get("batch_dims") or 0
+        (axis,) = _behind([rows if axis is None else axis])
+        rows += is_symbolic(given["indices"])
+        return [tf.gather(given["params"], given["indices"], axis=axis, batch_dims=rows)]
+    if name == "transpose":
+        perm = given.get("perm")
+        axes = range(len(call.output.shape))[::-1] if perm is None else perm
+        return [tf.transpose(x, [0, *_behind(axes)])]
+    if name not in _DEFAULT_AXES or not mapped.issuperset(call.inputs):
+        raise NotKnown
+    axis, default = given.get("axis"), _DEFAULT_AXES[name]
+    if axis is None:
+        axis = [*range(len(x.shape) - 1)] if default is None else default
+    given["axis"] = _behind(axis) if isinstance(axis, (list, tuple)) else _behind([axis])[0]
+    return tf.nest.flatten(function(**given))
+
+
+def _behind(axes: Any) -> list[int]:
+    """Returns axes of one example as those of a batch."""
+    return [int(axis) + (axis >= 0) for axis in axes]
+
+
+def _with_axes(x: Any, rank: int) -> Any:
+    """Returns a tensor of examples with `rank` axes each, which broadcast as one example does."""
+    missing = rank + 1 - len(x.shape)
+    return tf.reshape(x, [-1, *([1] * missing), *x.shape[1:]]) if missing else x
+
+
+def _as_slice(item: Any) -> Any:
+    """Returns an item of an index, as Keras keeps slices as dictionaries."""
+    return slice(item["start"], item["stop"], item["step"]) if isinstance(item, dict) else item
+
+
+_ALIGNED = {
+    "matmul",
+    *("abs", "add", "sub", "radd", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg"),
+    *("subtract", "multiply", "divide", "divide_no_nan", "negative", "square"),
+    *("squared_difference", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos"),
+    *("tanh", "sigmoid", "pow", "softplus", "relu", "relu6", "leaky_relu", "elu", "selu"),
+    *("gelu", "silu", "swish", "floor", "ceil", "round", "sign", "minimum", "maximum", "cast"),
+    *("clip_by_value", "floor_div", "floordiv", "floormod", "equal", "not_equal", "greater"),
+    *("greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_not"),
+    *("where", "zeros_like", "ones_like", "identity", "stop_gradient", "reciprocal"),
+}
+"""Operations of TensorFlow that broadcast their first axes, as additions do."""
+
+_IN_OTHER_AXES = {"reshape", "expand_dims", "squeeze"}
+
+_DEFAULT_AXES: dict[str, int | None] = {
+    **dict.fromkeys(("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod")),
+    **dict.fromkeys(("reduce_std", "reduce_variance", "reduce_any", "reduce_all", "norm")),
+    **dict.fromkeys(("l2_normalize", "reverse")),
+    **dict.fromkeys(("stack", "concat", "unstack", "split", "cumsum", "argmax", "argmin"), 0),
+    **dict.fromkeys(("softmax", "log_softmax", "sort"), -1),
+}
+"""Operation with an `axis` -> the axis that it takes by default; None for all."""

@@ -1,0 +1,299 @@
+"""Opens a layer: traces its `call` on symbolic tensors into calls of other layers and operations.
+
+Python code in a layer runs only once, while it is traced. So a layer is opened only if the traced
+operations compute on random numbers what the layer computes, and the same in training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.masks import first_argument
+from keras_qat.graph.tf_operations import number
+from keras_qat.keras2.backend import (
+    any_first_sizes,
+    is_given_mask,
+    is_symbolic,
+    keras,
+    set_mask,
+    swapped,
+    takes_mask,
+    without_autograph,
+)
+from keras_qat.keras2.layer_names import of_different_names
+from keras_qat.keras2.layers_and_models import nodes_of, takes_training
+from keras_qat.keras2.user_errors import describe_error, first_line
+from keras_qat.tracing.cannot_trace import READS_OTHERS, CannotOpen, ReadsWeights
+from keras_qat.tracing.check_trace import why_other_numbers, without_none
+from keras_qat.tracing.concrete_sizes import sizes_as_numbers, symbols_of_numbers
+from keras_qat.tracing.custom_gradients import gradients_of_symbols
+from keras_qat.tracing.inner_calls import (
+    HasToLend,
+    calls_inside,
+    convolutions_at_once,
+    functions_as_code,
+    keeping_symbols,
+    symbols_as_tensors,
+    without_checks,
+    without_nodes,
+)
+from keras_qat.tracing.layer_weights import (
+    let_assign,
+    listed_as_symbols,
+    regularizers_of,
+    stand_in,
+    weights_held_by,
+    with_symbols,
+)
+from keras_qat.tracing.random_draws import draws_in_each_step, largest_draws
+from keras_qat.tracing.real_transforms import transforms_of_symbols
+from keras_qat.tracing.training_phase import follow_training, with_both_phases
+from keras_qat.tracing.unrolled_loops import steps_written_out
+
+_NOT_DENSE = (tf.SparseTensorSpec, tf.RaggedTensorSpec)
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenedLayer:
+    """A layer's `call` as calls of other layers and TensorFlow operations.
+
+    Args:
+        graph: the calls. Its inputs are the tensors that the layer reads, their masks, then its
+            weights.
+        weights: input of the graph -> the variable that it stands for.
+        regularizers: id of a variable -> its regularizer.
+        carries_masks: whether the outputs carry the masks of the calls inside, not the layer's own.
+    """
+
+    graph: Graph
+    weights: dict[Value, Any]
+    regularizers: dict[int, Any]
+    carries_masks: bool
+
+
+def open_layer(
+    call: Call, masks: Mapping[Value, Value] | None = None, lenders: Sequence[Any] = ()
+) -> OpenedLayer:
+    """Opens the layer of a call. The layer itself stays as it is.
+
+    Args:
+        call: the call.
+        masks: input of the call -> the mask that it carries.
+        lenders: other layers whose weights it reads, and variables that no layer holds. Calls of
+            these layers inside are opened, too, and the variables count as constants.
+
+    Raises:
+        CannotOpen: if that is not possible.
+        ReadsWeights: if it reads weights of layers that are no `lenders`.
+        OnlyTrains: if it does something in training only.
+    """
+    layer = call.layer
+    _check(call)
+    trained = takes_training(layer) and call.kwargs.get("training") is None
+    # tf.init_scope stops the tapes that look for weights of other layers.
+    eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
+    with eagerly, without_nodes(layer), of_different_names(layer):
+        traces: tuple[_Trace, ...] = ()
+        while not traces:
+            try:
+                traces = _traces(call, masks or {}, trained, lenders)
+            except HasToLend as error:
+                lenders = [*lenders, error.layer]
+        with keeping_symbols(layer):
+            if reason := why_other_numbers(call, traces[-1]):
+                raise CannotOpen(reason)
+    return traces[0].read()
+
+
+def _traces(
+    call: Call, masks: Mapping[Value, Value], follows_training: bool, lenders: Sequence[Any]
+) -> tuple[_Trace, ...]:
+    """Returns traces of the layer of a call: one to read, then one of inference if they differ."""
+    if not follows_training:
+        return (_Trace(call, masks, None, lenders),)
+    trained, tested = (_Trace(call, masks, phase, lenders) for phase in (True, False))
+    try:
+        follow_training(trained, tested)
+    except CannotOpen as error:
+        # `trained` has been changed.
+        trained = _Trace(call, masks, True, lenders)
+        return with_both_phases(trained, tested, error), tested
+    return trained, tested
+
+
+def _check(call: Call) -> None:
+    layer = call.layer
+    if layer.activity_regularizer is not None:
+        raise CannotOpen("it has an activity regularizer")
+    if len(layer._callable_losses) > len(regularizers_of(layer)):
+        raise CannotOpen("it adds to the loss")
+    if layer.compute_dtype != layer.variable_dtype:
+        raise CannotOpen("it computes in mixed precision")
+
+
+class _Trace:
+    """A symbolic run of a layer's `call`."""
+
+    def __init__(
+        self,
+        call: Call,
+        masks: Mapping[Value, Value],
+        training: bool | None,
+        lenders: Sequence[Any] = (),
+    ) -> None:
+        self.call, self.layer = call, call.layer
+        layer = call.layer
+        self.outside = {id(v) for v in lenders if isinstance(v, tf.Variable)}
+        lenders = self.lenders = [x for x in lenders if id(x) not in self.outside]
+        attributes = [pair for owner in (layer, *lenders) for pair in weights_held_by(owner)]
+        variables = tf.nest.flatten([list(own.values()) for _, own in attributes])
+        weights = {id(w): w for w in variables if isinstance(w, tf.Variable)}
+        in_place = {key: stand_in(weight) for key, weight in weights.items()}
+        symbols = {key: tensor for key, tensor in in_place.items() if is_symbolic(tensor)}
+        self.weights = [weights[key] for key in symbols]
+        self.assigned: dict[int, Any] = {}
+        """Id of a variable -> what the layer assigns to it."""
+        self.inputs = {value: graph_lib.symbolic(value.shape, value.dtype) for value in call.inputs}
+        self.masks = {
+            value: graph_lib.symbolic(mask.shape, mask.dtype) for value, mask in masks.items()
+        }
+        for value, mask in self.masks.items():
+            set_mask(self.inputs[value], mask)
+        args, kwargs = map_values(self.inputs.__getitem__, (call.args, dict(call.kwargs)))
+        if training is not None:
+            kwargs["training"] = training
+        elif takes_training(layer):
+            kwargs.setdefault("training", None)
+        if not takes_mask(layer):
+            kwargs.pop("mask", None)
+        elif not is_given_mask(layer, args, kwargs):
+            first = map_values(self.masks.get, first_argument(call))
+            if any(mask is not None for mask in tf.nest.flatten(first)):
+                kwargs["mask"] = first
+        self.added: list[Any] = []
+        """Functions that add a loss or a metric of the layer to a model."""
+        additions = {
+            "add_loss": self._add_loss,
+            "add_metric": self._add_metric,
+            "add_update": _refuse_updates,
+        }
+        with tf.GradientTape(watch_accessed_variables=True) as tape:
+            try:
+                with contextlib.ExitStack() as block:
+                    for owner, own in attributes:
+                        block.enter_context(swapped(owner, **with_symbols(own, in_place)))
+                        let_assign(owner, own, in_place, self.assigned)
+                    block.enter_context(swapped(layer, **additions))
+                    block.enter_context(listed_as_symbols(in_place))
+                    block.enter_context(calls_inside(tape, layer, lenders))
+                    block.enter_context(steps_written_out())
+                    block.enter_context(largest_draws())
+                    if training and self.inputs:
+                        block.enter_context(draws_in_each_step(next(iter(self.inputs.values()))))
+                    block.enter_context(sizes_as_numbers())
+                    block.enter_context(transforms_of_symbols())
+                    block.enter_context(gradients_of_symbols())
+                    block.enter_context(functions_as_code())
+                    block.enter_context(without_checks())
+                    block.enter_context(convolutions_at_once())
+                    block.enter_context(symbols_as_tensors())
+                    self.outputs = without_autograph(lambda: layer.call(*args, **kwargs))()
+            except (CannotOpen, HasToLend):
+                raise
+            except Exception as error:  # Whatever a user's own code may raise.
+                raise CannotOpen(describe_error(error)) from error
+        symbolic = [*self.inputs.values(), *self.masks.values(), *symbols.values()]
+        self.outputs = symbols_of_numbers(self.outputs)
+        outputs = without_none(self.outputs)
+        if len(outputs) < len(tf.nest.flatten(self.outputs)):
+            self.outputs = outputs
+        if foreign := [output for output in outputs if isinstance(output, tf.Variable)]:
+            raise ReadsWeights(foreign)
+        if not outputs or not all(map(is_symbolic, outputs)):
+            raise CannotOpen("its outputs do not depend on its inputs")
+        try:
+            self.model = self.model_of(symbolic, self.outputs)
+        except ValueError as error:
+            is_foreign = "Graph disconnected" in str(error)
+            raise CannotOpen(READS_OTHERS if is_foreign else first_line(error)) from error
+        arguments = tf.nest.flatten([(node.call_args, node.call_kwargs) for node in self.nodes])
+        read = [leaf for leaf in arguments if isinstance(leaf, tf.Variable)]
+        if read := [v for v in [*tape.watched_variables(), *read] if id(v) not in self.outside]:
+            raise ReadsWeights(read)
+        try:
+            if self.assigned:
+                keras.Model(list(symbols.values()), list(self.assigned.values()))
+        except ValueError as error:
+            raise CannotOpen("it assigns what depends on its input to a weight") from error
+
+    @any_first_sizes()
+    def model_of(self, inputs: Any, outputs: Any) -> Any:
+        """Returns a model of traced tensors, with the losses and metrics of the layer."""
+        model = keras.Model(inputs, outputs)
+        for add in self.added:
+            add(model)
+        return model
+
+    def _add_loss(self, losses: Any, **_: Any) -> None:
+        for loss in tf.nest.flatten(losses):
+            if number(loss) == 0.0:  # As TabNet adds in its last step.
+                continue
+            if not is_symbolic(loss):
+                raise CannotOpen("it calls add_loss with what does not depend on its inputs")
+            self.added.append(lambda model, loss=loss: model.add_loss(loss))
+
+    def _add_metric(self, value: Any, name: Any = None, aggregation: Any = "mean") -> None:
+        if not is_symbolic(value) or name is None:
+            raise CannotOpen("it calls add_metric with a metric of Keras")
+        self.added.append(lambda model: model.add_metric(value, name, aggregation=aggregation))
+
+    @property
+    def nodes(self) -> list[Any]:
+        """Keras' nodes of the traced calls, in order."""
+        return nodes_of(self.model)
+
+    def read(self) -> OpenedLayer:
+        """Returns the trace as a graph."""
+        results = tf.nest.flatten([node.outputs for node in self.nodes])
+        if any(isinstance(result.type_spec, _NOT_DENSE) for result in results):
+            raise CannotOpen("it computes with sparse or ragged tensors")
+        try:
+            graph = graph_lib.read(self.model)
+        except ValueError as error:
+            raise CannotOpen(first_line(error)) from error
+        for inner in graph.calls if self.outside else ():
+            inner.args, inner.kwargs = tf.nest.map_structure(
+                _as_constant, (inner.args, inner.kwargs)
+            )
+        values = values_in(graph.inputs)
+        own = values[len(self.inputs) + len(self.masks) :]
+        # The layer's own output structure: Keras turns a list of one output into a tensor.
+        flat = iter(values_in(graph.outputs))
+        graph.outputs = tf.nest.map_structure(lambda _: next(flat), self.outputs)
+        weights = dict(zip(own, self.weights, strict=True))
+        all_masked = all(value.masked for value in values_in(graph.outputs))
+        carries_masks = all_masked or not self.layer.supports_masking
+        regularizers = [regularizers_of(layer) for layer in (*self.lenders, self.layer)]
+        return OpenedLayer(graph, weights, dict(ChainMap(*regularizers)), carries_masks)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """Computes the traced operations on numbers."""
+        weights = map(tf.convert_to_tensor, self.weights)  # Keras warns of variables in a Lambda.
+        return tf.nest.flatten(self.model([*inputs, *weights], training=False))
+
+
+def _refuse_updates(*args: Any, **kwargs: Any) -> None:
+    raise CannotOpen("it calls add_update")
+
+
+def _as_constant(leaf: Any) -> Any:
+    """Returns the value of a variable that no layer holds; anything else stays."""
+    return tf.constant(leaf.numpy()) if isinstance(leaf, tf.Variable) else leaf

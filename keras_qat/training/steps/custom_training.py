@@ -1,0 +1,140 @@
+"""Models whose class defines how they train, and the transfer of that to another model.
+
+A subclass of `keras.Model` may define `train_step`, `compile` and the like. A model that is made
+of such a one inherits them: its class derives from both classes. What the methods read of the
+model, its attributes, comes along.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Iterable
+from copy import deepcopy
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.graph.graph import Graph
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.configurations import check_modules, in_safe_mode
+from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.keras2.readability import defines
+
+PREDICTION = ("predict", "predict_step", "make_predict_function")
+"""Methods with which a class says what `predict` returns."""
+
+METHODS = (
+    *("fit", "train_step", "make_train_function", "compile", "compute_loss", "compute_metrics"),
+    *("evaluate", "test_step", "make_test_function", *PREDICTION),
+)
+"""Methods with which a class says how its models train, are evaluated and predict."""
+
+
+def trains_itself(model: Any) -> bool:
+    """Returns whether a user's class says how the model trains, is evaluated or predicts."""
+    return defines(type(model), *METHODS)
+
+
+def take_training(model: Any, original: Any, without: Iterable[str]) -> None:
+    """Makes a functional model train as `original` does.
+
+    The model's class becomes one that derives from its own and from the original's, so that the
+    original's methods, and what they reach by `super()`, apply to the model. Both models share the
+    original's attributes.
+
+    Args:
+        model: the model to change.
+        original: a model of a class that defines how it trains.
+        without: the attributes that the model does not get.
+    """
+    left_out = dict.fromkeys(without, type(original).__name__)
+    derive: Any = derived_class  # Classes have hashes, which mypy does not know.
+    model.__class__ = derive(type(model), type(original))
+    object.__setattr__(model, "left_out", left_out)
+    for name, value in vars(original).items():
+        if name in _set_by_keras() or name in left_out:
+            continue
+        if inspect.ismethod(value) and value.__self__ is original:
+            value = types.MethodType(value.__func__, model)
+        setattr(model, name, value)
+
+
+def attributes_computed_with(original: Any, graph: Graph) -> list[str]:
+    """Returns the attributes of a model that hold weights of its lowered graph.
+
+    A copy of the model has copies of these weights. Training the original's would not train it.
+    """
+    layers = {
+        layer for call in graph.calls for layer in (call.layer, call.source, *call.within) if layer
+    }
+    own = [w for layer in layers for w in layer._trainable_weights + layer._non_trainable_weights]
+    sources = [*own, *(w for weights in graph.weights.values() for w in weights)]
+    inside = {id(weight) for weight in sources}
+
+    def holds_one(value: Any) -> bool:
+        parts = tf.nest.flatten(value)
+        weights = [w for part in parts for layer in layers_in(part) for w in layer.weights]
+        return any(id(weight) in inside for weight in [*parts, *weights])
+
+    names = [name for name in vars(original) if name not in _set_by_keras()]
+    return [name for name in names if holds_one(vars(original)[name])]
+
+
+def class_config(model: Any) -> dict[str, Any] | None:
+    """Returns what `from_class_config` makes a model of; None if Keras has no configuration of it.
+
+    Its entry `config` is None for a model that is made as `keras.Model(inputs, outputs)` is.
+    """
+    model_class, config = type(model), None
+    if defines(model_class, "__init__", "get_config"):
+        try:
+            config = keras.saving.serialize_keras_object(model)["config"]
+        except (TypeError, ValueError, NotImplementedError, AttributeError):
+            return None
+    return {
+        "module": model_class.__module__,
+        "class_name": model_class.__name__,
+        "registered_name": keras.utils.get_registered_name(model_class),
+        "config": config,
+    }
+
+
+def from_class_config(config: dict[str, Any], custom_objects: Any = None) -> Any:
+    """Makes a model of what `class_config` returned.
+
+    Raises:
+        ValueError: if the class is not known, or does not make a model of its configuration.
+    """
+    name, registered_name = config["class_name"], config["registered_name"]
+    registered = keras.utils.get_registered_object(registered_name, custom_objects)
+    if registered is not None:  # Keras looks for one of both, by the format of the file.
+        custom_objects = {**(custom_objects or {}), name: registered, registered_name: registered}
+    try:
+        if registered is None and in_safe_mode() is not False:
+            check_modules({**config, "config": None})
+        return keras.saving.deserialize_keras_object(deepcopy(config), custom_objects)
+    except Exception as error:  # Whatever a user's class raises.
+        raise ValueError(str(error)) from error
+
+
+@functools.cache
+def _set_by_keras() -> frozenset[str]:
+    """Returns the attributes that Keras sets on every model, compiled ones included."""
+    tensor = keras.Input((1,))
+    model = keras.Model(tensor, keras.layers.Activation("linear")(tensor))
+    model.compile("sgd")
+    return frozenset(vars(model))
+
+
+@functools.cache
+def derived_class(base: type, user_class: type) -> type:
+    """Returns a class that derives from both, and is saved under the name of `base`."""
+    methods: dict[str, Any] = {"class_before": base}
+    if issubclass(user_class, keras.Sequential):  # The model is functional all the same.
+        names = [name for name in vars(keras.Sequential) if not defines(user_class, name)]
+        inherited = {name: inspect.getattr_static(base, name, None) for name in names}
+        kinds = (types.FunctionType, property)
+        methods |= {name: value for name, value in inherited.items() if isinstance(value, kinds)}
+    return type(base.__name__, (base, user_class), {"__module__": base.__module__, **methods})

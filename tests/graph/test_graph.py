@@ -1,0 +1,68 @@
+"""Reading a model as calls and building it again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_qat.graph import graph
+from keras_qat.keras2.backend import keras
+from tests.helpers import images
+from tests.networks.small import functional, layers, residual_net, tiny_net
+
+pytestmark = pytest.mark.legacy
+
+
+def nested():
+    inner = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="dense")], name="inner")
+    return functional((4,), build=lambda x: layers.Add(name="add")([inner(x), inner(inner(x))]))
+
+
+def several():
+    def build(a, b):
+        mean, variance = layers.Lambda(lambda x: (x, x + 1), name="pair")(a)
+        return {"y": layers.Multiply()([mean, b]), "x": layers.Dense(2)(variance)}
+
+    return functional((4,), (4,), build=build)
+
+
+def operators():
+    return functional((4,), build=lambda x: 2.0 * (layers.Dense(4)(x) + x)[:, :2])
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("make", [residual_net, tiny_net, nested, several, operators])
+def test_rebuilt_model_computes_the_same(make):
+    model = make()
+    again = graph.rebuild(graph.read(model))
+    x = [images(4, tuple(array.shape[1:]), seed) for seed, array in enumerate(model.inputs)]
+    expected, predicted = model.predict(x, verbose=0), again.predict(x, verbose=0)
+    tf.nest.map_structure(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), predicted, expected
+    )
+
+
+def test_nested_and_shared_layers_are_calls_with_names():
+    calls = graph.read(nested()).calls
+    assert [call.name for call in calls] == ["inner/dense", "inner/dense", "inner/dense", "add"]
+    assert [call.output.name for call in calls] == [
+        "inner/dense",
+        "inner/dense#2",
+        "inner/dense#3",
+        "add",
+    ]
+    assert len({id(call.layer) for call in calls[:3]}) == 1
+
+
+def test_consumers():
+    read = graph.read(residual_net())
+    relu = next(call for call in read.calls if call.name == "stem_relu")
+    assert [call.name for call in read.consumers()[relu.output]] == ["depthwise", "merge"]
+
+
+def test_a_model_inside_that_is_called_with_training_stays_so():
+    inner = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5)], name="inner")
+    model = functional((4,), build=lambda x: inner(x, training=True))
+    (call,) = graph.read(model).calls
+    assert call.kwargs["training"] is True

@@ -1,0 +1,105 @@
+"""Every model of `keras.applications` in Keras 3: converted, and its int8 file against its twin's.
+
+The twin is the model of Keras 2 with the same name, with the same weights. Models without their
+classifiers at the smallest images that they take: what is special to a model is in its blocks.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import keras_qat
+from keras_qat.keras2.backend import keras as keras_2
+from keras_qat.tflite.interpreter import FileInterpreter
+from tests.imports.keras3.comparison import assert_equal_outputs
+from tests.helpers import observe, rng
+
+keras = pytest.importorskip("keras", minversion="3.0")
+
+NAMES = [name for name, value in vars(keras.applications).items() if inspect.isfunction(value)]
+SIZES = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}
+"""The smallest height and width, where it is not 32."""
+
+
+LARGE = {
+    *("ConvNeXtBase", "ConvNeXtLarge", "ConvNeXtXLarge", "InceptionResNetV2", "NASNetLarge"),
+    *("EfficientNetB5", "EfficientNetB6", "EfficientNetB7", "EfficientNetV2M", "EfficientNetV2L"),
+    *("ResNet101", "ResNet101V2", "ResNet152", "ResNet152V2"),
+}
+"""What takes minutes and gigabytes: left out where `--seeds` asks for less than all."""
+
+
+def options(name: str) -> dict[str, Any]:
+    size = SIZES.get(name, 32)
+    return {"weights": None, "include_top": False, "pooling": "avg", "input_shape": (size, size, 3)}
+
+
+def efficientnet(module: Any, top: dict[str, Any]) -> Any:
+    (block,) = module.DEFAULT_BLOCKS_ARGS[1:2]
+    return module.EfficientNet(0.5, 1.0, 32, blocks_args=[{**block, "repeats": 2}], **top)
+
+
+SMALL: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "ConvNeXtTiny": lambda module, top: module.ConvNeXt([1, 1, 1, 1], [8, 16, 24, 32], **top),
+    "DenseNet121": lambda module, top: module.DenseNet([1, 1, 1, 1], **top),
+    "EfficientNetB0": efficientnet,
+}
+"""Model -> the same with few blocks, made with what its module has."""
+
+
+def few_blocks(apps: Any, name: str) -> Any:
+    return SMALL[name](inspect.getmodule(getattr(apps, name)), options(name))
+
+
+def codes(model: Any, x: np.ndarray) -> np.ndarray:
+    """What the int8 file of a model gives, with ranges from `x` without dropout."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras_2.layers.Dropout):
+            layer.rate = 0.0
+    qat = observe(keras_qat.quantize_model(model), x, batches=1)
+    file = FileInterpreter(keras_qat.export_tflite(qat))
+    (output,) = file.run({qat.input_names[0]: x}).values()
+    return output
+
+
+def compare(build: Callable[[Any], Any]) -> None:
+    keras.utils.set_random_seed(1)
+    model = build(keras.applications)
+    converted = keras_qat.from_keras_3(model)
+    size = model.input_shape[1]
+    x = rng(1).uniform(0, 255, (3, size, size, 3)).astype(np.float32)
+    assert_equal_outputs(model, converted, x)
+    del model
+    twin = build(keras_2.applications)
+    twin.set_weights(converted.get_weights())
+    expected = codes(twin, x)
+    del twin
+    assert len(np.unique(expected)) > 20
+    np.testing.assert_array_equal(codes(converted, x), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_small_model_has_the_codes_of_its_twin(name):
+    compare(lambda apps: few_blocks(apps, name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_model_has_the_codes_of_its_twin(name, seeds):
+    if name in LARGE and seeds < 200:
+        pytest.skip("large: with --seeds 200")
+    compare(lambda apps: getattr(apps, name)(**options(name)))
+
+
+def test_all_models_of_keras_3_are_listed():
+    """Keras 3 has none of the RegNet and ResNet-RS models of Keras 2."""
+    ours = {name for name, value in vars(keras_2.applications).items() if inspect.isfunction(value)}
+    missing = ours - set(NAMES)
+    assert not set(NAMES) - ours
+    assert len(NAMES) >= 40 and all(name.startswith(("RegNet", "ResNetRS")) for name in missing)
