@@ -38,7 +38,7 @@ import keras_qat
 from benchmarks.structures import FAMILIES, Network, given
 from benchmarks.wild.by_hand import BY_HAND
 from benchmarks.zoo_worker import arrays
-from keras_qat.graph.graph import Call, values_in
+from keras_qat.graph.calls import Call, values_in
 from keras_qat.graph.structural_keys import describe_arguments
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
@@ -161,7 +161,7 @@ def describe_config(layer: Any) -> str:
     except Exception as error:  # A layer that cannot be saved.
         return type(error).__name__
     config.pop("name", None)
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(config))
+    return re.sub(r" at 0x[0-9a-f]+|'module': '[^']*'", "", repr(config))
 
 
 def hash_text(text: str) -> str:

@@ -18,8 +18,8 @@ from keras_qat.analysis.verify.verdict import GOOD, grade_figures
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import int8, int16x8
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import values_in
+from keras_qat.graph.calls import values_in
+from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import Codes, Simulation, run_examples
@@ -263,9 +263,8 @@ def _in_float(
         for x, value in zip(arrays, values_in(calls.inputs), strict=True)
     ]
     with assuming(IN_FLOAT, list(scheduled_layers(model))):
-        outputs, tensors = graph_lib.evaluate(
-            dataclasses.replace(calls, outputs=computed), inputs, infer
-        )
+        extended = dataclasses.replace(calls, outputs=computed)
+        outputs, tensors = evaluate_graph(extended, inputs, infer)
     return [y.numpy() for y in outputs], {
         tensor: y.numpy() for tensor, y in zip(inside, tensors, strict=True)
     }

@@ -15,7 +15,8 @@ from keras_qat.config import specs
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import get as get_recipe
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.calls import values_in
+from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.computed_kernels import is_computed
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.io.atomic_files import written
@@ -166,8 +167,8 @@ def sensitivity(
     layers = _layers_of(model, recipe)
     qat = quantize_model(model, recipe)
     read = list(batches(qat, data, batch_size, steps, finite=True))
-    graph = graph_lib.read(qat)
-    outputs = evaluator(graph, graph_lib.values_in(graph.outputs), untraced_runs=0)
+    graph = read_model(qat)
+    outputs = evaluator(graph, values_in(graph.outputs), untraced_runs=0)
 
     def all_outputs() -> list[np.ndarray]:
         by_batch = map(outputs, read)

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.lite.python.convert_phase import ConverterError
 
-from keras_qat.graph.graph import Value
+from keras_qat.graph.calls import Value
 from keras_qat.graph.masks import Masks
 from keras_qat.graph.tf_operations import is_operation
 from keras_qat.integer_graph.float_nodes import compute_in_float, weight_scales

@@ -7,15 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import (
-    Call,
-    Graph,
-    Value,
-    map_values,
-    read,
-    split_loss_only,
-    values_in,
-)
+from keras_qat.graph.calls import Call, Graph, Value, map_values, split_loss_only, values_in
+from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 
 
@@ -96,7 +89,7 @@ def copy_graph(
 
 def inputs_read(nested: Any, outputs: Any) -> Any:
     """Returns the symbolic inputs that outputs depend on, in a list or dict as `nested` is."""
-    graph = read(keras.Model(nested, outputs))
+    graph = read_model(keras.Model(nested, outputs))
     used = {value for call in graph.calls for value in call.inputs} | {*values_in(graph.outputs)}
     flat = list(zip(tf.nest.flatten(nested), values_in(graph.inputs), strict=True))
     kept = {id(x) for x, value in flat if value in used}

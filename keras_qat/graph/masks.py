@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Value, map_values, values_in
 from keras_qat.keras2.backend import layers, mask_of, set_mask
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.graph.tf_operations import is_operation
 from keras_qat.keras2.backend import keras, register
 
@@ -52,7 +53,7 @@ def call_in_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def with_all_arguments(model: Any) -> Any:
     """Returns a model of the same calls, whose configuration holds all arguments of operations."""
-    return graph_lib.rebuild(graph_lib.read(model), apply=call_in_layer)
+    return rebuild_model(read_model(model), apply=call_in_layer)
 
 
 def _encoded(argument: Any, tensors: list[Any]) -> Any:

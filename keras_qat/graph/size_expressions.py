@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.tf_operations import draws_random_numbers, is_operation, symbol_of
 
 SHAPES = ("compat.v1.shape", "shape")

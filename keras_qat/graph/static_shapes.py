@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.size_expressions import BATCHES, computed_sizes, rows_of, sizes_in_both_runs
 from keras_qat.graph.tf_operations import is_operation, operands
 from keras_qat.keras2.backend import keras, output_shape

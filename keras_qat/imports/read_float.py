@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph, Value, read
+from keras_qat.graph.calls import Call, Graph, Value
 from keras_qat.graph.precision import check_precision, float32_policy, in_float32
+from keras_qat.graph.read_model import read_model
 from keras_qat.graph.size_expressions import with_known_sizes
 from keras_qat.graph.tf_operations import is_operation
 from keras_qat.keras2.backend import keras
@@ -49,7 +50,7 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, 
     check_readable(model)
     model = _with_known_input(model if half else in_float32(model))
     with float32_policy():
-        graph = with_known_sizes(read(model))
+        graph = with_known_sizes(read_model(model))
     graph.output_names = names_of_outputs(model)
     check_precision(graph)
     return model, _with_readers_of_weights(graph)

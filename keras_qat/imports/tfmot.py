@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, values_in
+from keras_qat.graph.calls import Call, values_in
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import clone
 
@@ -92,7 +93,7 @@ def read(model: Any) -> tuple[Any, Quantization]:
     Raises:
         ValueError: if tfmot has not quantized the model, or it was not trained.
     """
-    graph = graph_lib.read(model)
+    graph = read_model(model)
     if not any(_is(call.layer, "QuantizeWrapper") for call in graph.calls):
         raise ValueError(f"'{model.name}' was not quantized by tfmot: it has no QuantizeWrapper.")
     quantization = Quantization({}, {}, {}, [])
@@ -114,7 +115,7 @@ def read(model: Any) -> tuple[Any, Quantization]:
     def apply(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         return copies[call.layer](*args, **kwargs) if call.layer in copies else args[0]
 
-    plain = graph_lib.rebuild(graph, apply=apply)
+    plain = rebuild_model(graph, apply=apply)
     for layer, copy in copies.items():
         values = {_last_part(weight): weight for weight in layer.weights}
         for weight in copy.weights:

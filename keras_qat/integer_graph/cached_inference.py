@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Graph, values_in
+from keras_qat.graph.calls import Graph, values_in
 from keras_qat.integer_graph.execute import Numbers
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.number_store import NumberStore, ones_unless

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
-from keras_qat.graph.graph import Value
+from keras_qat.graph.calls import Value
 from keras_qat.graph.masks import Masks
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Constant, Node, Operand, Tensor

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Graph, Value, values_in
+from keras_qat.graph.calls import Graph, Value, values_in
+from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.keras2.backend import traced
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.layers.scheduled_layer import IN_FLOAT, Phase, ScheduledLayer, assuming
@@ -44,7 +44,7 @@ def evaluator(
 
     def compute(*inputs: Any) -> list[Any]:
         with assuming(phase, layers):
-            return graph_lib.evaluate(graph, list(inputs), infer)
+            return evaluate_graph(graph, list(inputs), infer)
 
     traced_compute, runs = traced(compute, input_signature=specs), 0
 

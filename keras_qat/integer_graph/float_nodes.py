@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import map_values
+from keras_qat.graph.calls import map_values
 from keras_qat.graph.precision import computing_in_float32, constants_in_float32
 from keras_qat.integer_graph.float_forms import form_of
 from keras_qat.integer_graph.float_recurrent import rnn

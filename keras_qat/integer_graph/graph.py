@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph.graph import Value
+from keras_qat.graph.calls import Value
 from keras_qat.integer_graph.origin import Origin
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 

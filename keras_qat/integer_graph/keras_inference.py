@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond, straight_through, with_gradient_of
 from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.calls import Call, Value, map_values, values_in
 from keras_qat.graph.missing_values import calls_on_missing_values
 from keras_qat.graph.precision import computing_in_float32
+from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.cached_inference import CachedInference, add_to_real
 from keras_qat.integer_graph.execute import Numbers, prepare, run
 from keras_qat.integer_graph.float_inference import Evaluator, evaluator
@@ -50,7 +50,7 @@ class Inference:
         from keras_qat.training.phase_graphs import phase_finder
 
         self.model, self.family = model, family
-        self.graph = graph_lib.read(model)
+        self.graph = read_model(model)
         self.layers = list(scheduled_layers(model))
         self.look = phase_finder(model)
         self.states = states_of(model)
@@ -65,7 +65,7 @@ class Inference:
         )
         self.traced: tuple[int, Any] = (0, None)
         """The function of eager calls, and the version of `settled` that it was traced for."""
-        self._in_float = evaluator(self.graph, graph_lib.values_in(self.graph.outputs))
+        self._in_float = evaluator(self.graph, values_in(self.graph.outputs))
         self.traced_whole = backend.traced(self._infer, reduce_retracing=True)
 
     def resolved(self) -> ResolvedGraph:
@@ -149,26 +149,24 @@ class Inference:
         return real + [loss for _, loss in losses]
 
     def _read_by_losses(self) -> list[Value]:
-        computed = {
-            value for call in self.graph.loss_only for value in graph_lib.values_in(call.outputs)
-        }
+        computed = {value for call in self.graph.loss_only for value in values_in(call.outputs)}
         read = [value for call in self.with_losses for value in call.inputs]
         return [value for value in dict.fromkeys(read) if value not in computed]
 
     def _finished(self, tensors: list[Any], adds_losses: bool = True) -> list[Any]:
         """Returns the outputs among `_tensors`, after adding the losses and metrics of layers."""
-        outputs = graph_lib.values_in(self.graph.outputs)
+        outputs = values_in(self.graph.outputs)
         count = len(outputs) + len(self.read_by_losses)
         read, losses = tensors[len(outputs) : count], tensors[count:]
         for layer, loss in zip(self.float_losses, losses, strict=True) if adds_losses else ():
             layer.add_loss(loss)
         real = dict(zip(self.read_by_losses, read, strict=True))
         for call in self.with_losses if adds_losses else []:
-            args, kwargs = graph_lib.map_values(real.__getitem__, (call.args, call.kwargs))
+            args, kwargs = map_values(real.__getitem__, (call.args, call.kwargs))
             with computing_in_float32(call.layer):
                 outputs_of_layer = call.layer(*args, **kwargs)
             if call in self.graph.loss_only:
-                values = graph_lib.values_in(call.outputs)
+                values = values_in(call.outputs)
                 real.update(zip(values, tf.nest.flatten(outputs_of_layer), strict=True))
         return [
             tf.ensure_shape(tensor, [None, *value.shape[1:]] if value.shape else [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.graph.masks import first_argument
 from keras_qat.keras2.backend import keras
 from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper

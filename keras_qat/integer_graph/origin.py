@@ -9,7 +9,7 @@ from typing import Any
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, target_of
-from keras_qat.graph.graph import Graph
+from keras_qat.graph.calls import Graph
 from keras_qat.io.inputs import Inputs, inputs_of
 from keras_qat.messages import warn_caller
 from keras_qat.tflite.metadata import fingerprint

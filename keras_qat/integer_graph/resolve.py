@@ -8,8 +8,8 @@ from typing import Any
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.config.arguments import range_of
 from keras_qat.config.targets.target import Target
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Graph
+from keras_qat.graph.calls import Graph
+from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.origin import origin_of
 from keras_qat.integer_graph.passes.pack_int4 import with_int4
@@ -38,7 +38,7 @@ def resolve(model: Any, *, input_range: tuple[float, float] | None = None) -> Re
     """
     check_process(model)
     model = file_model_of(model)
-    calls = graph_lib.read(model)
+    calls = read_model(model)
     for call in calls.calls:
         check_is_graph(call.layer)
     resolved = resolve_calls(calls, input_range=range_of(input_range))

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.integer_graph import fold_weights
 from keras_qat.integer_graph.fold_recurrent import weights_of_calls
 from keras_qat.integer_graph.graph import ResolvedGraph

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
-from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.graph.tf_operations import inputs_and_constants
 from keras_qat.integer_graph.ranges import Ranges
 from keras_qat.ops.node import Constant, Operand, Tensor

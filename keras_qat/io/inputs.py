@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph import graph as graph_lib
 from keras_qat.graph.missing_values import calls_on_missing_values
+from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.layers_and_models import nested_inputs
 
 
@@ -66,7 +66,7 @@ def inputs_of(model: Any) -> Inputs:
     ]
 
     def with_nan() -> set[str]:
-        return {value.name for value in calls_on_missing_values(graph_lib.read(model))}
+        return {value.name for value in calls_on_missing_values(read_model(model))}
 
     whole = getattr(model, "part_of", None)
     return Inputs(model.name, inputs, nested, with_nan, whole and inputs_of(whole))

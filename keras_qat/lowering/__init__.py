@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from keras_qat.graph.graph import Call, Graph, is_batch_norm, values_in
+from keras_qat.graph.calls import Call, Graph, is_batch_norm, values_in
 from keras_qat.graph.missing_values import REPLACES_NAN, calls_on_missing_values
 from keras_qat.graph.size_expressions import with_known_sizes
 from keras_qat.graph.static_shapes import close_sizes

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.helper_layers.operations import HardSwish, Regularize
 from keras_qat.imports.keras3 import activations as keras_3
 from keras_qat.keras2.backend import keras, layers

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.tf_operations import operands
 from keras_qat.helper_layers.operations import Contract, MaskScores, Regularize
 from keras_qat.keras2.backend import attention_parts, layers

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph, Value, map_values, split_loss_only, values_in
+from keras_qat.graph.calls import Call, Graph, Value, map_values, split_loss_only, values_in
 from keras_qat.graph.size_expressions import example_of
 from keras_qat.graph.tf_operations import ARITHMETIC, array, is_operation, operands
 from keras_qat.helper_layers.operations import MaskScores

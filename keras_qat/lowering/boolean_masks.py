@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.size_expressions import example_of
 from keras_qat.graph.tf_operations import number, operands, symbol_of
 from keras_qat.keras2.backend import keras

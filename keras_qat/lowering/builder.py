@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.precision import policy_of
 from keras_qat.graph.queries import solve
 from keras_qat.graph.structural_keys import describe

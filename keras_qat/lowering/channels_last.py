@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph, Value, is_batch_norm, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, is_batch_norm, map_values, values_in
 from keras_qat.graph.precision import policy_of
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.activations import split_activation

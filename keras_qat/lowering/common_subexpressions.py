@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph, Value, map_values
+from keras_qat.graph.calls import Call, Graph, Value, map_values
 from keras_qat.graph.structural_keys import describe, describe_arguments
 from keras_qat.graph.tf_operations import is_operation
 from keras_qat.keras2.layer_names import is_of_keras

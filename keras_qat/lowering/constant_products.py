@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.size_expressions import sizes_of
 from keras_qat.graph.tf_operations import array, operands
 from keras_qat.helper_layers.operations import WeightTensor

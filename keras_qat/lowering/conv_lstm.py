@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.recurrent import MOST_STEPS

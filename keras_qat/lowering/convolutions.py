@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.lowering.activations import activation_of, weights_without_activation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder

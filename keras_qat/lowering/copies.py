@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Value, map_values, values_in
 from keras_qat.graph.size_expressions import (
     BATCH,
     computed_sizes,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, map_values
+from keras_qat.graph.calls import Call, map_values
 from keras_qat.graph.missing_values import TESTS_FOR_NAN
 from keras_qat.graph.tf_operations import array, is_operation, number, symbol_of
 from keras_qat.keras2.backend import keras

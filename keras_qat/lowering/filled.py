@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.graph.size_expressions import BATCH, computed_sizes
 from keras_qat.graph.tf_operations import ARITHMETIC, is_operation, number, operands, symbol_of
 from keras_qat.keras2.backend import layers

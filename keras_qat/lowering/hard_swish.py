@@ -6,7 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.graph.tf_operations import ARITHMETIC, number
 from keras_qat.helper_layers.operations import HardSwish
 from keras_qat.keras2.backend import keras

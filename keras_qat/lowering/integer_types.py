@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.tf_operations import is_operation, operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 

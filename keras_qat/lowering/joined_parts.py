@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph, Value, split_loss_only, values_in
+from keras_qat.graph.calls import Call, Graph, Value, split_loss_only, values_in
 from keras_qat.graph.tf_operations import is_operation, operands, operation_class
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder

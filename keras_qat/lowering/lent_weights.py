@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Graph
+from keras_qat.graph.calls import Graph
 from keras_qat.keras2.layers_and_models import layers_directly_in, layers_in
 from keras_qat.tracing.layer_weights import weights_held_by
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.graph.tf_operations import operation_class
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.movement import MAX_SLICED

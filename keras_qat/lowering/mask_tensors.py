@@ -9,9 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.masks import Masks
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import symbolic
 from keras_qat.graph.size_expressions import given_numbers, with_known_sizes
 from keras_qat.graph.tf_operations import is_operation
 from keras_qat.helper_layers.operations import CarryMask
@@ -130,7 +131,7 @@ class MaskTensors:
 
     def _symbol(self, value: Value) -> Any:
         if value not in self._symbols:
-            symbol = self._symbols[value] = graph_lib.symbolic(value.shape, value.dtype)
+            symbol = self._symbols[value] = symbolic(value.shape, value.dtype)
             self._tensors[id(symbol)] = value
         return self._symbols[value]
 
@@ -179,7 +180,7 @@ class MaskTensors:
             maker: the call that the new ones are a part of.
         """
         try:
-            graph = graph_lib.read(keras.Model(list(symbols.values()), result))
+            graph = read_model(keras.Model(list(symbols.values()), result))
         except ValueError as error:
             raise CannotOpen("it reads a mask that cannot be traced") from error
         current = dict(zip(values_in(graph.inputs), symbols, strict=True))
@@ -251,7 +252,7 @@ def is_recurrent(layer: Any) -> bool:
 def _symbol_of(value: Value, symbols: dict[Value, Any]) -> Any:
     """Returns the symbolic tensor of a value, made on first use."""
     if value not in symbols:
-        symbols[value] = graph_lib.symbolic(value.shape, value.dtype)
+        symbols[value] = symbolic(value.shape, value.dtype)
     return symbols[value]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value, map_values
+from keras_qat.graph.calls import Call, Value, map_values
 from keras_qat.graph.queries import solve
 from keras_qat.graph.tf_operations import array, operands, operation_class
 from keras_qat.helper_layers.operations import OnGrid

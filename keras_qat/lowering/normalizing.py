@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.graph.tf_operations import is_operation, operands
 
 WHOLE = (

@@ -11,9 +11,9 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.operation_calls import call_in_layer
+from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.graph.size_expressions import with_known_sizes
 from keras_qat.graph.static_shapes import close_sizes, closing_sizes
 from keras_qat.graph.tf_operations import is_operation
@@ -356,7 +356,7 @@ def _weight_tensor(
             loss_only=[],
             name="expression",
         )
-        expression = graph_lib.rebuild(graph, apply=call_in_layer)
+        expression = rebuild_model(graph, apply=call_in_layer)
     layer = parts.context.layer(
         owner,
         f"weight {name}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.read_model import read_model
 from keras_qat.graph.tf_operations import is_operation
 from keras_qat.imports.read_float import ReadsWeight
 from keras_qat.keras2.backend import layers
@@ -33,7 +33,7 @@ def is_closed(layer: Any) -> bool:
         return False
     if type(layer) is layers.TimeDistributed:
         inner = layer.layer
-        parts = graph_lib.read(inner).calls if is_graph_model(inner) else None
+        parts = read_model(inner).calls if is_graph_model(inner) else None
         inner_layers = [call.layer for call in parts] if parts else [inner]
         return any(is_closed(part) or has_own_activation(part) for part in inner_layers)
     if type(layer) is layers.Activation:

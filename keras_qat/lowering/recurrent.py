@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Value, map_values, values_in
 from keras_qat.helper_layers.masked_recurrent import MASKED
 from keras_qat.helper_layers.operations import LastStep, ReverseSteps
 from keras_qat.keras2.backend import layers

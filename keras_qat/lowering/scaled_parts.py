@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from keras_qat.graph.graph import Call, Graph, Value, map_values
+from keras_qat.graph.calls import Call, Graph, Value, map_values
 from keras_qat.helper_layers.rescaled_norms import RESCALED, seen_statistics
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder

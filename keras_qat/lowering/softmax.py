@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.graph.structural_keys import StructuralKeys
 from keras_qat.graph.tf_operations import (
     ARITHMETIC,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Value, map_values, values_in
 from keras_qat.graph.tf_operations import is_operation
 from keras_qat.lowering.complex_numbers import ARITHMETIC, MOVES, Pair, matmul
 from keras_qat.lowering.written_out import require

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.tf_operations import operands
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.graph.size_expressions import BATCH, computed_sizes
 from keras_qat.graph.tf_operations import array, number, operands
 from keras_qat.helper_layers.finite_functions import (

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.read_model import read_model
 from keras_qat.graph.tf_operations import operation_class
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
@@ -110,7 +110,7 @@ def _split_model_per_step(parts: PartsBuilder) -> list[Call]:
     """Lowers TimeDistributed(model) to FlattenTime, the model's layers and RestoreTime."""
     call = parts.call
     (sequence,), name = call.inputs, call.layer.name
-    inner = graph_lib.read(call.layer.layer)
+    inner = read_model(call.layer.layer)
     inputs, outputs = values_in(inner.inputs), values_in(inner.outputs)
     is_single = len(inputs) == len(outputs) == 1 and outputs != inputs and not inner.loss_only
     is_first = any(

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.size_expressions import SHAPES
 from keras_qat.graph.tf_operations import (
     MOVES,

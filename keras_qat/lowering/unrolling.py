@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.graph.queries import solve
 from keras_qat.keras2.backend import layers, swapped
 from keras_qat.keras2.layer_names import is_of_keras

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.graph.size_expressions import computed_sizes
 from keras_qat.graph.tf_operations import array, is_operation, operands
 from keras_qat.helper_layers.computed_kernels import COMPUTED

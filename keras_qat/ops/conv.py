@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.computed_kernels import (
     ComputedConv1D,
     ComputedConv1DTranspose,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.computed_kernels import ComputedDense
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.einsum import Axes, add_product, axes_of, places, without_ellipsis

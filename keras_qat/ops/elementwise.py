@@ -13,7 +13,7 @@ from keras_qat.arithmetic.as_written import product
 from keras_qat.arithmetic.control_flow import cond, traced_once
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, power_of_two, shift
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.graph.tf_operations import inputs_and_constants
 from keras_qat.keras2.backend import layers
 from keras_qat.ops import mlas, openvino

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.control_flow import traced_once
 from keras_qat.arithmetic.kernel_families import REFERENCE, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.elementwise_functions import Formula, evaluated
 from keras_qat.helper_layers.finite_functions import Logarithm, SquareRoot
 from keras_qat.keras2.backend import keras, layers

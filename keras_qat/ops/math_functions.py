@@ -6,7 +6,7 @@ import math
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.tf_operations import number, operands
 from keras_qat.helper_layers.finite_functions import Logarithm, Power, Reciprocal
 from keras_qat.ops.lookup import if_option, lookup_row, of_reals

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.as_written import product
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply_sums
 from keras_qat.arithmetic.quant_params import single
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.graph.tf_operations import operands
 from keras_qat.helper_layers.operations import Contract
 from keras_qat.keras2.backend import layers

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.as_written import product, quotient
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
 from keras_qat.arithmetic.quant_params import single
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.keras2.backend import layers
 from keras_qat.ops import openvino
 from keras_qat.ops.emission import Emission

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.calls import Call, Value
 from keras_qat.helper_layers.operations import CarryMask, Regularize, TrainingOnly
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.ops.op import Attributes, Op
 from keras_qat.ops.weights import Weights
 

@@ -25,7 +25,7 @@ from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.control_flow import traced_once
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.composed import (
     MOST,

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import FAMILIES, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph.graph import Call, map_values
+from keras_qat.graph.calls import Call, map_values
 from keras_qat.graph.precision import computing_in_float32
 from keras_qat.keras2.layers_and_models import takes_training
 

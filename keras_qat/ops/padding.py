@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.graph.tf_operations import number, operands
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission

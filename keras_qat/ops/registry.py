@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.graph.tf_operations import is_operation
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import class_path

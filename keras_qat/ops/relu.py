@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, round_half_away, single
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.graph.tf_operations import is_operation, number, operands
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.graph.tf_operations import operands
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers

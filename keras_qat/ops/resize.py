@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.fixed_point import divide, shift, shift_back
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.graph.tf_operations import operands
 from keras_qat.helper_layers.operations import LastStep
 from keras_qat.keras2.backend import layers

@@ -29,7 +29,7 @@ from keras_qat.arithmetic.fixed_point import (
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import single
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.graph.tf_operations import is_operation, number, operands
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops import mlas

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.graph.tf_operations import operands
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import integers, move

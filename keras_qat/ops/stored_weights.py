@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.operations import Indices, OnGrid, WeightTensor
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission

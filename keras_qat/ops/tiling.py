@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.graph.tf_operations import operands
 from keras_qat.helper_layers.operations import ReverseSteps, Roll
 from keras_qat.keras2.backend import layers

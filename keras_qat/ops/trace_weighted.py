@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.graph.precision import computing_in_float32
 from keras_qat.keras2.backend import swapped
 from keras_qat.keras2.layers_and_models import takes_training

@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipe import Recipe
-from keras_qat.graph.graph import Call, Graph, split_loss_only, values_in
+from keras_qat.graph.calls import Call, Graph, split_loss_only, values_in
 from keras_qat.graph.precision import float32_policy
 from keras_qat.keras2.layers_and_models import layers_in
 from keras_qat.lowering import lower

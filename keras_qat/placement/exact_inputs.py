@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, values_in
 
 
 def may_be_labels(value: Value, graph: Graph, op_of: Callable[[Call], Any]) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph, Value, is_batch_norm
+from keras_qat.graph.calls import Call, Graph, Value, is_batch_norm
 from keras_qat.ops.op import FixedRange
 from keras_qat.ops.registry import op_of
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.lowering.masking import finds_number
 from keras_qat.ops.op import Op
 from keras_qat.ops.registry import on_request, op_of, row_listing

@@ -7,7 +7,7 @@ import fnmatch
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.keras2.backend import keras
 
 Scope = str | Iterable[str] | Callable[[Any], bool]

@@ -9,7 +9,7 @@ from typing import Any
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.specs import QuantSpec
-from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import on_request, op_of
 from keras_qat.placement.layer_selection import Scope, matcher

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.config.specs import QuantSpec
-from keras_qat.graph.graph import Graph, Value, values_in
+from keras_qat.graph.calls import Graph, Value, values_in
 from keras_qat.helper_layers.rescaled_norms import seen_statistics
 
 Ends = tuple[float, float]

@@ -9,7 +9,7 @@ from keras_qat.config.recipe import Recipe
 from keras_qat.config.specs import FixedSpec, QuantSpec, Spec
 from keras_qat.config.targets.problem import Problem, described
 from keras_qat.config.targets.target import Target
-from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.messages import counted
 from keras_qat.ops.registry import row_listing
 from keras_qat.placement.file_outputs import JoinedOutput

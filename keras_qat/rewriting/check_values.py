@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Graph, Value, values_in
+from keras_qat.graph.calls import Graph, Value, values_in
+from keras_qat.graph.read_model import read_model
 from keras_qat.graph.tf_operations import is_operation
 from keras_qat.helper_layers.operations import MaskScores
 from keras_qat.integer_graph.float_inference import evaluator
@@ -58,7 +58,7 @@ def _different_outputs(graph: Graph, flags: set[Value], qat: Any) -> list[str]:
     Inputs among `flags` are 0 or 1. Both examples have to differ: in one of them masks may hide
     all that a row attends to, and then any result is right.
     """
-    ours, inputs = graph_lib.read(qat), random_inputs(graph, flags)
+    ours, inputs = read_model(qat), random_inputs(graph, flags)
     variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}
     before = [tf.convert_to_tensor(variable).numpy() for variable in variables.values()]
     try:

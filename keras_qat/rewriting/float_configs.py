@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.graph.graph import config_of
+from keras_qat.graph.rebuild_model import config_of
 from keras_qat.keras2.backend import keras
 
 _INPUT = "InputLayer"

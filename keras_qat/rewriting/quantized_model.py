@@ -15,9 +15,10 @@ from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_f
 from keras_qat.config.arguments import switch
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, remembered
-from keras_qat.graph.graph import config_of, symbols
 from keras_qat.graph.graph_copy import inputs_read
 from keras_qat.graph.precision import ScalesLoss, computing_in_float32, float32_policy
+from keras_qat.graph.read_model import symbols
+from keras_qat.graph.rebuild_model import config_of
 from keras_qat.imports.keras3.backend import refuse_files
 from keras_qat.imports.keras3.parts import RefusesKeras3
 from keras_qat.integer_graph.keras_inference import Inference

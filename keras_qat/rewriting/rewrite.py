@@ -7,9 +7,11 @@ import re
 from typing import Any
 
 from keras_qat.config import specs
-from keras_qat.graph.graph import Call, Graph, Value, rebuild, symbols, values_in
+from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.graph.graph_copy import InsertedCall, Replacement, copy_graph
 from keras_qat.graph.precision import is_half, policy_of
+from keras_qat.graph.read_model import symbols
+from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.configurations import missing_config
 from keras_qat.keras2.layers_and_models import (
@@ -59,7 +61,7 @@ def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:
     with observed_alike():
         graph = visitor.visit()
     with shapes_only(), observed_alike():
-        model = rebuild(graph, functools.partial(_model, plan.file_outputs))
+        model = rebuild_model(graph, functools.partial(_model, plan.file_outputs))
     model.keep_recipe(plan.recipe)
     model.keep_float_model(float_model)
     name_outputs(model, graph.output_names)

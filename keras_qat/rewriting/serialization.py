@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph
+from keras_qat.graph.calls import Call, Graph
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import own_parts
 from keras_qat.keras2.user_errors import first_line

@@ -9,8 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.config.arguments import switch
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, Graph, values_in
+from keras_qat.graph.calls import Call, Graph, values_in
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.helper_layers.operations import Regularize
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.keras2.backend import keras
@@ -106,7 +107,7 @@ def _cannot_copy(reason: str) -> ValueError:
 
 def _take_weights(plain: Any, model: QuantizedModel) -> None:
     """Gives the float layers the weights and `trainable` flags of their quantized counterparts."""
-    float_graph = graph_lib.read(plain)
+    float_graph = read_model(plain)
     layer_of = {layer.name: layer for layer in model.layers}
 
     def is_there(call: Call) -> bool:
@@ -182,7 +183,7 @@ def _are_read(weights: list[Any], graph: Graph) -> bool:
 
 def _fold(model: Any) -> Any:
     """Makes a flat copy of a float model with its BatchNormalizations folded into kernels."""
-    graph = lower(graph_lib.read(model), activations=False)
+    graph = lower(read_model(model), activations=False)
     folds = {group.kernel.layer: group for group in groups(graph, affine=False) if group.batch_norm}
     norms = {group.batch_norm.layer for group in folds.values() if group.batch_norm}
     copies: dict[Any, Any] = {}
@@ -196,7 +197,7 @@ def _fold(model: Any) -> Any:
             copies[layer] = clone(layer, name=call.name, **changes)
         return copies[layer](*args, **kwargs)
 
-    folded = graph_lib.rebuild(graph, apply=apply)
+    folded = rebuild_model(graph, apply=apply)
     for layer, copy in copies.items():
         weights = graph.weights.get(layer, layer.weights)
         for new, old in zip(copy.weights, weights, strict=layer not in folds):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, map_values
+from keras_qat.graph.calls import Call, map_values
 from keras_qat.keras2.backend import set_mask
 from keras_qat.keras2.layers_and_models import takes_training
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import symbolic
+from keras_qat.graph.rebuild_model import symbolic
 from keras_qat.keras2.backend import is_symbolic, keras
 from keras_qat.origins import LIBRARIES, package_of
 from keras_qat.tracing.concrete_sizes import HELD, asked_by_user

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import symbolic
 from keras_qat.graph.tf_operations import is_operation, symbol_of
 from keras_qat.keras2.backend import any_first_sizes, is_symbolic, keras
 
@@ -39,7 +40,7 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
     for x in batches:
         if not is_symbolic(x) or x.shape[0] is not None or None in x.shape[1:]:
             raise NotKnown
-    ones = [graph_lib.symbolic(x.shape[1:], x.dtype) for x in batches]
+    ones = [symbolic(x.shape[1:], x.dtype) for x in batches]
     results = fn(tf.nest.pack_sequence_as(elems, ones))
     outputs = tf.nest.flatten(results)
     if not all(map(is_symbolic, outputs)):
@@ -47,7 +48,7 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
     shared = _shared(ones, outputs)
     try:
         with any_first_sizes():
-            graph = graph_lib.read(_OfOneExample([*ones, *shared], outputs))
+            graph = read_model(_OfOneExample([*ones, *shared], outputs))
     except ValueError as error:
         raise NotKnown from error
     inputs = values_in(graph.inputs)

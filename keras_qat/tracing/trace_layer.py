@@ -14,9 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.masks import first_argument
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import symbolic
 from keras_qat.graph.tf_operations import number
 from keras_qat.keras2.backend import (
     any_first_sizes,
@@ -161,10 +162,8 @@ class _Trace:
         self.weights = [weights[key] for key in symbols]
         self.assigned: dict[int, Any] = {}
         """Id of a variable -> what the layer assigns to it."""
-        self.inputs = {value: graph_lib.symbolic(value.shape, value.dtype) for value in call.inputs}
-        self.masks = {
-            value: graph_lib.symbolic(mask.shape, mask.dtype) for value, mask in masks.items()
-        }
+        self.inputs = {value: symbolic(value.shape, value.dtype) for value in call.inputs}
+        self.masks = {value: symbolic(mask.shape, mask.dtype) for value, mask in masks.items()}
         for value, mask in self.masks.items():
             set_mask(self.inputs[value], mask)
         args, kwargs = map_values(self.inputs.__getitem__, (call.args, dict(call.kwargs)))
@@ -210,7 +209,7 @@ class _Trace:
                 raise
             except Exception as error:  # Whatever a user's own code may raise.
                 raise CannotOpen(describe_error(error)) from error
-        symbolic = [*self.inputs.values(), *self.masks.values(), *symbols.values()]
+        tensors = [*self.inputs.values(), *self.masks.values(), *symbols.values()]
         self.outputs = symbols_of_numbers(self.outputs)
         outputs = without_none(self.outputs)
         if len(outputs) < len(tf.nest.flatten(self.outputs)):
@@ -220,7 +219,7 @@ class _Trace:
         if not outputs or not all(map(is_symbolic, outputs)):
             raise CannotOpen("its outputs do not depend on its inputs")
         try:
-            self.model = self.model_of(symbolic, self.outputs)
+            self.model = self.model_of(tensors, self.outputs)
         except ValueError as error:
             is_foreign = "Graph disconnected" in str(error)
             raise CannotOpen(READS_OTHERS if is_foreign else first_line(error)) from error
@@ -266,7 +265,7 @@ class _Trace:
         if any(isinstance(result.type_spec, _NOT_DENSE) for result in results):
             raise CannotOpen("it computes with sparse or ragged tensors")
         try:
-            graph = graph_lib.read(self.model)
+            graph = read_model(self.model)
         except ValueError as error:
             raise CannotOpen(first_line(error)) from error
         for inner in graph.calls if self.outside else ():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import map_values
+from keras_qat.graph.calls import map_values
 from keras_qat.graph.operation_calls import with_all_arguments
 from keras_qat.graph.tf_operations import draws_random_numbers
 from keras_qat.helper_layers.operations import TrainingOnly

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Graph, Value, map_values
+from keras_qat.graph.calls import Call, Graph, Value, map_values
 from keras_qat.keras2.backend import keras
 
 

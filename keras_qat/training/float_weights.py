@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.graph import graph
+from keras_qat.graph.calls import values_in
+from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.layers_and_models import layers_in
 from keras_qat.keras2.readability import is_graph_model
 from keras_qat.ops.registry import row_listing
@@ -47,7 +48,7 @@ def output_layers(model: Any) -> set[Any]:
     """Returns the layers whose channels are the model's outputs; none of a subclassed model."""
     if not is_graph_model(model):
         return set()
-    values, last = graph.values_in(graph.read(model).outputs), set()
+    values, last = values_in(read_model(model).outputs), set()
     while values:
         call = values.pop().producer
         if call is not None and _weight_axes(call.layer):

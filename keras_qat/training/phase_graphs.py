@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import read
+from keras_qat.graph.read_model import read_model
 from keras_qat.keras2 import backend
 from keras_qat.messages import counted, show_once, warn_caller
 from keras_qat.training.calibration.data_checks import doubt_of_arrays, doubt_of_ranges
@@ -111,7 +111,7 @@ class PhasedModel:
         if not reason and (excess := doubt_of_ranges(self, x)):
             warn_caller(excess)
         elif is_first and not reason and strategy.num_replicas_in_sync == 1:
-            for lost in lost_parts(read(self)):
+            for lost in lost_parts(read_model(self)):
                 warn_caller(lost)
         return history
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_qat.config.arguments import switch
-from keras_qat.graph import graph
+from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.layers_and_models import layers_in
 from keras_qat.keras2.readability import check_readable, is_graph_model
 from keras_qat.training.layers import ScheduledLayer
@@ -166,7 +166,7 @@ def freeze_ranges(model: Any, frozen: bool = True) -> None:
 
 def steps_done(model: Any) -> int:
     """Returns the number of training steps of a model so far."""
-    calls = graph.read(model).call_counts()
+    calls = read_model(model).call_counts()
     layers = scheduled_layers(model)
     return min((int(layer.step.numpy()) // calls.get(layer, 1) for layer in layers), default=0)
 
@@ -182,7 +182,7 @@ def schedule(model: Any, **thresholds: int) -> None:
         ValueError: if the model is not quantized.
     """
     check_quantized(model)
-    calls = graph.read(model).call_counts()
+    calls = read_model(model).call_counts()
     for layer in scheduled_layers(model):
         # A layer that is called k times per step counts k, so step n begins at this count.
         per_step = calls.get(layer, 1)

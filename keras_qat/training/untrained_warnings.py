@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.graph.graph import Graph
+from keras_qat.graph.calls import Graph
 from keras_qat.messages import counted
 from keras_qat.training.layers.scheduled_layer import NEVER
 from keras_qat.training.quantizers import PREFIX

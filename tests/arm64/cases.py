@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import HardSwish
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Node
@@ -28,7 +28,7 @@ def node_of(layer: Any, shapes: list[tuple[int, ...]], *params: tuple[float, int
     """A layer's node; `params` are scale and zero point of the inputs, then of the output."""
     inputs = [keras.Input(shape) for shape in shapes]
     model = keras.Model(inputs, layer(inputs if len(inputs) > 1 else inputs[0]))
-    *_, call = graph_lib.read(model).calls
+    *_, call = read_model(model).calls
     node = make_node(call, 8, np.random.default_rng(0), per_channel=False)
     tensors = [
         dataclasses.replace(tensor, name=name, params=QuantParams(np.float32(scale), zero, 8))

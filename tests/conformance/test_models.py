@@ -13,7 +13,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph import graph
+from keras_qat.graph.calls import values_in
+from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
 
@@ -117,9 +118,9 @@ def test_placement(name):
 
 def consumers_of_quantizers(found: Case) -> dict[str, list[str]]:
     """Id of each quantizer -> who reads what it quantizes, in the words of the record."""
-    read = graph.read(found.quantized)
+    read = read_model(found.quantized)
     consumers = read.consumers()
-    outputs = graph.values_in(read.outputs)
+    outputs = values_in(read.outputs)
     separable = {
         layer["name"] for layer in found.manifest["layers"] if layer["class"] == "SeparableConv2D"
     }

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.graph import graph
+from keras_qat.graph.calls import values_in
+from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
 from keras_qat.placement import fusion_groups
@@ -169,7 +170,7 @@ def test_shared_weights_have_one_quantizer():
         )
         names = [name for quantizer in keras_qat.quantizers(model) for name in quantizer.quantizes]
         assert sorted(name.split("/")[0] for name in names) == ["one", "shared", "two"]
-        read = graph.read(model)
+        read = read_model(model)
         calls = [call for call in read.calls if call.layer.name == "quant_shared"]
         assert len(calls) == 2
         assert calls[0].layer is calls[1].layer
@@ -203,7 +204,7 @@ def test_called_inside_a_name_scope():
 def test_kernel_batch_norm_activation_is_one_group():
     x = image()
     y = relu(layers.BatchNormalization(name="bn")(conv(x, "layer")))
-    (group,) = fusion_groups.groups(lower(graph.read(keras.Model(x, y))))
+    (group,) = fusion_groups.groups(lower(read_model(keras.Model(x, y))))
     assert [call.name for call in group.calls] == ["layer", "bn", "relu"]
     assert [value.name for value in group.kernel.inputs] == ["image"]
 
@@ -212,10 +213,10 @@ def test_either_activation_ends_a_group():
     for max_value in (None, 6.0):
         x = image()
         y = relu(conv(x, "layer"), "end", max_value)
-        (group,) = fusion_groups.groups(graph.read(keras.Model(x, y)))
+        (group,) = fusion_groups.groups(read_model(keras.Model(x, y)))
         assert group.output.name == "end"
     y = layers.Activation("tanh", name="tanh")(conv(x, "layer"))
-    (group,) = fusion_groups.groups(graph.read(keras.Model(x, y)))
+    (group,) = fusion_groups.groups(read_model(keras.Model(x, y)))
     assert group.output.name == "layer"
 
 
@@ -225,7 +226,7 @@ def test_pattern_on_one_of_several_outputs():
     y = relu(conv(second, "layer"))
     assert quantized_tensors(x, y) == {"layer/kernel": "kernel", "relu": "act_quant"}
     model = keras.Model(x, y)
-    (group,) = fusion_groups.groups(lower(graph.read(model)))
+    (group,) = fusion_groups.groups(lower(read_model(model)))
     assert group.kernel.inputs[0].name.endswith(":1")
     quantized = keras_qat.quantize_model(model, "contrib")
     keras_qat.set_quantization(quantized, False)
@@ -237,7 +238,7 @@ def test_no_one_and_several_consumers():
     x = image()
     y = relu(x, "read_twice")
     outputs = layers.Add(name="end")([conv(y, "one"), y])
-    read = graph.read(keras.Model(x, outputs))
+    read = read_model(keras.Model(x, outputs))
     readers = {
         value.name: [call.name for call in calls] for value, calls in read.consumers().items()
     }
@@ -254,11 +255,11 @@ def test_only_consumers_behind_the_quantizer_are_rerouted():
     x = image()
     y = relu(conv(x, "layer"))
     z = layers.Add(name="add")([conv(y, "one"), conv(y, "two")])
-    quantized = graph.read(keras_qat.quantize_model(keras.Model(x, [z, y]), "contrib"))
+    quantized = read_model(keras_qat.quantize_model(keras.Model(x, [z, y]), "contrib"))
     (layer,) = [call for call in quantized.calls if call.name == "quant_layer"]
     readers = {call.name for call in quantized.consumers()[layer.output]}
     assert readers == {"quant_one", "quant_two"}
-    assert layer.output in graph.values_in(quantized.outputs)
+    assert layer.output in values_in(quantized.outputs)
     assert [value.name for value in layer.inputs] == ["image"]
 
 

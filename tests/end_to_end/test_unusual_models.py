@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
 from keras_qat.keras2.backend import keras
 from tests.comparison import assert_identical, assert_in_integers
@@ -123,7 +123,7 @@ def test_equal_ranges_of_a_shared_layer_in_16_bits():
     x = [images(512, (6,))] * 2
     qat = observe(keras_qat.quantize_model(model, "int16x8"), *x)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
-    calls = graph_lib.read(qat)
+    calls = read_model(qat)
     for one, other in zip(resolve(qat).nodes, resolve_in_graph(calls, None).nodes, strict=True):
         if one.weights is not None:
             np.testing.assert_array_equal(one.weights.scale, other.weights.scale)
@@ -198,7 +198,7 @@ def test_compiled_by_xla():
     qat = observe(keras_qat.quantize_model(model_of(build, (6, 6, 2))), x)
     qat.compile("sgd", "mse", jit_compile=True)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
-    calls = graph_lib.read(qat)
+    calls = read_model(qat)
     for one, other in zip(resolve(qat).nodes, resolve_in_graph(calls, None).nodes, strict=True):
         if one.weights is not None:
             np.testing.assert_array_equal(one.weights.scale, other.weights.scale)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.graph import graph
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.keras2.backend import keras
 from tests.helpers import images
 from tests.networks.small import functional, layers, residual_net, tiny_net
@@ -35,7 +36,7 @@ def operators():
 @pytest.mark.parametrize("make", [residual_net, tiny_net, nested, several, operators])
 def test_rebuilt_model_computes_the_same(make):
     model = make()
-    again = graph.rebuild(graph.read(model))
+    again = rebuild_model(read_model(model))
     x = [images(4, tuple(array.shape[1:]), seed) for seed, array in enumerate(model.inputs)]
     expected, predicted = model.predict(x, verbose=0), again.predict(x, verbose=0)
     tf.nest.map_structure(
@@ -44,7 +45,7 @@ def test_rebuilt_model_computes_the_same(make):
 
 
 def test_nested_and_shared_layers_are_calls_with_names():
-    calls = graph.read(nested()).calls
+    calls = read_model(nested()).calls
     assert [call.name for call in calls] == ["inner/dense", "inner/dense", "inner/dense", "add"]
     assert [call.output.name for call in calls] == [
         "inner/dense",
@@ -56,7 +57,7 @@ def test_nested_and_shared_layers_are_calls_with_names():
 
 
 def test_consumers():
-    read = graph.read(residual_net())
+    read = read_model(residual_net())
     relu = next(call for call in read.calls if call.name == "stem_relu")
     assert [call.name for call in read.consumers()[relu.output]] == ["depthwise", "merge"]
 
@@ -64,5 +65,5 @@ def test_consumers():
 def test_a_model_inside_that_is_called_with_training_stays_so():
     inner = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5)], name="inner")
     model = functional((4,), build=lambda x: inner(x, training=True))
-    (call,) = graph.read(model).calls
+    (call,) = read_model(model).calls
     assert call.kwargs["training"] is True

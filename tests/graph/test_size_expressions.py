@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.calls import values_in
+from keras_qat.graph.read_model import read_model
 from keras_qat.graph.static_shapes import close_sizes
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.weighted_sums import RECENT
@@ -289,7 +290,7 @@ def test_rows_of_each_example():
             first + second,
         )
     ]
-    graph = graph_lib.read(keras.Model(inputs, outputs))
+    graph = read_model(keras.Model(inputs, outputs))
     close_sizes(graph)
-    steps = [value.shape[1] for value in graph_lib.values_in(graph.outputs)]
+    steps = [value.shape[1] for value in values_in(graph.outputs)]
     assert steps == [36, 24, 6, 2, 24, 12, 12]

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.graph import graph
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.helper_layers.elementwise_functions import Formula
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
@@ -70,13 +71,13 @@ SEVERAL = {
 @pytest.mark.parametrize("name", [*ONE, *SEVERAL, "behind others"])
 def test_one_layer_computes_the_same(name):
     model = functional(SHAPE, build={**ONE, **SEVERAL, "behind others": behind_others}[name])
-    lowered = lower(graph.read(model))
+    lowered = lower(read_model(model))
     kinds = [type(call.layer) for call in lowered.calls]
     if name in ONE:
         assert kinds == [Formula]
     assert (Formula in kinds) is (name not in SEVERAL)
     x = 2 * images(4, SHAPE)
-    rebuilt = graph.rebuild(lowered)
+    rebuilt = rebuild_model(lowered)
     rebuilt.set_weights(model.get_weights())
     np.testing.assert_allclose(rebuilt(x), model(x), rtol=1e-5, atol=1e-5)
 
@@ -85,7 +86,7 @@ def test_steps_that_others_read_stay():
     inputs = keras.Input(SHAPE)
     wide = tf.exp(inputs)
     model = keras.Model(inputs, [log(1.0 + wide), layers.Dense(3)(wide)])
-    lowered = lower(graph.read(model))
+    lowered = lower(read_model(model))
     names = [getattr(call.layer, "symbol", type(call.layer).__name__) for call in lowered.calls]
     assert sorted(names) == ["Dense", "Formula", "math.exp"]
 
@@ -116,11 +117,11 @@ OF_SHARES = {
 @pytest.mark.parametrize("name", OF_SHARES)
 def test_logarithms_of_shares(name, tmp_path):
     model, x = functional(SHAPE, build=OF_SHARES[name]), 6 * images(16, SHAPE)
-    lowered = lower(graph.read(model))
+    lowered = lower(read_model(model))
     symbols = {getattr(call.layer, "symbol", type(call.layer).__name__) for call in lowered.calls}
     assert not symbols & {"nn.softmax", "Softmax"} and "math.reduce_max" in symbols
     expected = np.asarray(model(x))
-    np.testing.assert_allclose(graph.rebuild(lowered)(x), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(rebuild_model(lowered)(x), expected, rtol=1e-4, atol=1e-4)
     qat = keras_qat.quantize_model(model, strict=True)
     keras_qat.calibrate(qat, x)
     assert np.std(qat(x) - expected) < 0.03 * np.std(expected)
@@ -143,7 +144,7 @@ def test_shares_stay_for_others():
     """As an entropy: the logarithm is computed beside them."""
     shares = tf.nn.softmax(keras.Input(SHAPE, name="scores"))
     model = keras.Model(shares._keras_history.layer.input, [log(shares), layers.Dense(3)(shares)])
-    symbols = [getattr(call.layer, "symbol", "") for call in lower(graph.read(model)).calls]
+    symbols = [getattr(call.layer, "symbol", "") for call in lower(read_model(model)).calls]
     assert "nn.softmax" in symbols and "math.reduce_max" in symbols
 
 
@@ -151,7 +152,7 @@ def test_shares_stay_for_others():
     "function", [lambda x: log(x * x), lambda x: tf.sqrt(tf.square(x)), lambda x: 1 / tf.sqrt(x**2)]
 )
 def test_zeros_have_finite_numbers_and_slopes(function):
-    layer = lower(graph.read(functional(SHAPE, build=function))).calls[0].layer
+    layer = lower(read_model(functional(SHAPE, build=function))).calls[0].layer
     x = tf.constant([0.0, 0.5, 2.0])
     with tf.GradientTape() as tape:
         tape.watch(x)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
 from keras_qat.ops.registry import op_of
@@ -99,7 +99,7 @@ def test_small_numbers_keep_their_own_range(function):
 
 @pytest.mark.parametrize("function", OF_ONE)
 def test_what_is_read_in_parts_alone_is_not_joined(function):
-    graph = graph_lib.read(model_of(function))
+    graph = read_model(model_of(function))
     assert not JOINS & kinds_in(lower(graph).calls)
 
 
@@ -124,7 +124,7 @@ def one_of_a_stack(small, large):
     "function", [across, with_steps, of_examples, one_of_a_stack, whole_and_part]
 )
 def test_other_parts_are_of_the_joined_tensor(function):
-    graph = graph_lib.read(model_of(function))
+    graph = read_model(model_of(function))
     assert JOINS & kinds_in(lower(graph).calls)
 
 

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.graph import graph
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
 from tests.comparison import assert_in_integers, assert_kept
@@ -44,8 +45,8 @@ CASES = {
 
 
 def lowered_outputs(model, x):
-    lowered = lower(graph.read(model))
-    rebuilt = graph.rebuild(lowered)
+    lowered = lower(read_model(model))
+    rebuilt = rebuild_model(lowered)
     for layer, weights in lowered.weights.items():
         for new, old in zip(layer.weights, weights, strict=True):
             new.assign(old)
@@ -297,7 +298,7 @@ def test_numbers_near_others_are_computed_with():
 
 def test_float_model_keeps_its_activation():
     model = functional((4,), build=layers.Dense(3, activation="relu", name="dense"))
-    lower(graph.read(model))
+    lower(read_model(model))
     assert model.get_layer("dense").activation.__name__ == "relu"
 
 

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.graph import graph
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
 from tests.comparison import assert_kept
@@ -67,11 +68,11 @@ SEVERAL = {
 @pytest.mark.parametrize("name", [*ONE, *SEVERAL])
 def test_one_layer_computes_the_same(name):
     model = functional(SHAPE, build={**ONE, **SEVERAL}[name])
-    lowered = lower(graph.read(model))
+    lowered = lower(read_model(model))
     kinds = [type(call.layer).__name__ for call in lowered.calls]
     assert (kinds == ["Softmax"]) is (name in ONE)
     x = 2 * images(4, SHAPE)
-    np.testing.assert_allclose(graph.rebuild(lowered)(x), model(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(rebuild_model(lowered)(x), model(x), rtol=1e-5, atol=1e-6)
 
 
 def test_wide_scores_keep_their_shares(tmp_path):

@@ -13,8 +13,8 @@ from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.target_forms import avoiding
 from keras_qat.export.tflite_writer import tensor_index, write_node
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.read_model import read_model
 from keras_qat.graph.tf_operations import inputs_and_constants
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -126,7 +126,7 @@ def node_of(
         keras.Input(shape, dtype=dtype) for shape, dtype in zip(example.shapes, dtypes, strict=True)
     ]
     model = keras.Model(inputs, example.build(*inputs))
-    graph = graph_lib.read(model)
+    graph = read_model(model)
     (call,) = [call for call in graph.calls if getattr(match(call).op, "name", "") == op.name]
     return make_node(call, bits, numbers, maximum, per_channel), numbers
 
@@ -161,7 +161,7 @@ def make_node(
     if op.weights:
         weights = random_weights(call, op, numbers, per_channel, bits)
     outputs = []
-    for value in graph_lib.values_in(call.outputs):
+    for value in values_in(call.outputs):
         params = None
         if not value.is_float:
             pass
@@ -190,7 +190,7 @@ def output_params(
             q = numbers.integers(operand.params.lowest, operand.params.highest + 1, sizes)
             real.append(tf.constant(operand.params.dequantize(q)))
     given = iter(real)
-    args, kwargs = graph_lib.map_values(lambda value: next(given), (call.args, call.kwargs))
+    args, kwargs = map_values(lambda value: next(given), (call.args, call.kwargs))
     layer = call.layer
     if weights is not None and not weights.name:
         factors, unit = weights.q * weights.scale, operands[0].params.scale

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.calls import Value
+from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.ops import elementwise, relu
 from keras_qat.ops.activations import ACTIVATIONS
@@ -45,7 +46,7 @@ CASES = [
 
 def call_of(build, *shapes):
     inputs = [keras.Input(shape) for shape in shapes or [(4, 5, 6)]]
-    (call,) = graph_lib.read(keras.Model(inputs, build(*inputs))).calls
+    (call,) = read_model(keras.Model(inputs, build(*inputs))).calls
     return call
 
 
@@ -245,5 +246,5 @@ def test_an_elementwise_example_has_constants_in_either_place():
         example = EXAMPLES["subtract"](np.random.default_rng(seed))
         call = call_of(example.build, *example.shapes)
         leaves = tf.nest.flatten((call.args, call.kwargs))
-        built.add(tuple(isinstance(leaf, graph_lib.Value) for leaf in leaves[:2]))
+        built.add(tuple(isinstance(leaf, Value) for leaf in leaves[:2]))
     assert {(True, True), (True, False), (False, True)} <= built

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.calls import map_values
 from keras_qat.ops.node import Node
 from keras_qat.ops.op import OwnRange, SharedRange
 from keras_qat.ops.registry import op_named
@@ -61,7 +61,7 @@ def with_scales(node: Node, bits: int, scale: float, zero: float, width: float) 
     numbers = x.params.dequantize(codes).astype(np.float32)
 
     def of(x: np.ndarray) -> np.ndarray:
-        args, kwargs = graph_lib.map_values(lambda _: x, (node.call.args, node.call.kwargs))
+        args, kwargs = map_values(lambda _: x, (node.call.args, node.call.kwargs))
         return np.asarray(node.call.layer(*args, **kwargs), np.float64)
 
     neighbours = (np.nextafter(numbers, np.float32(end)) for end in (-np.inf, np.inf))

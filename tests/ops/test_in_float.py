@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import FAMILIES, OPENVINO, kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.calls import map_values
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Node, Tensor
@@ -29,7 +29,7 @@ CASES = [
 def real_results(node: Node, numbers: list[Any]) -> list[Any]:
     """What the node's layer computes of real numbers, with the quantized weights."""
     layer, weights, given = node.call.layer, node.weights, iter(numbers)
-    args, kwargs = graph_lib.map_values(lambda _: next(given), (node.call.args, node.call.kwargs))
+    args, kwargs = map_values(lambda _: next(given), (node.call.args, node.call.kwargs))
     if weights is not None:
         unit = node.inputs[0].params.scale * weights.scale
         bias = [] if weights.bias is None else [weights.bias * unit.reshape(-1)]

@@ -12,7 +12,8 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import XNNPACK
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import tensor_index, write_node
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.calls import values_in
+from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import Contract, Roll
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.keras2.backend import keras, register
@@ -39,7 +40,7 @@ layers = keras.layers
 def calls_of(build, *shapes):
     """The calls of a function on Keras tensors."""
     inputs = [keras.Input(shape) for shape in shapes]
-    return graph_lib.read(keras.Model(inputs, build(*inputs))).calls
+    return read_model(keras.Model(inputs, build(*inputs))).calls
 
 
 def check(build, *shapes, bits=8, families=KERNELS):
@@ -202,14 +203,14 @@ def test_a_custom_layer_that_is_no_movement(registered):
 def chain(build, *shapes):
     """A file of calls that all keep one range, and what they compute themselves."""
     inputs = [keras.Input(shape) for shape in shapes]
-    graph = graph_lib.read(keras.Model(inputs, build(*inputs)))
+    graph = read_model(keras.Model(inputs, build(*inputs)))
     params, builder, indices = QuantParams(np.float32(0.1), 5), Builder(), {}
     tensors = {
         value: Tensor(value.name, value.shape, value.dtype, params if value.is_float else None)
         for value in graph.values()
     }
-    starts = [tensors[value] for value in graph_lib.values_in(graph.inputs)]
-    ends = [tensors[value] for value in graph_lib.values_in(graph.outputs)]
+    starts = [tensors[value] for value in values_in(graph.inputs)]
+    ends = [tensors[value] for value in values_in(graph.outputs)]
     ins = {start.name: tensor_index(builder, indices, start) for start in starts}
     numbers = np.random.default_rng(0)
     given = {
@@ -221,7 +222,7 @@ def chain(build, *shapes):
         op, attributes, reason = match(call)
         assert op is not None, reason
         sources = tuple(tensors[value] for value in call.inputs)
-        outputs = tuple(tensors[value] for value in graph_lib.values_in(call.outputs))
+        outputs = tuple(tensors[value] for value in values_in(call.outputs))
         node = Node(call.name, op, attributes, call, sources, outputs)
         results = compute_node(node, [computed[source] for source in sources], XNNPACK)
         computed.update(zip(outputs, results, strict=True))
@@ -317,7 +318,7 @@ def test_what_has_no_kernel(name):
 def test_a_masked_mean_has_no_kernel():
     x = keras.Input((5, 4))
     y = layers.GlobalAveragePooling1D()(layers.Masking()(x))
-    row = match(graph_lib.read(keras.Model(x, y)).calls[-1])
+    row = match(read_model(keras.Model(x, y)).calls[-1])
     assert row.op is None
     assert row.reason == "with a mask"
 
@@ -335,7 +336,7 @@ def test_five_axes_are_turned_around_as_four_where_that_is_possible():
 
 def test_entries_of_the_batch():
     x, numbers = keras.Input((4,), 3), np.random.default_rng(0)
-    (call,) = graph_lib.read(keras.Model(x, tf.unstack(x))).calls
+    (call,) = read_model(keras.Model(x, tf.unstack(x))).calls
     node = make_node(call, 8, numbers)
     for family in KERNELS:
         assert_same(node, random_inputs(node, numbers), family)
@@ -380,7 +381,7 @@ def test_rare_options(name):
 
 def test_one_hot_of_bytes():
     x, numbers = keras.Input((3,), dtype="uint8"), np.random.default_rng(0)
-    (call,) = graph_lib.read(keras.Model(x, tf.one_hot(x, 5))).calls
+    (call,) = read_model(keras.Model(x, tf.one_hot(x, 5))).calls
     node = make_node(call, 8, numbers)
     assert_same(node, random_inputs(node, numbers), "reference")
     assert [name for name, *_ in FileInterpreter(file_of(node)).operations()] == ["CAST", "ONE_HOT"]

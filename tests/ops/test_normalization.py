@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.normalization import LARGEST, LEAST_WEIGHTS, _bits_of_mean
 from keras_qat.ops.weighted_sums import RECENT
@@ -211,7 +211,7 @@ def test_two_groups_of_few_pixels(pixels):
     numbers = rng(1)
     x = keras.Input((pixels, 6))
     layer = GroupNorm(2, epsilon=1e-3, gamma_initializer="normal", beta_initializer="normal")
-    (call,) = graph_lib.read(keras.Model(x, layer(x))).calls
+    (call,) = read_model(keras.Model(x, layer(x))).calls
     node = make_node(call, 8, numbers)
     inputs = random_inputs(node, numbers)
     assert_same(node, inputs, "reference")

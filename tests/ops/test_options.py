@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import Contract, LastStep, ReverseSteps, Roll
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import match
@@ -380,7 +380,7 @@ def last_call(build, shapes):
         keras.Input(shape[0], dtype=shape[1]) if typed else keras.Input(shape)
         for shape, typed in zip(shapes, has_type, strict=True)
     ]
-    return graph_lib.read(keras.Model(inputs, build(*inputs))).calls[-1]
+    return read_model(keras.Model(inputs, build(*inputs))).calls[-1]
 
 
 @pytest.mark.sample(30)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import ROWS, match
 from tests.comparison import Product
@@ -104,7 +104,7 @@ FROM_SHAPES = {"affine", "contract"}
 def test_defaults_are_the_options_of_a_plain_call(name):
     build, shape = PLAIN[name]
     x = keras.Input(shape)
-    *_, call = graph_lib.read(keras.Model(x, build(x))).calls
+    *_, call = read_model(keras.Model(x, build(x))).calls
     op, attributes, reason = match(call)
     assert op is not None, reason
     assert op.name == name
@@ -120,7 +120,7 @@ def test_a_layer_with_one_weight_is_the_operator_that_its_call_computes(weights)
     model = keras.Model(x, Product(name="product")(x))
     recipe = keras_qat.recipes.int8().override("Product", open=False)
     with keras_qat.register_rule(Product, weights=weights):
-        (call,) = graph_lib.read(model).calls
+        (call,) = read_model(model).calls
         op, _, reason = match(call)
         if len(weights) > 1:
             assert op is None

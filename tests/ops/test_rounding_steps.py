@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.registry import op_named
@@ -118,7 +118,7 @@ def with_sums(kind: str, bits: int, factor: float, sums: list[int]) -> Node:
     count = len(sums)
     layer = layers.Dense(count) if kind == "dense" else layers.Conv2D(count, 1)
     inputs = keras.Input((1,) if kind == "dense" else (1, 1, 1))
-    *_, call = graph_lib.read(keras.Model(inputs, layer(inputs))).calls
+    *_, call = read_model(keras.Model(inputs, layer(inputs))).calls
     node = make_node(call, bits, np.random.default_rng(0), per_channel=False)
     assert node.weights is not None
     weights = dataclasses.replace(
@@ -217,7 +217,7 @@ def test_products_in_an_lstm_that_are_rounded_once_or_twice(bits, family):
     """The gates are realised as biases, beside weights of zero."""
     inputs = keras.Input((4, 1))
     layer = layers.LSTM(len(GATES), return_sequences=True)
-    *_, call = graph_lib.read(keras.Model(inputs, layer(inputs))).calls
+    *_, call = read_model(keras.Model(inputs, layer(inputs))).calls
     node = make_node(call, bits, np.random.default_rng(0))
     assert node.weights is not None
     assert node.weights.recurrent is not None

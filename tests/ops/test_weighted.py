@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import tensor_index, write_node
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.passes.pack_int4 import packed
 from keras_qat.keras2.backend import keras
@@ -42,7 +42,7 @@ ROWS = [
 
 def call_of(layer, shape, batch=None, dtype="float32"):
     x = keras.Input(shape, batch_size=batch, dtype=dtype)
-    (call,) = graph_lib.read(keras.Model(x, layer(x))).calls
+    (call,) = read_model(keras.Model(x, layer(x))).calls
     return call
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.calls import Call, Value
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import ROWS, match
 from tests.ops.harness import make_node

@@ -17,8 +17,8 @@ import tensorflow as tf
 from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, values_in
+from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.helper_layers import finite_functions
 from keras_qat.integer_graph.execute import prepare
 from keras_qat.integer_graph.fold_weights import (
@@ -115,7 +115,7 @@ def assert_values_are_those_of_training(graph: ResolvedGraph, inputs: list[np.nd
     with assuming(QUANTIZED, [x for x in layers if isinstance(x, ScheduledLayer)]):
         pairs = zip(values_in(calls.inputs), inputs, strict=True)
         given = [forced(value, tf.constant(x, value.dtype)) for value, x in pairs]
-        graph_lib.evaluate(calls, given, apply)
+        evaluate_graph(calls, given, apply)
     assert not differing, f"not what training computes: {differing}"
 
 

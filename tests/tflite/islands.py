@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import XNNPACK
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import write_graph
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import values_in
+from keras_qat.graph.calls import values_in
+from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -35,7 +35,7 @@ SEQUENCE = (6, 4)
 
 def in_float(model: Any, params: QuantParams | None = None) -> ResolvedGraph:
     """A model of which everything is in float but Add layers, and inputs if they have `params`."""
-    graph = graph_lib.read(model)
+    graph = read_model(model)
     tensors = {
         value: Tensor(as_scope(value.name), value.shape, value.dtype, params)
         for value in values_in(graph.inputs)

@@ -34,7 +34,7 @@ from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK, KernelFamil
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.targets.tflm import TFLM
 from keras_qat.export.target_problems import problems
-from keras_qat.graph.graph import values_in
+from keras_qat.graph.calls import values_in
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked

@@ -8,7 +8,7 @@ from collections.abc import Container
 import numpy as np
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph.graph import Value, values_in
+from keras_qat.graph.calls import Value, values_in
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Tensor as ModelTensor
 from keras_qat.tflite.reader import FileGraph, Tensor

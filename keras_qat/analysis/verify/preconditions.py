@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.graph.graph import Graph
+from keras_qat.graph.calls import Graph
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import packs_int4
 from keras_qat.integer_graph.passes.pixel_inputs import Rescaling

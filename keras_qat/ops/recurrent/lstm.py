@@ -37,7 +37,7 @@ from keras_qat.arithmetic.int16_sigmoid import (
 )
 from keras_qat.arithmetic.kernel_families import TFLM
 from keras_qat.arithmetic.quant_params import QuantParams, ratio
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.masked_recurrent import reads_mask
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.emission import Emission

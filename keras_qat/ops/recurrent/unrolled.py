@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, values_in
+from keras_qat.graph.calls import Call, values_in
 from keras_qat.helper_layers.masked_recurrent import (
     MaskedGRU,
     MaskedLSTM,

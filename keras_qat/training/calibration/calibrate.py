@@ -14,9 +14,10 @@ import tensorflow as tf
 from keras_qat.arithmetic.ties import WIDER, share_off_ties
 from keras_qat.config import specs
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, Graph
+from keras_qat.graph.calls import Call, Graph
 from keras_qat.graph.precision import computing_in_float32
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import BATCH_SIZE, batches, is_read_once
 from keras_qat.keras2.backend import one_at_a_time, swapped, traced
@@ -238,11 +239,11 @@ def _observe_weights(
         for observer in observers:
             observer.set(0.0, 0.0, 0.0)
     schedule(model, quantize_from=NEVER, freeze_from=0)
-    graph, strategy = graph_lib.read(model), model.distribute_strategy
+    graph, strategy = read_model(model), model.distribute_strategy
     dtypes = [x.dtype for x in model.inputs]
 
     def train(*inputs: Any) -> None:
-        strategy.run(lambda *xs: graph_lib.evaluate(graph, list(xs), _train), inputs)
+        strategy.run(lambda *xs: evaluate_graph(graph, list(xs), _train), inputs)
 
     try:
         traced(train)(*map(tf.constant, example, dtypes))

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Graph, read, values_in
+from keras_qat.graph.calls import Graph, values_in
+from keras_qat.graph.read_model import read_model
 from keras_qat.io.data import arrays_of
 from keras_qat.io.excess import describe_excess
 from keras_qat.messages import counted
@@ -129,7 +130,7 @@ def doubt_of_arrays(model: Any, data: Any) -> str:
     some = _evenly_spread(model, data)
     if not some:
         return ""
-    graph = read(model)
+    graph = read_model(model)
     samples = {
         value.name: Sample(x, float(x.min()), float(x.max()))
         for value, x in zip(values_in(graph.inputs), some, strict=True)
@@ -143,7 +144,7 @@ def doubt_of_ranges(model: Any, data: Any) -> str:
     some = _evenly_spread(model, data)
     if not some:
         return ""
-    graph = read(model)
+    graph = read_model(model)
     for index, quantizer in input_quantizers(graph).items():
         name = values_in(graph.inputs)[index].name
         if excess := describe_excess(name, some[index], *quantizer.current_range()):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.config import specs
-from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.helper_layers.rescaled_norms import seen_statistics
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import row_listing

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, split_loss_only, values_in
+from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.helper_layers.rescaled_norms import seen_statistics
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import counted
@@ -267,10 +267,10 @@ def _probabilities(scores: np.ndarray) -> np.ndarray:
 
 def _computed(graph: Graph, values: list[Value], name: str, x: Any) -> list[Any]:
     """Computes values that depend on the input `name` only, in float."""
-    calls = graph_lib.split_loss_only(graph.calls, values)[0]
+    calls = split_loss_only(graph.calls, values)[0]
     inputs = [
         tf.constant(x, value.dtype) if value.name == name else None
         for value in values_in(graph.inputs)
     ]
     part = dataclasses.replace(graph, calls=calls, outputs=values)
-    return graph_lib.evaluate(part, inputs, infer)
+    return evaluate_graph(part, inputs, infer)

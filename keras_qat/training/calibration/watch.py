@@ -12,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.config import specs
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.graph.precision import computing_in_float32, constants_in_float32
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.io.data import batch_count, batches
 from keras_qat.io.progress import shown
 from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, swapped, traced
@@ -55,7 +56,7 @@ class Watch:
 
     def __init__(self, model: Any, counts: bool, fixed: bool) -> None:
         self.layers = list(scheduled_layers(model))
-        self.graph = graph_lib.read(model)
+        self.graph = read_model(model)
         self.quantizers = [
             quantizer
             for layer in self.layers
@@ -89,7 +90,7 @@ class Watch:
                 watched = functools.partial(note, quantizer)
                 stack.enter_context(swapped(quantizer, watched=watched))
             stack.enter_context(assuming(IN_FLOAT, self.layers))
-            outputs = graph_lib.evaluate(self.graph, inputs, infer)
+            outputs = evaluate_graph(self.graph, inputs, infer)
         return seen, outputs
 
     def _run(self, batch: Sequence[np.ndarray], sampled: int) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.graph.graph import Call, map_values
+from keras_qat.graph.calls import Call, map_values
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.batch_norm.factor_and_bias import normalization

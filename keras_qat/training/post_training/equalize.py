@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, Graph
+from keras_qat.graph.calls import Call, Graph
+from keras_qat.graph.read_model import read_model
 from keras_qat.imports.keras3 import as_keras_2
 from keras_qat.imports.read_float import read_float
 from keras_qat.keras2.backend import keras
@@ -88,7 +88,7 @@ def equalize(model: Any, *, verbose: int = 0) -> Any:
     model, _ = read_float(as_keras_2(model))
     copy = keras.models.clone_model(model, clone_function=clone)
     copy.set_weights(model.get_weights())
-    graph = lower(graph_lib.read(copy), activations=False)
+    graph = lower(read_model(copy), activations=False)
     candidates = list(_pairs(graph))
     pairs = [
         (group, following)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.calls import Call, Value
 from keras_qat.keras2.backend import swapped, traced
 from keras_qat.training.distribution import mean_over_replicas, run_on_replicas, share_of_replica
 from keras_qat.training.layers import QuantizeWrapper, ScheduledLayer

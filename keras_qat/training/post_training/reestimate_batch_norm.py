@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call
+from keras_qat.graph.calls import Call
 from keras_qat.graph.precision import computing_in_float32
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.keras2.backend import keras, one_at_a_time, swapped, traced
 from keras_qat.keras2.layers_and_models import layers_in
 from keras_qat.training.calibration.watch import infer, shown_batches
@@ -65,11 +66,11 @@ def reestimate_batch_norm(
     ]
     statistics = [weight for norm in norms for weight in (norm.moving_mean, norm.moving_variance)]
     before = model.get_weights()
-    graph = graph_lib.read(model)
+    graph = read_model(model)
 
     def observe(*inputs: Any) -> None:
         with assuming(_LEARNING, layers):
-            graph_lib.evaluate(graph, list(inputs), _observe)
+            evaluate_graph(graph, list(inputs), _observe)
 
     watch = traced(observe)
     dtypes = [x.dtype for x in model.inputs]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.graph import graph as graph_lib
-from keras_qat.graph.graph import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.read_model import read_model
 from keras_qat.io.data import batches
 from keras_qat.io.progress import shown
 from keras_qat.messages import counted
@@ -88,7 +88,7 @@ def sweep(
         ValueError: if the model is not quantized, or has no ranges.
     """
     check_calibrated(model)
-    graph = graph_lib.read(model)
+    graph = read_model(model)
     inputs = values_in(graph.inputs)
     read = [
         [tf.constant(x, tensor.dtype) for x, tensor in zip(batch, model.inputs, strict=True)]

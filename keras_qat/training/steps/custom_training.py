@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.graph import Graph
+from keras_qat.graph.calls import Graph
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.configurations import check_modules, in_safe_mode
 from keras_qat.keras2.layers_and_models import layers_in

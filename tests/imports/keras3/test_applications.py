@@ -16,8 +16,8 @@ import pytest
 import keras_qat
 from keras_qat.keras2.backend import keras as keras_2
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.imports.keras3.comparison import assert_equal_outputs
 from tests.helpers import observe, rng
+from tests.imports.keras3.comparison import assert_equal_outputs
 
 keras = pytest.importorskip("keras", minversion="3.0")
 

@@ -9,13 +9,13 @@ import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras as keras_2
+from tests.helpers import images
 from tests.imports.keras3.comparison import (
     assert_converts,
     assert_equal_outputs,
     inputs_of,
     scrambled,
 )
-from tests.helpers import images
 
 keras = pytest.importorskip("keras", minversion="3.0")
 L = keras.layers

@@ -7,7 +7,7 @@ import pytest
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.graph import graph as graph_lib
+from keras_qat.graph.read_model import read_model
 from keras_qat.training.post_training.sweep import sweep
 from tests.helpers import images
 from tests.networks import composite, convolutional
@@ -47,7 +47,7 @@ def test_blocks_lie_between_tensors_that_everything_passes_through():
     names = ["quant_depthwise", "quant_project", "quant_merge", "quant_merge_relu"]
     assert with_weights == [names]
     assert all(reads == gives == 1 for _, reads, gives in result)
-    calls = [call.name for call in graph_lib.read(qat).calls]
+    calls = [call.name for call in read_model(qat).calls]
     assert [name for names, *_ in result for name in names] == calls
     assert [names for names, *_ in parts_of(qat, X, blocks=False)] == [[name] for name in calls]
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
-from keras_qat.graph.graph import Call, Value
+from keras_qat.graph.calls import Call, Value
 from keras_qat.helper_layers.masked_recurrent import reads_mask
 from keras_qat.keras2 import backend
 from keras_qat.ops.recurrent.step_math import (

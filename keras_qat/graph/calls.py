@@ -1,0 +1,173 @@
+"""A Keras model as a list of layer calls, in the order in which they compute."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.keras2.backend import keras
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """A tensor of the graph: the output of a call, or an input of the model (no producer).
+
+    `masked` says whether it carries a Keras mask, which some of the following layers use. `rows` is
+    how much of an open first axis stands for each example: 1, and 3 behind a reshape from
+    (examples, 3, 4) to (-1, 4).
+    """
+
+    name: str
+    shape: tuple[int | None, ...]
+    dtype: str
+    producer: Call | None = None
+    masked: bool = False
+    rows: Fraction = Fraction(1)
+
+    @property
+    def is_float(self) -> bool:
+        """True for a tensor of floating-point numbers, which can be quantized."""
+        return tf.as_dtype(self.dtype).is_floating
+
+    @property
+    def is_complex(self) -> bool:
+        """True for a tensor of complex numbers, which no operator of a file takes."""
+        return tf.as_dtype(self.dtype).is_complex
+
+    @property
+    def inference_dtype(self) -> str:
+        """The type at inference: float32 for any floating-point type."""
+        return "float32" if self.is_float else self.dtype
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.shape}>"
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A call of a layer.
+
+    Args:
+        layer: the layer, of the model that was read or made by `lower`.
+        args: positional arguments: a structure with `Value`s for the tensors.
+        kwargs: keyword arguments, likewise.
+        outputs: a structure of `Value`s.
+        name: the layer's name, prefixed with the names of the models around it.
+        origin: the name of the user's layer that this call is a part of.
+        source: the user's layer that this call is a part of.
+        within: the layers that were opened to reach this call, outermost first.
+    """
+
+    layer: Any
+    args: Any
+    kwargs: dict[str, Any]
+    outputs: Any
+    name: str
+    origin: str = ""
+    source: Any = None
+    within: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.origin = self.origin or self.name
+        self.source = self.layer if self.source is None else self.source
+        for value in values_in(self.outputs):
+            value.producer = self
+
+    def as_part_of(self, call: Call) -> Call:
+        """Marks the call as a part of what `call` became, and returns it."""
+        self.origin, self.source, self.within = call.origin, call.source, call.within
+        return self
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The values that the call reads, in order."""
+        return values_in((self.args, self.kwargs))
+
+    @property
+    def output(self) -> Value:
+        """The value that a call with one output writes."""
+        return values_in(self.outputs)[0]
+
+    def __repr__(self) -> str:
+        return f"<{type(self.layer).__name__} {self.name}>"
+
+
+@dataclasses.dataclass
+class Graph:
+    """A model as calls in the order in which they compute.
+
+    Args:
+        name: the model's name.
+        inputs: a structure of `Value`s, as the model takes it.
+        outputs: a structure of `Value`s, as the model returns it.
+        output_names: the model's names for its outputs.
+        calls: the calls that the outputs depend on.
+        weights: layer made by `lower` -> the initial values of its weights.
+        loss_only: calls that only added losses and metrics depend on. They are not exported.
+        closed: name of each call whose layer could not be opened -> the reason.
+        in_float: name of each call that must not read quantized values -> the reason.
+    """
+
+    name: str
+    inputs: Any
+    outputs: Any
+    output_names: list[str]
+    calls: list[Call]
+    weights: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
+    loss_only: list[Call] = dataclasses.field(default_factory=list)
+    closed: dict[str, str] = dataclasses.field(default_factory=dict)
+    in_float: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def consumers(self) -> dict[Value, list[Call]]:
+        """Returns the calls that read each value, those of `loss_only` included."""
+        consumers: dict[Value, list[Call]] = {value: [] for value in self.values()}
+        for call in [*self.calls, *self.loss_only]:
+            for value in dict.fromkeys(call.inputs):
+                consumers.setdefault(value, []).append(call)
+        return consumers
+
+    def only_readers(self) -> dict[Value, Call]:
+        """Returns value -> the call that alone reads it; model outputs are read outside, too."""
+        outputs = set(values_in(self.outputs))
+        readers = {value: calls for value, calls in self.consumers().items() if len(calls) == 1}
+        return {value: call for value, (call,) in readers.items() if value not in outputs}
+
+    def values(self) -> list[Value]:
+        """Returns all values: the model's inputs, then the outputs of each call."""
+        return values_in(self.inputs) + [v for call in self.calls for v in values_in(call.outputs)]
+
+    def call_counts(self) -> dict[Any, int]:
+        """Returns how often each layer is called."""
+        return Counter(call.layer for call in self.calls)
+
+
+def values_in(structure: Any) -> list[Value]:
+    """Returns the `Value`s in a structure, in order."""
+    return [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, Value)]
+
+
+def map_values(function: Callable[[Value], Any], structure: Any) -> Any:
+    """Returns the structure with each `Value` replaced by `function(value)`."""
+    return tf.nest.map_structure(
+        lambda leaf: function(leaf) if isinstance(leaf, Value) else leaf, structure
+    )
+
+
+def split_loss_only(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:
+    """Splits calls into those that the outputs depend on and all others."""
+    read, needed = set(values_in(outputs)), set()
+    for call in reversed(calls):
+        if read.intersection(values_in(call.outputs)):
+            needed.add(call)
+            read.update(call.inputs)
+    return [c for c in calls if c in needed], [c for c in calls if c not in needed]
+
+
+def is_batch_norm(call: Call) -> bool:
+    """Returns whether a call is a BatchNormalization."""
+    return isinstance(call.layer, keras.layers.BatchNormalization)
