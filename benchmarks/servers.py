@@ -1,11 +1,11 @@
-"""onnxruntime and OpenVINO: codes of the int8 file beside the model's, its speed beside float.
+"""onnxruntime: integers of the int8 file beside the model's, its speed beside float.
 
     python -m benchmarks.servers --models MobileNetV2 ResNet50
 
-The package openvino is used where it is installed; it is in no extra. Weights are random, with
-statistics of BatchNormalization as after training; ranges are those of random images. Networks end
-before their classifier, where there are most codes. Times are of one image on one thread, in time
-of the processor: other work beside does not count. Networks of the zoo take 96 x 96 pixels.
+Weights are random, with statistics of BatchNormalization as after training; ranges are those of
+random images. Networks end before their classifier, where there are most integers. Times are of one
+image on one thread, in time of the processor: other work beside does not count. Networks of the zoo
+take 96 x 96 pixels.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
+import onnxruntime
 import tensorflow as tf
 import tf2onnx
 
@@ -26,43 +27,20 @@ from benchmarks.models import build
 from benchmarks.zoo_worker import settle
 from keras_qat.keras2.backend import keras
 
-TITLES = ("network", "recipe", "runtime", "same codes", "largest", "float ms", "int8 ms", "ratio")
+TITLES = ("network", "recipe", "runtime", "same", "largest", "float ms", "int8 ms", "ratio")
 WIDTHS = (14, 9, 18, 10, 7, 8, 7, 5)
-ACTIVATIONS = {"int8": "uint8", "symmetric": "int8"}
+ACTIVATIONS: dict[str, Literal["uint8", "int8"]] = {"int8": "uint8", "symmetric": "int8"}
 Run = Callable[[np.ndarray], np.ndarray]
 
 
-def _onnxruntime(contents: bytes) -> Run:
-    import onnxruntime
-
+def open_file(contents: bytes) -> Run:
+    """Returns what computes a file on one thread."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(contents, options)
     name = session.get_inputs()[0].name
     return lambda x: session.run(None, {name: x})[0]
-
-
-def _openvino(contents: bytes) -> Run:
-    import openvino
-
-    # Without the hint, newer processors compute what is in float in bfloat16.
-    hints = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
-    core = openvino.Core()
-    compiled = core.compile_model(core.read_model(contents), "CPU", hints)
-    return lambda x: compiled(x)[0]
-
-
-RUNTIMES = {"onnxruntime": _onnxruntime, "openvino": _openvino}
-
-
-def runtimes() -> Iterator[tuple[str, Any, Any]]:
-    """The runtimes that are installed: name, module, and what opens a file."""
-    for name, opened in RUNTIMES.items():
-        try:
-            yield name, __import__(name), opened
-        except ImportError:
-            continue
 
 
 def in_turn(runs: tuple[Run, Run], x: np.ndarray, rounds: int) -> list[float]:
@@ -97,18 +75,16 @@ def main() -> None:
             keras_qat.calibrate(qat, x)
             (output,) = keras_qat.resolve(qat).outputs.values()
             assert output.params is not None
-            for runtime, module, opened in runtimes():
-                qat.kernels = runtime
-                stored: Any = "uint8" if runtime == "openvino" else activations
-                contents = keras_qat.export_onnx(qat, activations=stored)
-                expected = qat.predict(x, verbose=0)
-                run = opened(contents)
-                steps = np.abs(np.rint((run(x) - expected) / output.params.scale))
-                floats, integers = in_turn((opened(as_float), run), x[:1], options.rounds)
-                version = module.__version__.split("-")[0]
-                cells = [name, recipe, f"{runtime} {version}", f"{np.mean(steps == 0):.2%}"]
-                cells += [f"{steps.max():.0f}", f"{floats:.1f}", f"{integers:.1f}"]
-                print(row([*cells, f"{floats / integers:.2f}"], WIDTHS), flush=True)
+            qat.kernels = "onnxruntime"
+            contents = keras_qat.export_onnx(qat, activations=activations)
+            expected = qat.predict(x, verbose=0)
+            run = open_file(contents)
+            steps = np.abs(np.rint((run(x) - expected) / output.params.scale))
+            floats, integers = in_turn((open_file(as_float), run), x[:1], options.rounds)
+            runtime = f"onnxruntime {onnxruntime.__version__}"
+            cells = [name, recipe, runtime, f"{np.mean(steps == 0):.2%}"]
+            cells += [f"{steps.max():.0f}", f"{floats:.1f}", f"{integers:.1f}"]
+            print(row([*cells, f"{floats / integers:.2f}"], WIDTHS), flush=True)
 
 
 if __name__ == "__main__":

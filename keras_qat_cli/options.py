@@ -46,7 +46,7 @@ COUNT.name = "whole number"  # Click says "integer range" of what is none.
 PERCENT = click.FloatRange(0, 100)
 PERCENT.name = "number"
 
-KERNEL_FAMILIES = (*TFLITE_KERNELS, "onnxruntime", "openvino", "esp_dl")
+KERNEL_FAMILIES = (*TFLITE_KERNELS, "onnxruntime", "esp_dl")
 """Names of `kernel_families.FAMILIES`, in the order that helps most."""
 
 tflite_kernels = _kernels(*TFLITE_KERNELS)

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from keras_qat.messages import warn_caller
+
 Rescaling = Callable[[Any, Any], Any]
 """Multiplies whole numbers, given in float32, by a float32 factor and rounds the result."""
 
@@ -74,9 +76,6 @@ class KernelFamily:
         in_float: whether operators that the fields above do not describe compute in float32, from
             real numbers, and their results are divided by the scale.
         halves: rounds what the kernels of `in_float` computed in float32: halves to even or up.
-        by_levels: whether all results are computed in real numbers, and quantized by the ends of
-            the output's range, not by its scale.
-        operators: names of the rows that are known to compute as the runtime; None: all.
     """
 
     name: str
@@ -104,8 +103,6 @@ class KernelFamily:
     static_shapes: bool = False
     in_float: bool = False
     halves: Callable[[Any], Any] = tf.round
-    by_levels: bool = False
-    operators: frozenset[str] | None = None
 
 
 REFERENCE = KernelFamily("reference")
@@ -178,57 +175,35 @@ ESP_DL = dataclasses.replace(
 )
 """ESP-DL on ESP32 and ESP32-S3, for `recipes.power_of_two`. On ESP32-P4 it is as onnxruntime."""
 
-OPENVINO = dataclasses.replace(
-    ONNXRUNTIME,
-    name="openvino",
-    softmax="float32",
-    by_levels=True,
-    operators=frozenset(
-        (
-            "add",
-            "argmax",
-            "concatenate",
-            "conv",
-            "dense",
-            "depthwise_conv",
-            "elu",
-            "hard_swish",
-            "identity",
-            "leaky_relu",
-            "linear",
-            "max_pooling",
-            "mean",
-            "multiply",
-            "pad",
-            "reshape",
-            "resize_nearest",
-            "sigmoid",
-            "slice",
-            "softmax",
-            "subtract",
-            "tanh",
-            "transpose",
-        )
-    ),
-)
-"""OpenVINO's CPU plug-in on x86 with AVX-512, for files of `export_onnx`: image networks.
-
-It fuses a range at the input with the next one where only an affine layer or a ReLU lies between.
-"""
-
 FAMILIES = {
-    family.name: family
-    for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM, ONNXRUNTIME, ESP_DL, OPENVINO)
+    family.name: family for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM, ONNXRUNTIME, ESP_DL)
 }
 """All families, by the name that users pass as `kernels=`."""
 
+REMOVED = {"openvino": ONNXRUNTIME}
+"""Name of a family of earlier releases -> the family to use instead."""
+
 
 def kernel_family(kernels: str) -> KernelFamily:
-    """Returns the family that users call by this name.
+    """Returns the family with this name.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if there is no such family.
     """
+    if kernels in REMOVED:
+        raise ValueError(f"kernels={kernels!r} was removed: use {REMOVED[kernels].name!r}.")
     if kernels not in FAMILIES:
         raise ValueError(f"kernels={kernels!r}: use one of {', '.join(map(repr, FAMILIES))}.")
     return FAMILIES[kernels]
+
+
+def saved_family(kernels: str, model_name: str) -> KernelFamily:
+    """Returns the family of a saved model, or a successor with a warning if it was removed."""
+    if kernels not in REMOVED:
+        return kernel_family(kernels)
+    family = REMOVED[kernels]
+    warn_caller(
+        f"'{model_name}' was saved with kernels={kernels!r}, which was removed. Its inference "
+        f"rounds as {family.name!r} now, which changes single values by one step."
+    )
+    return family

@@ -88,9 +88,8 @@ def int8(
 def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") -> Recipe:
     """Returns a recipe with symmetric int8 activations: all zero points are 0.
 
-    TensorRT takes no other files, and OpenVINO computes them faster. Tensors behind a ReLU use half
-    of the 256 levels, so that other runtimes get more accuracy from `int8`. `export_onnx` writes
-    such a model with int8 activations.
+    TensorRT supports no other files. Tensors after a ReLU use half of the 256 levels, so other
+    runtimes get more accuracy from `int8`. `export_onnx` writes such a model with int8 activations.
 
     Args:
         ema_decay: decay per step of the moving averages of activations' extremes.

@@ -10,7 +10,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from keras_qat.export.onnx_for_openvino import check_for_openvino, pool_for_openvino
 from keras_qat.export.read_back_onnx import check_onnx
 from keras_qat.export.saved_model import inference_module
 from keras_qat.integer_graph.resolve import resolve_to_export
@@ -51,7 +50,7 @@ def export_onnx(
         activations: type of the activations. "uint8" comes with int32 biases. "int8" comes with
             float biases that lie on the int32 grid, as TensorRT takes no others; it also wants zero
             points of 0, which `recipes.symmetric()` gives. None is "int8" for recipes with
-            symmetric activations, and otherwise "uint8", as with `kernels="openvino"`.
+            symmetric activations, and otherwise "uint8".
 
     Returns:
         The file's contents.
@@ -59,8 +58,7 @@ def export_onnx(
     Raises:
         ImportError: without the extra: `pip install 'keras-qat[onnx]'`.
         ValueError: if the model is not quantized, a quantizer has no usable range, activations
-            have 16 bits, or `activations` is another type; with `kernels="openvino"` also if
-            activations are int8, or a layer is of an operator that OpenVINO rounds otherwise.
+            have 16 bits, or `activations` is another type.
         OSError: if `path` cannot be written.
 
     Example:
@@ -80,12 +78,10 @@ def export_onnx(
     graph.origin.warn()
     if graph.origin.is_16_bit:
         raise ValueError("16-bit activations cannot be exported to ONNX: tf2onnx knows 8 bits.")
-    recipe, family = graph.origin.recipe, graph.origin.family
+    recipe = graph.origin.recipe
     if activations is None:
-        is_signed = recipe is not None and recipe.activations.symmetric and not family.by_levels
+        is_signed = recipe is not None and recipe.activations.symmetric
         activations = "int8" if is_signed else "uint8"
-    if family.by_levels:
-        check_for_openvino(graph, activations)
     module = inference_module(graph, for_onnx=True)
     layers = {inner for node in graph.nodes for inner in layers_in(node.call.layer)}
     with contextlib.ExitStack() as scopes:
@@ -107,8 +103,6 @@ def export_onnx(
     _store_weights(proto.graph, weights, integer_biases=activations == "uint8")
     if activations == "int8":
         _make_signed(proto.graph)
-    if family.by_levels:
-        pool_for_openvino(proto.graph)
     by_name = {output.name: output for output in proto.graph.output}
     _replace(proto.graph.output, [by_name[name] for name in graph.outputs])
     config = json.dumps(None if recipe is None else recipe.to_config(), sort_keys=True)

@@ -22,7 +22,6 @@ from keras_qat.graph.masks import Masks
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.op import Arguments, FixedRange, SharedRange, held_in
-from keras_qat.ops.openvino import Levels, prepare_levels, quantized
 from keras_qat.ops.requantize import Multiplier, requantization, requantized
 
 ComputeInFloat = Callable[[Node, list[Any]], Any]
@@ -86,22 +85,17 @@ class Numbers:
         ends: name of each quantized input -> the ends of its range.
         to_even: whether halves among the inputs are rounded to even, not up, as a family does that
             takes real inputs.
-        levels: name of each quantized input -> how it is quantized, where a family does so by the
-            ends of its range.
     """
 
     nodes: tuple[NodeNumbers | None, ...]
     scales: dict[str, Any]
     ends: dict[str, Ends]
     to_even: bool = False
-    levels: dict[str, Levels] = dataclasses.field(default_factory=dict)
 
     def quantized(self, x: Any, tensor: Tensor) -> Any:
         """Quantizes an input of the graph as a caller of its file does: round half up."""
         if tensor.params is None:
             return x
-        if tensor.name in self.levels:
-            return _clipped(quantized(x, self.levels[tensor.name]), self.ends[tensor.name])
         scale = self.scales[tensor.name]
         steps = tf.cast(x, scale.dtype) / scale
         rounded = tf.round(steps) if self.to_even else tf.floor(steps + 0.5)
@@ -121,9 +115,7 @@ def prepare(graph: ResolvedGraph, family: KernelFamily) -> Numbers:
     ends = {x.name: _ends(x.params) for x in graph.inputs.values() if x.params}
     nodes = (None if node.op is None else _prepare_node(node, family) for node in graph.nodes)
     to_even = family.quantize == "divided_by_float32" and family.halves is tf.round
-    inputs = graph.inputs.values() if family.by_levels else ()
-    levels = {x.name: prepare_levels(x.params.as_tensors()) for x in inputs if x.params}
-    return Numbers(tuple(nodes), scales, ends, to_even, levels)
+    return Numbers(tuple(nodes), scales, ends, to_even)
 
 
 def _prepare_node(node: Node, family: KernelFamily) -> NodeNumbers:
@@ -132,9 +124,7 @@ def _prepare_node(node: Node, family: KernelFamily) -> NodeNumbers:
     if computes_in_float(node, family):
         assert output is not None
         ends = _ends(output, node.maximum)
-        own = output.as_tensors()
-        numbers = prepare_levels(own) if family.by_levels else own.scale
-        return NodeNumbers((), {"numbers": numbers}, ends)
+        return NodeNumbers((), {"numbers": output.as_tensors().scale}, ends)
     # One for each operand, also where it is read twice: rows compare inputs by identity.
     specs = {id(x): _spec(x) for x in node.inputs}
     params: Any = [x.params.as_tensors() if x.params else None for x in node.inputs]
@@ -210,8 +200,6 @@ def computes_in_float(node: Node, family: KernelFamily) -> bool:
         return False
     if op.is_affine or any(isinstance(operand, Constant) for operand in node.inputs):
         return True
-    if family.softmax != "float32_table" and isinstance(op.output, FixedRange):
-        return True
     return not (op.weights or op.onnx_kernel or op.output == SharedRange())
 
 
@@ -221,8 +209,6 @@ def _quantized_results(
     """Quantizes what a node computed in float, as the family divides and rounds."""
     assert prepared.ends is not None
     numbers = prepared.row["numbers"]
-    if family.by_levels:
-        return [_clipped(quantized(y, numbers), prepared.ends) for y in results]
     rounded = [family.halves(single(tf.cast(y, tf.float64) / numbers)) for y in results]
     return [tf.cast(_clipped(y, prepared.ends), tf.float32) for y in rounded]
 

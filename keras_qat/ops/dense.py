@@ -63,7 +63,7 @@ def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
     # XNNPACK's weights of 4 bits are pairs.
     is_paired = is_connected and terms(tuple(a.weights.q.shape), channels) % 2 == 0
     rounding: Rounding = "double" if is_double else "fixed"
-    return prepare_sums(a, channels, rounding, None if is_paired else "up", is_matrix=True)
+    return prepare_sums(a, channels, rounding, None if is_paired else "up")
 
 
 def _emit_product(e: Emission, x: int, end: int, arrange: Any) -> None:

@@ -16,7 +16,7 @@ from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.tf_operations import inputs_and_constants
 from keras_qat.keras2.backend import layers
-from keras_qat.ops import mlas, openvino
+from keras_qat.ops import mlas
 from keras_qat.ops.emission import Activation, Emission
 from keras_qat.ops.lookup import by_table, in_float32, looked_up, of_reals
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
@@ -72,7 +72,7 @@ class _Sum:
 
 def _prepare_add(a: Arguments) -> Any:
     if _in_float32(a):
-        return openvino.prepare_sum(a) if a.family.by_levels else mlas.prepare_sum(a)
+        return mlas.prepare_sum(a)
     native, sign = _native(a.params, a.output), a.attributes["sign"]
     first, second = (x.scale for x in a.params)
     rounds_once = a.family.additions == "rounded_once" and not a.wide
@@ -86,8 +86,6 @@ def _prepare_add(a: Arguments) -> Any:
 def _add(a: Arguments) -> Any:
     """Computes a + b or a - b, first in a scale that kernels take, then in the output's."""
     if _in_float32(a):
-        if a.family.by_levels:
-            return openvino.sum_of_two(a.q, a.numbers)
         return mlas.sum_of_two(a.q, a.numbers, a.family.halves)
     numbers: _Sum = a.numbers
     return numbers.native.brought(_add_once(a, numbers.once) if numbers.once else _add_twice(a))
@@ -221,7 +219,7 @@ def _native_of_product(params: Sequence[QuantParams], output: QuantParams) -> Qu
 def _prepare_multiply(a: Arguments) -> Any:
     """Prepares a product. XNNPACK computes in float32 where the ratio is from 2^-16 to 2^8."""
     if _in_float32(a):
-        return openvino.prepare_reals(a) if a.family.by_levels else mlas.prepare_product(a)
+        return mlas.prepare_product(a)
     if a.wide:
         factor = ratio(a.family, *(x.scale for x in a.params), by=a.output.scale)
         return _Product(Multiplier(fixed_point(factor)))
@@ -243,8 +241,6 @@ def _multiply(a: Arguments) -> Any:
     XNNPACK computes a tensor times itself as a square, from a table.
     """
     if _in_float32(a):
-        if a.family.by_levels:
-            return openvino.product_of_two(a.q, a.numbers)
         return mlas.product_of_two(a.q, a.numbers, a.family.halves)
     numbers: _Product = a.numbers
     x, y = a.q

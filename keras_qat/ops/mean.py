@@ -18,7 +18,6 @@ from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply,
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.graph.calls import Call
 from keras_qat.keras2.backend import layers
-from keras_qat.ops import openvino
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import symbol_of
 from keras_qat.ops.op import Arguments, Attributes, OwnRange
@@ -93,8 +92,6 @@ def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return fixed_point(params.scale / output.scale)
-    if a.family.by_levels:
-        return openvino.prepare_reals(a)
     count = _known_count(a)
     if a.family.means == "one_factor":
         scales = params.scale, output.scale
@@ -173,8 +170,6 @@ def _mean_at_once(a: Arguments) -> Any:
         factor = shift(multiplier, bits) // count, exponent - bits
         return tf.cast(multiply(tf.cast(sums, tf.int64), factor), x.dtype)
     numbers: Any = a.numbers
-    if a.family.by_levels:
-        return openvino.mean(sums, tf.cast(count, tf.float64), numbers)
     if a.family.means == "one_factor":
         (only,) = numbers if len(numbers) == 1 else (_one_factor(numbers, count),)
         return tf.cast(a.family.halves(single(product(sums, only))), x.dtype)

@@ -12,14 +12,11 @@ from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import FINER_STEPS, LEAST_RATIO, fixed_point, multiply
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
-from keras_qat.ops import openvino
 from keras_qat.ops.op import Arguments, Op, held_in
 
 
 def _prepare_quantize(a: Arguments) -> Any:
     """Prepares the inverse of the scale where kernels multiply by it, else the scale."""
-    if a.family.by_levels:
-        return openvino.prepare_levels(a.output)
     return single(1.0 / a.output.scale) if _takes_inverse(a) else a.output.scale
 
 
@@ -30,8 +27,6 @@ def _takes_inverse(a: Arguments) -> bool:
 
 def _quantize(a: Arguments) -> Any:
     """Quantizes real numbers: half to even, or half away from zero in TFLite's own kernel."""
-    if a.family.by_levels:
-        return openvino.quantized(a.q[0], a.numbers, held_in(a.output))
     x = tf.cast(a.q[0], tf.float64)
     if _takes_inverse(a):
         return tf.cast(tf.round(single(x * a.numbers)), tf.float32)
@@ -83,9 +78,7 @@ def requantization(family: KernelFamily, params: QuantParams, output: QuantParam
     if max(params.bits, output.bits) > 8:
         return Multiplier(fixed_point(before / after))
     if family.requantize == "float32":
-        by_levels = openvino.prepare_levels(output.as_tensors()) if family.by_levels else None
-        known = before, after, family.halves, by_levels
-        return Multiplier(None, known, True)
+        return Multiplier(None, (before, after, family.halves), True)
     coarse = single(before / after)
     one, finer = (tf.constant(steps, tf.float64) for steps in (1.0, FINER_STEPS))
     steps = tf.where(coarse < LEAST_RATIO, finer, one)
@@ -106,10 +99,8 @@ def requantized(q: Any, numbers: Multiplier) -> Any:
 
     def in_other(factor: Any) -> Any:
         if isinstance(factor, tuple):
-            before, after, halves, levels = factor
+            before, after, halves = factor
             real = single(tf.cast(q, tf.float64) * before)
-            if levels is not None:
-                return openvino.quantized(real, levels, q.dtype)
             return tf.cast(halves(single(real / after)), q.dtype)
         return tf.floor((q * tf.cast(factor, q.dtype) + 128.0) * 2.0**-8)
 

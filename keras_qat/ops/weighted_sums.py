@@ -19,7 +19,6 @@ from keras_qat.arithmetic.as_written import has_gpu
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply, multiply_sums
 from keras_qat.arithmetic.quant_params import single
-from keras_qat.ops import openvino
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.node import Node
 from keras_qat.ops.op import Arguments
@@ -63,8 +62,7 @@ class Sums:
         bias: for each output channel, or None.
         channels: axes of the weights that are output channels, counted from the end.
         factor: what sums are multiplied by: in float32 or float64, or in fixed point.
-        rounding: how they are multiplied; "family" in float32 as the family's kernels do, "levels"
-            in real numbers, which are quantized by the ends of their range.
+        rounding: how they are multiplied; "family" in float32 as the family's kernels do.
         fits: whether no sum of products passes what float32 holds.
     """
 
@@ -72,7 +70,7 @@ class Sums:
     bias: Any
     channels: tuple[int, ...]
     factor: Any
-    rounding: Rounding | Literal["family", "levels"]
+    rounding: Rounding | Literal["family"]
     fits: Any
 
 
@@ -81,7 +79,6 @@ def prepare_sums(
     channels: tuple[int, ...],
     rounding: Rounding = "fixed",
     of_int4: Rounding | None = None,
-    is_matrix: bool = False,
 ) -> Sums:
     """Prepares `weighted`.
 
@@ -92,23 +89,19 @@ def prepare_sums(
             in float32 and round half to even.
         of_int4: how TFLite's optimized kernel rounds with weights in 4 bits, which XNNPACK leaves
             to it; None if it does not.
-        is_matrix: whether the weights are a matrix, not a convolution's kernel.
     """
     weights: Weights = a.weights
-    how: Rounding | Literal["family", "levels"] = rounding
+    how: Rounding | Literal["family"] = rounding
     if a.family.sums is not None and not a.wide:
         if weights.packed and of_int4 is not None:
             how = of_int4
         elif rounding != "eights" or a.family.in_float:
-            how = "levels" if a.family.by_levels else "family"
+            how = "family"
     dtype = tf.float64 if a.wide else tf.float32
     bias = None if weights.bias is None else _row(weights.bias, dtype)
     before, scale, after = a.params[0].scale, _row(weights.scale, tf.float64), a.output.scale
     factor: Any
-    if how == "levels":
-        scales = single(before * scale)
-        factor, bias = openvino.prepare_sums(scales, bias, a.output, is_matrix), None
-    elif how == "family":
+    if how == "family":
         factor = tf.cast(single(before * scale) / after, tf.float32)
     else:
         factor = before * scale / after
@@ -148,9 +141,6 @@ def weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = None) ->
     """
     numbers: Sums = a.numbers
     sums_of_8_bits = partial(_sums_of_8_bits, a, linear, as_matrices)
-    if numbers.rounding == "levels":
-        result = openvino.rescaled(sums_of_8_bits(tf.float32), numbers.factor)
-        return tf.nn.relu(result) if a.merges_relu else result
     if numbers.rounding == "family":
         assert a.family.sums is not None
         return a.family.sums(sums_of_8_bits(tf.float32), numbers.factor)
@@ -200,9 +190,8 @@ def _sums_of_8_bits(
             # TensorFlow fuses this bias_add with a convolution of groups, and then, on CPUs
             # without oneDNN, has no kernel for it.
             sums = sums + number if has_groups else tf.nn.bias_add(sums, number)
-        is_last = a.numbers.rounding != "levels"  # Otherwise the bias comes later.
         # TensorFlow fuses this, unlike a clip.
-        return tf.nn.relu(sums) if a.merges_relu and is_last else sums
+        return tf.nn.relu(sums) if a.merges_relu else sums
 
     def products(x: Any, kernel: Any) -> Any:
         is_wide = math.prod(kernel.shape[:-2]) > 1

@@ -67,9 +67,9 @@ def quantize_model(
             "xnnpack_arm64" (phones: 64-bit ARM, which differs in softmax and on halves), "tflm"
             (TFLite Micro: microcontrollers) or "reference" (TFLite's portable kernels). The model's
             attribute `kernels` changes it at any time. Training does not depend on it, except for
-            an LSTM with 16-bit activations, which only "tflm" computes in integers. "onnxruntime",
-            "openvino" and "esp_dl" are for files of `export_onnx`. The default is the target's, or
-            "xnnpack" without a target.
+            an LSTM with 16-bit activations, which only "tflm" computes in integers. "onnxruntime"
+            and "esp_dl" are for files of `export_onnx`. The default is the target's, or "xnnpack"
+            without a target.
         target: where the file is to run: "xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65",
             "ethos_u85", "edgetpu", "stm32_npu", "stm32n6", "neutron", "mediatek", "esp_nn",
             "coral_npu", a `keras_qat.targets.Target`, or None. It sets recipe and kernels, and

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.arithmetic import kernel_families
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.keras2.backend import keras
@@ -65,3 +66,20 @@ def test_a_fourth_family_is_one_definition(qat, fourth):
 
 def test_families_have_names_of_their_own():
     assert all(family.name == name for name, family in FAMILIES.items())
+
+
+def test_a_removed_family_names_its_successor(qat):
+    with pytest.raises(ValueError, match="'openvino' was removed: use 'onnxruntime'"):
+        qat.kernels = "openvino"
+
+
+@pytest.mark.parametrize("ending", [".keras", ".h5"])
+def test_a_model_saved_with_a_removed_family_loads(qat, ending, tmp_path, monkeypatch):
+    path = tmp_path / f"saved{ending}"
+    with monkeypatch.context() as patches:  # As earlier releases saved it.
+        patches.setitem(FAMILIES, "openvino", dataclasses.replace(XNNPACK, name="openvino"))
+        patches.setattr(kernel_families, "REMOVED", {})
+        qat.kernels = "openvino"
+        qat.save(path)
+    with pytest.warns(UserWarning, match="rounds as 'onnxruntime' now"):
+        assert keras.models.load_model(path).kernels == "onnxruntime"
