@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, values_in
-from keras_qat.graph.queries import solve
+from keras_qat.graph.facts import solve
 from keras_qat.graph.tf_operations import draws_random_numbers, is_operation
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
+from keras_qat.graph.facts import solve
 from keras_qat.graph.precision import policy_of
-from keras_qat.graph.queries import solve
 from keras_qat.graph.structural_keys import describe
 from keras_qat.keras2.layers_and_models import clone
 

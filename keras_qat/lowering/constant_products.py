@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.size_expressions import sizes_of
+from keras_qat.graph.size_expressions import known_sizes
 from keras_qat.graph.tf_operations import array, operands
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
@@ -168,7 +168,7 @@ def split_linear_resize(call: Call, context: LoweringContext) -> list[Call]:
     """
     names = ("images", "size", "method", "preserve_aspect_ratio")
     x, size, _, keeps_ratio = operands(call, *names)
-    if None in call.output.shape[1:3] and (known := sizes_of(size)):
+    if None in call.output.shape[1:3] and (known := known_sizes(size)):
         call.output.shape = (x.shape[0], *known, x.shape[3])
     before, after = (tuple(value.shape[1:3]) for value in (x, call.output))
     if len(x.shape) != 4 or not x.is_float or None in (*before, *after) or keeps_ratio is True:

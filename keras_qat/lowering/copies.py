@@ -11,10 +11,10 @@ from keras_qat.graph.calls import Call, Value, map_values, values_in
 from keras_qat.graph.size_expressions import (
     BATCH,
     computed_sizes,
-    measured,
+    evaluate_shape,
+    measured_tensors,
     rows_of,
     size_of,
-    sizes_in_both_runs,
 )
 from keras_qat.graph.tf_operations import array, number, operands
 from keras_qat.keras2.backend import layers
@@ -68,7 +68,7 @@ def _rows_for_each_copy(counts: Any, size: int | None) -> int | None:
     Either one, or as many as the copied table has, `size`: one row for each head, where examples
     and heads are one axis.
     """
-    like, runs = next(measured(values_in(counts)), None), sizes_in_both_runs(counts)
+    like, runs = next(measured_tensors(values_in(counts)), None), evaluate_shape(counts)
     if like is None or not runs or size in (1, None):
         return None
     for count in (1, size):
@@ -151,7 +151,7 @@ def _zeros(parts: PartsBuilder, sizes: Any, inner: list[int]) -> Value | None:
         inner: sizes of the other axes. One example takes as many rows of the measured tensor as
             their product.
     """
-    batch = next(measured(values_in(sizes)), None)
+    batch = next(measured_tensors(values_in(sizes)), None)
     if batch is None or not batch.shape:
         return None
     ones, operation = [1] * (len(batch.shape) - 1), type(parts.call.layer)

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 from keras_qat.graph.calls import Call, Value, values_in
-from keras_qat.graph.queries import solve
+from keras_qat.graph.facts import solve
 from keras_qat.graph.tf_operations import (
     ARITHMETIC,
     arguments_in_order,

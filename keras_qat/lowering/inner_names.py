@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, values_in
-from keras_qat.graph.queries import solve
+from keras_qat.graph.facts import solve
 from keras_qat.graph.structural_keys import describe_arguments
 from keras_qat.graph.tf_operations import array, is_operation
 from keras_qat.helper_layers.operations import WeightTensor

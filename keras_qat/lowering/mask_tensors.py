@@ -13,7 +13,7 @@ from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.masks import Masks
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import symbolic
-from keras_qat.graph.size_expressions import given_numbers, with_known_sizes
+from keras_qat.graph.size_expressions import with_known_sizes, with_python_integers
 from keras_qat.graph.tf_operations import is_operation
 from keras_qat.helper_layers.operations import CarryMask
 from keras_qat.keras2.backend import keras, layers, takes_mask
@@ -74,7 +74,7 @@ class MaskTensors:
         try:
             return self._opened_as(call, written_out, lenders)
         except CannotOpen as error:
-            given = given_numbers(call)
+            given = with_python_integers(call)
             if given is None or written_out or type(error) is not CannotOpen:
                 raise
         return self._opened_as(given, None, lenders)  # As Python compares and branches by them.

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, map_values
-from keras_qat.graph.queries import solve
+from keras_qat.graph.facts import solve
 from keras_qat.graph.tf_operations import array, operands, operation_class
 from keras_qat.helper_layers.operations import OnGrid
 from keras_qat.keras2.backend import layers

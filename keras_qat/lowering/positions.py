@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values, split_loss_only, values_in
-from keras_qat.graph.queries import solve
+from keras_qat.graph.facts import solve
 from keras_qat.graph.tf_operations import MOVES, array, is_operation, symbol_of
 from keras_qat.helper_layers.operations import Positions
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, suffix_of

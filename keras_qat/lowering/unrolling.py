@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, values_in
-from keras_qat.graph.queries import solve
+from keras_qat.graph.facts import solve
 from keras_qat.keras2.backend import layers, swapped
 from keras_qat.keras2.layer_names import is_of_keras
 from keras_qat.keras2.layers_and_models import layers_in

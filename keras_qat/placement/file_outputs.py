@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_qat.config.recipe import Recipe
 from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.queries import solve
+from keras_qat.graph.facts import solve
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import match
 

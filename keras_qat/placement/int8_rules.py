@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_qat.config.specs import FixedSpec, QuantSpec, SharedSpec, Spec
 from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.queries import solve
+from keras_qat.graph.facts import solve
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.recurrent import why_whole
