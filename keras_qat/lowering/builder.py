@@ -19,10 +19,25 @@ _PLAIN = bool, int, float, str, np.generic
 """Types of settings that are compared with `==`."""
 
 
-class LoweringContext:
-    """The layers that lowering made. All calls of a shared layer get the same parts."""
+def trace_as_usual(call: Call) -> None:
+    """Let tracing decide by itself about a layer."""
 
-    def __init__(self) -> None:
+
+class LoweringContext:
+    """What the recipe allows, and the layers that lowering made.
+
+    All calls of a shared layer get the same parts. The arguments are those of `lower`.
+    """
+
+    def __init__(
+        self,
+        activations: bool = True,
+        may_open: Callable[[Call], bool | None] = trace_as_usual,
+        has_int16: bool = True,
+        has_float: bool = True,
+    ) -> None:
+        self.activations, self.may_open = activations, may_open
+        self.has_int16, self.has_float = has_int16, has_float
         self.weights: dict[Any, list[Any]] = {}
         self.opened: dict[Any, int] = {}
         """Layer -> how often it was opened."""

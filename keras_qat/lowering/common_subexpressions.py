@@ -13,10 +13,11 @@ from keras_qat.graph.structural_keys import describe, describe_arguments
 from keras_qat.graph.tf_operations import is_operation
 from keras_qat.keras2.layer_names import is_of_keras
 from keras_qat.keras2.layers_and_models import takes_training
+from keras_qat.lowering.builder import LoweringContext
 from keras_qat.ops.registry import op_of
 
 
-def merge_common_subexpressions(graph: Graph) -> Graph:
+def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph:
     """Drops calls that repeat another call on the same tensors.
 
     TensorFlow computes such calls once, and a quantizer on only one of them would be lost.

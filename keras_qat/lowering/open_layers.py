@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
@@ -49,9 +49,7 @@ from keras_qat.tracing.trace_layer import OpenedLayer
 from keras_qat.tracing.whole_graph import as_one_call
 
 
-def open_layers(
-    graph: Graph, context: LoweringContext, may_open: Callable[[Call], bool | None]
-) -> Graph:
+def open_layers(graph: Graph, context: LoweringContext) -> Graph:
     """Opens every layer that no row lists.
 
     The calls of a layer share its weights: one that cannot be opened in one call stays whole in
@@ -61,24 +59,20 @@ def open_layers(
     Args:
         graph: a graph as it was read.
         context: collects the layers that are made.
-        may_open: whether a layer may be opened; True opens even a layer that normalizes, None opens
-            as usual.
     """
-    opened = _open_all(graph, context, may_open)
+    opened = _open_all(graph, context)
     if READS_OTHERS not in (opened.closed or {}).values() or graph.loss_only:
         return opened
     context.clear()
     with contextlib.suppress(ValueError):
-        together = _open_all(as_one_call(graph), context, may_open)
+        together = _open_all(as_one_call(graph), context)
         if READS_OTHERS not in (together.closed or {}).values():
             return together
     context.clear()
-    return _open_all(graph, context, may_open)
+    return _open_all(graph, context)
 
 
-def _open_all(
-    read: Graph, context: LoweringContext, may_open: Callable[[Call], bool | None]
-) -> Graph:
+def _open_all(read: Graph, context: LoweringContext) -> Graph:
     """Opens the layers until all calls of each one agree."""
     whole: dict[Any, str] = {}
     together, apart, lent = set[Any](), set[Any](), LentWeights(read)
@@ -87,7 +81,7 @@ def _open_all(
         calls, loss_only = (list(map(dataclasses.replace, c)) for c in (read.calls, read.loss_only))
         graph = dataclasses.replace(read, calls=calls, loss_only=loss_only)
         context.lenders, changes = lent.shared, lent.changes
-        opened = _open_each(graph, context, may_open, whole, together, apart | lent.apart(), lent)
+        opened = _open_each(graph, context, whole, together, apart | lent.apart(), lent)
         mixed = {layer: context.refused[layer] for layer in context.opened.keys() & context.refused}
         mixed |= refused_cells(context.opened, context.refused)
         # Recurrent layers of which some calls are written out, and others are not.
@@ -107,7 +101,6 @@ def _open_all(
 def _open_each(
     graph: Graph,
     context: LoweringContext,
-    may_open: Callable[[Call], bool | None],
     whole: Mapping[Any, str],
     together: Collection[Any],
     apart: Collection[Any],
@@ -136,7 +129,7 @@ def _open_each(
 
     def expand(call: Call, siblings: Sequence[Call] = ()) -> list[Call]:
         masks.note(call)
-        allowed = may_open(call)
+        allowed = context.may_open(call)
         if allowed is False:
             return [call]
         written_out = equivalent(call, allowed is True, call.layer in together)

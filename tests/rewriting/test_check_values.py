@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from keras_qat.lowering import LOWERINGS
 from keras_qat.lowering.builder import replace_by
+from keras_qat.lowering.split_layers import LOWERINGS
 from tests.lowering.test_attention_masks import choosing
 
 layers = keras.layers

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from keras_qat.lowering import LOWERINGS
 from keras_qat.lowering.builder import replace_by
+from keras_qat.lowering.split_layers import LOWERINGS
 from tests.helpers import rng
 
 layers = keras.layers

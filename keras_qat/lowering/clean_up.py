@@ -1,0 +1,57 @@
+"""Passes that leave a graph without calls that nobody needs, and with unique names."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from keras_qat.graph.calls import Call, Graph, is_batch_norm, values_in
+from keras_qat.lowering.builder import LoweringContext
+from keras_qat.ops.registry import op_of
+
+
+def drop_unused_calls(graph: Graph, context: LoweringContext) -> Graph:
+    """Drops calls whose outputs nothing reads: `tf.shape` for a resize, a layer's state."""
+    read, calls = set(values_in(graph.outputs)), []
+    read.update(value for call in graph.loss_only for value in call.inputs)
+    for call in reversed(graph.calls):
+        outputs = values_in(call.outputs)
+        is_part = context.weights.get(call.layer) == []  # Without weights.
+        if read.intersection(outputs) or (any(value.is_float for value in outputs) and not is_part):
+            calls.append(call)
+            read.update(call.inputs)
+    return dataclasses.replace(graph, calls=calls[::-1])
+
+
+def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
+    """Drops linear activations in front of a BatchNormalization, which would prevent folding."""
+    consumers = graph.consumers()
+    outputs = values_in(graph.outputs)
+    calls = {call: call for call in graph.calls}
+    for call in graph.calls:
+        op = op_of(call)
+        if op is None or op.name != "linear" or len(consumers[call.output]) != 1:
+            continue
+        producer, (reader,) = call.inputs[0].producer, consumers[call.output]
+        weighted = op_of(producer) if producer is not None else None
+        if producer is None or weighted is None or not weighted.folds_batch_norm:
+            continue
+        is_read_once = consumers[producer.output] == [call] and producer.output not in outputs
+        if is_batch_norm(reader) and is_read_once:
+            args, kwargs = producer.args, producer.kwargs
+            calls[producer] = Call(producer.layer, args, kwargs, call.outputs, producer.name)
+            del calls[call]
+    return dataclasses.replace(graph, calls=list(calls.values()))
+
+
+def name_apart(graph: Graph, context: LoweringContext) -> Graph:
+    """Renames parts that are called as another layer is: `conv_depthwise` of `conv`."""
+    owners = {call.name: call.layer for call in graph.calls if call.name == call.origin}
+    for call in graph.calls:
+        name = call.name
+        while owners.setdefault(name, call.layer) is not call.layer:
+            name += "_"
+        for value in values_in(call.outputs):
+            if name != call.name and value.name.startswith(call.name):
+                value.name = name + value.name.removeprefix(call.name)
+        call.name = name
+    return graph

@@ -1,0 +1,134 @@
+"""The passes that turn a graph of Keras layers into a graph of known operators, in order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from keras_qat.graph.calls import Call, Graph
+from keras_qat.graph.missing_values import REPLACES_NAN, calls_on_missing_values
+from keras_qat.graph.size_expressions import with_known_sizes
+from keras_qat.graph.static_shapes import close_sizes
+from keras_qat.imports.read_float import ReadsWeight
+from keras_qat.lowering.attention_masks import recognize_masks
+from keras_qat.lowering.builder import LoweringContext, trace_as_usual
+from keras_qat.lowering.channels_last import with_channels_last
+from keras_qat.lowering.clean_up import drop_identities, drop_unused_calls, name_apart
+from keras_qat.lowering.common_subexpressions import merge_common_subexpressions
+from keras_qat.lowering.filled import with_filled_constants
+from keras_qat.lowering.formulas import recognize_formulas
+from keras_qat.lowering.hard_swish import recognize_hard_swish
+from keras_qat.lowering.joined_parts import with_joined_parts
+from keras_qat.lowering.open_layers import open_layers
+from keras_qat.lowering.positions import positions_as_integers
+from keras_qat.lowering.scaled_parts import with_scaled_parts
+from keras_qat.lowering.softmax import recognize_log_sum_exp, recognize_softmax
+from keras_qat.lowering.split_layers import split_layers
+from keras_qat.lowering.tokens import tokens_as_integers, with_tokens_apart
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """One step of lowering.
+
+    Args:
+        name: what it does, in a few words.
+        run: returns the new graph.
+        after: what holds for every graph after it.
+        always: whether it also runs for recipes that keep activations, such as `recipes.contrib`.
+    """
+
+    name: str
+    run: Callable[[Graph, LoweringContext], Graph]
+    after: str
+    always: bool = False
+
+
+def lower(
+    graph: Graph,
+    activations: bool = True,
+    may_open: Callable[[Call], bool | None] = trace_as_usual,
+    has_int16: bool = True,
+    has_float: bool = True,
+) -> Graph:
+    """Run the passes on a graph.
+
+    Args:
+        graph: the graph.
+        activations: whether to bring activations into the form that runtimes compute.
+            `recipes.contrib` keeps them, like the original, and traces no layer.
+        may_open: whether a layer may be traced. None decides as usual.
+        has_int16: False uses 16 bits only where 8 bits keep nothing.
+        has_float: whether calls that replace NaN stay in float; else the model gets no NaN.
+
+    Raises:
+        ValueError: if an operation reads a layer's weight and was not traced.
+    """
+    context = LoweringContext(activations, may_open, has_int16, has_float)
+    graph = dataclasses.replace(graph, weights=context.weights)
+    for step in PASSES:
+        if activations or step.always:
+            graph = step.run(graph, context)
+    return graph
+
+
+def infer_shapes(graph: Graph, context: LoweringContext) -> Graph:
+    """Set the sizes that follow from the inputs of each call."""
+    close_sizes(graph)
+    return graph
+
+
+def fold_sizes(graph: Graph, context: LoweringContext) -> Graph:
+    """Replace integers that depend on known sizes alone by constants."""
+    close_sizes(graph)
+    graph = with_known_sizes(graph)
+    close_sizes(graph)
+    return graph
+
+
+def check_weights(graph: Graph, context: LoweringContext) -> Graph:
+    """Raise for an operation that still reads a layer's weight.
+
+    Raises:
+        ValueError: for the first one.
+    """
+    for call in graph.calls:
+        if isinstance(call.layer, ReadsWeight):
+            raise ValueError(call.layer.reason)
+    return graph
+
+
+def mark_missing_values(graph: Graph, context: LoweringContext) -> Graph:
+    """Keep the calls in float that replace NaN, if the model may get NaN."""
+    if not context.has_float:
+        return graph
+    calls = [call for calls in calls_on_missing_values(graph).values() for call in calls]
+    return dataclasses.replace(graph, in_float={call.name: REPLACES_NAN for call in calls})
+
+
+PASSES = (
+    Pass("infer shapes", infer_shapes, "shapes that follow from inputs are known", always=True),
+    Pass("trace custom layers", open_layers, "user code is calls of Keras layers and operations"),
+    Pass("fold sizes", fold_sizes, "no operation computes with known sizes"),
+    Pass("fold uniform constants", with_filled_constants, "no arithmetic on `zeros_like`, `fill`"),
+    Pass("check weights", check_weights, "no operation reads a layer's weight", always=True),
+    Pass("mark missing values", mark_missing_values, "calls that replace NaN are marked as float"),
+    Pass("cast token ids", tokens_as_integers, "inputs that are token ids are int32"),
+    Pass("slice token ids", with_tokens_apart, "no split returns both token ids and floats"),
+    Pass("round indices", positions_as_integers, "floats that become indices are rounded once"),
+    Pass("skip concatenations", with_joined_parts, "no slice reads one part of a concatenation"),
+    Pass("recognize hard swish", recognize_hard_swish, "hard swish is one call"),
+    Pass("recognize softmax", recognize_softmax, "softmax is one call"),
+    Pass("recognize log-sum-exp", recognize_log_sum_exp, "log-sum-exp is one call"),
+    Pass("recognize masks", recognize_masks, "masks of a softmax are one call"),
+    Pass("recognize formulas", recognize_formulas, "activations and norms are one call each"),
+    Pass("move channels last", with_channels_last, "every layer has its channels last"),
+    Pass("split layers", split_layers, "each call is one operator, if it can be", always=True),
+    Pass("cast token ids", tokens_as_integers, "so are the inputs of a TimeDistributed"),
+    Pass("scale parts", with_scaled_parts, "parts of a concatenation have similar ranges"),
+    Pass("name calls", name_apart, "calls of different layers have different names", always=True),
+    Pass("merge common subexpressions", merge_common_subexpressions, "equal calls are one call"),
+    Pass("drop unused calls", drop_unused_calls, "something reads every call without weights"),
+    Pass("drop identities", drop_identities, "no identity is before a norm to fold", always=True),
+)
+"""All passes in the order in which they run."""
