@@ -27,15 +27,20 @@ _POLICY = threading.RLock()
 
 
 @contextlib.contextmanager
-def float32_policy() -> Iterator[None]:
-    """Runs a block in which new layers compute in float32, whatever the global policy is."""
+def using_policy(name: str) -> Iterator[None]:
+    """Runs a block in which new layers have this policy, whatever the global policy is."""
     with _POLICY:
         before = keras.mixed_precision.global_policy()
-        keras.mixed_precision.set_global_policy("float32")
+        keras.mixed_precision.set_global_policy(name)
         try:
             yield
         finally:
             keras.mixed_precision.set_global_policy(before)
+
+
+def float32_policy() -> contextlib.AbstractContextManager[None]:
+    """Runs a block in which new layers compute in float32, whatever the global policy is."""
+    return using_policy("float32")
 
 
 def is_half(dtype: str) -> bool:

@@ -49,6 +49,8 @@ class LoweringContext:
         """Id of a variable that several layers read -> the layer that it belongs to."""
         self.shared: dict[int, list[str]] = {}
         """Id of a variable that several layers read -> the labels of its tensor in each call."""
+        self.compared: dict[Any, bool] = {}
+        """Call -> whether its expansion computed the same on random inputs."""
         self._layers: dict[tuple[Any, str], Any] = {}
         self._settings: dict[tuple[Any, str], list[Any]] = {}
         self._patterns: dict[tuple[Any, str], dict[str, tuple[Any, str]]] = {}

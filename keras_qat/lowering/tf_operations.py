@@ -31,7 +31,9 @@ from keras_qat.lowering.constant_products import (
     with_constant_weight,
 )
 from keras_qat.lowering.copies import COPIES, split_copies, split_eye, split_filled
-from keras_qat.lowering.gather_nd import ARGUMENTS, split_gather_nd
+from keras_qat.lowering.expand_call import expand
+from keras_qat.lowering.expansions.gathering import GATHERING
+from keras_qat.lowering.expansions.statistics import STATISTICS
 from keras_qat.lowering.image_ops import (
     split_converted,
     split_old_resize,
@@ -47,7 +49,6 @@ from keras_qat.lowering.merges import (
     split_limit,
     stack_lists,
 )
-from keras_qat.lowering.statistics import STATISTICS
 from keras_qat.lowering.weighted_products import CONVOLUTIONS, split_convolution
 from keras_qat.ops.slicing import GATHER_ARGUMENTS, items_for_axes
 
@@ -300,7 +301,7 @@ def _of_floats(lowering: Lowering, call: Call, context: LoweringContext) -> list
 
 
 ARITHMETIC: dict[str, Lowering] = {
-    **STATISTICS,
+    **{kind: expand(function) for kind, function in STATISTICS.items()},
     "nn.silu": _split_silu,
     "math.negative": _split_negative,
     "math.divide": _split_division,
@@ -349,7 +350,7 @@ OPERATIONS: dict[str, Lowering] = {
     ),
     "compat.v1.image.resize": _either(split_old_resize, split_linear_resize),
     **dict.fromkeys(GATHER_ARGUMENTS, split_constant_table),
-    **dict.fromkeys(ARGUMENTS, split_gather_nd),
+    **{kind: expand(function) for kind, function in GATHERING.items()},
     "sort": _split_sort,
     "zeros_like": partial(_split_constant, number=0.0),
     "ones_like": partial(_split_constant, number=1.0),

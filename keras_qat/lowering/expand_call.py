@@ -1,0 +1,219 @@
+"""Expands calls: traces a TensorFlow function that computes the same from simpler operations."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.precision import is_half, policy_of, using_policy
+from keras_qat.graph.structural_keys import describe_arguments
+from keras_qat.graph.tf_operations import is_operation
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.layers_and_models import rename
+from keras_qat.keras2.symbolic_calls import SymbolicTensor, take_nodes
+from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder
+
+Expansion = Callable[..., Any]
+"""Computes what an operation computes, from the same arguments.
+
+One of a Keras layer takes the layer, and then the arguments of its call. It raises `CannotExpand`
+if it does not support the arguments; the call then stays unchanged.
+"""
+
+
+class CannotExpand(NotImplementedError):
+    """An expansion does not support these arguments."""
+
+
+def require(condition: Any) -> None:
+    """Raise `CannotExpand` unless the condition holds."""
+    if not condition:
+        raise CannotExpand
+
+
+def stand_in(value: Value) -> Any:
+    """Return a symbolic tensor that stands for a value of the graph while a function is traced."""
+    tensor = SymbolicTensor(tf.TensorSpec(value.shape, value.dtype))
+    tensor.graph_value = value
+    return tensor
+
+
+def is_tensor(argument: Any) -> bool:
+    """Tell whether an argument of an expansion is a tensor, not a constant."""
+    return isinstance(argument, SymbolicTensor)
+
+
+def value_of(tensor: Any) -> Value | None:
+    """Return the value of the graph that an argument of an expansion stands for; None if constant.
+
+    Random inputs have none of the properties of that value, so the expansion is not checked.
+    """
+    value: Value | None = getattr(tensor, "graph_value", None)
+    if value is not None:
+        tensor.is_known = True
+    return value
+
+
+def expand(function: Expansion) -> Lowering:
+    """Return a lowering of operations that traces an expansion in their place."""
+    return lambda call, context: expand_call(call, function, context)
+
+
+def expand_layer(function: Expansion) -> Lowering:
+    """Return a lowering of Keras layers that traces an expansion in their place."""
+
+    def lower(call: Call, context: LoweringContext) -> list[Call]:
+        return expand_call(
+            call, lambda *args, **kwargs: function(call.layer, *args, **kwargs), context
+        )
+
+    return lower
+
+
+def expand_call(call: Call, function: Expansion, context: LoweringContext) -> list[Call]:
+    """Trace an expansion of a call, and compare it with the call on random inputs.
+
+    The last sub-operation gets the name of the call, and the others are named after it. A function
+    may name them itself, as in `tf.reduce_mean(x, name="mean")`.
+
+    Args:
+        call: the call of an operation or a layer.
+        function: computes the same from the same arguments.
+        context: keeps the layers, so that all calls of a shared layer share them.
+
+    Returns:
+        The calls of the simpler operations; none if the function does not support the arguments,
+        or computes something else.
+    """
+    stand_ins = {value: stand_in(value) for value in call.inputs}
+    args, kwargs = map_values(stand_ins.__getitem__, (call.args, dict(call.kwargs)))
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return []
+    try:
+        with using_policy(policy_of(call.output.dtype)):
+            outputs = tf.nest.flatten(function(*args, **kwargs))
+    except CannotExpand:
+        return []
+    nodes = take_nodes(outputs)
+    if not _computes_the_same(call, nodes, outputs, stand_ins, context):
+        return []
+    return _calls_of(call, nodes, outputs, context)
+
+
+def _computes_the_same(
+    call: Call,
+    nodes: list[Any],
+    outputs: list[Any],
+    stand_ins: dict[Value, Any],
+    context: LoweringContext,
+) -> bool:
+    """Tell whether an expansion computes on random inputs what the call computes.
+
+    Equal calls are compared once. Results that are not finite may differ.
+    """
+    arguments = tf.nest.flatten([outputs, [(node.call_args, node.call_kwargs) for node in nodes]])
+    read = [leaf for leaf in arguments if hasattr(leaf, "graph_value")]
+    is_free = all(leaf is stand_ins.get(leaf.graph_value) for leaf in read)
+    is_free = is_free and not any(hasattr(tensor, "is_known") for tensor in stand_ins.values())
+    is_ready = is_operation(call.layer) or call.layer.built
+    if not (is_free and is_ready) or any(is_half(value.dtype) for value in call.inputs):
+        return True
+    layer = getattr(call.layer, "symbol", id(call.layer))
+    key = layer, describe_arguments(call, lambda value: (value.shape, value.dtype))
+    if key in context.compared:
+        return context.compared[key]
+    draw = np.random.default_rng(0)
+    known: dict[int, Any] = {}
+    for value, tensor in stand_ins.items():
+        sizes = [2 if axis == 0 else 8 for axis in range(len(value.shape))]
+        sizes = [size or known for size, known in zip(value.shape, sizes, strict=True)]
+        drawn = draw.normal(size=sizes) if value.is_float else draw.integers(0, 2, sizes)
+        known[id(tensor)] = tf.cast(drawn, value.dtype)
+    try:
+        args, kwargs = map_values(
+            lambda value: known[id(stand_ins[value])], (call.args, dict(call.kwargs))
+        )
+        expected = tf.nest.flatten(call.layer(*args, **kwargs))
+    except Exception:  # Sizes that do not fit: there is nothing to compare with.
+        return True
+    for node in nodes:
+        args, kwargs = tf.nest.map_structure(
+            lambda leaf: known.get(id(leaf), leaf), (node.call_args, dict(node.call_kwargs))
+        )
+        results = tf.nest.flatten(node.layer(*args, **kwargs))
+        known.update(zip(map(id, tf.nest.flatten(node.outputs)), results, strict=True))
+    computed = [known.get(id(output), output) for output in outputs]
+    context.compared[key] = all(map(_is_close, expected, computed))
+    return context.compared[key]
+
+
+def _is_close(expected: Any, computed: Any) -> bool:
+    """Tell whether two tensors are close where the first one is finite."""
+    first, second = (np.asarray(tf.cast(x, tf.float32)) for x in (expected, computed))
+    if first.shape != second.shape:
+        return False
+    is_finite = np.isfinite(first)
+    first, second = first[is_finite], second[is_finite]
+    largest = np.max(np.abs(first), initial=0.0)
+    return np.allclose(first, second, rtol=1e-4, atol=1e-5 * largest + 1e-12)
+
+
+def _calls_of(
+    call: Call, nodes: list[Any], outputs: list[Any], context: LoweringContext
+) -> list[Call]:
+    """Return traced nodes as calls that write the outputs of `call`."""
+    parts, names = PartsBuilder(call, context), set[str]()
+    pairs = list(zip(outputs, values_in(call.outputs), strict=True))
+    values = {id(tensor): value for tensor, value in reversed(pairs)}
+    keeps_layer = any(node.layer is call.layer for node in nodes)
+
+    def read(leaf: Any) -> Any:
+        return getattr(leaf, "graph_value", values.get(id(leaf), leaf))
+
+    for node in nodes:
+        args, kwargs = tf.nest.map_structure(read, (node.call_args, dict(node.call_kwargs)))
+        results, layer = tf.nest.flatten(node.outputs), node.layer
+        part = kwargs.pop("name", None) if is_operation(layer) else None
+        if layer is not call.layer:
+            is_last = any(result is outputs[0] for result in results) and not keeps_layer
+            part = "" if is_last else _unused(part or _name_of(layer), names)
+            settings = getattr(layer, "symbol", None) or {**layer.get_config(), "name": ""}
+            part = context.part_for(call.layer, part, settings)
+            rename(layer, f"{call.layer.name}_{part}" if part else call.layer.name)
+            layer = context.keep(call.layer, part, layer)
+        for index, result in enumerate(results):
+            between = parts.between(layer, result.shape)
+            name = f"{between.name}:{index}" if len(results) > 1 else between.name
+            values.setdefault(id(result), Value(name, between.shape, result.dtype.name))
+        written = tf.nest.map_structure(lambda result: values[id(result)], node.outputs)
+        parts.add(layer, *args, kwargs=kwargs, output=written)
+    for tensor, value in pairs:
+        if (source := read(tensor)) is not value:  # Returned unchanged, or twice.
+            require(isinstance(source, Value))
+            identity = parts.new("identity" if nodes else "", keras.layers.Activation, "linear")
+            parts.add(identity, source, output=value)
+    return parts.calls
+
+
+def _name_of(layer: Any) -> str:
+    """Return the name of a layer without what Keras or TensorFlow add to tell it from others."""
+    name = re.sub(r"_\d+$", "", layer.name)
+    is_automatic = name.replace("_", "") == type(layer).__name__.lower() or is_operation(layer)
+    return (name if is_automatic else str(layer.name)).rsplit(".", 1)[-1]
+
+
+def _unused(name: str, used: set[str]) -> str:
+    """Return a name with the first number that makes it unused, and note it."""
+    numbered = (f"{name}_{count}" for count in itertools.count(2))
+    name = next(each for each in itertools.chain([name], numbered) if each not in used)
+    used.add(name)
+    return name

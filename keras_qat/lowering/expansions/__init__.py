@@ -1,0 +1,1 @@
+"""Expansions: TensorFlow functions that compute operations from simpler ones, by subject."""

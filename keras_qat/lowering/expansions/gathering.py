@@ -1,0 +1,60 @@
+"""Expands `tf.gather_nd` to `tf.gather` along one axis, for which there is a kernel."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from keras_qat.graph.size_expressions import counts_examples
+from keras_qat.graph.tf_operations import is_operation, number, operands
+from keras_qat.lowering.expand_call import Expansion, is_tensor, require, stand_in, value_of
+
+
+def _gather_nd(
+    params: Any,
+    indices: Any,
+    batch_dims: Any = 0,
+    name: Any = None,
+    bad_indices_policy: str = "",
+) -> Any:
+    """Gather within each example.
+
+    The first of the indices counts the examples if `batch_dims` is 0, as in
+    `tf.gather_nd(images, tf.stack([examples, rows, columns], -1))`.
+    """
+    require(is_tensor(params) and is_tensor(indices) and number(batch_dims) in (0, 1))
+    columns = _columns(indices)
+    if number(batch_dims) == 0:
+        require(counts_examples(value_of(columns.pop(0))))
+    sizes, rest = params.shape[1 : len(columns) + 1], params.shape[len(columns) + 1 :]
+    require(columns and None not in (*sizes, *rest))
+    index, *others = columns
+    for axis, (size, column) in enumerate(zip(sizes[1:], others, strict=True), 1):
+        index = tf.multiply(index, size, name=f"row_{axis}")
+        index = tf.add(index, column, name=f"sum_{axis}")
+    if others:
+        params = tf.reshape(params, [-1, math.prod(sizes), *rest], name="flat")
+    return tf.gather(params, index, axis=1, batch_dims=1)
+
+
+def _columns(indices: Any) -> list[Any]:
+    """Return what was stacked along the last axis, or the entries along it."""
+    value, last, count = value_of(indices), len(indices.shape) - 1, indices.shape[-1]
+    call = value.producer if value is not None else None
+    if call is not None and is_operation(call.layer) and call.layer.symbol == "stack":
+        values, axis = operands(call, "values", "axis")
+        if axis in (-1, last) and len(call.inputs) == count:
+            return list(map(stand_in, values))
+    return [
+        tf.gather(indices, index, axis=last, name=f"column_{index}") for index in range(count or 0)
+    ]
+
+
+GATHERING: dict[str, Expansion] = {
+    "gather_nd": _gather_nd,
+    "compat.v1.gather_nd": lambda params, indices, name=None, batch_dims=0, **_: _gather_nd(
+        params, indices, batch_dims
+    ),
+}

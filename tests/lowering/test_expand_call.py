@@ -1,0 +1,82 @@
+"""Expansions are traced, compared with the call that they replace, and named after it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_qat.graph.calls import Call
+from keras_qat.graph.read_model import read_model
+from keras_qat.keras2.backend import keras
+from keras_qat.lowering.builder import LoweringContext
+from keras_qat.lowering.expand_call import expand_call, require, value_of
+
+
+def read_call(function) -> Call:
+    x = keras.Input((3, 4))
+    return read_model(keras.Model(x, function(x))).calls[-1]
+
+
+def test_the_parts_are_named_after_the_call():
+    call = read_call(lambda x: tf.math.add(x, 0.0))
+    parts = expand_call(call, lambda x, y: tf.abs(x, name="size") * tf.sign(x), LoweringContext())
+    assert [part.name for part in parts] == [f"{call.name}_size", f"{call.name}_sign", call.name]
+    assert parts[-1].outputs is call.outputs
+    assert [part.layer.name for part in parts] == [part.name for part in parts]
+
+
+@pytest.mark.parametrize(("factor", "count"), [(1.0, 2), (1.01, 0)])
+def test_an_expansion_that_computes_something_else_is_not_used(factor, count):
+    call = read_call(lambda x: tf.math.squared_difference(x, 1.0))
+    parts = expand_call(
+        call, lambda x, y, name=None: tf.square(tf.subtract(x, factor * y)), LoweringContext()
+    )
+    assert len(parts) == count
+
+
+def test_results_that_are_not_finite_may_differ():
+    call = read_call(tf.math.log)
+    assert expand_call(
+        call, lambda x, name=None: tf.math.log(tf.maximum(x, 1e-9)), LoweringContext()
+    )
+
+
+def test_arguments_that_are_not_supported():
+    call = read_call(lambda x: tf.reduce_sum(x, axis=1))
+
+    def expansion(input_tensor, axis=None):
+        require(axis == 2)
+
+    assert expand_call(call, expansion, LoweringContext()) == []
+    assert expand_call(call, lambda input_tensor: input_tensor, LoweringContext()) == []
+    assert call.output.producer is call
+
+
+def test_what_is_known_of_a_tensor_is_not_checked():
+    call = read_call(lambda x: tf.identity(tf.nn.relu(x)))
+
+    def expansion(input):
+        require(value_of(input).producer is not None)
+        return tf.abs(input)
+
+    (part,) = expand_call(call, expansion, LoweringContext())
+    assert part.name == call.name
+
+
+def test_calls_of_a_shared_layer_share_the_parts():
+    layer = keras.layers.Lambda(tf.abs)
+    x, context = keras.Input((2,)), LoweringContext()
+    calls = read_model(keras.Model(x, layer(layer(x)))).calls
+    first, second = (
+        expand_call(call, lambda x: tf.maximum(tf.negative(x), x), context) for call in calls
+    )
+    assert [part.layer for part in first] == [part.layer for part in second]
+    assert len({part.output.name for part in [*first, *second]}) == 4
+
+
+def test_a_tensor_that_is_returned_unchanged():
+    call = read_call(tf.identity)
+    (part,) = expand_call(call, lambda input: input, LoweringContext())
+    assert type(part.layer) is keras.layers.Activation
+    assert np.all(part.layer(tf.ones(2)) == 1.0)
