@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keras_qat.graph.operations import NAMES
 from keras_qat.ops.all_ops import ROWS
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 
@@ -31,7 +32,8 @@ def _row(op: Op) -> str:
     named += [f"`{path.split('.')[-1]}`" for path in op.paths]
     functions = [f"{getattr(function, '__name__', function)}" for function in op.functions]
     named += [f"`{name}`" for name in dict.fromkeys(functions)]
-    named += [f"`tf.{symbol}`" for symbol in op.symbols if not symbol.startswith("__")]
+    names = [name for kind in op.kinds for name in NAMES[kind] if not name.startswith("__")]
+    named += [f"`tf.{name}`" for name in names]
     bits = ", ".join(_bits(op, count) for count in op.bits)
     attributes = [f"`{name}`" for name in op.needs]
     attributes += [f"[`{name}`]" for name in op.defaults]

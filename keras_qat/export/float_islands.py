@@ -12,7 +12,7 @@ from tensorflow.lite.python.convert_phase import ConverterError
 
 from keras_qat.graph.calls import Value
 from keras_qat.graph.masks import Masks
-from keras_qat.graph.tf_operations import is_operation
+from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.integer_graph.float_nodes import compute_in_float, weight_scales
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.masks import read_for_masks
@@ -228,7 +228,7 @@ def _unwrapped(layer: Any) -> Any:
 
 def _layer_name(node: Node) -> str:
     layer = _unwrapped(node.call.layer)
-    kind = f"tf.{layer.symbol}" if is_operation(layer) else type(layer).__name__
+    kind = f"tf.{name_in_tensorflow(layer)}" if is_operation(layer) else type(layer).__name__
     return f"'{node.call.origin.removeprefix(PREFIX)}' ({kind})"
 
 

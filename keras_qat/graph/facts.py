@@ -28,9 +28,9 @@ class Facts:
         ...     call = value.producer
         ...     if call is None or not is_operation(call.layer):
         ...         return False
-        ...     if symbol_of(call.layer) in ("exp", "sigmoid", "nn.relu"):
+        ...     if kind_of(call) in ("exp", "sigmoid", "relu"):
         ...         return True
-        ...     if symbol_of(call.layer) not in MOVES:
+        ...     if kind_of(call) not in MOVES:
         ...         return False
         ...     for x in call.inputs:
         ...         if not (yield x):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.graph.operations import KINDS, NAMES
 from keras_qat.helper_layers.operations import Contract
 from keras_qat.keras2.backend import keras
 
@@ -33,13 +34,15 @@ def loadable(model: Any, config: dict[str, Any]) -> dict[str, Any]:
         function, nodes = entry["config"].get("function"), entry.get("inbound_nodes")
         if entry["class_name"] != "TFOpLambda" or not nodes:
             continue
-        if function in _EQUALITY:
+        is_operator, kind = str(function).startswith("__operators__"), KINDS.get(function)
+        if is_operator and kind in ("equal", "not_equal"):
+            entry["config"]["function"] = NAMES[kind][-1]
             _compare(model, layer, entry)
         if nodes[0][0] != _CONSTANT:
             continue
-        if function == "__operators__.add":
-            entry["config"]["function"] = "math.add"
-        elif function == "einsum":
+        if is_operator and kind == "add":
+            entry["config"]["function"] = NAMES[kind][-1]
+        elif kind == "einsum":
             _contract(model, layer, entry)
     return config
 
@@ -57,12 +60,8 @@ _CONSTANT = "_CONSTANT_VALUE"
 """Keras' word for a first argument that is no tensor."""
 
 
-_EQUALITY = {"__operators__.eq": "math.equal", "__operators__.ne": "math.not_equal"}
-"""Python's operators whose right side Keras leaves out -> TensorFlow's functions of both sides."""
-
-
 def _compare(model: Any, layer: Any, entry: dict[str, Any]) -> None:
-    """Turns the entry of `==` or `!=` into that of a function with both sides."""
+    """Writes both sides of `==` or `!=` into its entry."""
     (node,) = _nodes_of(model, layer)
     is_tensor = [hasattr(side, "_keras_history") for side in node.call_args]
     left, right = (
@@ -70,7 +69,6 @@ def _compare(model: Any, layer: Any, entry: dict[str, Any]) -> None:
         for side, known in zip(node.call_args, is_tensor, strict=True)
     )
     first = left if is_tensor[0] else [_CONSTANT, -1, left]
-    entry["config"]["function"] = _EQUALITY[entry["config"]["function"]]
     entry["inbound_nodes"] = [[*first, {"y": right, "name": None}]]
 
 

@@ -12,13 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.tf_operations import (
-    ARITHMETIC,
-    MOVES,
-    MOVING_LAYERS,
-    is_operation,
-    symbol_of,
-)
+from keras_qat.graph.operations import ARITHMETIC, MOVES, MOVING_LAYERS, is_operation, kind_of
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
 
@@ -35,21 +29,21 @@ def _is_infinite(x: Any, name: Any = None) -> Any:
 
 
 TESTS_FOR_NAN: dict[str, Callable[..., Any]] = {
-    "math.is_nan": lambda x, name=None: tf.not_equal(x, x),
-    "math.is_finite": lambda x, name=None: _equals_itself(x - x),
-    "math.is_inf": _is_infinite,
+    "is_nan": lambda x, name=None: tf.not_equal(x, x),
+    "is_finite": lambda x, name=None: _equals_itself(x - x),
+    "is_inf": _is_infinite,
 }
 """Operation -> the same, as comparisons of tensors with themselves."""
 
-_COMPARES = ("math.equal", "math.not_equal", "__operators__.eq", "__operators__.ne")
+_COMPARES = ("equal", "not_equal")
 
-_CHOOSES = ("where", "math.multiply_no_nan")
+_CHOOSES = ("where", "multiply_no_nan")
 """Operations whose results hold no NaN, if the model replaces it."""
 
 _READS_SHAPE = ("zeros_like", "ones_like", "shape", "size", "rank")
 """Operations whose results do not depend on the values that they read."""
 
-_PASSES_ON = {*MOVES, *ARITHMETIC, "cast", "gather"}
+_PASSES_ON = {*MOVES, *ARITHMETIC, "cast", "gather", "v1_gather"}
 _PASSING_LAYERS = (*MOVING_LAYERS, layers.Normalization, layers.Rescaling)
 """What returns NaN where its input is NaN, one value of each."""
 
@@ -67,7 +61,7 @@ def calls_on_missing_values(graph: Graph) -> dict[Value, list[Call]]:
 def compares_with_itself(call: Call) -> bool:
     """Returns whether a call asks if a tensor equals itself, which NaN alone does not."""
     is_same = len(call.inputs) == 2 and call.inputs[0] is call.inputs[1]
-    return is_same and call.inputs[0].is_float and symbol_of(call.layer) in _COMPARES
+    return is_same and call.inputs[0].is_float and kind_of(call) in _COMPARES
 
 
 def _reading_missing(
@@ -83,12 +77,12 @@ def _reading_missing(
         for call in readers[value]:
             if isinstance(call.layer, WeightTensor):  # Reads no values.
                 continue
-            symbol = symbol_of(call.layer)
+            kind = kind_of(call)
             calls[call] = None
-            if compares_with_itself(call) or symbol in (*_CHOOSES, *_READS_SHAPE):
+            if compares_with_itself(call) or kind in (*_CHOOSES, *_READS_SHAPE):
                 continue
             results = values_in(call.outputs)
-            passes = is_operation(call.layer) and symbol in _PASSES_ON
+            passes = is_operation(call.layer) and kind in _PASSES_ON
             if not passes and not isinstance(call.layer, _PASSING_LAYERS):
                 return []
             if not all(result.is_float for result in results):

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call
+from keras_qat.graph.operations import is_operation
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
-from keras_qat.graph.tf_operations import is_operation
 from keras_qat.keras2.backend import keras, register
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Graph, values_in
-from keras_qat.graph.tf_operations import is_operation
+from keras_qat.graph.operations import is_operation
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import clone, layers_in
 from keras_qat.messages import counted, warn_caller

@@ -14,13 +14,11 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.facts import Facts
-from keras_qat.graph.tf_operations import draws_random_numbers, is_operation, symbol_of
-
-SHAPES = ("compat.v1.shape", "shape")
+from keras_qat.graph.operations import draws_random_numbers, is_operation, kind_of
 
 SLICES_AND_SEGMENTS = (
-    *("__operators__.getitem", "slice", "strided_slice"),
-    *(f"math.unsorted_segment_{kind}" for kind in ("sum", "mean", "sqrt_n", "max", "min")),
+    *("getitem", "slice", "strided_slice"),
+    *(f"unsorted_segment_{kind}" for kind in ("sum", "mean", "sqrt_n", "max", "min")),
 )
 """Operations whose arguments may depend on a fixed batch size, such as all nodes of one graph."""
 
@@ -37,8 +35,8 @@ JOINS = "stack", "concat"
 """Operations that pass on all values that they read."""
 
 PICKS = (
-    *("__operators__.getitem", "slice", "strided_slice", "gather", "split", "unstack"),
-    *("squeeze", "expand_dims", "identity"),
+    *("getitem", "slice", "strided_slice", "gather", "v1_gather", "split"),
+    *("unstack", "squeeze", "expand_dims", "identity"),
 )
 """Operations that pass on values of their first argument."""
 
@@ -60,7 +58,7 @@ def find_results(
     """
     if call is None or not is_operation(call.layer) or not call.inputs:
         return None
-    kind, dtype = symbol_of(call.layer), values_in(call.outputs)[0].dtype
+    kind, dtype = kind_of(call), values_in(call.outputs)[0].dtype
     x, shape = call.inputs[0], list[Any](call.inputs[0].shape[1:])
     if kind == "shape" and x.shape:
         inner = [UNKNOWN if size is None else size for size in shape]
@@ -74,7 +72,7 @@ def find_results(
     known: dict[Value, Runs] = {}
     for read in call.inputs:
         results = yield read.producer
-        if read.producer is None or results is None or draws_random_numbers(call.layer.symbol):
+        if read.producer is None or results is None or draws_random_numbers(call.layer):
             return None
         known[read] = results[values_in(read.producer.outputs).index(read)]
     has_unknown_size = any(UNKNOWN in run for run, _ in known.values())
@@ -164,7 +162,7 @@ def measured_tensors(sizes: list[Value]) -> Iterator[Value]:
         if call is None or size in seen:
             continue
         seen.add(size)
-        if getattr(call.layer, "symbol", "") in SHAPES:
+        if kind_of(call) == "shape":
             yield from call.inputs[:1]
         else:
             left.extend(reversed(call.inputs))
@@ -227,7 +225,7 @@ def with_known_sizes(graph: Graph) -> Graph:
         runs = {value: evaluate(value, facts) for value in values}
         if not any(runs.values()):
             continue
-        is_shape = call.layer.symbol in SHAPES and has_fixed_batch
+        is_shape = kind_of(call) == "shape" and has_fixed_batch
         if is_shape or not of_batch.isdisjoint(call.inputs):
             of_batch.update(value for value in values if not value.is_float)
         known.update({v: both[0] for v, both in runs.items() if both and np.array_equal(*both)})
@@ -240,7 +238,7 @@ def with_known_sizes(graph: Graph) -> Graph:
         if known.keys() >= set(values) and read.isdisjoint(values):
             continue
         if is_operation(call.layer) and not known.keys() >= set(call.inputs):
-            kept = set() if call.layer.symbol in SLICES_AND_SEGMENTS else of_batch
+            kept = set() if kind_of(call) in SLICES_AND_SEGMENTS else of_batch
             constants = {v: v if v in kept else _constant(known.get(v, v)) for v in call.inputs}
             args, kwargs = map_values(constants.__getitem__, (call.args, call.kwargs))
             new = Call(call.layer, args, kwargs, call.outputs, call.name)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.facts import Facts
+from keras_qat.graph.operations import is_operation, kind_of
 from keras_qat.graph.size_expressions import (
     BATCHES,
     evaluate,
@@ -20,15 +21,15 @@ from keras_qat.graph.size_expressions import (
     known_sizes,
     rows_of,
 )
-from keras_qat.graph.tf_operations import is_operation, operands
+from keras_qat.graph.tf_operations import operands
 from keras_qat.keras2.backend import keras, output_shape
 from keras_qat.keras2.layer_names import is_of_keras
 
 Shape = tuple[int | None, ...]
 
 CHANGES_ROWS = {
-    *("tile", "repeat", "concat", "split", "gather", "compat.v1.gather", "gather_nd"),
-    *("__operators__.getitem", "slice", "strided_slice"),
+    *("tile", "repeat", "concat", "split", "gather", "v1_gather", "gather_nd"),
+    *("getitem", "slice", "strided_slice"),
 }
 """Operations that may return other rows than they read."""
 
@@ -45,30 +46,30 @@ def closing_sizes(calls: Iterable[Call]) -> Iterator[Call]:
     closed: set[Value] = set()
     for call in calls:
         values = values_in(call.outputs)
-        symbol = str(getattr(call.layer, "symbol", ""))
+        kind = kind_of(call)
         is_known = not any(None in value.shape[1:] for value in call.inputs)
         may_close = is_known or not closed.isdisjoint(call.inputs)
         if may_close and any(None in value.shape[1:] for value in values):
-            shapes = _infer_reshape(call, facts) if symbol == "reshape" else _infer(call, facts)
+            shapes = _infer_reshape(call, facts) if kind == "reshape" else _infer(call, facts)
             for value, shape in zip(values, shapes, strict=False):
                 value.shape = shape
             closed.update(values)
         if any(value.shape[:1] == (None,) for value in values):
-            for value, rows in zip(values, _infer_rows(call, symbol, facts), strict=True):
+            for value, rows in zip(values, _infer_rows(call, kind, facts), strict=True):
                 value.rows = rows if value.shape[:1] == (None,) else value.rows
         yield call
 
 
-def _infer_rows(call: Call, symbol: str, facts: Facts) -> list[Fraction]:
+def _infer_rows(call: Call, kind: str, facts: Facts) -> list[Fraction]:
     """Returns how many rows of each output stand for an example, if the first axis is open."""
     read = [value.rows for value in call.inputs if value.shape[:1] == (None,)]
     values = values_in(call.outputs)
-    if symbol == "reshape":
+    if kind == "reshape":
         x, _ = operands(call, "tensor", "shape")
         sizes: Any = call.output.shape[1:]
         if x.shape[:1] == (None,) and not {None, 0} & {*x.shape[1:], *sizes}:
             return [x.rows * math.prod(x.shape[1:]) / math.prod(sizes)]
-    elif symbol in CHANGES_ROWS:
+    elif kind in CHANGES_ROWS:
 
         def stand_in(value: Value) -> Any:
             """Returns the sizes that a value holds for two examples, or a placeholder for it."""

@@ -10,7 +10,11 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.graph.facts import solve
-from keras_qat.graph.tf_operations import draws_random_numbers, is_operation
+from keras_qat.graph.operations import (
+    draws_random_numbers,
+    is_operation,
+    name_in_tensorflow,
+)
 
 
 def describe(leaf: Any) -> Hashable:
@@ -65,12 +69,12 @@ class StructuralKeys:
             numbers = {}
             for read in call.inputs:
                 numbers[read] = yield read
-            key = call.layer.symbol, describe_arguments(call, numbers.__getitem__)
+            key = name_in_tensorflow(call.layer), describe_arguments(call, numbers.__getitem__)
         return self._numbers.setdefault(key, len(self._numbers))
 
 
 def _is_function_of_inputs(call: Call) -> bool:
     """Tell whether the one result of a call depends on nothing but its arguments."""
-    if not is_operation(call.layer) or draws_random_numbers(call.layer.symbol):
+    if not is_operation(call.layer) or draws_random_numbers(call.layer):
         return False
     return len(values_in(call.outputs)) == 1

@@ -1,4 +1,4 @@
-"""Reads TensorFlow operations that were called on symbolic tensors, and their arguments."""
+"""Reads the arguments of TensorFlow operations that were called on symbolic tensors."""
 
 from __future__ import annotations
 
@@ -10,49 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
-from keras_qat.keras2.backend import keras, layers
-
-ARITHMETIC = {
-    "math.add": "add",
-    "__operators__.add": "add",
-    "math.subtract": "subtract",
-    "__operators__.sub": "subtract",
-    "math.multiply": "multiply",
-    "__operators__.mul": "multiply",
-    "math.divide": "divide",
-    "math.truediv": "divide",
-    "__operators__.truediv": "divide",
-}
-"""TensorFlow's name of an operation -> the arithmetic that it computes."""
-
-MOVES = (
-    *("__operators__.getitem", "slice", "strided_slice", "split", "unstack", "concat", "stack"),
-    *("reshape", "squeeze", "expand_dims", "transpose", "identity", "tile", "repeat", "reverse"),
-    "broadcast_to",
-)
-"""Operations that only move values."""
-
-MOVING_LAYERS = (
-    *(layers.Reshape, layers.Flatten, layers.Permute, layers.RepeatVector, layers.Concatenate),
-    *(layers.Cropping1D, FlattenTime, RestoreTime),
-)
-"""Layers that only move values."""
-
-
-def is_operation(layer: Any) -> bool:
-    """Returns whether a layer is a TensorFlow operation that was called on a symbolic tensor."""
-    return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
-
-
-def symbol_of(layer: Any) -> str:
-    """Returns the name of the operation that a layer is, in TensorFlow 2; "" for other layers."""
-    return str(getattr(layer, "symbol", "")).removeprefix("compat.v1.")
-
-
-def draws_random_numbers(symbol: str) -> bool:
-    """Returns whether an operation of this name computes something else each time."""
-    return "random" in symbol or "dropout" in symbol
+from keras_qat.keras2.backend import keras
 
 
 @functools.cache

@@ -36,42 +36,43 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "subtract": tf.subtract,
     "multiply": tf.multiply,
     "divide": tf.divide,
-    "math.pow": _power,
-    "math.maximum": tf.maximum,
-    "math.minimum": tf.minimum,
+    "pow": _power,
+    "maximum": tf.maximum,
+    "minimum": tf.minimum,
     "clip_by_value": tf.clip_by_value,
-    "math.negative": tf.negative,
-    "math.abs": tf.abs,
-    "math.square": tf.square,
-    "math.sqrt": _root,
-    "math.rsqrt": lambda x: tf.math.rsqrt(tf.maximum(x, 0.0)),
-    "math.reciprocal": tf.math.reciprocal,
-    "math.exp": tf.exp,
-    "math.expm1": tf.math.expm1,
-    "math.log": lambda x: tf.math.log(tf.maximum(x, 0.0)),
-    "math.log1p": lambda x: tf.math.log1p(tf.maximum(x, -1.0)),
-    "math.cosh": tf.cosh,
-    "math.sinh": tf.sinh,
-    "math.tanh": tf.tanh,
-    "math.sigmoid": tf.sigmoid,
-    "math.softplus": tf.math.softplus,
-    "math.erf": tf.math.erf,
-    "math.sin": tf.sin,
-    "math.cos": tf.cos,
+    "negative": tf.negative,
+    "abs": tf.abs,
+    "square": tf.square,
+    "sqrt": _root,
+    "rsqrt": lambda x: tf.math.rsqrt(tf.maximum(x, 0.0)),
+    "reciprocal": tf.math.reciprocal,
+    "exp": tf.exp,
+    "expm1": tf.math.expm1,
+    "log": lambda x: tf.math.log(tf.maximum(x, 0.0)),
+    "log1p": lambda x: tf.math.log1p(tf.maximum(x, -1.0)),
+    "cosh": tf.cosh,
+    "sinh": tf.sinh,
+    "tanh": tf.tanh,
+    "sigmoid": tf.sigmoid,
+    "softplus": tf.math.softplus,
+    "erf": tf.math.erf,
+    "sin": tf.sin,
+    "cos": tf.cos,
     "where": tf.where,
-    "math.greater": tf.greater,
-    "math.greater_equal": tf.greater_equal,
-    "math.less": tf.less,
-    "math.less_equal": tf.less_equal,
+    "greater": tf.greater,
+    "greater_equal": tf.greater_equal,
+    "less": tf.less,
+    "less_equal": tf.less_equal,
 }
-"""TensorFlow's name of an operation, or the arithmetic that it computes -> the function."""
+"""Kind of an operation -> the function that computes it."""
 
 
 def evaluated(formula: Any, x: Any) -> Any:
     """Computes a formula of `x`: "x", a number, or [name of a function, operand, ...]."""
     if isinstance(formula, (list, tuple)):
         name, *operands = formula
-        return FUNCTIONS[name](*(evaluated(operand, x) for operand in operands))
+        kind = name.rpartition(".")[2]  # Older files say "math.exp".
+        return FUNCTIONS[kind](*(evaluated(operand, x) for operand in operands))
     return x if formula == "x" else tf.cast(formula, x.dtype)
 
 
@@ -83,7 +84,7 @@ class Formula(SameShape):
     without a gradient.
 
     Args:
-        formula: what `evaluated` takes, as JSON: `'["math.log", ["add", ["math.exp", "x"], 1.0]]'`.
+        formula: what `evaluated` takes, as JSON: `'["log", ["add", ["exp", "x"], 1.0]]'`.
     """
 
     def __init__(self, formula: str, **kwargs: Any) -> None:

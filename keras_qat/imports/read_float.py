@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value
+from keras_qat.graph.operations import is_operation
 from keras_qat.graph.precision import check_precision, float32_policy, in_float32
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.size_expressions import with_known_sizes
-from keras_qat.graph.tf_operations import is_operation
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import clone, layers_in, names_of_outputs
 from keras_qat.keras2.readability import as_functional, check_readable

@@ -10,12 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values, split_loss_only, values_in
+from keras_qat.graph.operations import ARITHMETIC, is_operation, kind_of
 from keras_qat.graph.size_expressions import example_of
-from keras_qat.graph.tf_operations import ARITHMETIC, array, is_operation, operands
+from keras_qat.graph.tf_operations import array, operands
 from keras_qat.helper_layers.operations import MaskScores
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.builder import LoweringContext, calls_behind, replace_by
-from keras_qat.lowering.hidden_numbers import CHOICES, HiddenNumbers, line, terms_of
+from keras_qat.lowering.hidden_numbers import HiddenNumbers, line, terms_of
 
 HIDES = -1e3
 """Scores to which this number or a lower one is added, or which it replaces, count as hidden."""
@@ -24,7 +25,7 @@ CONSTANT_HIDES = -1e2
 """The same of constants, whose other numbers are known: they have to be a tenth at most."""
 
 COPIES = ("tile", "broadcast_to", "cast")
-MOVES = ("__operators__.getitem", "expand_dims", "reshape", "identity")
+MOVES = ("getitem", "expand_dims", "reshape", "identity")
 """Operations behind a large number that may as well move the mask in front of it."""
 
 
@@ -90,7 +91,7 @@ def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
 
 def _without_nan(call: Call, context: LoweringContext) -> tuple[list[Call], list[Call]] | None:
     """Replaces tf.where(mask, x, NaN) by x, as integers hold no NaN; returns what fills it, too."""
-    if not is_operation(call.layer) or call.layer.symbol not in CHOICES:
+    if kind_of(call) != "where":
         return None
     _, first, second = operands(call, "condition", "x", "y")
     for x, other in ((first, second), (second, first)):
@@ -134,7 +135,7 @@ def _match_beside(total: Call, scores: Value, term: Value, sign: int) -> _Mask |
     The bias may be another mask, of what comes later, as BART and OPT have it.
     """
     casts, added = list[Call](), term.producer
-    while added and getattr(added.layer, "symbol", "") == "cast" and added.inputs[0].is_float:
+    while added and kind_of(added) == "cast" and added.inputs[0].is_float:
         casts.append(added)
         term = added.inputs[0]
         added = term.producer
@@ -184,7 +185,7 @@ def _match_added_later(total: Call, side: int) -> _Mask | None:
 def _same_for_all(term: Any) -> Any:
     """Returns the constant that a tensor holds for each example, as copies do; or the tensor."""
     call = term.producer if isinstance(term, Value) else None
-    if call is None or not term.shape or getattr(call.layer, "symbol", "") not in COPIES:
+    if call is None or not term.shape or kind_of(call) not in COPIES:
         return term
     example = example_of(term)
     return term if example is None else example[np.newaxis]
@@ -207,11 +208,11 @@ def _match_added(scores: Value, term: Value, sign: int) -> _Mask | None:
     call = term.producer
     if call is None or not is_operation(call.layer):
         return None
-    symbol = str(call.layer.symbol)
-    if symbol == "cast" and call.inputs[0].is_float:
+    kind = kind_of(call)
+    if kind == "cast" and call.inputs[0].is_float:
         mask = _match_added(scores, call.inputs[0], sign)
         return mask and mask._replace(constants=(*mask.constants, call))
-    if symbol in MOVES and len(call.inputs) == 1:
+    if kind in MOVES and len(call.inputs) == 1:
         (source,) = call.inputs
         inner = _match_added(scores, source, sign)
         # What broadcasts behind the mask has other axes than it.
@@ -223,7 +224,7 @@ def _match_added(scores: Value, term: Value, sign: int) -> _Mask | None:
         move = Call(call.layer, args, kwargs, moved, call.name)
         constants = (*inner.constants, call)
         return inner._replace(tensor=moved, constants=constants, moves=(*inner.moves, move))
-    if symbol in CHOICES:
+    if kind == "where":
         mask, *values = operands(call, "condition", "x", "y")
         calls = [call]
         added = [sign * value for x in values if (value := _constant(x, calls)) is not None]
@@ -240,7 +241,7 @@ def _match_added(scores: Value, term: Value, sign: int) -> _Mask | None:
 def _sign(mask: Value) -> int:
     """Returns -1 for masks that are 0 or negative: mask - 1."""
     call = mask.producer
-    while call and is_operation(call.layer) and call.layer.symbol in (*MOVES, "cast"):
+    while call and kind_of(call) in (*MOVES, "cast"):
         call = call.inputs[0].producer
     factor, offset = (call and line(call)) or (1.0, 0.0)
     return -1 if factor > 0 and offset == -factor else 1
@@ -248,7 +249,7 @@ def _sign(mask: Value) -> int:
 
 def _match_where(choice: Call, side: int) -> _Mask | None:
     """Recognizes tf.where(mask, scores, -1e9), or with 1e9, also with the last two exchanged."""
-    if not is_operation(choice.layer) or choice.layer.symbol not in CHOICES:
+    if kind_of(choice) != "where":
         return None
     mask, first, second = operands(choice, "condition", "x", "y")
     for scores, other, hidden in ((first, second, False), (second, first, True)):
@@ -287,13 +288,13 @@ def _constant(operand: Any, calls: list[Call]) -> float | None:
         factor = _constant(first, calls)
         other = None if factor is None else _constant(second, calls)
         return None if factor is None or other is None else factor * other
-    if call.layer.symbol in ("zeros_like", "ones_like"):
-        return float(call.layer.symbol == "ones_like")
-    if call.layer.symbol == "fill":
+    if kind_of(call) in ("zeros_like", "ones_like"):
+        return float(kind_of(call) == "ones_like")
+    if kind_of(call) == "fill":
         size, value = operands(call, "dims", "value")
-    elif call.layer.symbol in ("broadcast_to", "tile"):
-        value, size = operands(call, "input", "shape" if "to" in call.layer.symbol else "multiples")
-    elif call.layer.symbol in ("cast", "identity"):
+    elif kind_of(call) in ("broadcast_to", "tile"):
+        value, size = operands(call, "input", "shape" if "to" in kind_of(call) else "multiples")
+    elif kind_of(call) in ("cast", "identity"):
         (value, *_), size = operands(call, "x"), None
     else:
         return None
@@ -303,7 +304,7 @@ def _constant(operand: Any, calls: list[Call]) -> float | None:
 
 def _kind(call: Call) -> str:
     """Names an arithmetic operation; "" for any other call."""
-    return ARITHMETIC.get(str(call.layer.symbol), "") if is_operation(call.layer) else ""
+    return kind_of(call) if kind_of(call) in ARITHMETIC else ""
 
 
 def hides(call: Call) -> bool:

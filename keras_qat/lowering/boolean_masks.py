@@ -9,8 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
+from keras_qat.graph.operations import kind_of
 from keras_qat.graph.size_expressions import example_of
-from keras_qat.graph.tf_operations import number, operands, symbol_of
+from keras_qat.graph.tf_operations import number, operands
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.written_out import copies, require
 
@@ -27,7 +28,7 @@ def boolean_mask(tensor: Any, mask: Any, name: Any = None, axis: Any = 0) -> Any
 
 def chosen_of_each(call: Call) -> tuple[Callable[..., Any], Call] | None:
     """Returns `tf.boolean_mask` by a mask that is the same for each example, and its call."""
-    if symbol_of(call.layer) != "boolean_mask":
+    if kind_of(call) != "boolean_mask":
         return None
     x, mask, _, axis = operands(call, "tensor", "mask", "name", "axis")
     example = example_of(mask) if isinstance(mask, Value) else None

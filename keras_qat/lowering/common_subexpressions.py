@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values
+from keras_qat.graph.operations import is_operation
 from keras_qat.graph.structural_keys import describe, describe_arguments
-from keras_qat.graph.tf_operations import is_operation
 from keras_qat.keras2.layer_names import is_of_keras
 from keras_qat.keras2.layers_and_models import takes_training
 from keras_qat.lowering.builder import LoweringContext

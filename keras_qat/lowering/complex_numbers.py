@@ -130,29 +130,28 @@ def part(index: int) -> Callable[..., Any]:
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "cast": cast,
-    **dict.fromkeys(("dtypes.complex", "complex"), pair),
+    "complex": pair,
     "zeros": zeros,
-    **dict.fromkeys(("math.add", "__operators__.add"), add),
-    **dict.fromkeys(("math.subtract", "__operators__.sub"), subtract),
-    **dict.fromkeys(("math.multiply", "__operators__.mul"), multiply),
-    **dict.fromkeys(("math.divide", "math.truediv", "__operators__.truediv"), divide),
-    "math.negative": negative,
-    "math.conj": conjugate,
-    "math.square": square,
-    "math.exp": exp,
-    "linalg.matmul": matmul,
+    "add": add,
+    "subtract": subtract,
+    "multiply": multiply,
+    "divide": divide,
+    "negative": negative,
+    "conj": conjugate,
+    "square": square,
+    "exp": exp,
+    "matmul": matmul,
     "einsum": einsum,
     "tensordot": tensordot,
-    "math.real": part(0),
-    "math.imag": part(1),
+    "real": part(0),
+    "imag": part(1),
 }
-"""TensorFlow's name of an operation -> what it computes of pairs."""
+"""Kind of an operation -> what it computes of pairs."""
 
 MOVES = (
-    *("__operators__.getitem", "expand_dims", "squeeze", "linalg.matrix_transpose"),
-    *("transpose", "compat.v1.transpose"),
-    *("reshape", "identity", "concat", "stack", "split", "unstack", "pad", "compat.v1.pad", "tile"),
-    *("gather", "repeat", "reverse", "roll", "broadcast_to", "signal.fftshift", "signal.ifftshift"),
-    *("math.reduce_sum", "math.reduce_mean", "math.cumsum", "slice"),
+    *("getitem", "expand_dims", "squeeze", "matrix_transpose"),
+    *("transpose", "reshape", "identity", "concat", "stack", "split", "unstack", "pad", "tile"),
+    *("gather", "repeat", "reverse", "roll", "broadcast_to", "fftshift", "ifftshift"),
+    *("reduce_sum", "reduce_mean", "cumsum", "slice"),
 )
 """Operations that do the same with the real and with the imaginary part."""

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
+from keras_qat.graph.operations import kind_of
 from keras_qat.graph.size_expressions import known_sizes
 from keras_qat.graph.tf_operations import array, operands
 from keras_qat.helper_layers.operations import WeightTensor
@@ -193,7 +194,7 @@ def split_linear_resize(call: Call, context: LoweringContext) -> list[Call]:
 
 def split_constant_table(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers tf.gather of a constant's rows, by a tensor of their numbers, to an Embedding."""
-    names = GATHER_ARGUMENTS[str(call.layer.symbol)]
+    names = GATHER_ARGUMENTS[kind_of(call)]
     arguments = dict(zip(names, operands(call, *names), strict=True))
     table, indices = (arguments.pop(name) for name in names[:2])
     options = [arguments.get(name) for name in ("axis", "batch_dims", "max_norm")]

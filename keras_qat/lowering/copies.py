@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.operations import kind_of
 from keras_qat.graph.size_expressions import (
     BATCH,
     computed_sizes,
@@ -32,15 +33,15 @@ def split_copies(call: Call, context: LoweringContext) -> list[Call]:
     All sizes are then known before the file runs, which runtimes need. Counts that are known sizes
     become numbers.
     """
-    symbol = str(call.layer.symbol)
-    x, counts, *axis = operands(call, "input", *COPIES[symbol])
+    kind = kind_of(call)
+    x, counts, *axis = operands(call, "input", *COPIES[kind])
     known_counts = {value: size_of(value) for value in values_in(counts)}
     numbers = {value: size for value, size in known_counts.items() if isinstance(size, int)}
     if numbers:
         args, kwargs = map_values(lambda value: numbers.get(value, value), (call.args, call.kwargs))
         return [Call(call.layer, args, kwargs, call.outputs, call.name)]
     is_list, known = isinstance(counts, (list, tuple)), None
-    if not is_list and symbol != "repeat":
+    if not is_list and kind != "repeat":
         known = computed_sizes(counts)  # tf.broadcast_to(x, tf.shape(y))
     count, *inner_counts = known or (counts if is_list else [counts])
     if not isinstance(x, Value):
@@ -50,10 +51,10 @@ def split_copies(call: Call, context: LoweringContext) -> list[Call]:
     is_batch = is_batch or bool(known and known[0] == BATCH)
     if not rank or not call.output.is_float or axis not in ([], [0]):
         return []
-    unchanged = x.shape[1:] if symbol == "broadcast_to" else [1] * (rank - 1)
-    if symbol != "repeat" and list(inner_counts) != list(unchanged):
+    unchanged = x.shape[1:] if kind == "broadcast_to" else [1] * (rank - 1)
+    if kind != "repeat" and list(inner_counts) != list(unchanged):
         return []
-    group = _rows_for_each_copy(counts, x.shape[0]) if symbol == "tile" else None
+    group = _rows_for_each_copy(counts, x.shape[0]) if kind == "tile" else None
     if not (is_batch and x.shape[0] == 1) and group is None:
         return []
     sizes = counts if known else count
@@ -82,7 +83,7 @@ def split_filled(call: Call, context: LoweringContext) -> list[Call]:
     x = filled(call)
     if x is None:
         return []
-    sizes = operands(call, FILLED[str(call.layer.symbol)])[0]
+    sizes = operands(call, FILLED[kind_of(call)])[0]
     return _for_each_example(call, context, sizes, x, x.ndim)
 
 
@@ -183,9 +184,9 @@ def _repeated_inside(call: Call, x: Any, counts: list[Any]) -> tuple[Any, list[A
     values, known = array(x), integers(counts) if counts else ()
     if values is None or known is None:
         return None, counts
-    if call.layer.symbol == "tile":
+    if kind_of(call) == "tile":
         repeated = np.tile(values, (1, *known))
         return repeated.astype(np.float32), [1] * len(known)
-    if call.layer.symbol == "broadcast_to" and values.ndim <= len(known) + 1:
+    if kind_of(call) == "broadcast_to" and values.ndim <= len(known) + 1:
         values = np.broadcast_to(values, (1, *known))
     return values.astype(np.float32), counts

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, map_values
 from keras_qat.graph.missing_values import TESTS_FOR_NAN
-from keras_qat.graph.tf_operations import array, is_operation, number, symbol_of
+from keras_qat.graph.operations import is_operation, kind_of
+from keras_qat.graph.tf_operations import array, number
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.attention_masks import HIDES
 from keras_qat.lowering.boolean_masks import boolean_mask, chosen_of_each
@@ -68,10 +69,10 @@ def equivalent(call: Call, forced: bool = False, unrolls: bool = False) -> Call 
     elif chosen := chosen_of_each(call):
         function, call = chosen
     elif not all(x.is_float for x in call.inputs) and not isinstance(call.layer, RECURRENT):
-        function = OF_INTEGERS.get(str(getattr(call.layer, "symbol", ""))) or written_out(call)
+        function = OF_INTEGERS.get(kind_of(call)) or written_out(call)
     elif is_operation(call.layer):
-        is_better_in_float = call.layer.symbol in WHOLE and not forced
-        function = None if is_better_in_float else EQUIVALENTS.get(symbol_of(call.layer))
+        is_better_in_float = kind_of(call) in WHOLE and not forced
+        function = None if is_better_in_float else EQUIVALENTS.get(kind_of(call))
     elif type(call.layer) in CONVOLUTIONS:
         function = unrolled_convolutions(call)
     else:
@@ -336,50 +337,49 @@ def _reversed(
 OF_INTEGERS: dict[str, Callable[..., Any]] = {
     "sequence_mask": _steps_below,
     "reverse_sequence": _reversed,
-    "linalg.matmul": _outer,
+    "matmul": _outer,
 }
 """The same of integers."""
 
 EQUIVALENTS: dict[str, Callable[..., Any]] = {
-    "nn.log_softmax": _log_softmax,
-    "math.reduce_logsumexp": _log_sum_exp,
-    "math.log_sigmoid": _log_sigmoid,
-    "math.erfc": lambda x, name=None: 1.0 - tf.math.erf(x),
-    "math.atan2": _angle,
-    "math.divide_no_nan": _quotient_or_zero,
-    "math.reciprocal_no_nan": lambda x, name=None: tf.math.divide_no_nan(1.0, x),
-    "math.scalar_mul": lambda scalar, x, name=None: x * scalar,
+    "log_softmax": _log_softmax,
+    "reduce_logsumexp": _log_sum_exp,
+    "log_sigmoid": _log_sigmoid,
+    "erfc": lambda x, name=None: 1.0 - tf.math.erf(x),
+    "atan2": _angle,
+    "divide_no_nan": _quotient_or_zero,
+    "reciprocal_no_nan": lambda x, name=None: tf.math.divide_no_nan(1.0, x),
+    "scalar_mul": lambda scalar, x, name=None: x * scalar,
     "realdiv": lambda x, y, name=None: x / y,
-    "math.squared_difference": lambda x, y, name=None: tf.square(x - y),
+    "squared_difference": lambda x, y, name=None: tf.square(x - y),
     **TESTS_FOR_NAN,
-    "math.rint": lambda x, name=None: tf.round(x),
-    "math.accumulate_n": lambda inputs, *_: tf.add_n(inputs),
-    "math.conj": lambda x, name=None: tf.identity(x),
-    "math.real": lambda input, name=None: tf.identity(input),
+    "rint": lambda x, name=None: tf.round(x),
+    "accumulate_n": lambda inputs, *_: tf.add_n(inputs),
+    "conj": lambda x, name=None: tf.identity(x),
+    "real": lambda input, name=None: tf.identity(input),
     "identity_n": lambda input, name=None: [tf.identity(x) for x in input],
     "cast": _truth,
     "clip_by_value": _clipped,
     "argsort": _order,
-    "math.reduce_euclidean_norm": _length,
-    "math.pow": _power,
-    "math.reduce_prod": _product,
-    "math.cumprod": _products,
-    "linalg.cross": _cross,
-    "math.l2_normalize": _normalize,
-    "linalg.normalize": _unit,
-    "nn.silu": _silu,
-    "nn.softmax": _softmax,
-    "nn.crelu": _crelu,
-    "math.floormod": lambda x, y, name=None: x - y * tf.floor(x / y),
+    "reduce_euclidean_norm": _length,
+    "pow": _power,
+    "reduce_prod": _product,
+    "cumprod": _products,
+    "cross": _cross,
+    "l2_normalize": _normalize,
+    "normalize": _unit,
+    "silu": _silu,
+    "softmax": _softmax,
+    "crelu": _crelu,
+    "floormod": lambda x, y, name=None: x - y * tf.floor(x / y),
     "floor_div": lambda x, y, name=None: tf.floor(x / y),
-    "math.xdivy": lambda x, y, name=None: x / y,
-    "math.polyval": _polynomial,
-    "math.asin": lambda x, name=None: 2.0 * tf.atan(x / (1.0 + tf.sqrt(1.0 - x * x))),
-    "math.acos": lambda x, name=None: math.pi / 2.0 - tf.asin(x),
-    "math.acosh": lambda x, name=None: tf.math.log(x + tf.sqrt(x * x - 1.0)),
-    "math.atanh": lambda x, name=None: (tf.math.log1p(x) - tf.math.log1p(-x)) * 0.5,
+    "xdivy": lambda x, y, name=None: x / y,
+    "polyval": _polynomial,
+    "asin": lambda x, name=None: 2.0 * tf.atan(x / (1.0 + tf.sqrt(1.0 - x * x))),
+    "acos": lambda x, name=None: math.pi / 2.0 - tf.asin(x),
+    "acosh": lambda x, name=None: tf.math.log(x + tf.sqrt(x * x - 1.0)),
+    "atanh": lambda x, name=None: (tf.math.log1p(x) - tf.math.log1p(-x)) * 0.5,
     "norm": _norm,
-    "linalg.norm": _norm,
     "clip_by_norm": _clip_by_norm,
     "boolean_mask": boolean_mask,
     "tensordot": _tensordot,
@@ -391,8 +391,8 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     **POOLS,
     **SEGMENTS,
     **SIGNALS,
-    "keras.backend.cast_to_floatx": lambda x: tf.identity(x),
+    "cast_to_floatx": lambda x: tf.identity(x),
     **IMAGES,
-    "keras.backend.batch_flatten": _flattened,
+    "batch_flatten": _flattened,
 }
-"""TensorFlow's name of an operation -> a function that computes the same in other operations."""
+"""Kind of an operation -> a function that computes the same in other operations."""

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.graph.precision import is_half, policy_of, using_policy
 from keras_qat.graph.structural_keys import describe_arguments
-from keras_qat.graph.tf_operations import is_operation
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import rename
 from keras_qat.keras2.symbolic_calls import SymbolicTensor, take_nodes
@@ -127,7 +127,7 @@ def _computes_the_same(
     is_ready = is_operation(call.layer) or call.layer.built
     if not (is_free and is_ready) or any(is_half(value.dtype) for value in call.inputs):
         return True
-    layer = getattr(call.layer, "symbol", id(call.layer))
+    layer = name_in_tensorflow(call.layer) or id(call.layer)
     key = layer, describe_arguments(call, lambda value: (value.shape, value.dtype))
     if key in context.compared:
         return context.compared[key]
@@ -186,7 +186,7 @@ def _calls_of(
         if layer is not call.layer:
             is_last = any(result is outputs[0] for result in results) and not keeps_layer
             part = "" if is_last else _unused(part or _name_of(layer), names)
-            settings = getattr(layer, "symbol", None) or {**layer.get_config(), "name": ""}
+            settings = name_in_tensorflow(layer) or {**layer.get_config(), "name": ""}
             part = context.part_for(call.layer, part, settings)
             rename(layer, f"{call.layer.name}_{part}" if part else call.layer.name)
             layer = context.keep(call.layer, part, layer)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.operations import is_operation, kind_of
 from keras_qat.graph.size_expressions import BATCH, computed_sizes
-from keras_qat.graph.tf_operations import ARITHMETIC, is_operation, number, operands, symbol_of
+from keras_qat.graph.tf_operations import number, operands
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.attention_masks import HIDES
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
@@ -21,7 +22,7 @@ FILLED = {"zeros": "shape", "ones": "shape", "fill": "dims"}
 NUMBERS = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
 """Operation that fills a tensor -> its number."""
 
-FAR = {"math.maximum": HIDES, "math.minimum": -HIDES}
+FAR = {"maximum": HIDES, "minimum": -HIDES}
 """Operation that keeps a tensor's range -> the number from which on it ignores the other."""
 
 COMPUTES = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul}
@@ -29,15 +30,15 @@ COMPUTES = {"add": operator.add, "subtract": operator.sub, "multiply": operator.
 
 def filled(call: Call) -> np.ndarray | None:
     """Returns one example of what a call fills with a number; None if not all is known."""
-    symbol = symbol_of(call.layer)
+    kind = kind_of(call)
     shape: list[Any] | None = None
-    if symbol in FILLED:
-        sizes, value = operands(call, FILLED[symbol], "value")
+    if kind in FILLED:
+        sizes, value = operands(call, FILLED[kind], "value")
         shape = computed_sizes(sizes) if values_in(sizes) else None
-    elif symbol in ("zeros_like", "ones_like"):
+    elif kind in ("zeros_like", "ones_like"):
         value, (first, *inner) = None, call.output.shape or [1]
         shape = None if None in inner else [BATCH if first is None else first, *inner]
-    value = number(NUMBERS.get(symbol, value)) if shape else None
+    value = number(NUMBERS.get(kind, value)) if shape else None
     if not shape or value is None or shape[0] != BATCH or {BATCH, -1}.intersection(shape[1:]):
         return None
     return np.full([1, *shape[1:]], value, np.float32) if call.output.is_float else None
@@ -80,13 +81,12 @@ def _computed(
     call: Call, known: dict[Value, float], far: dict[Value, float]
 ) -> tuple[float, bool] | None:
     """Returns the number that a call gives everywhere, and whether exactly; None if not known."""
-    symbol = str(call.layer.symbol)
+    kind = kind_of(call)
     if not all(value.is_float for value in [*call.inputs, *values_in(call.outputs)]):
         return None
-    if symbol == "math.exp":
+    if kind == "exp":
         value = {**known, **far}.get(call.inputs[0], 0.0)
         return (0.0, True) if value <= HIDES else None
-    kind = ARITHMETIC.get(symbol, "")
     if kind not in COMPUTES or None in call.output.shape[1:]:
         return None
     both = operands(call, "x", "y")
@@ -109,18 +109,17 @@ def _with_constant(
     call: Call, known: dict[Value, float], far: dict[Value, float], context: LoweringContext
 ) -> list[Call]:
     """Returns a call without zeros that it adds, and with a constant that it compares with."""
-    symbol, ends = str(call.layer.symbol), {**known, **far}
+    kind, ends = kind_of(call), {**known, **far}
     others = [value for value in call.inputs if value not in ends]
     values = [ends[value] for value in call.inputs if value in ends]
     if len(others) != 1 or len(values) != 1 or call.output.shape != others[0].shape:
         return [call]
     (other,), (value,) = others, values
-    kind = ARITHMETIC.get(symbol)
     if value == 0.0 and (kind == "add" or (kind == "subtract" and call.args[0] is other)):
         # Under a name of its own: later steps, which add something, have this one.
         parts = PartsBuilder(call, context)
         return parts.end(parts.new("sum_with_zeros", layers.Activation, "linear"), other)
-    if symbol not in FAR or value / FAR[symbol] < 1.0:
+    if kind not in FAR or value / FAR[kind] < 1.0:
         return [call]
     x = np.full([size or 1 for size in call.output.shape], value, np.float32)
     return [Call(call.layer, (other, x), {}, call.outputs, call.name).as_part_of(call)]

@@ -9,13 +9,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.tf_operations import (
-    ARITHMETIC,
-    arguments_in_order,
-    is_operation,
-    number,
-    operation_class,
-)
+from keras_qat.graph.operations import is_operation, kind_of
+from keras_qat.graph.tf_operations import arguments_in_order, number, operation_class
 from keras_qat.helper_layers.elementwise_functions import FUNCTIONS, Formula
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.lowering.activations import split_activation
@@ -26,25 +21,25 @@ from keras_qat.ops.registry import match
 LARGEST = 64
 """A formula has at most so many functions."""
 
-WIDE = {"math.exp", "math.expm1", "math.cosh", "math.sinh", "math.square", "math.pow", "product"}
+WIDE = {"exp", "expm1", "cosh", "sinh", "square", "pow", "product"}
 """Functions whose results differ much in size: 8 bits keep the large ones alone."""
 
 SHARES = "softmax"
 
-FLAT = {SHARES, "quotient", "root", "math.reciprocal", "math.sigmoid", "math.tanh"}
+FLAT = {SHARES, "quotient", "root", "reciprocal", "sigmoid", "tanh"}
 """Functions with results near to 0, or to 1, of which 8 bits keep one."""
 
-BACK = {"math.log", "math.log1p", "math.sqrt", "math.rsqrt", "math.reciprocal", "root", "quotient"}
+BACK = {"log", "log1p", "sqrt", "rsqrt", "reciprocal", "root", "quotient"}
 """Functions that make small differences large, or that of numbers of unequal size."""
 
-CHOICES = {"math.exp", "where", "math.maximum", "math.minimum", "clip_by_value"}
+CHOICES = {"exp", "where", "maximum", "minimum", "clip_by_value"}
 """Functions whose results may be of the smaller numbers alone, as in an ELU by hand."""
 
 ACTIVATIONS = {
-    keras.activations.sigmoid: "math.sigmoid",
-    keras.activations.tanh: "math.tanh",
-    keras.activations.exponential: "math.exp",
-    keras.activations.softplus: "math.softplus",
+    keras.activations.sigmoid: "sigmoid",
+    keras.activations.tanh: "tanh",
+    keras.activations.exponential: "exp",
+    keras.activations.softplus: "softplus",
 }
 """Keras' activation -> the function of a formula that it is."""
 
@@ -112,11 +107,11 @@ def _in_one(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
         return [context.pattern(call, Formula, chain.x, formula=json.dumps(chain.formula))]
     parts, subtract = PartsBuilder(call, context), tf.math.subtract
     _, below, logarithm = log_sum(parts, scores, axis)
-    if chain.formula == ["math.log", "x"]:
+    if chain.formula == ["log", "x"]:
         return parts.end(parts.new("", operation_class(), subtract), below, logarithm)
     less = parts.new("log_softmax", operation_class(), subtract)
     x = parts.add(less, below, logarithm, shape=scores.shape)
-    formula = json.dumps(chain.formula).replace('"x"', '["math.exp", "x"]')
+    formula = json.dumps(chain.formula).replace('"x"', '["exp", "x"]')
     return parts.end(parts.new("", Formula, formula), x)
 
 
@@ -160,7 +155,7 @@ def _chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
         kind, behind = "quotient", inner[terms[1]].kinds
     else:
         kind = "product" if name == "multiply" and len(read) == 2 else name
-        if name == "math.pow" and isinstance(terms[1], float) and terms[1] < 1:
+        if name == "pow" and isinstance(terms[1], float) and terms[1] < 1:
             kind = "root"
         behind = frozenset().union(*(chain.kinds for chain in read))
     is_poor = any(chain.is_poor for chain in read)
@@ -177,9 +172,7 @@ def _name(call: Call) -> str:
     if type(call.layer) is layers.Activation:
         functions = (name for f, name in ACTIVATIONS.items() if f is call.layer.activation)
         return next(functions, "")
-    symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
-    name = ARITHMETIC.get(symbol, symbol)
-    return name if name in FUNCTIONS else ""
+    return kind_of(call) if kind_of(call) in FUNCTIONS else ""
 
 
 def _kinds_of(x: Value) -> frozenset[str]:

@@ -7,7 +7,8 @@ import dataclasses
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.tf_operations import ARITHMETIC, number
+from keras_qat.graph.operations import kind_of
+from keras_qat.graph.tf_operations import number
 from keras_qat.helper_layers.operations import HardSwish
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.builder import LoweringContext
@@ -34,7 +35,7 @@ def _inside(call: Call) -> tuple[Value | None, list[Call]]:
     """Returns the input and the other calls of the hard swish that ends in `call`, or None."""
     sixth = _times_a_sixth(call)
     product = call if sixth is None else sixth.producer
-    if product is None or _symbol(product) != "multiply" or len(product.inputs) != 2:
+    if product is None or _kind(product) != "multiply" or len(product.inputs) != 2:
         return None, []
     for x, gate in (product.inputs, product.inputs[::-1]):
         inner = [product]  # (x * relu6(x + 3)) / 6
@@ -42,27 +43,24 @@ def _inside(call: Call) -> tuple[Value | None, list[Call]]:
         if relu and sixth is None:  # x * (relu6(x + 3) / 6)
             inner, clipped = [relu], _times_a_sixth(relu)
             relu = clipped.producer if clipped else None
-        shift = relu.inputs[0].producer if relu and _symbol(relu) == "relu6" else None
+        shift = relu.inputs[0].producer if relu and _kind(relu) == "relu6" else None
         if relu and shift and _with_constant(shift, "add", 3.0) is x:
             return x, [*inner, relu, shift]
     return None, []
 
 
-_SYMBOLS = {**ARITHMETIC, "nn.relu6": "relu6"}
-
-
-def _symbol(call: Call) -> str:
+def _kind(call: Call) -> str:
     layer = call.layer
     if type(layer) is keras.layers.Multiply:
         return "multiply"
     if type(layer) is keras.layers.ReLU:
         return "relu6" if layer.max_value == 6 else ""
-    return _SYMBOLS.get(str(getattr(layer, "symbol", "")), "")
+    return kind_of(call)
 
 
-def _with_constant(call: Call, symbol: str, constant: float) -> Value | None:
+def _with_constant(call: Call, kind: str, constant: float) -> Value | None:
     """Returns the tensor that `call` combines with a constant."""
-    if _symbol(call) != symbol or len(call.inputs) != 1:
+    if _kind(call) != kind or len(call.inputs) != 1:
         return None
     arguments = map(number, tf.nest.flatten((call.args, call.kwargs)))
     numbers = [argument for argument in arguments if argument is not None]

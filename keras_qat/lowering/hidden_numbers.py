@@ -7,15 +7,8 @@ from typing import Any, NamedTuple
 
 from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.graph.facts import solve
-from keras_qat.graph.tf_operations import (
-    ARITHMETIC,
-    arguments_in_order,
-    array,
-    is_operation,
-    number,
-    operands,
-    symbol_of,
-)
+from keras_qat.graph.operations import is_operation, kind_of
+from keras_qat.graph.tf_operations import arguments_in_order, array, number, operands
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.registry import op_of
 
@@ -50,7 +43,6 @@ ABOVE = {
 }
 """Operator that ignores numbers far above others -> how far."""
 
-CHOICES = ("where", "compat.v1.where")
 MOVES = ("reshape", "transpose", "identity", "linear", "slice", "gather")
 LIMITS = {1: "maximum", -1: "minimum"}
 
@@ -108,9 +100,9 @@ class HiddenNumbers:
         """Returns how far numbers have to lie that one call reads."""
         op = op_of(call)
         kind = "" if op is None else op.name
-        if getattr(call.layer, "symbol", "") == "reshape" and call.inputs[0] is value:
+        if kind_of(call) == "reshape" and call.inputs[0] is value:
             kind = "reshape"  # To sizes that are read, too.
-        if getattr(call.layer, "symbol", "") == "cast" and call.output.is_float:
+        if kind_of(call) == "cast" and call.output.is_float:
             kind = "identity"
         if known := (BELOW if side > 0 else ABOVE).get(kind):
             return known
@@ -152,7 +144,7 @@ class HiddenNumbers:
 
     def _drops(self, call: Call, value: Value) -> bool:
         """Returns whether a call puts other numbers where the same mask hides those of a tensor."""
-        if not is_operation(call.layer) or str(call.layer.symbol) not in CHOICES:
+        if kind_of(call) != "where":
             return False
         condition, first, second = operands(call, "condition", "x", "y")
         replaced = [where for where, x in ((False, first), (True, second)) if x is value]
@@ -161,18 +153,18 @@ class HiddenNumbers:
 
     def _reads_sizes(self, call: Call) -> bool:
         """Returns whether nothing depends on the numbers a call reads: `tf.ones_like(x[0])`."""
-        symbol = symbol_of(call.layer)
-        if symbol in ("shape", "ones_like", "zeros_like"):
+        kind = kind_of(call)
+        if kind in ("shape", "ones_like", "zeros_like"):
             return True
-        is_part = symbol == "__operators__.getitem" and self._readers[call.output]
+        is_part = kind == "getitem" and self._readers[call.output]
         return bool(is_part) and all(map(self._reads_sizes, self._readers[call.output]))
 
 
 def _source(mask: Value, where: bool) -> tuple[Value, bool]:
     """Returns the mask that another is the negation or a cast of, and where both are `where`."""
     while (call := mask.producer) is not None and is_operation(call.layer):
-        is_negated = call.layer.symbol == "math.logical_not" or line(call) == (-1.0, 1.0)
-        if not is_negated and call.layer.symbol not in ("cast", "identity"):
+        is_negated = kind_of(call) == "logical_not" or line(call) == (-1.0, 1.0)
+        if not is_negated and kind_of(call) not in ("cast", "identity"):
             break
         (mask, *_), where = call.inputs, where != is_negated
     return mask, where
@@ -196,9 +188,9 @@ def line(call: Call) -> tuple[float, float] | None:
         return (scale, offset) if scale and offset is not None else None
     if not is_operation(call.layer):
         return None
-    if call.layer.symbol == "math.negative":
+    if kind_of(call) == "negative":
         return -1.0, 0.0
-    kind, both = ARITHMETIC.get(str(call.layer.symbol)), terms_of(call)
+    kind, both = kind_of(call), terms_of(call)
     if len(both) != 2 or len(call.inputs) != 1:
         return None
     is_first = isinstance(both[0], Value)
@@ -211,7 +203,7 @@ def line(call: Call) -> tuple[float, float] | None:
         return -1.0, value
     if not value or (kind == "divide" and not is_first):
         return None
-    return {"multiply": (value, 0.0), "divide": (1.0 / value, 0.0)}.get(str(kind))
+    return {"multiply": (value, 0.0), "divide": (1.0 / value, 0.0)}.get(kind)
 
 
 def terms_of(call: Call) -> list[Any]:

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.graph.facts import solve
+from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.graph.structural_keys import describe_arguments
-from keras_qat.graph.tf_operations import array, is_operation
+from keras_qat.graph.tf_operations import array
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.layer_names import names_of_calls
 from keras_qat.tracing.trace_layer import OpenedLayer
@@ -46,7 +47,7 @@ class InnerNames:
         """
         layer = inner.layer
         if is_operation(layer):
-            symbol = str(layer.symbol)
+            symbol = name_in_tensorflow(layer)
             named = symbol, weights_in(arguments)
             is_first = gives_output and not self.gave_output
             if is_first and self.named.setdefault("", named) == named:
@@ -102,7 +103,7 @@ def _find_expression(value: Value, opened: OpenedLayer) -> Generator[Value, Any,
     expressions = {}
     for read in call.inputs:
         expressions[read] = yield read
-    what = layer.symbol if is_operation(layer) else id(layer)
+    what = name_in_tensorflow(layer) if is_operation(layer) else id(layer)
     arguments = describe_arguments(call, expressions.__getitem__)
     return hashlib.sha256(repr((what, arguments, index)).encode()).hexdigest()
 

@@ -8,12 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.tf_operations import is_operation, operands
+from keras_qat.graph.operations import kind_of
+from keras_qat.graph.tf_operations import operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
 TYPED = {
     **dict.fromkeys(("tile", "repeat", "broadcast_to"), ((), ("input",))),
-    **dict.fromkeys(("gather", "compat.v1.gather"), ((), ("params",))),
+    **dict.fromkeys(("gather", "v1_gather"), ((), ("params",))),
     "fill": (("dims",), ("value",)),
     "where": (("condition",), ("x", "y")),
 }
@@ -26,9 +27,9 @@ def with_int32_constants(call: Call, context: LoweringContext) -> list[Call]:
     Keras saves constants without their type, and reads integers as int32.
     """
     layer = call.layer
-    if not is_operation(layer) or layer.symbol not in TYPED or call.output.dtype != "int64":
+    if kind_of(layer) not in TYPED or call.output.dtype != "int64":
         return []
-    before, names = TYPED[layer.symbol]
+    before, names = TYPED[kind_of(layer)]
     if any(isinstance(x, Value) for x in operands(call, *before, *names)[len(before) :]):
         return []
     parts, operation = PartsBuilder(call, context), type(layer)

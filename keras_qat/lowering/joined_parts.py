@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, split_loss_only, values_in
-from keras_qat.graph.tf_operations import is_operation, operands, operation_class
+from keras_qat.graph.operations import is_operation, kind_of
+from keras_qat.graph.tf_operations import operands, operation_class
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import match
 from keras_qat.ops.slicing import FULL_SLICE, items_for_axes
 
-_SLICES = "__operators__.getitem", "slice"
+_SLICES = "getitem", "slice"
 
 
 class _Piece(NamedTuple):
@@ -70,7 +71,7 @@ def _takes(call: Call) -> bool:
     """Returns whether a call takes parts of a tensor."""
     if type(call.layer) is layers.Cropping1D:
         return True
-    return is_operation(call.layer) and str(call.layer.symbol) in (*_SLICES, "split", "unstack")
+    return is_operation(call.layer) and kind_of(call) in (*_SLICES, "split", "unstack")
 
 
 def _reshaped(call: Call, context: LoweringContext) -> list[Call]:
@@ -92,16 +93,16 @@ def _reshaped(call: Call, context: LoweringContext) -> list[Call]:
 
 def _taken(call: Call, context: LoweringContext) -> list[Call]:
     """Returns the calls that take parts from the tensors that were joined."""
-    symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
+    kind = kind_of(call)
     if not _takes(call) or len(call.inputs) != 1:
         return []
     attributes, join = match(call).attributes, _joined(call.inputs[0])
     if join is None or any(value.masked for value in [*join.tensors, *values_in(call.outputs)]):
         return []
-    if symbol not in ("split", "unstack"):
+    if kind not in ("split", "unstack"):
         return _sliced(call, context, join, attributes)
     axis, rank = attributes.get("axis"), len(call.inputs[0].shape)
-    if axis is None or axis % rank != join.axis or (symbol == "unstack") != join.stacked:
+    if axis is None or axis % rank != join.axis or (kind == "unstack") != join.stacked:
         return []
     parts, begin = PartsBuilder(call, context), 0
     for index, output in enumerate(values_in(call.outputs)):
@@ -188,7 +189,7 @@ def _sliced(call: Call, context: LoweringContext, join: _Join, attributes: Any) 
         return []
     x, low, _, is_whole = pieces[0]
     parts = PartsBuilder(call, context)
-    if getattr(call.layer, "symbol", "") != _SLICES[0]:
+    if kind_of(call) != _SLICES[0]:
         shape = call.inputs[0].shape
         sliced = [axis for axis, part in enumerate(attributes["parts"]) if _cuts(part, shape[axis])]
         if sliced != [join.axis]:

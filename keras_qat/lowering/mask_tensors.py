@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.masks import Masks
+from keras_qat.graph.operations import is_operation
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import symbolic
 from keras_qat.graph.size_expressions import with_known_sizes, with_python_integers
-from keras_qat.graph.tf_operations import is_operation
 from keras_qat.helper_layers.operations import CarryMask
 from keras_qat.keras2.backend import keras, layers, takes_mask
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder

@@ -32,10 +32,10 @@ def _with_diagonal(input: Any, diagonal: Any, name: Any = None, k: Any = 0, **_:
 
 
 MATRICES: dict[str, Callable[..., Any]] = {
-    "linalg.band_part": _band_part,
-    "linalg.diag": lambda diagonal, name=None: _diagonal(diagonal[..., None]),
-    "linalg.diag_part": lambda input, name=None: tf.reduce_sum(_diagonal(input), -1),
-    "linalg.set_diag": _with_diagonal,
-    "linalg.trace": lambda x, name=None: tf.reduce_sum(_diagonal(x), [-2, -1]),
+    "band_part": _band_part,
+    "diag": lambda diagonal, name=None: _diagonal(diagonal[..., None]),
+    "diag_part": lambda input, name=None: tf.reduce_sum(_diagonal(input), -1),
+    "set_diag": _with_diagonal,
+    "trace": lambda x, name=None: tf.reduce_sum(_diagonal(x), [-2, -1]),
 }
-"""TensorFlow's name of an operation -> a function that takes its arguments."""
+"""Kind of an operation -> a function that takes its arguments."""

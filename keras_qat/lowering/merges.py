@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, map_values
 from keras_qat.graph.facts import solve
+from keras_qat.graph.operations import kind_of
 from keras_qat.graph.tf_operations import array, operands, operation_class
 from keras_qat.helper_layers.operations import OnGrid
 from keras_qat.keras2.backend import layers
@@ -18,7 +19,7 @@ from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, 
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import op_of
 
-LIMITS = {"math.maximum": 1, "math.minimum": -1}
+LIMITS = {"maximum": 1, "minimum": -1}
 """Operation that takes the larger or smaller of two numbers -> sign of those that it prefers."""
 
 
@@ -73,7 +74,7 @@ def split_limit(call: Call, context: LoweringContext) -> list[Call]:
     """
     x, limit = operands(call, "x", "y")
     x, limit = (x, array(limit)) if isinstance(x, Value) else (limit, array(x))
-    sign = LIMITS[str(call.layer.symbol)]
+    sign = LIMITS[kind_of(call)]
     if limit is None or not isinstance(x, Value) or not x.is_float or limit.ndim > len(x.shape):
         return []
     farthest = float(sign * np.max(sign * limit))

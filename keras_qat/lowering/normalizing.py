@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.tf_operations import is_operation, operands
+from keras_qat.graph.operations import kind_of, name_in_tensorflow
+from keras_qat.graph.tf_operations import operands
 
-WHOLE = (
-    *("nn.batch_normalization", "compat.v1.nn.fused_batch_norm", "nn.local_response_normalization"),
-    *("linalg.normalize",),
-)
+WHOLE = (*("batch_normalization", "fused_batch_norm", "local_response_normalization", "normalize"),)
 """Operations that normalize by themselves."""
 
-ROOTS = ("math.rsqrt", "math.sqrt")
+ROOTS = ("rsqrt", "sqrt")
 
 SIZES = (
-    *("math.reduce_mean", "math.reduce_sum", "math.reduce_variance", "math.reduce_std"),
-    *("nn.moments", "compat.v1.nn.weighted_moments", "norm", "linalg.norm", "compat.v1.norm"),
+    *("reduce_mean", "reduce_sum", "reduce_variance", "reduce_std"),
+    *("moments", "weighted_moments", "norm"),
 )
 """Operations that measure a tensor."""
 
@@ -32,24 +30,20 @@ def normalizing(graph: Graph, of_weights: set[Value]) -> str:
     """
     readers = graph.consumers()
     for call in graph.calls:
-        symbol = _symbol(call)
+        kind = kind_of(call)
         if of_weights.issuperset(values_in(call.outputs)):
             continue
-        if symbol in WHOLE:
-            return symbol
-        measures = symbol in SIZES[3:] or (symbol in ROOTS and _has_size_behind(call))
-        if measures and (symbol == "math.rsqrt" or _divides(call, readers)):
-            return symbol
+        if kind in WHOLE:
+            return name_in_tensorflow(call.layer)
+        measures = kind in SIZES[3:] or (kind in ROOTS and _has_size_behind(call))
+        if measures and (kind == "rsqrt" or _divides(call, readers)):
+            return name_in_tensorflow(call.layer)
     return ""
-
-
-def _symbol(call: Call) -> str:
-    return str(call.layer.symbol) if is_operation(call.layer) else ""
 
 
 def _has_size_behind(call: Call) -> bool:
     """Returns whether a root is of what measures a tensor."""
-    return any(_symbol(earlier) in SIZES for earlier in _before(call, set()))
+    return any(kind_of(earlier) in SIZES for earlier in _before(call, set()))
 
 
 def _before(call: Call, seen: set[Call]) -> Iterable[Call]:
@@ -66,9 +60,9 @@ def _divides(call: Call, readers: dict[Value, list[Call]]) -> bool:
     while queue:
         for value in values_in(queue.pop().outputs):
             for reader in readers[value]:
-                if _symbol(reader) in ("math.reciprocal", "math.rsqrt"):
+                if kind_of(reader) in ("reciprocal", "rsqrt"):
                     return True
-                if "div" in _symbol(reader) and operands(reader, "x", "y")[1] in reached:
+                if "div" in kind_of(reader) and operands(reader, "x", "y")[1] in reached:
                     return True
                 if not reached.issuperset(values_in(reader.outputs)):
                     reached.update(values_in(reader.outputs))

@@ -13,10 +13,10 @@ from typing import Any
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.operation_calls import call_in_layer
+from keras_qat.graph.operations import is_operation, kind_of
 from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.graph.size_expressions import with_known_sizes
 from keras_qat.graph.static_shapes import close_sizes, closing_sizes
-from keras_qat.graph.tf_operations import is_operation
 from keras_qat.helper_layers.operations import TrainingOnly, WeightTensor
 from keras_qat.keras2.backend import any_first_sizes, keras, layers
 from keras_qat.keras2.layers_and_models import layers_in, rename
@@ -255,7 +255,7 @@ def _calls_of(
     for inner in [*graph.calls, *graph.loss_only]:
         if set(values_in(inner.outputs)) <= of_weights:
             continue
-        symbol = str(getattr(inner.layer, "symbol", ""))
+        symbol = kind_of(inner)
         args, kwargs = map_values(tensor_of, (inner.args, inner.kwargs))
         gives_output = not outputs_of.keys().isdisjoint(values_in(inner.outputs))
         name = namer.name(inner, (args, kwargs), gives_output)

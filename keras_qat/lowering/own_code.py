@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from keras_qat.graph.operations import is_operation
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.tf_operations import is_operation
 from keras_qat.imports.read_float import ReadsWeight
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.configurations import finds_by_name

@@ -122,11 +122,11 @@ _MAXIMA = {1: layers.MaxPooling1D, 2: layers.MaxPooling2D, 3: layers.MaxPooling3
 _AVERAGES = {1: layers.AveragePooling1D, 2: layers.AveragePooling2D, 3: layers.AveragePooling3D}
 
 POOLS: dict[str, Callable[..., Any]] = {
-    "nn.separable_conv2d": _separable,
-    **dict.fromkeys(("nn.depthwise_conv2d", "compat.v1.nn.depthwise_conv2d"), _correlation),
-    "nn.conv3d": _convolved_volumes,
-    "nn.pool": _pooled,
-    "nn.max_pool3d": _pool_of_volumes(layers.MaxPooling3D),
-    "nn.avg_pool3d": _pool_of_volumes(layers.AveragePooling3D),
+    "separable_conv2d": _separable,
+    **dict.fromkeys(("depthwise_conv2d", "v1_depthwise_conv2d"), _correlation),
+    "conv3d": _convolved_volumes,
+    "pool": _pooled,
+    "max_pool3d": _pool_of_volumes(layers.MaxPooling3D),
+    "avg_pool3d": _pool_of_volumes(layers.AveragePooling3D),
 }
-"""TensorFlow's name of an operation -> a function that takes its arguments."""
+"""Kind of an operation -> a function that takes its arguments."""

@@ -11,20 +11,20 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values, split_loss_only, values_in
 from keras_qat.graph.facts import solve
-from keras_qat.graph.tf_operations import MOVES, array, is_operation, symbol_of
+from keras_qat.graph.operations import MOVES, is_operation, kind_of
+from keras_qat.graph.tf_operations import array
 from keras_qat.helper_layers.operations import Positions
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, suffix_of
 
-ROUNDS = {"math.floor": "floor", "math.ceil": "ceil", "math.round": "round"}
+ROUNDS = ("floor", "ceil", "round")
 """Operation that makes whole numbers of real ones -> how it rounds."""
 
-_MOVES = {*MOVES, "gather"}
+_MOVES = {*MOVES, "gather", "v1_gather"}
 """Operations that only move numbers."""
 
 KEEPS_WHOLE = {
     *_MOVES,
-    *("math.add", "math.subtract", "math.multiply", "math.maximum", "math.minimum"),
-    *("__operators__.add", "__operators__.sub", "__operators__.mul", "clip_by_value"),
+    *("add", "subtract", "multiply", "maximum", "minimum", "clip_by_value"),
 }
 """Operations that compute whole numbers of whole ones."""
 
@@ -39,7 +39,7 @@ def positions_as_integers(graph: Graph, context: LoweringContext) -> Graph:
     calls: list[Call] = []
     as_integers = _AsIntegers(context, calls)
     for call in graph.calls:
-        is_cast = is_operation(call.layer) and call.layer.symbol == "cast"
+        is_cast = kind_of(call) == "cast"
         if is_cast and call.inputs[0].is_float and call.output.dtype in ("int32", "int64"):
             as_integers.cast(call)
         else:
@@ -96,15 +96,15 @@ class _AsIntegers:
         call = value.producer
         if call is None or not is_operation(call.layer):
             return None
-        symbol = symbol_of(call.layer)
-        if symbol in ROUNDS:
+        kind = kind_of(call)
+        if kind in ROUNDS:
             (x,) = call.inputs
             if solve(x, is_given):
                 raise _OfInputs
-            return self._rounded(x, value, ROUNDS[symbol])
-        if symbol == "cast" and not call.inputs[0].is_float:
+            return self._rounded(x, value, kind)
+        if kind == "cast" and not call.inputs[0].is_float:
             return self._end(value, "integers", tf.cast, *call.inputs, dtype="int32")
-        if symbol not in KEEPS_WHOLE or not value.is_float or _fractions(call):
+        if kind not in KEEPS_WHOLE or not value.is_float or _fractions(call):
             return None
         known = {x: self.of(x) for x in call.inputs if x.is_float}
         if None in known.values():
@@ -150,7 +150,7 @@ def is_given(value: Value) -> Generator[Value, Any, bool]:
     call = value.producer
     if call is None:
         return True
-    if symbol_of(call.layer) not in _MOVES:
+    if kind_of(call) not in _MOVES:
         return False
     for x in call.inputs:
         if not (yield x):

@@ -70,15 +70,15 @@ def _repeated(input: Any, repeats: Any, axis: Any = None, name: Any = None) -> A
 
 
 SEGMENTS: dict[str, Callable[..., Any]] = {
-    "math.unsorted_segment_sum": _total(0.0),
-    "math.unsorted_segment_mean": _total(1.0),
-    "math.unsorted_segment_sqrt_n": _total(0.5),
-    "math.unsorted_segment_max": _extremum(tf.reduce_max),
-    "math.unsorted_segment_min": _extremum(tf.reduce_min),
-    "math.segment_sum": _total(0.0),
-    "math.segment_mean": _total(1.0),
-    "math.segment_max": _extremum(tf.reduce_max),
-    "math.segment_min": _extremum(tf.reduce_min),
+    "unsorted_segment_sum": _total(0.0),
+    "unsorted_segment_mean": _total(1.0),
+    "unsorted_segment_sqrt_n": _total(0.5),
+    "unsorted_segment_max": _extremum(tf.reduce_max),
+    "unsorted_segment_min": _extremum(tf.reduce_min),
+    "segment_sum": _total(0.0),
+    "segment_mean": _total(1.0),
+    "segment_max": _extremum(tf.reduce_max),
+    "segment_min": _extremum(tf.reduce_min),
     "repeat": _repeated,
 }
-"""TensorFlow's name of an operation -> a function that takes its arguments."""
+"""Kind of an operation -> a function that takes its arguments."""

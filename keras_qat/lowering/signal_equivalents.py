@@ -51,16 +51,16 @@ def _half_turn(x: Any, axes: Any = None, name: Any = None, back: bool = False) -
 
 
 SIGNALS: dict[str, Callable[..., Any]] = {
-    "signal.frame": _frame,
-    "signal.overlap_and_add": _overlapped,
-    "signal.fftshift": _half_turn,
-    "signal.ifftshift": partial(_half_turn, back=True),
+    "frame": _frame,
+    "overlap_and_add": _overlapped,
+    "fftshift": _half_turn,
+    "ifftshift": partial(_half_turn, back=True),
     **{
-        f"signal.{operation.__name__}": by_matrix(operation)
+        operation.__name__: by_matrix(operation)
         for operation in (
             *(tf.signal.dct, tf.signal.idct),
             tf.signal.mfccs_from_log_mel_spectrograms,
         )
     },
 }
-"""TensorFlow's name of an operation -> a function that computes the same in other operations."""
+"""Kind of an operation -> a function that computes the same in other operations."""

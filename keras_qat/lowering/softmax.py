@@ -9,14 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.operations import is_operation, kind_of
 from keras_qat.graph.structural_keys import StructuralKeys
-from keras_qat.graph.tf_operations import (
-    ARITHMETIC,
-    is_operation,
-    number,
-    operands,
-    operation_class,
-)
+from keras_qat.graph.tf_operations import number, operands, operation_class
 from keras_qat.helper_layers.finite_functions import SoftmaxOfMany
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
@@ -51,7 +46,7 @@ def recognize_log_sum_exp(graph: Graph, context: LoweringContext) -> Graph:
     keys, replaced = StructuralKeys(), dict[Call, list[Call]]()
     for call in graph.calls:
         total = call.inputs[0].producer if _kind(call) == "log" else None
-        axis = _axis(total, "sum")
+        axis = _axis(total, "reduce_sum")
         exponential = total.inputs[0].producer if total and axis else None
         if total is None or exponential is None or _kind(exponential) != "exp":
             continue
@@ -121,7 +116,7 @@ def _inside(call: Call, keys: StructuralKeys) -> tuple[Value | None, int, list[C
             if not _is_small(step):
                 return nothing
         (total,) = step.inputs
-    axis = _axis(step, "sum")
+    axis = _axis(step, "reduce_sum")
     if exponential is None or _kind(exponential) != "exp" or step is None or axis is None:
         return nothing
     (x,), exponentials = exponential.inputs, step.inputs[0]
@@ -135,12 +130,6 @@ def _inside(call: Call, keys: StructuralKeys) -> tuple[Value | None, int, list[C
     return x, axis, _between(x, call, keys)
 
 
-_KINDS = {
-    **ARITHMETIC,
-    **{"math.exp": "exp", "math.log": "log", "math.reduce_sum": "sum", "math.reduce_max": "max"},
-    **{"math.maximum": "maximum", "expand_dims": "expand", "stop_gradient": "expand"},
-}
-
 LEAST = 1e-5
 """What code adds to a sum, so that it is not 0, is at most this."""
 
@@ -148,10 +137,10 @@ LEAST = 1e-5
 def _kind(call: Call | None) -> str:
     if call is None or not is_operation(call.layer):
         return ""
-    key = tf.nest.flatten(call.args[1:]) if call.layer.symbol == "__operators__.getitem" else []
+    key = tf.nest.flatten(call.args[1:]) if kind_of(call) == "getitem" else []
     if key and all(item is None or item is Ellipsis for item in key):
         return "expand"  # x[:, tf.newaxis]
-    return _KINDS.get(str(call.layer.symbol), "")
+    return "expand" if kind_of(call) in ("expand_dims", "stop_gradient") else kind_of(call)
 
 
 def _is_small(call: Call) -> bool:
@@ -182,7 +171,7 @@ def _without_shift(x: Value, keys: StructuralKeys) -> tuple[Value, Value | None]
         return x, None
     y, shift = shifted.inputs
     largest = _unexpanded(shift).producer
-    if largest is None or _axis(largest, "max") is None:
+    if largest is None or _axis(largest, "reduce_max") is None:
         return x, None
     return (y, shift) if keys.is_same(_unexpanded(largest.inputs[0]), y) else (x, None)
 

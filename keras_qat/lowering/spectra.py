@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, map_values, values_in
-from keras_qat.graph.tf_operations import is_operation
+from keras_qat.graph.operations import is_operation, kind_of
 from keras_qat.lowering.complex_numbers import ARITHMETIC, MOVES, Pair, matmul
 from keras_qat.lowering.written_out import require
 from keras_qat.tracing.cannot_trace import TooLarge
@@ -59,8 +59,8 @@ class Spectrum:
     @property
     def has_kernels(self) -> bool:
         """Whether TFLite computes it in float, as it does transforms of real numbers alone."""
-        symbols = {_symbol(call) for call in self.inside}
-        return bool(symbols.intersection(OF_REAL)) and symbols <= HAVE_KERNELS
+        kinds = {kind_of(call) for call in self.inside}
+        return bool(kinds.intersection(OF_REAL)) and kinds <= HAVE_KERNELS
 
 
 def spectrum(call: Call) -> Spectrum | None:
@@ -69,26 +69,24 @@ def spectrum(call: Call) -> Spectrum | None:
     if not is_end or not is_operation(call.layer):
         return None
     of_call = Spectrum(call)
-    return of_call if all(_symbol(inner) in KNOWN for inner in of_call.inside) else None
+    return of_call if all(kind_of(inner) in KNOWN for inner in of_call.inside) else None
 
 
 def _is_inside(value: Value) -> bool:
     """Returns whether a value is complex, or zeros that stand for an imaginary part."""
-    return value.producer is not None and (value.is_complex or _symbol(value.producer) in ZEROS)
-
-
-def _symbol(call: Call) -> str:
-    return str(getattr(call.layer, "symbol", ""))
+    return value.producer is not None and (
+        value.is_complex or kind_of(value.producer) == "zeros_like"
+    )
 
 
 def _results(call: Call, known: Mapping[Value, Any]) -> list[Any]:
     """Returns what a call gives: pairs in the place of complex numbers."""
-    symbol, values = _symbol(call), [x for x in call.inputs if x.is_complex]
-    if symbol in ZEROS:
+    kind, values = kind_of(call), [x for x in call.inputs if x.is_complex]
+    if kind == "zeros_like":
         return [(tf.zeros_like(known[values[0]][0]), None) if values else None]
-    if symbol not in MOVES:
+    if kind not in MOVES:
         args, kwargs = map_values(known.__getitem__, (call.args, call.kwargs))
-        return [RULES[symbol](*args, **kwargs)]
+        return [RULES[kind](*args, **kwargs)]
     real = _moved(call, known, 0)
     has_imag = any(known[value][1] is not None for value in values)
     return list(zip(real, _moved(call, known, 1) if has_imag else [None] * len(real), strict=True))
@@ -238,33 +236,30 @@ def _angle(input: Pair, name: Any = None) -> Any:
     return tf.atan2(input[1], input[0])
 
 
-ZEROS = ("zeros_like", "compat.v1.zeros_like")
-"""Operations that give an imaginary part of zeros."""
-
 _FFT, _IFFT = _transform(np.fft.fft), _transform(np.fft.ifft)
 _RFFT = _transform(np.fft.rfft)
 
-OF_REAL = ("signal.stft", "signal.rfft", "signal.rfft2d")
+OF_REAL = ("stft", "rfft", "rfft2d")
 """Transforms that TFLite computes in float."""
 
-HAVE_KERNELS = {*OF_REAL, "math.abs", "math.real", "math.imag", "cast", "__operators__.getitem"}
+HAVE_KERNELS = {*OF_REAL, "abs", "real", "imag", "cast", "getitem"}
 """Operations on complex numbers of which TFLite has kernels."""
 
 RULES: dict[str, Callable[..., Any]] = {
     **ARITHMETIC,
-    "signal.fft": _FFT,
-    "signal.ifft": _IFFT,
-    "signal.rfft": _RFFT,
-    "signal.irfft": _to_real,
-    "signal.fft2d": _in_two(_FFT, _FFT),
-    "signal.ifft2d": _in_two(_IFFT, _IFFT),
-    "signal.rfft2d": _in_two(_RFFT, _FFT),
-    "signal.irfft2d": _in_two(_to_real, _IFFT),
-    "signal.stft": _stft,
-    "signal.inverse_stft": _inverse_stft,
-    "math.abs": _magnitude,
-    "math.angle": _angle,
+    "fft": _FFT,
+    "ifft": _IFFT,
+    "rfft": _RFFT,
+    "irfft": _to_real,
+    "fft2d": _in_two(_FFT, _FFT),
+    "ifft2d": _in_two(_IFFT, _IFFT),
+    "rfft2d": _in_two(_RFFT, _FFT),
+    "irfft2d": _in_two(_to_real, _IFFT),
+    "stft": _stft,
+    "inverse_stft": _inverse_stft,
+    "abs": _magnitude,
+    "angle": _angle,
 }
-"""TensorFlow's name of an operation -> what it computes of pairs."""
+"""Kind of an operation -> what it computes of pairs."""
 
-KNOWN = {*RULES, *ZEROS, *MOVES}
+KNOWN = {*RULES, "zeros_like", *MOVES}

@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from keras_qat.graph.calls import Call, Graph, values_in
-from keras_qat.graph.tf_operations import is_operation
+from keras_qat.graph.operations import kind_of
 from keras_qat.helper_layers.operations import Contract
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import class_path
@@ -54,7 +54,7 @@ def split_layers(graph: Graph, context: LoweringContext) -> Graph:
             return None
         if type(layer) in IN_INTEGERS and not may_open:
             return None
-        key = str(layer.symbol) if is_operation(layer) else type(layer)
+        key = kind_of(layer) or type(layer)
         return table.get(key) or table.get(class_path(layer))
 
     def split(call: Call) -> list[Call]:

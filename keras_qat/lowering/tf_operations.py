@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, values_in
+from keras_qat.graph.operations import kind_of
 from keras_qat.graph.size_expressions import BATCH, computed_sizes
 from keras_qat.graph.tf_operations import array, number, operands
 from keras_qat.helper_layers.finite_functions import (
@@ -287,11 +288,8 @@ def _split_equality(call: Call, context: LoweringContext) -> list[Call]:
         return []
     parts = PartsBuilder(call, context)
     on_grid = rounded_to_grid(parts, x, wanted)
-    compare = tf.not_equal if str(call.layer.symbol) in NOT_EQUAL else tf.equal
+    compare = tf.not_equal if kind_of(call) == "not_equal" else tf.equal
     return parts.end(parts.new("", type(call.layer), compare), x, on_grid)
-
-
-NOT_EQUAL = ("math.not_equal", "__operators__.ne")
 
 
 def _of_floats(lowering: Lowering, call: Call, context: LoweringContext) -> list[Call]:
@@ -302,66 +300,59 @@ def _of_floats(lowering: Lowering, call: Call, context: LoweringContext) -> list
 
 ARITHMETIC: dict[str, Lowering] = {
     **{kind: expand(function) for kind, function in STATISTICS.items()},
-    "nn.silu": _split_silu,
-    "math.negative": _split_negative,
-    "math.divide": _split_division,
-    "math.truediv": _split_division,
-    "__operators__.truediv": _split_division,
-    "nn.bias_add": _split_bias,
-    "math.multiply_no_nan": _split_product_without_nan,
-    "math.add_n": _split_add_n,
-    "math.square": _split_square,
-    "math.log": partial(replace_by, make=Logarithm),
-    "math.log1p": partial(replace_by, make=Logarithm, plus_one=True),
-    "math.reciprocal": partial(replace_by, make=Reciprocal),
-    "math.sqrt": partial(replace_by, make=SquareRoot),
-    "math.rsqrt": partial(replace_by, make=SquareRoot, inverse=True),
-    "math.pow": _split_power,
+    "silu": _split_silu,
+    "negative": _split_negative,
+    "divide": _split_division,
+    "bias_add": _split_bias,
+    "multiply_no_nan": _split_product_without_nan,
+    "add_n": _split_add_n,
+    "square": _split_square,
+    "log": partial(replace_by, make=Logarithm),
+    "log1p": partial(replace_by, make=Logarithm, plus_one=True),
+    "reciprocal": partial(replace_by, make=Reciprocal),
+    "sqrt": partial(replace_by, make=SquareRoot),
+    "rsqrt": partial(replace_by, make=SquareRoot, inverse=True),
+    "pow": _split_power,
     # LeakyReLU with the slope -1: every runtime has an operator for it.
-    "math.abs": partial(replace_by, make=layers.LeakyReLU, alpha=-1.0),
+    "abs": partial(replace_by, make=layers.LeakyReLU, alpha=-1.0),
     "clip_by_value": _split_clip,
-    "math.l2_normalize": _split_normalization,
+    "l2_normalize": _split_normalization,
     "einsum": _either(split_einsum, split_constant_einsum, with_constant_weight),
-    "linalg.matmul": _either(
-        stack_lists, split_product, with_constant_weight, convert_second_factor
-    ),
+    "matmul": _either(stack_lists, split_product, with_constant_weight, convert_second_factor),
     **dict.fromkeys(CONVOLUTIONS, split_convolution),
-    "math.cumsum": split_cumulative_sum,
+    "cumsum": split_cumulative_sum,
 }
-"""TensorFlow's name of an operation that computes -> its lowering, for real numbers alone."""
+"""Kind of an operation that computes -> its lowering, for real numbers alone."""
 
 OPERATIONS: dict[str, Lowering] = {
-    **{symbol: partial(_of_floats, lowering) for symbol, lowering in ARITHMETIC.items()},
-    "__operators__.add": _swap_constant,
-    "__operators__.getitem": _either(_split_getitem, split_many_axes, split_reversed_sizes),
-    **dict.fromkeys(("math.equal", "__operators__.eq"), _split_equality),
-    **dict.fromkeys(NOT_EQUAL, _split_equality),
+    **{kind: partial(_of_floats, lowering) for kind, lowering in ARITHMETIC.items()},
+    "add": _swap_constant,
+    "getitem": _either(_split_getitem, split_many_axes, split_reversed_sizes),
+    "equal": _split_equality,
+    "not_equal": _split_equality,
     "strided_slice": _split_strided_slice,
-    "nn.conv1d_transpose": split_convolution,  # Reads a shape, too.
-    "nn.conv2d_transpose": split_convolution,
+    "conv1d_transpose": split_convolution,  # Reads a shape, too.
+    "conv2d_transpose": split_convolution,
     "cast": _split_cast,
     "roll": _split_roll,
     "reshape": _split_reshape,
-    "image.resize": _either(split_resize, split_linear_resize),
-    "compat.v1.image.resize_images": _either(split_old_resize, split_linear_resize),
+    "resize": _either(split_resize, split_linear_resize),
+    "v1_resize_images": _either(split_old_resize, split_linear_resize),
     **dict.fromkeys(
-        (f"compat.v1.image.resize_{kind}" for kind in ("bilinear", "nearest_neighbor", "bicubic")),
+        (f"v1_resize_{kind}" for kind in ("bilinear", "nearest_neighbor", "bicubic")),
         split_linear_resize,
     ),
-    "compat.v1.image.resize": _either(split_old_resize, split_linear_resize),
     **dict.fromkeys(GATHER_ARGUMENTS, split_constant_table),
     **{kind: expand(function) for kind, function in GATHERING.items()},
     "sort": _split_sort,
     "zeros_like": partial(_split_constant, number=0.0),
     "ones_like": partial(_split_constant, number=1.0),
-    "compat.v1.zeros_like": partial(_split_constant, number=0.0),
-    "compat.v1.ones_like": partial(_split_constant, number=1.0),
     **dict.fromkeys(("zeros", "ones", "fill"), split_filled),
     "eye": split_eye,
-    "image.convert_image_dtype": split_converted,
-    "image.extract_patches": split_patches,
+    "convert_image_dtype": split_converted,
+    "extract_patches": split_patches,
     **dict.fromkeys(COPIES, split_copies),
     **dict.fromkeys(("concat", "stack"), convert_fixed_ranges),
     **dict.fromkeys(LIMITS, _either(split_limit, convert_fixed_ranges)),
 }
-"""TensorFlow's name of an operation on symbolic tensors -> its lowering."""
+"""Kind of an operation -> its lowering."""

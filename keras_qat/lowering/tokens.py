@@ -8,27 +8,16 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
-from keras_qat.graph.size_expressions import SHAPES
-from keras_qat.graph.tf_operations import (
-    MOVES,
-    MOVING_LAYERS,
-    is_operation,
-    number,
-    operands,
-    operation_class,
-    symbol_of,
-)
+from keras_qat.graph.operations import MOVES, MOVING_LAYERS, is_operation, kind_of
+from keras_qat.graph.tf_operations import number, operands, operation_class
 from keras_qat.helper_layers.operations import Indices, WeightTensor
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
-COMPARISONS = (
-    *("math.equal", "math.not_equal", "math.greater", "math.greater_equal", "math.less"),
-    *("math.less_equal", "__operators__.eq", "__operators__.ne"),
-)
+COMPARISONS = (*("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),)
 
 
-SHIFTS = "__operators__.add", "math.add", "math.subtract", "math.multiply"
+SHIFTS = "add", "subtract", "multiply"
 
 
 def with_tokens_apart(graph: Graph, context: LoweringContext) -> Graph:
@@ -36,10 +25,10 @@ def with_tokens_apart(graph: Graph, context: LoweringContext) -> Graph:
     readers = graph.consumers()
 
     def apart(call: Call) -> list[Call]:
-        symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
+        kind = kind_of(call)
         outputs = values_in(call.outputs)
         are_tokens = [any(map(_takes_integers, readers[value])) for value in outputs]
-        if symbol not in ("split", "unstack") or not any(are_tokens) or all(are_tokens):
+        if kind not in ("split", "unstack") or not any(are_tokens) or all(are_tokens):
             return [call]
         x, axis = call.inputs[0], number(operands(call, "value", "", "axis")[2])
         rank = len(x.shape)
@@ -48,12 +37,12 @@ def with_tokens_apart(graph: Graph, context: LoweringContext) -> Graph:
         position, begin = int(axis) % rank, 0
         parts, operation = PartsBuilder(call, context), type(call.layer)
         for index, output in enumerate(outputs):
-            size = 1 if symbol == "unstack" else int(output.shape[position] or 0)
+            size = 1 if kind == "unstack" else int(output.shape[position] or 0)
             begins = [begin if a == position else 0 for a in range(rank)]
             sizes = [size if a == position else -1 for a in range(rank)]
             part = parts.new(f"part_{index}", operation, tf.slice)
             begin += size
-            if symbol == "split":
+            if kind == "split":
                 parts.add(part, x, begins, sizes, output=output)
                 continue
             shape = [1 if a == position else n for a, n in enumerate(x.shape)]
@@ -90,8 +79,8 @@ def _is_cut(x: Value) -> bool:
     call = x.producer
     if call is None or not is_operation(call.layer) or len(call.inputs) != 1:
         return False
-    is_part = str(call.layer.symbol) in ("slice", "split", "unstack", "__operators__.getitem")
-    is_move = str(call.layer.symbol) in ("squeeze", "reshape", "expand_dims", "identity")
+    is_part = kind_of(call) in ("slice", "split", "unstack", "getitem")
+    is_move = kind_of(call) in ("squeeze", "reshape", "expand_dims", "identity")
     source = call.inputs[0]
     return (is_part and source.producer is None) or ((is_part or is_move) and _is_cut(source))
 
@@ -159,17 +148,17 @@ def _tokens(graph: Graph) -> set[Value]:
 
 def _moves(call: Call) -> bool:
     """Returns whether a call cuts, joins or turns tensors alone, or adds a whole number to one."""
-    symbol = symbol_of(call.layer)
-    if symbol in SHIFTS:
+    kind = kind_of(call)
+    if kind in SHIFTS:
         return _has_whole_number(call)
-    return symbol in MOVES or type(call.layer) in MOVING_LAYERS
+    return kind in MOVES or type(call.layer) in MOVING_LAYERS
 
 
 def _takes_integers(call: Call) -> bool:
     """Returns whether a call casts real numbers to integers, or is an Embedding, which does."""
     layer = call.layer
     if is_operation(layer):
-        return layer.symbol == "cast" and call.output.dtype in ("int32", "int64")
+        return kind_of(layer) == "cast" and call.output.dtype in ("int32", "int64")
     while type(layer) is layers.TimeDistributed:
         layer = layer.layer
     return isinstance(layer, layers.Embedding)
@@ -179,8 +168,8 @@ def _keeps_integers(call: Call) -> bool:
     """Returns whether a call computes the same of integers: a shape, or a comparison with one."""
     if type(call.layer) is WeightTensor:  # Reads no numbers.
         return True
-    symbol = str(call.layer.symbol) if is_operation(call.layer) else ""
-    return symbol in SHAPES or (symbol in COMPARISONS and _has_whole_number(call))
+    kind = kind_of(call)
+    return kind == "shape" or (kind in COMPARISONS and _has_whole_number(call))
 
 
 def _has_whole_number(call: Call) -> bool:

@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.operations import is_operation, kind_of
 from keras_qat.graph.size_expressions import computed_sizes
-from keras_qat.graph.tf_operations import array, is_operation, operands
+from keras_qat.graph.tf_operations import array, operands
 from keras_qat.helper_layers.computed_kernels import COMPUTED
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
@@ -143,18 +144,16 @@ def _is_weight(value: Any, rank: int | None = None) -> bool:
 def _product(call: Call) -> Product | None:
     if not is_operation(call.layer):
         return None
-    read = PRODUCTS.get(str(call.layer.symbol))
+    read = PRODUCTS.get(kind_of(call))
     return read(call) if read else None
 
 
 def _bias(call: Call, product: Value) -> Value | None:
     """Returns the weight that a call adds to a product, with one number for each channel."""
-    if not is_operation(call.layer) or str(call.layer.symbol) not in SUMS:
+    if not is_operation(call.layer) or kind_of(call) not in SUMS:
         return None
     x, bias = (
-        operands(call, "x", "y")
-        if call.layer.symbol != "nn.bias_add"
-        else operands(call, "value", "bias")
+        operands(call, "x", "y") if kind_of(call) != "bias_add" else operands(call, "value", "bias")
     )
     if bias is product:
         x, bias = bias, x
@@ -163,7 +162,7 @@ def _bias(call: Call, product: Value) -> Value | None:
     return bias if x is product and fits and is_last else None
 
 
-SUMS = ("nn.bias_add", "math.add", "__operators__.add")
+SUMS = ("bias_add", "add")
 
 
 def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Product | None]:
@@ -247,26 +246,26 @@ _CONV1D = _convolution("value", "filters", "stride", "padding", "data_format", "
 _CONV1D_2 = _convolution("input", "filters", "stride", "padding", "data_format", "dilations")
 
 CONVOLUTIONS: dict[str, Callable[[Call], Product | None]] = {
-    "nn.conv1d": _CONV1D_2,
-    "compat.v1.nn.conv1d": _CONV1D,
-    "nn.conv2d": _CONV2D_2,
-    "compat.v1.nn.conv2d": _CONV2D,
-    "nn.convolution": _CONV2D_2,
-    "compat.v1.nn.convolution": _convolution(
+    "conv1d": _CONV1D_2,
+    "v1_conv1d": _CONV1D,
+    "conv2d": _CONV2D_2,
+    "v1_conv2d": _CONV2D,
+    "convolution": _CONV2D_2,
+    "v1_convolution": _convolution(
         "input", "filter", "strides", "padding", "data_format", "dilation_rate"
     ),
-    "nn.depthwise_conv2d": _convolution(
+    "depthwise_conv2d": _convolution(
         "input", "filter", "strides", "padding", "data_format", "dilations", depthwise=True
     ),
-    "compat.v1.nn.depthwise_conv2d": _convolution(
+    "v1_depthwise_conv2d": _convolution(
         "input", "filter", "strides", "padding", "data_format", "rate", depthwise=True
     ),
-    "nn.conv1d_transpose": _transposed,
-    "nn.conv2d_transpose": _transposed,
+    "conv1d_transpose": _transposed,
+    "conv2d_transpose": _transposed,
 }
 PRODUCTS = {
     **CONVOLUTIONS,
-    "linalg.matmul": _matmul,
+    "matmul": _matmul,
     "tensordot": _tensordot,
 }
-"""TensorFlow's name of an operation -> a function that reads the product it computes."""
+"""Kind of an operation -> a function that reads the product it computes."""

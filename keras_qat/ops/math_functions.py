@@ -7,6 +7,7 @@ import math
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
+from keras_qat.graph.operations import kind_of
 from keras_qat.graph.tf_operations import number, operands
 from keras_qat.helper_layers.finite_functions import Logarithm, Power, Reciprocal
 from keras_qat.ops.lookup import if_option, lookup_row, of_reals
@@ -42,7 +43,7 @@ def _numerator(call: Call) -> float:
     """Returns the number that a call divides by a tensor; NaN for other divisions."""
     if isinstance(call.layer, Reciprocal):
         return call.layer.numerator
-    if call.layer.symbol == "math.reciprocal":
+    if kind_of(call) == "reciprocal":
         return 1.0
     x, y = operands(call, "x", "y")
     known = number(x) if isinstance(y, Value) else None
@@ -51,7 +52,7 @@ def _numerator(call: Call) -> float:
 
 MATH_FUNCTIONS: tuple[Op, ...] = (
     *(
-        lookup_row(name, function, doc, symbols=(f"math.{name}",))
+        lookup_row(name, function, doc, kinds=(name,))
         for name, function, doc in (
             ("sin", tf.sin, "sine"),
             ("cos", tf.cos, "cosine"),
@@ -73,7 +74,7 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
         lambda x: tf.math.log1p(tf.maximum(x, -1.0)),
         "log(1 + x)",
         layers=(Logarithm,),
-        symbols=("math.log1p",),
+        kinds=("log1p",),
         accepts=if_option("plus_one", True),
     ),
     lookup_row(
@@ -81,7 +82,7 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
         _power,
         "powers with any number as the exponent; 0 of what is negative if it is not whole",
         layers=(Power,),
-        symbols=("math.pow",),
+        kinds=("pow",),
         attributes=lambda call: {"exponent": _exponent(call)},
         needs=("exponent",),
         accepts=_accepts_power,
@@ -91,7 +92,7 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
         lambda x, numerator: numerator / x,
         "a number divided by a tensor; the end of the range where that is 0",
         layers=(Reciprocal,),
-        symbols=("math.reciprocal", "math.truediv", "math.divide", "__operators__.truediv"),
+        kinds=("reciprocal", "divide"),
         attributes=lambda call: {"numerator": _numerator(call)},
         defaults={"numerator": 1.0},
         accepts=_accepts_quotient,

@@ -96,7 +96,7 @@ MATMUL = Op(
     _emit_matmul,
     prepare=_prepare,
     doc="products of matrices",
-    symbols=("linalg.matmul",),
+    kinds=("matmul",),
     attributes=_matmul_attributes,
     defaults={"transposed": (False, False), "depth": None},
     accepts=lambda call, attributes: None if len(call.inputs) == 2 else "not of two tensors",
@@ -120,7 +120,7 @@ ROW_PRODUCTS = dataclasses.replace(
     compute=_row_products,
     emit=lambda e: e.add("BATCH_MATMUL", adjY=True),
     doc="the product of each row of one tensor with a row of another, in 16 bits",
-    symbols=(),
+    kinds=(),
 )
 """A part of other operators: both tensors hold matrices of one row."""
 
@@ -233,7 +233,7 @@ CONTRACT = dataclasses.replace(
     emit=_emit_contract,
     doc="sums of products of two tensors along shared axes",
     layers=(Contract, layers.Dot),
-    symbols=(),
+    kinds=(),
     attributes=_contract_attributes,
     needs=("equation",),
     defaults={"depth": None},

@@ -17,9 +17,9 @@ from keras_qat.arithmetic.as_written import product, quotient
 from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.graph.calls import Call
+from keras_qat.graph.operations import kind_of
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.movement import symbol_of
 from keras_qat.ops.op import Arguments, Attributes, OwnRange
 from keras_qat.ops.pooling import REDUCE_MAX
 from keras_qat.ops.weighted_sums import EXACT
@@ -206,7 +206,7 @@ def _split(e: Emission, source: int, step: Step, name: str) -> int:
 
 
 def _accepts_mean(call: Call, attributes: Attributes) -> str | None:
-    is_masked = not symbol_of(call) and any(value.masked for value in call.inputs)
+    is_masked = not kind_of(call) and any(value.masked for value in call.inputs)
     return REDUCE_MAX.accepts(call, attributes) or ("with a mask" if is_masked else None)
 
 
@@ -221,6 +221,6 @@ MEAN = dataclasses.replace(
     falls_back_to_input_range=True,
     onnx_kernel=True,
     layers=tuple(getattr(layers, f"GlobalAveragePooling{n}D") for n in (1, 2, 3)),
-    symbols=("math.reduce_mean",),
+    kinds=("reduce_mean",),
     accepts=_accepts_mean,
 )

@@ -37,11 +37,6 @@ def transposed(x: Any, order: Sequence[int]) -> Any:
     return x if list(order) == sorted(order) else tf.transpose(x, order)
 
 
-def symbol_of(call: Call) -> str:
-    """Returns TensorFlow's name of an operation, "" for a layer."""
-    return str(getattr(call.layer, "symbol", ""))
-
-
 def first(call: Call) -> Any:
     """Returns the tensor that a call works on: Keras hands it on by position."""
     return call.args[0]
@@ -150,10 +145,7 @@ IDENTITY = move(
         *(layers.RandomHeight, layers.RandomWidth, TrainingOnly, CarryMask),
         *(layers.Masking, OwnGradient),
     ),
-    symbols=(
-        *("identity", "stop_gradient", "ensure_shape", "convert_to_tensor"),
-        "debugging.check_numerics",
-    ),
+    kinds=("identity", "stop_gradient", "ensure_shape", "convert_to_tensor", "check_numerics"),
 )
 
 MOVE = move("move", "custom layers that only move, copy or select values", emit_by_converter)

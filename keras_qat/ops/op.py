@@ -153,7 +153,7 @@ class Op:
         layers: Keras layer classes that are this operator. Where several rows list a class, the
             first one that accepts a call has it.
         paths: module paths of such classes that Keras does not export, as `class_path` returns.
-        symbols: TensorFlow's names of operations on symbolic tensors that are this operator.
+        kinds: kinds of operations on symbolic tensors that are this operator.
         functions: activation functions that are this operator.
         attributes: reads the options of a call, once; everything else uses what it returns.
         needs: names of the attributes that `register_op` has to be given.
@@ -207,7 +207,7 @@ class Op:
     doc: str = ""
     layers: tuple[type, ...] = ()
     paths: tuple[str, ...] = ()
-    symbols: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
     functions: tuple[Any, ...] = ()
     attributes: Callable[[Call], Attributes] = lambda call: {}
     needs: tuple[str, ...] = ()

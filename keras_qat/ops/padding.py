@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from keras_qat.graph.calls import Call
+from keras_qat.graph.operations import kind_of
 from keras_qat.graph.tf_operations import number, operands
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.movement import integers, move, rank_of, symbol_of
+from keras_qat.ops.movement import integers, move, rank_of
 from keras_qat.ops.op import Attributes, Op
 
 MODES = {"REFLECT": 0, "SYMMETRIC": 1}
@@ -36,7 +37,7 @@ def pairs(layer: Any, options: Any, rank: int) -> Pairs:
 
 def _attributes(call: Call) -> Attributes:
     rank = rank_of(call)
-    if not symbol_of(call):
+    if not kind_of(call):
         return {"paddings": pairs(call.layer, call.layer.padding, rank), "mode": "CONSTANT"}
     names = ("tensor", "paddings", "mode", "name", "constant_values")
     _, paddings, mode, _, value = operands(call, *names)
@@ -72,7 +73,7 @@ def _row(name: str, doc: str, *modes: str, **fields: Any) -> Op:
         name,
         doc,
         _emit,
-        symbols=("compat.v1.pad", "pad"),
+        kinds=("pad",),
         attributes=_attributes,
         accepts=_accepts(*modes),
         max_axes=5,

@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Call
+from keras_qat.graph.operations import kind_of
 from keras_qat.graph.tf_operations import operands
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import add_on_images, pair
-from keras_qat.ops.movement import axes_of, move, rank_of, symbol_of, window
+from keras_qat.ops.movement import axes_of, move, rank_of, window
 from keras_qat.ops.op import Arguments, Attributes, Emit, Op, OwnRange, SharedRange
 from keras_qat.tflite.schema import TYPES
 
@@ -25,7 +26,7 @@ PADDINGS = {"SAME": 0, "VALID": 1}
 def _pool_attributes(call: Call) -> Attributes:
     """Returns `pool` and `strides` along the axes between batch and channels, and `padding`."""
     layer, axes = call.layer, rank_of(call) - 2
-    if not symbol_of(call):
+    if not kind_of(call):
         pool, strides, padding = layer.pool_size, layer.strides, layer.padding
         last = layer.data_format == "channels_last"
     else:
@@ -71,7 +72,7 @@ MAX_POOLING = move(
     "the largest value of windows",
     _emit_pool("MAX_POOL_2D"),
     layers=(layers.MaxPooling1D, layers.MaxPooling2D),
-    symbols=("nn.max_pool", "nn.max_pool1d", "nn.max_pool2d", "compat.v1.nn.max_pool"),
+    kinds=("max_pool",),
     attributes=_pool_attributes,
     needs=("pool", "strides", "padding"),
     defaults={"channels_last": True},
@@ -100,14 +101,14 @@ AVERAGE_POOLING = dataclasses.replace(
     integers=(),
     output=SharedRange(rounds=True),
     layers=(layers.AveragePooling1D, layers.AveragePooling2D),
-    symbols=("nn.avg_pool", "nn.avg_pool1d", "nn.avg_pool2d", "compat.v1.nn.avg_pool"),
+    kinds=("avg_pool",),
 )
 
 
 def _reduce_attributes(call: Call) -> Attributes:
     """Returns the `axes`, and `keepdims`: whether they stay, with the size 1."""
     layer, rank = call.layer, rank_of(call)
-    if not symbol_of(call):
+    if not kind_of(call):
         start = 2 if layer.data_format == "channels_first" else 1
         return {"axes": tuple(range(start, start + rank - 2)), "keepdims": bool(layer.keepdims)}
     _, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
@@ -129,7 +130,7 @@ REDUCE_MAX = move(
     "the largest value along axes",
     emit_reduce("REDUCE_MAX"),
     layers=tuple(getattr(layers, f"GlobalMaxPooling{n}D") for n in (1, 2, 3)),
-    symbols=("math.reduce_max",),
+    kinds=("reduce_max",),
     attributes=_reduce_attributes,
     needs=("axes", "keepdims"),
     accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
@@ -142,7 +143,7 @@ REDUCE_MIN = dataclasses.replace(
     emit=emit_reduce("REDUCE_MIN"),
     doc="the smallest value along axes",
     layers=(),
-    symbols=("math.reduce_min",),
+    kinds=("reduce_min",),
 )
 
 
@@ -172,7 +173,7 @@ def _of_truth_values(name: str, code: str, words: str) -> Op:
         doc=f"whether {words} along axes are true",
         output=OwnRange(),
         layers=(),
-        symbols=(f"math.{name}",),
+        kinds=(name,),
         integers=("bool",),
         max_axes=4,
     )
@@ -208,7 +209,7 @@ ARGMAX = move(
     _emit_arg("ARG_MAX"),
     compute=lambda a: a.on(a.q),
     output=OwnRange(),
-    symbols=("math.argmax",),
+    kinds=("argmax",),
     attributes=_arg_attributes,
     needs=("axis",),
     integers=(),
@@ -219,5 +220,5 @@ ARGMIN = dataclasses.replace(
     name="argmin",
     emit=_emit_arg("ARG_MIN"),
     doc="where the smallest value is",
-    symbols=("math.argmin",),
+    kinds=("argmin",),
 )

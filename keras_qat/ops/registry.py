@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from keras_qat.graph.calls import Call, Value, values_in
-from keras_qat.graph.tf_operations import is_operation
+from keras_qat.graph.operations import is_operation, kind_of
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import class_path
 from keras_qat.messages import suggestion
@@ -40,9 +40,9 @@ class Registered:
 
 _BY_NAME = {op.name: op for op in ROWS}
 _BY_KEY: dict[Any, list[Op]] = {}
-"""Layer class, path, symbol or function -> rows that list it."""
+"""Layer class, path, kind or function -> rows that list it."""
 for _op in ROWS:
-    for _key in (*_op.layers, *_op.paths, *_op.symbols, *_op.functions):
+    for _key in (*_op.layers, *_op.paths, *_op.kinds, *_op.functions):
         _BY_KEY.setdefault(_key, []).append(_op)
 
 _REGISTERED: dict[type, Registered] = {}
@@ -79,7 +79,7 @@ def _candidates(call: Call) -> list[Op]:
     """Returns the rows that list the layer, operation or function of a call."""
     layer = call.layer
     if is_operation(layer):
-        return _BY_KEY.get(str(layer.symbol), [])
+        return _BY_KEY.get(kind_of(layer), [])
     rows = _BY_KEY.get(type(layer)) or _BY_KEY.get(class_path(layer), [])
     if not rows and type(layer).__name__ == "Activation":
         with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.

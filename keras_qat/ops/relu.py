@@ -11,7 +11,8 @@ import tensorflow as tf
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, round_half_away, single
 from keras_qat.graph.calls import Call
-from keras_qat.graph.tf_operations import is_operation, number, operands
+from keras_qat.graph.operations import is_operation, kind_of
+from keras_qat.graph.tf_operations import number, operands
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import by_table, computed_by_table, of_reals
@@ -23,7 +24,7 @@ _activations = keras.activations
 def _relu_attributes(call: Call) -> Attributes:
     layer = call.layer
     if is_operation(layer):
-        return {"maximum": 6.0 if layer.symbol == "nn.relu6" else math.inf}
+        return {"maximum": 6.0 if kind_of(layer) == "relu6" else math.inf}
     if isinstance(layer, layers.ReLU):
         return {"maximum": math.inf if layer.max_value is None else float(layer.max_value)}
     return {"maximum": 6.0 if layer.activation is tf.nn.relu6 else math.inf}
@@ -68,7 +69,7 @@ RELU = Op(
     prepare=by_table(_relu),
     doc="ReLU, also with a maximum",
     layers=(layers.ReLU,),
-    symbols=("nn.relu", "nn.relu6"),
+    kinds=("relu", "relu6"),
     functions=(_activations.relu, tf.nn.relu, tf.nn.relu6),
     attributes=_relu_attributes,
     needs=("maximum",),
@@ -133,7 +134,7 @@ LEAKY_RELU = Op(
     prepare=by_table(_leaky_relu),
     doc="LeakyReLU, with any slope; |x| is one with the slope -1",
     layers=(layers.LeakyReLU, layers.ReLU),
-    symbols=("nn.leaky_relu",),
+    kinds=("leaky_relu",),
     functions=(tf.nn.leaky_relu,),
     attributes=_leaky_attributes,
     needs=("slope",),

@@ -6,12 +6,13 @@ import dataclasses
 import math
 
 from keras_qat.graph.calls import Call
+from keras_qat.graph.operations import kind_of
 from keras_qat.graph.tf_operations import operands
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
-from keras_qat.ops.movement import first, integers, move, rank_of, symbol_of
+from keras_qat.ops.movement import first, integers, move, rank_of
 from keras_qat.ops.op import Attributes, Emit, OwnRange
 from keras_qat.tflite.schema import TYPES
 
@@ -34,7 +35,7 @@ RESHAPE = move(
     "other shapes for the same values",
     _emit_reshape,
     layers=(layers.Flatten, layers.Reshape, FlattenTime, RestoreTime),
-    symbols=("reshape", "expand_dims", "squeeze", "compat.v1.squeeze"),
+    kinds=("reshape", "expand_dims", "squeeze"),
     accepts=_accepts_reshape,
 )
 
@@ -53,7 +54,7 @@ MEAN_OF_ONE = move(
     "means along axes of size 1",
     _emit_reshape,
     layers=tuple(getattr(layers, f"GlobalAveragePooling{n}D") for n in (1, 2, 3)),
-    symbols=("math.reduce_mean",),
+    kinds=("reduce_mean",),
     accepts=lambda call, attributes: None if _is_of_one(call) else "",
 )
 
@@ -62,7 +63,7 @@ def _transpose_attributes(call: Call) -> Attributes:
     rank = rank_of(call)
     if isinstance(call.layer, layers.Permute):
         return {"permutation": (0, *call.layer.dims)}
-    if symbol_of(call) == "linalg.matrix_transpose":
+    if kind_of(call) == "matrix_transpose":
         return {"permutation": (*range(rank - 2), rank - 1, rank - 2)}
     (_, permutation) = operands(call, "a", "perm")
     if permutation is None:
@@ -76,7 +77,7 @@ TRANSPOSE = move(
     "other orders of the axes",
     lambda e: e.transpose(e.source, e.attributes["permutation"], e.outputs[0]),
     layers=(layers.Permute,),
-    symbols=("transpose", "compat.v1.transpose", "linalg.matrix_transpose"),
+    kinds=("transpose", "matrix_transpose"),
     attributes=_transpose_attributes,
     needs=("permutation",),
     max_axes=6,
@@ -114,7 +115,7 @@ DEPTH_TO_SPACE = move(
     "depth_to_space",
     "channels as blocks of pixels",
     _emit_blocks("DEPTH_TO_SPACE"),
-    symbols=("nn.depth_to_space",),
+    kinds=("depth_to_space",),
     attributes=_block_attributes,
     needs=("size",),
     defaults={"data_format": "NHWC"},
@@ -126,7 +127,7 @@ SPACE_TO_DEPTH = dataclasses.replace(
     name="space_to_depth",
     emit=_emit_blocks("SPACE_TO_DEPTH"),
     doc="blocks of pixels as channels",
-    symbols=("nn.space_to_depth",),
+    kinds=("space_to_depth",),
 )
 
 
@@ -143,7 +144,7 @@ SHAPE = move(
     lambda e: e.add("SHAPE", [e.source], outType=TYPES[e.node.output.dtype]),
     compute=lambda a: a.on(a.q),
     output=OwnRange(),
-    symbols=("compat.v1.shape", "shape"),
+    kinds=("shape",),
 )
 
 SIZE = dataclasses.replace(
@@ -151,5 +152,5 @@ SIZE = dataclasses.replace(
     name="size",
     doc="the number of values in a tensor",
     emit=_emit_size,
-    symbols=("compat.v1.size", "size"),
+    kinds=("size",),
 )

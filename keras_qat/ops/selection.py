@@ -72,14 +72,11 @@ def _comparison(name: str, code: str, words: str) -> Op:
         emit,
         prepare=_prepare_comparison,
         doc=f"whether values are {words} those of another tensor, or a constant",
-        symbols=(f"math.{name}", *_OPERATORS.get(name, ())),
+        kinds=(name,),
         accepts=_accepts_comparison,
         integers=(),
         takes_constants=True,
     )
-
-
-_OPERATORS = {"not_equal": ("__operators__.ne",), "equal": ("__operators__.eq",)}
 
 
 def _accepts_comparison(call: Call, attributes: Attributes) -> str | None:
@@ -137,7 +134,7 @@ SELECT = Op(
     _emit_select,
     prepare=_prepare_select,
     doc="values of one tensor or of another, as truth values say",
-    symbols=("where", "compat.v1.where"),
+    kinds=("where",),
     accepts=_accepts_select,
     takes_constants=True,
 )
@@ -206,7 +203,7 @@ FROM_INTEGERS = Op(
     _emit_cast,
     prepare=_prepare_cast,
     doc="integers and truth values as real numbers",
-    symbols=("cast",),
+    kinds=("cast",),
     accepts=_accepts_cast,
 )
 
@@ -260,7 +257,7 @@ ONE_HOT = Op(
     _emit_one_hot,
     prepare=_prepare_one_hot,
     doc="a number for each index, and another one for all others",
-    symbols=("one_hot",),
+    kinds=("one_hot",),
     attributes=_one_hot_attributes,
     needs=("depth", "axis"),
     defaults={"on": 1.0, "off": 0.0},

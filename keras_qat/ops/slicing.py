@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, values_in
+from keras_qat.graph.operations import kind_of
 from keras_qat.graph.tf_operations import operands
 from keras_qat.helper_layers.operations import LastStep
 from keras_qat.keras2.backend import layers
@@ -20,7 +21,6 @@ from keras_qat.ops.movement import (
     integers,
     move,
     moved,
-    symbol_of,
     take_parts,
 )
 from keras_qat.ops.op import Attributes, Op, SharedRange
@@ -45,11 +45,11 @@ def _slice_attributes(call: Call) -> Attributes:
     rank = len(getattr(x, "shape", ()))
     if isinstance(call.layer, LastStep):
         return _indexed([FULL_SLICE, -1], rank)
-    if not symbol_of(call):
+    if not kind_of(call):
         cropping = pairs(call.layer, call.layer.cropping, rank)
         cropped = [(low or None, -high or None, 1) for low, high in cropping]
         return {"parts": tuple(cropped), "dropped": (), "added": ()}
-    if symbol_of(call) == "slice":
+    if kind_of(call) == "slice":
         begins, sizes = map(integers, operands(call, "input_", "begin", "size")[1:])
         if begins is None or sizes is None:
             return {"parts": None}
@@ -115,7 +115,7 @@ SLICE = move(
     "parts of a tensor, every n-th value, crops",
     _emit_slice,
     layers=(layers.Cropping1D, layers.Cropping2D, layers.Cropping3D, LastStep),
-    symbols=("__operators__.getitem", "slice"),
+    kinds=("getitem", "slice"),
     attributes=_slice_attributes,
     needs=("parts",),
     defaults={"dropped": (), "added": ()},
@@ -150,7 +150,7 @@ SPLIT = move(
     "split",
     "a tensor in parts",
     _emit_split,
-    symbols=("split",),
+    kinds=("split",),
     attributes=_split_attributes,
     needs=("axis", "sizes", "count"),
 )
@@ -166,7 +166,7 @@ UNSTACK = move(
     "unstack",
     "the entries of an axis",
     lambda e: e.add("UNPACK", [e.source], axis=e.attributes["axis"], num=e.attributes["count"]),
-    symbols=("unstack",),
+    kinds=("unstack",),
     attributes=_unstack_attributes,
     needs=("axis", "count"),
 )
@@ -174,9 +174,9 @@ UNSTACK = move(
 
 GATHER_ARGUMENTS = {
     "gather": ("params", "indices", "validate_indices", "axis", "batch_dims", "name"),
-    "compat.v1.gather": ("params", "indices", "validate_indices", "name", "axis", "batch_dims"),
-    "nn.embedding_lookup": ("params", "ids", "max_norm", "name"),
-    "compat.v1.nn.embedding_lookup": (
+    "v1_gather": ("params", "indices", "validate_indices", "name", "axis", "batch_dims"),
+    "embedding_lookup": ("params", "ids", "max_norm", "name"),
+    "v1_embedding_lookup": (
         *("params", "ids", "partition_strategy", "name", "validate_indices", "max_norm"),
     ),
 }
@@ -185,7 +185,7 @@ GATHER_ARGUMENTS = {
 
 def _gather_attributes(call: Call) -> Attributes:
     """Returns the `axis`, constant `indices` and their `shape`, or () if they are a tensor."""
-    names = GATHER_ARGUMENTS[str(symbol_of(call))]
+    names = GATHER_ARGUMENTS[kind_of(call)]
     arguments = dict(zip(names, operands(call, *names), strict=True))
     batch = integers(arguments.get("batch_dims") or 0)
     given = arguments.get("axis")
@@ -217,7 +217,7 @@ GATHER = move(
     "gather",
     "entries of an axis by their number",
     _emit_gather,
-    symbols=tuple(GATHER_ARGUMENTS),
+    kinds=tuple(GATHER_ARGUMENTS),
     attributes=_gather_attributes,
     needs=("axis",),
     defaults={"batch": 0, "indices": (), "shape": (), "constant": False},
@@ -226,7 +226,7 @@ GATHER = move(
 
 def _join_attributes(call: Call) -> Attributes:
     """Returns the `axis`, and constants among integer tensors as `numbers`, by position."""
-    axis = operands(call, "values", "axis")[1] or 0 if symbol_of(call) else call.layer.axis
+    axis = operands(call, "values", "axis")[1] or 0 if kind_of(call) else call.layer.axis
     axes, rank = integers(axis), len(call.output.shape)
     parts = first(call)
     parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]
@@ -260,7 +260,7 @@ CONCATENATE = Op(
     lambda e: e.add("CONCATENATION", _joined(e), axis=e.attributes["axis"]),
     doc="tensors side by side",
     layers=(layers.Concatenate,),
-    symbols=("concat",),
+    kinds=("concat",),
     attributes=_join_attributes,
     needs=("axis",),
     defaults={"numbers": ()},
@@ -277,5 +277,5 @@ STACK = dataclasses.replace(
     ),
     doc="tensors side by side along a new axis",
     layers=(),
-    symbols=("stack",),
+    kinds=("stack",),
 )

@@ -30,7 +30,8 @@ from keras_qat.arithmetic.fixed_point import (
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.graph.calls import Call
-from keras_qat.graph.tf_operations import is_operation, number, operands
+from keras_qat.graph.operations import is_operation
+from keras_qat.graph.tf_operations import number, operands
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops import mlas
 from keras_qat.ops.emission import Emission
@@ -286,7 +287,7 @@ SOFTMAX = Op(
     prepare=_prepare,
     doc="softmax along one axis; its output has 256 steps from 0 to 1",
     layers=(layers.Softmax,),
-    symbols=("nn.softmax",),
+    kinds=("softmax",),
     functions=(keras.activations.softmax, tf.nn.softmax),
     attributes=_attributes,
     needs=("axis",),
@@ -331,7 +332,7 @@ UNIT_NORM = Op(
     lambda e: e.add("L2_NORMALIZATION"),
     doc="vectors along the last axis, scaled to the length 1",
     layers=(layers.UnitNormalization,),
-    symbols=("math.l2_normalize",),
+    kinds=("l2_normalize",),
     attributes=_norm_attributes,
     defaults={"axes": (-1,), "epsilon": 0.0},
     accepts=_accepts_norm,

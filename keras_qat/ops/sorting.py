@@ -33,7 +33,7 @@ TOP_K = move(
     "the largest values along the last axis, in order, and where they are",
     _emit,
     compute=_largest,
-    symbols=("math.top_k", "nn.top_k"),
+    kinds=("top_k",),
     attributes=_attributes,
     needs=("count",),
     integers=(),

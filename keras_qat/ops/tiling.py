@@ -53,7 +53,7 @@ TILE = move(
     "tile",
     "copies of a tensor along its axes",
     _emit_tile,
-    symbols=("tile",),
+    kinds=("tile",),
     attributes=lambda call: {"multiples": integers(operands(call, "input", "multiples")[1])},
     needs=("multiples",),
 )
@@ -90,7 +90,7 @@ BROADCAST = move(
     "copies of a tensor along axes of size 1",
     _emit_broadcast,
     layers=(layers.RepeatVector,),
-    symbols=("broadcast_to",),
+    kinds=("broadcast_to",),
     attributes=_broadcast_attributes,
     defaults={"added": ()},
 )
@@ -131,7 +131,7 @@ REPEAT = move(
     "entries of an axis, each several times",
     _emit_entries("times", np.repeat),
     layers=(layers.UpSampling1D, layers.UpSampling3D),
-    symbols=("repeat",),
+    kinds=("repeat",),
     attributes=_repeat_attributes,
     needs=("times",),
 )
@@ -168,7 +168,7 @@ REVERSE = move(
     "axes turned around",
     _emit_reverse,
     layers=(ReverseSteps,),
-    symbols=("reverse",),
+    kinds=("reverse",),
     attributes=_reverse_attributes,
     needs=("axes",),
     accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from keras_qat.graph.tf_operations import is_operation
+from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import counted, show_once
 from keras_qat.placement.layer_settings import ASKED_FOR
@@ -37,7 +37,7 @@ def show_in_float(layers: Iterable[tuple[Any, str]], start: str, advice: str) ->
 def label(layer: Any) -> str:
     """Returns a layer's class name, or the name of an activation or operation."""
     if is_operation(layer):
-        return f"tf.{layer.symbol}"
+        return f"tf.{name_in_tensorflow(layer)}"
     if type(layer) is keras.layers.Activation:
         return str(getattr(layer.activation, "__name__", layer.activation))
     return type(layer).__name__

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Graph, Value, values_in
+from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.tf_operations import is_operation
 from keras_qat.helper_layers.operations import MaskScores
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.keras2.backend import layers
@@ -35,7 +35,9 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: Any) -> str:
     """
     opened = {call.within[0].name: None for call in lowered.calls if call.within}
     has_states = any(getattr(call.layer, "stateful", False) for call in graph.calls)
-    operations = {call.layer.symbol: None for call in graph.calls if is_operation(call.layer)}
+    operations = {
+        name_in_tensorflow(call.layer): None for call in graph.calls if is_operation(call.layer)
+    }
     cannot_run = has_states or not tf.executing_eagerly() or tf.distribute.has_strategy()
     if cannot_run or not (opened or operations):
         return ""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.graph.operations import name_in_tensorflow
 from keras_qat.keras2.backend import layers
 from keras_qat.tracing.custom_gradients import OwnGradient
 
@@ -59,9 +60,8 @@ def identity(node: Any) -> Any:
     configuration.
     """
     layer = node.layer
-    symbol = getattr(layer, "symbol", None)
-    if symbol:
-        return type(layer), symbol
+    if name := name_in_tensorflow(layer):
+        return type(layer), name
     if isinstance(layer, OwnGradient):
         return type(layer), layer.operations()
     with contextlib.suppress(NotImplementedError):  # A class without `get_config`.

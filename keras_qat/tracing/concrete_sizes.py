@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.graph.operations import draws_random_numbers, is_operation, kind_of
 from keras_qat.graph.size_expressions import BATCHES
-from keras_qat.graph.tf_operations import array, draws_random_numbers, is_operation
+from keras_qat.graph.tf_operations import array
 from keras_qat.keras2.backend import is_symbolic, keras
 
 HELD = "keras_qat: the number"
@@ -38,15 +39,15 @@ def _computed(tensor: Any, batch: int) -> Any:
     layer, _, index = tensor._keras_history
     if not is_operation(layer) and (number := vars(tensor).get(HELD)) is not None:
         return np.asarray(number)  # That a layer returned.
-    if not is_operation(layer) or draws_random_numbers(layer.symbol):
+    if not is_operation(layer) or draws_random_numbers(layer):
         raise _Unknown
-    node, symbol = tensor.node, layer.symbol.removeprefix("compat.v1.")
-    if symbol in ("rank", "shape", "size"):
+    node, kind = tensor.node, kind_of(layer)
+    if kind in ("rank", "shape", "size"):
         shape = node.keras_inputs[0].shape
         if shape.rank is None or None in shape[1:]:
             raise _Unknown
         sizes = [batch if size is None else size for size in shape]
-        number = {"rank": len(sizes), "size": np.prod(sizes)}.get(symbol, sizes)
+        number = {"rank": len(sizes), "size": np.prod(sizes)}.get(kind, sizes)
         return np.array(number, tensor.dtype.as_numpy_dtype)
 
     def number_of(leaf: Any) -> Any:

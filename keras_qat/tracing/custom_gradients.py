@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.tf_operations import draws_random_numbers
+from keras_qat.graph.operations import draws_random_numbers, name_in_tensorflow
 from keras_qat.helper_layers.operations import SameShape
 from keras_qat.keras2.backend import is_symbolic, keras, register, swapped
 from keras_qat.keras2.configurations import model_from
@@ -42,7 +42,7 @@ class OwnGradient(SameShape):
 
     def operations(self) -> list[Any]:
         """Returns what the model computes, without names."""
-        return [getattr(layer, "symbol", type(layer)) for layer in self.model.layers]
+        return [name_in_tensorflow(layer) or type(layer) for layer in self.model.layers]
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "model": self.model.get_config()}
@@ -66,7 +66,7 @@ def gradients_of_symbols() -> Iterator[None]:
         given = zip(symbols, tf.nest.flatten(gradient(upstream)), strict=True)
         pairs = [(x, g) for x, g in given if is_symbolic(x)]
         gradients = [tf.zeros_like(x) if g is None else g for x, g in pairs]
-        if any(map(draws_random_numbers, _symbols_behind(gradients))):
+        if any(map(draws_random_numbers, _layers_before(gradients))):
             return y  # They would draw anew: a dropout has TensorFlow's own gradient.
         layer = OwnGradient(None, name=f"own_gradient_{len(made)}" if made else "own_gradient")
         made.append((layer, [*(x for x, _ in pairs), upstream], gradients))
@@ -79,11 +79,11 @@ def gradients_of_symbols() -> Iterator[None]:
         layer.model = keras.Model(*ends)
 
 
-def _symbols_behind(tensors: list[Any]) -> Iterator[str]:
-    """Yields the names of the operations that compute symbolic tensors."""
+def _layers_before(tensors: list[Any]) -> Iterator[Any]:
+    """Yields the layers that compute symbolic tensors."""
     waiting, seen = list(tensors), set[int]()
     for tensor in waiting:
         if is_symbolic(tensor) and id(tensor) not in seen:
             seen.add(id(tensor))
-            yield str(getattr(tensor._keras_history.layer, "symbol", ""))
+            yield tensor._keras_history.layer
             waiting += tensor.node.keras_inputs

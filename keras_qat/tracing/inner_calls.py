@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.tf_operations import is_operation
+from keras_qat.graph.operations import is_operation
 from keras_qat.keras2.backend import (
     AUTOGRAPH_AS_USUAL,
     is_given_mask,

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.operations import is_operation, kind_of
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import symbolic
-from keras_qat.graph.tf_operations import is_operation, symbol_of
 from keras_qat.keras2.backend import any_first_sizes, is_symbolic, keras
 
 
@@ -101,15 +101,15 @@ def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[
     """
     if not is_operation(call.layer) or any(None in x.shape for x in values_in(call.outputs)):
         raise NotKnown
-    symbol = symbol_of(call.layer)
-    if symbol == "shape":
+    kind = kind_of(call)
+    if kind == "shape":
         return [np.array(call.inputs[0].shape, call.output.dtype)]
     args, kwargs = map_values(known.__getitem__, (call.args, dict(call.kwargs)))
     function = call.layer.function
     if mapped.isdisjoint(call.inputs):
         results = tf.nest.flatten(function(*args, **kwargs))
         return [x if is_symbolic(x) else np.asarray(x) for x in results]
-    name = symbol.rpartition(".")[2]
+    name = kind.rpartition(".")[2]  # Functions of TensorFlow 1 are not in the table.
     if name in _ALIGNED:
         rank = len(call.output.shape)
         aligned = {v: _with_axes(known[v], rank) if v in mapped else known[v] for v in call.inputs}
@@ -121,10 +121,10 @@ def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[
     if name in _IN_OTHER_AXES:
         return [tf.reshape(x, [-1, *call.output.shape])]
     given = inspect.signature(function).bind(*args, **kwargs).arguments
-    if symbol == "__operators__.getitem" and len(call.inputs) == 1:
+    if kind == "getitem" and len(call.inputs) == 1:
         key = given["slice_spec"]
         return [x[(slice(None), *map(_as_slice, key if isinstance(key, tuple) else (key,)))]]
-    if name == "gather" and is_symbolic(given["params"]):
+    if name in ("gather", "v1_gather") and is_symbolic(given["params"]):
         axis, rows = given.get("axis"), given.get("batch_dims") or 0
         (axis,) = _behind([rows if axis is None else axis])
         rows += is_symbolic(given["indices"])

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import map_values
 from keras_qat.graph.operation_calls import with_all_arguments
-from keras_qat.graph.tf_operations import draws_random_numbers
+from keras_qat.graph.operations import draws_random_numbers, kind_of
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import is_symbolic
 from keras_qat.keras2.layers_and_models import bind_options
@@ -103,14 +103,13 @@ def with_both_phases(trained: Any, tested: Any, refusal: CannotOpen) -> Any:
 
 def _passes_on(trace: Any) -> bool:
     """Returns whether a trace returns its input, possibly through `tf.identity`."""
-    symbols = {getattr(node.layer, "symbol", "") for node in trace.nodes}
-    return symbols <= {"identity"} and is_symbolic(trace.outputs)
+    kinds = {kind_of(node.layer) for node in trace.nodes}
+    return kinds <= {"identity"} and is_symbolic(trace.outputs)
 
 
 def _varies_alike(trained: Any) -> bool:
     """Returns whether a trace is random in training exactly if its layer is."""
-    symbols = [str(getattr(node.layer, "symbol", "")) for node in trained.nodes]
-    if any(map(draws_random_numbers, symbols)):
+    if any(draws_random_numbers(node.layer) for node in trained.nodes):
         return True  # Runs may still be equal, if it drops one example of a thousand.
     if trained.weights or trained.model.weights:
         return False  # A run may change them, as moving statistics.

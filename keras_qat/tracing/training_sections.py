@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.operation_calls import with_all_arguments
+from keras_qat.graph.operations import name_in_tensorflow
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import is_symbolic, keras
 from keras_qat.tracing.compare_traces import equal, identity
@@ -123,9 +124,9 @@ class Sections:
             self.begins[id(a), id(b)] = a
             return b
         layer = self.made[0][id(a)].layer
-        symbol = getattr(layer, "symbol", None)
+        name = name_in_tensorflow(layer)
         for node in self.tested.nodes:
-            if node.layer is layer or (symbol and getattr(node.layer, "symbol", None) == symbol):
+            if node.layer is layer or (name and name_in_tensorflow(node.layer) == name):
                 for b in tf.nest.flatten(node.outputs):
                     if self._equals(a, b):
                         self.begins[id(a), id(b)] = a

@@ -21,7 +21,7 @@ from tests.ops.harness import (
 )
 
 BITS = (8, 16, 5)
-LISTING = {op.name for op in ROWS if op.layers or op.paths or op.symbols or op.functions}
+LISTING = {op.name for op in ROWS if op.layers or op.paths or op.kinds or op.functions}
 OF_PARTS = {"group_norm", "layer_norm"}
 """Made of other operators: in graphs they take long."""
 UNROLLED = {"gru", "masked_lstm", "simple_rnn", "simple_rnn_relu", "conv_lstm"}

@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.graph.operations import kind_of
 from keras_qat.graph.size_expressions import counts_examples
-from keras_qat.graph.tf_operations import is_operation, number, operands
+from keras_qat.graph.tf_operations import number, operands
 from keras_qat.lowering.expand_call import Expansion, is_tensor, require, stand_in, value_of
 
 
@@ -43,7 +44,7 @@ def _columns(indices: Any) -> list[Any]:
     """Return what was stacked along the last axis, or the entries along it."""
     value, last, count = value_of(indices), len(indices.shape) - 1, indices.shape[-1]
     call = value.producer if value is not None else None
-    if call is not None and is_operation(call.layer) and call.layer.symbol == "stack":
+    if call is not None and kind_of(call) == "stack":
         values, axis = operands(call, "values", "axis")
         if axis in (-1, last) and len(call.inputs) == count:
             return list(map(stand_in, values))
@@ -54,7 +55,7 @@ def _columns(indices: Any) -> list[Any]:
 
 GATHERING: dict[str, Expansion] = {
     "gather_nd": _gather_nd,
-    "compat.v1.gather_nd": lambda params, indices, name=None, batch_dims=0, **_: _gather_nd(
+    "v1_gather_nd": lambda params, indices, name=None, batch_dims=0, **_: _gather_nd(
         params, indices, batch_dims
     ),
 }

@@ -70,11 +70,11 @@ def _norm(
 
 
 STATISTICS: dict[str, Expansion] = {
-    "math.reduce_sum": _sum,
-    "math.reduce_mean": partial(_merge, merge=layers.Average),
-    "math.reduce_max": partial(_merge, merge=layers.Maximum),
-    "math.reduce_min": partial(_merge, merge=layers.Minimum),
-    "math.reduce_variance": _variance,
-    "math.reduce_std": _deviation,
-    **dict.fromkeys(("norm", "linalg.norm", "compat.v1.norm"), _norm),
+    "reduce_sum": _sum,
+    "reduce_mean": partial(_merge, merge=layers.Average),
+    "reduce_max": partial(_merge, merge=layers.Maximum),
+    "reduce_min": partial(_merge, merge=layers.Minimum),
+    "reduce_variance": _variance,
+    "reduce_std": _deviation,
+    "norm": _norm,
 }

@@ -1,0 +1,69 @@
+"""The table of TensorFlow functions, which alone spells their names."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from keras_qat.graph import operations
+from keras_qat.graph.operations import FUNCTIONS, KINDS, OTHER_KINDS, draws_random_numbers, kind_of
+from keras_qat.keras2.backend import keras
+
+TABLE = Path(operations.__file__)
+MODULES = sorted(TABLE.parent.parent.rglob("*.py"))
+NAME = re.compile(rf"({'|'.join(map(re.escape, filter(None, FUNCTIONS)))})\.\w*")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_name_is_a_function(name):
+    found = keras.backend if name.startswith("keras.") else tf
+    for part in name.removeprefix("keras.backend.").split("."):
+        found = getattr(found, part)
+    assert callable(found)
+
+
+@pytest.mark.parametrize("module", FUNCTIONS)
+def test_functions_of_a_module_are_sorted_and_listed_once(module):
+    functions = FUNCTIONS[module].split()
+    assert functions == sorted(set(functions))
+
+
+def test_other_kinds_are_of_listed_functions():
+    assert OTHER_KINDS.keys() <= KINDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (lambda x: 1.0 + x, "add"),
+        (lambda x: tf.add(x, x), "add"),
+        (lambda x: x / 2.0, "divide"),
+        (lambda x: x[:, 0], "getitem"),
+        (lambda x: tf.squeeze(x[:, :1], 1), "squeeze"),
+        (lambda x: tf.gather(x, [0], axis=1), "v1_gather"),
+        (tf.image.transpose, "transpose_image"),
+        (tf.math.bessel_i0, "math.bessel_i0"),
+        (keras.layers.ReLU(), ""),
+    ],
+)
+def test_kinds(function, kind):
+    assert kind_of(function(keras.Input((4, 4)))._keras_history.layer) == kind
+
+
+def test_random_operations():
+    x = keras.Input((4,))
+    assert draws_random_numbers(tf.nn.dropout(x, 0.5)._keras_history.layer)
+    assert not draws_random_numbers(tf.nn.relu(x)._keras_history.layer)
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
+def test_no_other_module_spells_names(module):
+    """All others compare kinds (`kind_of`), or print `name_in_tensorflow`."""
+    strings = (
+        node.value
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    assert module == TABLE or not list(filter(NAME.fullmatch, strings))
