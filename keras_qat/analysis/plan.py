@@ -14,6 +14,7 @@ from keras_qat.graph.precision import float32_policy
 from keras_qat.imports.keras3 import as_keras_2
 from keras_qat.imports.read_float import read_float
 from keras_qat.integer_graph.resolve import resolve
+from keras_qat.lowering.passes import showing_passes
 from keras_qat.placement import place
 from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.plan import Plan
@@ -30,6 +31,7 @@ def plan(
     target: str | Target | None = None,
     inputs: Any = None,
     outputs: Iterable[str] | None = None,
+    show_passes: bool = False,
 ) -> Plan:
     """Says what `quantize_model` would do to each tensor and why, before anything is trained.
 
@@ -44,6 +46,8 @@ def plan(
         inputs: for a subclassed model that was not called yet: its inputs, such as
             `keras.Input(shape)`, or a structure of them.
         outputs: names of the tensors at which exported files end, by default the model's outputs.
+        show_passes: whether to print what each pass of lowering changes in the model's graph. The
+            environment variable `KERAS_QAT_SHOW_PASSES=1` prints it for every function.
 
     Returns:
         The plan; print it, or read its `rows`, `float_layers` and `problems`.
@@ -64,7 +68,8 @@ def plan(
     model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
     has_float = device is None or device.has_float
     has_int16 = device is None or device.has_int16
-    planned = place(graph, recipe, scope, family, outputs, has_float, has_int16)
+    with showing_passes(show_passes):
+        planned = place(graph, recipe, scope, family, outputs, has_float, has_int16)
     if device is None:
         return planned
     with float32_policy():

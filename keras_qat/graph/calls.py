@@ -168,6 +168,12 @@ def split_loss_only(calls: list[Call], outputs: Any) -> tuple[list[Call], list[C
     return [c for c in calls if c in needed], [c for c in calls if c not in needed]
 
 
+def drop_unused_calls(graph: Graph) -> Graph:
+    """Return the graph without the calls whose outputs nothing reads, such as a layer's state."""
+    read = values_in([graph.outputs, *(call.inputs for call in graph.loss_only)])
+    return dataclasses.replace(graph, calls=split_loss_only(graph.calls, read)[0])
+
+
 def is_batch_norm(call: Call) -> bool:
     """Returns whether a call is a BatchNormalization."""
     return isinstance(call.layer, keras.layers.BatchNormalization)

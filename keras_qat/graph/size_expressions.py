@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, drop_unused_calls, map_values, values_in
 from keras_qat.graph.facts import Facts
 from keras_qat.graph.operations import draws_random_numbers, is_operation, kind_of
 
@@ -231,21 +231,17 @@ def with_known_sizes(graph: Graph) -> Graph:
         known.update({v: both[0] for v, both in runs.items() if both and np.array_equal(*both)})
     if not known:
         return graph
-    calls = []
-    read = {*values_in(graph.outputs), *(v for call in graph.loss_only for v in call.inputs)}
-    for call in reversed(graph.calls):
-        values = values_in(call.outputs)
-        if known.keys() >= set(values) and read.isdisjoint(values):
-            continue
-        if is_operation(call.layer) and not known.keys() >= set(call.inputs):
-            kept = set() if kind_of(call) in SLICES_AND_SEGMENTS else of_batch
-            constants = {v: v if v in kept else _constant(known.get(v, v)) for v in call.inputs}
-            args, kwargs = map_values(constants.__getitem__, (call.args, call.kwargs))
-            new = Call(call.layer, args, kwargs, call.outputs, call.name)
-            call = new.as_part_of(call)
-        calls.append(call)
-        read.update(call.inputs)
-    return dataclasses.replace(graph, calls=calls[::-1])
+
+    def with_constants(call: Call) -> Call:
+        if not is_operation(call.layer) or known.keys() >= set(call.inputs):
+            return call
+        kept = set() if kind_of(call) in SLICES_AND_SEGMENTS else of_batch
+        constants = {v: v if v in kept else _constant(known.get(v, v)) for v in call.inputs}
+        args, kwargs = map_values(constants.__getitem__, (call.args, call.kwargs))
+        return Call(call.layer, args, kwargs, call.outputs, call.name).as_part_of(call)
+
+    calls = list(map(with_constants, graph.calls))
+    return drop_unused_calls(dataclasses.replace(graph, calls=calls))
 
 
 def _constant(values: Any) -> Any:

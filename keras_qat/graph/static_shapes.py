@@ -50,7 +50,8 @@ def closing_sizes(calls: Iterable[Call]) -> Iterator[Call]:
         is_known = not any(None in value.shape[1:] for value in call.inputs)
         may_close = is_known or not closed.isdisjoint(call.inputs)
         if may_close and any(None in value.shape[1:] for value in values):
-            shapes = _infer_reshape(call, facts) if kind == "reshape" else _infer(call, facts)
+            infer = _infer_reshape if kind == "reshape" else infer_shapes
+            shapes = infer(call, facts)
             for value, shape in zip(values, shapes, strict=False):
                 value.shape = shape
             closed.update(values)
@@ -108,8 +109,8 @@ def _infer_reshape(call: Call, facts: Facts) -> list[Shape]:
     return [(first, *both[0][1:])]
 
 
-def _infer(call: Call, facts: Facts) -> list[Shape]:
-    """Returns the shapes of a call's outputs, as TensorFlow or Keras infers them."""
+def infer_shapes(call: Call, facts: Facts) -> list[Shape]:
+    """Return the shapes of a call's outputs, as TensorFlow or Keras infers them; [] if unknown."""
     if not is_operation(call.layer):
         method = type(call.layer).compute_output_shape
         # That of the base class would call the layer.

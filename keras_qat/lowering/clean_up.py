@@ -1,4 +1,4 @@
-"""Passes that leave a graph without calls that nobody needs, and with unique names."""
+"""The last passes: no identities before norms, and unique names."""
 
 from __future__ import annotations
 
@@ -7,19 +7,6 @@ import dataclasses
 from keras_qat.graph.calls import Call, Graph, is_batch_norm, values_in
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.ops.registry import op_of
-
-
-def drop_unused_calls(graph: Graph, context: LoweringContext) -> Graph:
-    """Drops calls whose outputs nothing reads: `tf.shape` for a resize, a layer's state."""
-    read, calls = set(values_in(graph.outputs)), []
-    read.update(value for call in graph.loss_only for value in call.inputs)
-    for call in reversed(graph.calls):
-        outputs = values_in(call.outputs)
-        is_part = context.weights.get(call.layer) == []  # Without weights.
-        if read.intersection(outputs) or (any(value.is_float for value in outputs) and not is_part):
-            calls.append(call)
-            read.update(call.inputs)
-    return dataclasses.replace(graph, calls=calls[::-1])
 
 
 def drop_identities(graph: Graph, context: LoweringContext) -> Graph:

@@ -53,7 +53,7 @@ def with_filled_constants(graph: Graph, context: LoweringContext) -> Graph:
     known: dict[Value, float] = {}
     far: dict[Value, float] = {}
     """What is far from all other numbers, if not exactly there."""
-    calls, done = [], set[Call]()
+    calls = []
     for call in graph.calls:
         new = [call]
         if (x := filled(call)) is not None:
@@ -63,18 +63,8 @@ def with_filled_constants(graph: Graph, context: LoweringContext) -> Graph:
                 (known if value[1] else far)[call.output] = value[0]
             else:
                 new = _with_constant(call, known, far, context)
-        is_known = isinstance(call.outputs, Value) and call.output in {*known, *far}
-        done.update([call] if is_known or new != [call] else ())
         calls += new
-    if not known:
-        return graph
-    read = set(values_in([graph.outputs, *(call.inputs for call in graph.loss_only)]))
-    kept = []
-    for call in reversed(calls):
-        if call not in done or read.intersection(values_in(call.outputs)):
-            kept.append(call)
-            read.update(call.inputs)
-    return dataclasses.replace(graph, calls=kept[::-1])
+    return dataclasses.replace(graph, calls=calls)
 
 
 def _computed(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, split_loss_only, values_in
+from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.graph.operations import is_operation, kind_of
 from keras_qat.graph.tf_operations import operands, operation_class
 from keras_qat.keras2.backend import layers
@@ -52,19 +52,16 @@ def with_joined_parts(graph: Graph, context: LoweringContext) -> Graph:
     Detectors, for example, concatenate scores, offsets and anchors, and cut them apart to decode
     boxes. In 8 bits all parts of a concatenation have one range.
     """
-    readers, joins = graph.consumers(), set[Call]()
+    readers = graph.consumers()
 
     def expand(call: Call) -> list[Call]:
         parts = _taken(call, context)
         if not parts and any(map(_takes, readers.get(call.output, ()))):
             parts = _reshaped(call, context)
-        joins.update(_joins_of(call.inputs[0]) if parts else ())
         return [new for part in parts for new in expand(part.as_part_of(call))] or [call]
 
     calls = [part for call in graph.calls for part in expand(call)]
-    read = [graph.outputs, *(call.inputs for call in graph.loss_only)]
-    joins &= set(split_loss_only(calls, read)[1])
-    return dataclasses.replace(graph, calls=[call for call in calls if call not in joins])
+    return dataclasses.replace(graph, calls=calls)
 
 
 def _takes(call: Call) -> bool:
@@ -160,18 +157,6 @@ def _joined(value: Value) -> _Join | None:
     sizes = [1 if stacked else x.shape[axis] for x in tensors]
     known = [size for size in sizes if size is not None]
     return _Join(axis, tensors, known, stacked) if len(known) == len(sizes) else None
-
-
-def _joins_of(value: Value) -> list[Call]:
-    """Returns the calls that join a tensor, also of tensors that are joined themselves."""
-    joins: dict[Call, None] = {}
-    values = [value]
-    while values:
-        call = (x := values.pop()).producer
-        if call is not None and call not in joins and _joined(x) is not None:
-            joins[call] = None
-            values += call.inputs
-    return list(joins)
 
 
 def _sliced(call: Call, context: LoweringContext, join: _Join, attributes: Any) -> list[Call]:

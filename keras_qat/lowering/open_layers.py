@@ -34,7 +34,6 @@ from keras_qat.lowering.own_batch_norm import plain_batch_norm
 from keras_qat.lowering.own_code import ATTENTION, has_own_activation, is_closed
 from keras_qat.lowering.recurrent import given_mask
 from keras_qat.lowering.unrolling import in_few_operations, refused_cells
-from keras_qat.lowering.weighted_products import with_kernels
 from keras_qat.lowering.written_out import own_weights
 from keras_qat.tracing.attention_dropout import with_dropout
 from keras_qat.tracing.cannot_trace import (
@@ -91,7 +90,7 @@ def _open_all(read: Graph, context: LoweringContext) -> Graph:
         split = context.split_weights() - apart
         changed = mixed or partly or split or lent.changes != changes
         if not changed and not lent.refuse(opened):
-            return with_kernels(opened, context)
+            return opened
         whole.update(mixed)
         together |= partly
         apart |= split

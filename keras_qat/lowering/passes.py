@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 
-from keras_qat.graph.calls import Call, Graph
+from keras_qat.graph.calls import Call, Graph, drop_unused_calls
+from keras_qat.graph.list_calls import list_calls, list_changes
 from keras_qat.graph.missing_values import REPLACES_NAN, calls_on_missing_values
 from keras_qat.graph.size_expressions import with_known_sizes
 from keras_qat.graph.static_shapes import close_sizes
+from keras_qat.graph.verify_graph import verify_graph
 from keras_qat.imports.read_float import ReadsWeight
 from keras_qat.lowering.attention_masks import recognize_masks
 from keras_qat.lowering.builder import LoweringContext, trace_as_usual
 from keras_qat.lowering.channels_last import with_channels_last
-from keras_qat.lowering.clean_up import drop_identities, drop_unused_calls, name_apart
+from keras_qat.lowering.clean_up import drop_identities, name_apart
 from keras_qat.lowering.common_subexpressions import merge_common_subexpressions
 from keras_qat.lowering.filled import with_filled_constants
 from keras_qat.lowering.formulas import recognize_formulas
@@ -25,6 +30,7 @@ from keras_qat.lowering.scaled_parts import with_scaled_parts
 from keras_qat.lowering.softmax import recognize_log_sum_exp, recognize_softmax
 from keras_qat.lowering.split_layers import split_layers
 from keras_qat.lowering.tokens import tokens_as_integers, with_tokens_apart
+from keras_qat.lowering.weighted_products import with_kernels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,14 +71,38 @@ def lower(
         ValueError: if an operation reads a layer's weight and was not traced.
     """
     context = LoweringContext(activations, may_open, has_int16, has_float)
-    graph = dataclasses.replace(graph, weights=context.weights)
+    graph = drop_unused_calls(dataclasses.replace(graph, weights=context.weights))
+    listing = list_calls(graph) if _shows.get() else []
     for step in PASSES:
-        if activations or step.always:
-            graph = step.run(graph, context)
+        if not (activations or step.always):
+            continue
+        graph = drop_unused_calls(step.run(graph, context))
+        if _shows.get():
+            before, listing = listing, list_calls(graph)
+            if changes := list(list_changes(before, listing)):
+                print("\n  ".join([f"{step.name}: {step.after}", *changes]))
+        if os.environ.get(VERIFY):
+            verify_graph(graph, step.name, has_unique_names=step is PASSES[-1])
     return graph
 
 
-def infer_shapes(graph: Graph, context: LoweringContext) -> Graph:
+SHOW, VERIFY = "KERAS_QAT_SHOW_PASSES", "KERAS_QAT_VERIFY_PASSES"
+"""Environment variables: 1 prints what each pass changes, or checks the graph after each one."""
+
+_shows = contextvars.ContextVar("shows passes", default=bool(os.environ.get(SHOW)))
+
+
+@contextlib.contextmanager
+def showing_passes(shows: bool = True) -> Iterator[None]:
+    """Run a block in which `lower` prints what each pass changes, if that is asked for."""
+    token = _shows.set(shows or _shows.get())
+    try:
+        yield
+    finally:
+        _shows.reset(token)
+
+
+def set_shapes(graph: Graph, context: LoweringContext) -> Graph:
     """Set the sizes that follow from the inputs of each call."""
     close_sizes(graph)
     return graph
@@ -107,8 +137,9 @@ def mark_missing_values(graph: Graph, context: LoweringContext) -> Graph:
 
 
 PASSES = (
-    Pass("infer shapes", infer_shapes, "shapes that follow from inputs are known", always=True),
+    Pass("set shapes", set_shapes, "shapes that follow from inputs are known", always=True),
     Pass("trace custom layers", open_layers, "user code is calls of Keras layers and operations"),
+    Pass("make weighted layers", with_kernels, "products with weights are layers of Keras"),
     Pass("fold sizes", fold_sizes, "no operation computes with known sizes"),
     Pass("fold uniform constants", with_filled_constants, "no arithmetic on `zeros_like`, `fill`"),
     Pass("check weights", check_weights, "no operation reads a layer's weight", always=True),
@@ -128,7 +159,6 @@ PASSES = (
     Pass("scale parts", with_scaled_parts, "parts of a concatenation have similar ranges"),
     Pass("name calls", name_apart, "calls of different layers have different names", always=True),
     Pass("merge common subexpressions", merge_common_subexpressions, "equal calls are one call"),
-    Pass("drop unused calls", drop_unused_calls, "something reads every call without weights"),
     Pass("drop identities", drop_identities, "no identity is before a norm to fold", always=True),
 )
 """All passes in the order in which they run."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, map_values, split_loss_only, values_in
+from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.facts import solve
 from keras_qat.graph.operations import MOVES, is_operation, kind_of
 from keras_qat.graph.tf_operations import array
@@ -44,9 +44,7 @@ def positions_as_integers(graph: Graph, context: LoweringContext) -> Graph:
             as_integers.cast(call)
         else:
             calls.append(call)
-    read = [graph.outputs, *(call.inputs for call in graph.loss_only)]
-    dropped = as_integers.replaced.intersection(split_loss_only(calls, read)[1])
-    return dataclasses.replace(graph, calls=[call for call in calls if call not in dropped])
+    return dataclasses.replace(graph, calls=calls)
 
 
 class _OfInputs(Exception):
@@ -60,8 +58,6 @@ class _AsIntegers:
         self.context, self.calls = context, calls
         self.made: dict[Value, Value | None] = {}
         """Value that holds whole numbers -> the same as integers; None for others."""
-        self.replaced: set[Call] = set()
-        """Calls that are not needed any more, unless others read them."""
 
     def cast(self, call: Call) -> None:
         """Adds a cast of real numbers, or calls that compute the same."""
@@ -130,7 +126,6 @@ class _AsIntegers:
         self, parts: PartsBuilder, layer: Any, like: Value, *args: Any, **kwargs: Any
     ) -> Value:
         """Adds a call in place of the one that made `like`, with integers for all its outputs."""
-        self.replaced.add(parts.call)
         path = parts.path(layer)
 
         def integers(value: Value) -> Value:

@@ -64,9 +64,7 @@ def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
         replaced[end] = parts.end(layer, x)
         replaced[end][0].source, replaced[end][0].within = call.source, call.within
     calls = [new for call in graph.calls for new in replaced.get(call, [call])]
-    read = {value for call in [*calls, *graph.loss_only] for value in call.inputs} | outputs
-    is_read = lambda call: type(call.layer) is not WeightTensor or call.output in read  # noqa: E731
-    return dataclasses.replace(graph, calls=list(filter(is_read, calls)))
+    return dataclasses.replace(graph, calls=calls)
 
 
 def split_convolution(call: Call, context: LoweringContext) -> list[Call]:
