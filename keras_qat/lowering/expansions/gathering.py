@@ -43,7 +43,7 @@ def _gather_nd(
 def _columns(indices: Any) -> list[Any]:
     """Return what was stacked along the last axis, or the entries along it."""
     value, last, count = value_of(indices), len(indices.shape) - 1, indices.shape[-1]
-    call = value.producer if value is not None else None
+    call = value.producer
     if call is not None and kind_of(call) == "stack":
         values, axis = operands(call, "values", "axis")
         if axis in (-1, last) and len(call.inputs) == count:
