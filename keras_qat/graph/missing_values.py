@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.operations import ARITHMETIC, MOVES, MOVING_LAYERS, is_operation, kind_of
+from keras_qat.graph.operations import READS_SHAPES, kind_of, moves_elements
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
 
@@ -40,12 +40,9 @@ _COMPARES = ("equal", "not_equal")
 _CHOOSES = ("where", "multiply_no_nan")
 """Operations whose results hold no NaN, if the model replaces it."""
 
-_READS_SHAPE = ("zeros_like", "ones_like", "shape", "size", "rank")
-"""Operations whose results do not depend on the values that they read."""
-
-_PASSES_ON = {*MOVES, *ARITHMETIC, "cast", "gather", "v1_gather"}
-_PASSING_LAYERS = (*MOVING_LAYERS, layers.Normalization, layers.Rescaling)
-"""What returns NaN where its input is NaN, one value of each."""
+_COMPUTES = ("add", "subtract", "multiply", "divide", "cast")
+_COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
+"""Operations and layers that return NaN where an input is NaN, like those that move elements."""
 
 
 def calls_on_missing_values(graph: Graph) -> dict[Value, list[Call]]:
@@ -79,11 +76,11 @@ def _reading_missing(
                 continue
             kind = kind_of(call)
             calls[call] = None
-            if compares_with_itself(call) or kind in (*_CHOOSES, *_READS_SHAPE):
+            if compares_with_itself(call) or kind in READS_SHAPES.union(_CHOOSES):
                 continue
             results = values_in(call.outputs)
-            passes = is_operation(call.layer) and kind in _PASSES_ON
-            if not passes and not isinstance(call.layer, _PASSING_LAYERS):
+            computes = kind in _COMPUTES or isinstance(call.layer, _COMPUTING_LAYERS)
+            if not computes and not moves_elements(call):
                 return []
             if not all(result.is_float for result in results):
                 return []

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.graph.operations import is_operation, kind_of
-from keras_qat.graph.tf_operations import operands, operation_class
+from keras_qat.graph.tf_operations import argument, operation_class
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import match
@@ -181,7 +181,7 @@ def _sliced(call: Call, context: LoweringContext, join: _Join, attributes: Any) 
             return []
         _add_joined(parts, join.axis, pieces, "", call.output)
         return parts.calls
-    items = items_for_axes(operands(call, "tensor", "slice_spec")[1], len(call.inputs[0].shape))
+    items = items_for_axes(argument(call, "slice_spec"), len(call.inputs[0].shape))
     position = [index for index, item in enumerate(items) if item is not None][join.axis]
     is_joined = len(pieces) > 1
     if join.stacked:

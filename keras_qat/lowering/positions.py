@@ -19,13 +19,7 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder, suffix_of
 ROUNDS = ("floor", "ceil", "round")
 """Operation that makes whole numbers of real ones -> how it rounds."""
 
-_MOVES = {*MOVES, "gather", "v1_gather"}
-"""Operations that only move numbers."""
-
-KEEPS_WHOLE = {
-    *_MOVES,
-    *("add", "subtract", "multiply", "maximum", "minimum", "clip_by_value"),
-}
+KEEPS_WHOLE = MOVES.union(("add", "subtract", "multiply", "maximum", "minimum", "clip_by_value"))
 """Operations that compute whole numbers of whole ones."""
 
 
@@ -145,7 +139,7 @@ def is_given(value: Value) -> Generator[Value, Any, bool]:
     call = value.producer
     if call is None:
         return True
-    if kind_of(call) not in _MOVES:
+    if kind_of(call) not in MOVES:
         return False
     for x in call.inputs:
         if not (yield x):

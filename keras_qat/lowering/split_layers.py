@@ -37,7 +37,6 @@ from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, w
 from keras_qat.lowering.softmax import softmax_of_many, split_softmax
 from keras_qat.lowering.time_distributed import split_time_distributed
 from keras_qat.lowering.weighted_products import CONVOLUTIONS, split_convolution
-from keras_qat.ops.slicing import GATHER_ARGUMENTS
 
 
 def split_layers(graph: Graph, context: LoweringContext) -> Graph:
@@ -106,7 +105,8 @@ LOWERINGS: dict[Any, Lowering] = {
     "conv1d_transpose": split_convolution,  # Reads a shape, too.
     "conv2d_transpose": split_convolution,
     **dict.fromkeys(RESIZES, split_linear_resize),
-    **dict.fromkeys(GATHER_ARGUMENTS, split_constant_table),
+    "gather": split_constant_table,
+    "embedding_lookup": split_constant_table,
     layers.TimeDistributed: split_time_distributed,
     layers.Bidirectional: split_bidirectional,
     **dict.fromkeys((layers.GRU, layers.SimpleRNN), split_recurrent),

@@ -8,14 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
-from keras_qat.graph.operations import MOVES, MOVING_LAYERS, is_operation, kind_of
-from keras_qat.graph.tf_operations import number, operands, operation_class
+from keras_qat.graph.operations import is_operation, kind_of, moves_elements
+from keras_qat.graph.tf_operations import argument, number, operation_class
 from keras_qat.helper_layers.operations import Indices, WeightTensor
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
-COMPARISONS = (*("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),)
-
+COMPARISONS = "equal", "not_equal", "greater", "greater_equal", "less", "less_equal"
 
 SHIFTS = "add", "subtract", "multiply"
 
@@ -30,7 +29,7 @@ def with_tokens_apart(graph: Graph, context: LoweringContext) -> Graph:
         are_tokens = [any(map(_takes_integers, readers[value])) for value in outputs]
         if kind not in ("split", "unstack") or not any(are_tokens) or all(are_tokens):
             return [call]
-        x, axis = call.inputs[0], number(operands(call, "value", "", "axis")[2])
+        x, axis = call.inputs[0], number(argument(call, "axis"))
         rank = len(x.shape)
         if len(call.inputs) > 1 or axis is None or not int(axis) % rank or None in x.shape[1:]:
             return [call]
@@ -148,10 +147,9 @@ def _tokens(graph: Graph) -> set[Value]:
 
 def _moves(call: Call) -> bool:
     """Returns whether a call cuts, joins or turns tensors alone, or adds a whole number to one."""
-    kind = kind_of(call)
-    if kind in SHIFTS:
+    if kind_of(call) in SHIFTS:
         return _has_whole_number(call)
-    return kind in MOVES or type(call.layer) in MOVING_LAYERS
+    return moves_elements(call)
 
 
 def _takes_integers(call: Call) -> bool:

@@ -55,7 +55,4 @@ def _columns(indices: Any) -> list[Any]:
 
 GATHERING: dict[str, Expansion] = {
     "gather_nd": _gather_nd,
-    "v1_gather_nd": lambda params, indices, name=None, batch_dims=0, **_: _gather_nd(
-        params, indices, batch_dims
-    ),
 }
