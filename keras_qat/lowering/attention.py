@@ -33,8 +33,8 @@ def split_multi_head_attention(
         masks: the masks of the graph.
     """
     layer = call.layer
-    names = ("query", "value", "key", "attention_mask", "return_attention_scores", "training")
-    query, value, key, mask, with_scores, _, causal = operands(call, *names, "use_causal_mask")
+    names = ("query", "value", "key", "attention_mask", "return_attention_scores")
+    query, value, key, mask, with_scores, causal = operands(call, *names, "use_causal_mask")
     key = value if key is None else key
     details = {**attention_parts(layer), "changes": {}}
     steps = (query.shape[1], value.shape[1])
@@ -162,8 +162,8 @@ def split_attention(call: Call, context: LoweringContext) -> list[Call]:
     One with weights was opened before.
     """
     layer = call.layer
-    names = ("inputs", "mask", "training", "return_attention_scores", "use_causal_mask")
-    (query, value, *key), mask, _, with_scores, causal = operands(call, *names)
+    names = ("inputs", "mask", "return_attention_scores", "use_causal_mask")
+    (query, value, *key), mask, with_scores, causal = operands(call, *names)
     masks = [m for m in tf.nest.flatten(mask) if m is not None]
     is_masked = masks or any(x.masked for x in (query, value, *key))
     size, more = (query.shape[-2], value.shape[-2]), "xyz"[: len(query.shape) - 3]

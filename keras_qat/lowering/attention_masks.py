@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values, split_loss_only, values_in
-from keras_qat.graph.operations import ARITHMETIC, is_operation, kind_of
+from keras_qat.graph.operations import MOVES, is_operation, kind_of
 from keras_qat.graph.size_expressions import example_of
 from keras_qat.graph.tf_operations import array, operands
 from keras_qat.helper_layers.operations import MaskScores
@@ -25,8 +25,6 @@ CONSTANT_HIDES = -1e2
 """The same of constants, whose other numbers are known: they have to be a tenth at most."""
 
 COPIES = ("tile", "broadcast_to", "cast")
-MOVES = ("getitem", "expand_dims", "reshape", "identity")
-"""Operations behind a large number that may as well move the mask in front of it."""
 
 
 class _Mask(NamedTuple):
@@ -93,7 +91,7 @@ def _without_nan(call: Call, context: LoweringContext) -> tuple[list[Call], list
     """Replaces tf.where(mask, x, NaN) by x, as integers hold no NaN; returns what fills it, too."""
     if kind_of(call) != "where":
         return None
-    _, first, second = operands(call, "condition", "x", "y")
+    first, second = operands(call, "x", "y")
     for x, other in ((first, second), (second, first)):
         constants: list[Call] = []
         value = _constant(other, constants)
@@ -106,7 +104,7 @@ def _without_nan(call: Call, context: LoweringContext) -> tuple[list[Call], list
 def _match_sum(total: Call, side: int) -> _Mask | None:
     """Recognizes scores + mask * -1e9, with the mask a tensor or a constant; 1e9 if side is -1."""
     is_layer = type(total.layer) is keras.layers.Add
-    kind, terms = "add" if is_layer else _kind(total), terms_of(total)
+    kind, terms = "add" if is_layer else kind_of(total), terms_of(total)
     if kind not in ("add", "subtract"):
         return None
     sign = -side if kind == "subtract" else side
@@ -139,7 +137,7 @@ def _match_beside(total: Call, scores: Value, term: Value, sign: int) -> _Mask |
         casts.append(added)
         term = added.inputs[0]
         added = term.producer
-    terms = terms_of(added) if added is not None and _kind(added) == "add" else []
+    terms = terms_of(added) if added is not None and kind_of(added) == "add" else []
     for bias, mask in (terms, terms[::-1]) if added is not None and len(terms) == 2 else ():
         hiding = _as_mask(scores, mask, sign)
         if hiding is None or added is None:
@@ -162,10 +160,10 @@ def _match_beside(total: Call, scores: Value, term: Value, sign: int) -> _Mask |
 
 def _match_added_later(total: Call, side: int) -> _Mask | None:
     """Recognizes tf.where(mask, scores, -1e9) + bias: the bias may as well be added first."""
-    terms = terms_of(total) if _kind(total) in ("add", "subtract") else []
+    terms = terms_of(total) if kind_of(total) in ("add", "subtract") else []
     for hidden, bias in (terms, terms[::-1]) if len(terms) == 2 else ():
         choice = hidden.producer if isinstance(hidden, Value) else None
-        is_second = hidden is not terms[0] and _kind(total) == "subtract"
+        is_second = hidden is not terms[0] and kind_of(total) == "subtract"
         if choice is None or is_second or not isinstance(bias, Value):
             continue
         mask = _match_where(choice, side) or _match_sum(choice, side)
@@ -212,7 +210,7 @@ def _match_added(scores: Value, term: Value, sign: int) -> _Mask | None:
     if kind == "cast" and call.inputs[0].is_float:
         mask = _match_added(scores, call.inputs[0], sign)
         return mask and mask._replace(constants=(*mask.constants, call))
-    if kind in MOVES and len(call.inputs) == 1:
+    if kind in MOVES and len(call.inputs) == len(values_in(call.outputs)) == 1:
         (source,) = call.inputs
         inner = _match_added(scores, source, sign)
         # What broadcasts behind the mask has other axes than it.
@@ -283,7 +281,7 @@ def _constant(operand: Any, calls: list[Call]) -> float | None:
     if call is None or not is_operation(call.layer):
         return None
     calls.append(call)
-    if _kind(call) == "multiply":
+    if kind_of(call) == "multiply":
         first, second = operands(call, "x", "y")
         factor = _constant(first, calls)
         other = None if factor is None else _constant(second, calls)
@@ -295,21 +293,16 @@ def _constant(operand: Any, calls: list[Call]) -> float | None:
     elif kind_of(call) in ("broadcast_to", "tile"):
         value, size = operands(call, "input", "shape" if "to" in kind_of(call) else "multiples")
     elif kind_of(call) in ("cast", "identity"):
-        (value, *_), size = operands(call, "x"), None
+        (value, *_), size = call.inputs, None
     else:
         return None
     calls += [read.producer for read in values_in(size) if read.producer is not None]  # tf.shape
     return _constant(value, calls)
 
 
-def _kind(call: Call) -> str:
-    """Names an arithmetic operation; "" for any other call."""
-    return kind_of(call) if kind_of(call) in ARITHMETIC else ""
-
-
 def hides(call: Call) -> bool:
     """Returns whether a call adds a constant that is a mask of scores."""
-    is_sum = is_operation(call.layer) and _kind(call) in ("add", "subtract")
+    is_sum = kind_of(call) in ("add", "subtract")
     arrays = [term for term in terms_of(call) if not isinstance(term, Value)] if is_sum else []
     return any(_visible(term) is not None or _visible(-term) is not None for term in arrays)
 

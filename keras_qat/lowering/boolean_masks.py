@@ -30,7 +30,7 @@ def chosen_of_each(call: Call) -> tuple[Callable[..., Any], Call] | None:
     """Returns `tf.boolean_mask` by a mask that is the same for each example, and its call."""
     if kind_of(call) != "boolean_mask":
         return None
-    x, mask, _, axis = operands(call, "tensor", "mask", "name", "axis")
+    x, mask, axis = operands(call, "tensor", "mask", "axis")
     example = example_of(mask) if isinstance(mask, Value) else None
     if example is None or not example.ndim or None in x.shape[1:] or axis or not x.is_float:
         return None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.graph.operations import MOVES
 from keras_qat.lowering.einsums import first_and_rest
 from keras_qat.lowering.written_out import require
 
@@ -148,10 +149,5 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 """Kind of an operation -> what it computes of pairs."""
 
-MOVES = (
-    *("getitem", "expand_dims", "squeeze", "matrix_transpose"),
-    *("transpose", "reshape", "identity", "concat", "stack", "split", "unstack", "pad", "tile"),
-    *("gather", "repeat", "reverse", "roll", "broadcast_to", "fftshift", "ifftshift"),
-    *("reduce_sum", "reduce_mean", "cumsum", "slice"),
-)
+PARTWISE = MOVES.union(("cumsum", "fftshift", "ifftshift", "pad", "reduce_mean", "reduce_sum"))
 """Operations that do the same with the real and with the imaginary part."""

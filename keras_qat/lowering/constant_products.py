@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.operations import kind_of
 from keras_qat.graph.size_expressions import known_sizes
 from keras_qat.graph.tf_operations import array, operands
 from keras_qat.helper_layers.operations import WeightTensor
@@ -167,14 +166,15 @@ def split_linear_resize(call: Call, context: LoweringContext) -> list[Call]:
 
     The matrices are what the operation itself makes of one row, or column, after the other.
     """
-    names = ("images", "size", "method", "preserve_aspect_ratio")
-    x, size, _, keeps_ratio = operands(call, *names)
+    x, size, keeps_ratio = operands(call, "images", "size", "preserve_aspect_ratio")
     if None in call.output.shape[1:3] and (known := known_sizes(size)):
         call.output.shape = (x.shape[0], *known, x.shape[3])
     before, after = (tuple(value.shape[1:3]) for value in (x, call.output))
     if len(x.shape) != 4 or not x.is_float or None in (*before, *after) or keeps_ratio is True:
         return []
-    options = {name: argument for name, argument in call.kwargs.items() if name not in names[:2]}
+    options = {
+        name: argument for name, argument in call.kwargs.items() if name not in ("images", "size")
+    }
 
     def weights(axis: int) -> np.ndarray:
         size: Any = before[axis]
@@ -194,10 +194,7 @@ def split_linear_resize(call: Call, context: LoweringContext) -> list[Call]:
 
 def split_constant_table(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers tf.gather of a constant's rows, by a tensor of their numbers, to an Embedding."""
-    names = GATHER_ARGUMENTS[kind_of(call)]
-    arguments = dict(zip(names, operands(call, *names), strict=True))
-    table, indices = (arguments.pop(name) for name in names[:2])
-    options = [arguments.get(name) for name in ("axis", "batch_dims", "max_norm")]
+    table, indices, *options = operands(call, *GATHER_ARGUMENTS)
     table, shape = array(table), call.output.shape[1:]
     if table is None or not table.ndim or any(options) or not call.output.is_float:
         return []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +18,9 @@ from keras_qat.graph.structural_keys import describe_arguments
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import rename
 from keras_qat.keras2.symbolic_calls import SymbolicTensor, take_nodes
-from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+
+Known = TypeVar("Known")
 
 Expansion = Callable[..., Any]
 """Computes what an operation computes, from the same arguments.
@@ -38,10 +40,22 @@ def require(condition: Any) -> None:
         raise CannotExpand
 
 
-def stand_in(value: Value) -> Any:
-    """Return a symbolic tensor that stands for a value of the graph while a function is traced."""
+def known(result: Known | None) -> Known:
+    """Return a result that is not None; raise `CannotExpand` for None."""
+    if result is None:
+        raise CannotExpand
+    return result
+
+
+def stand_in(value: Value, call: Call | None = None) -> Any:
+    """Return a symbolic tensor that stands for a value of the graph while a function is traced.
+
+    Args:
+        value: the value.
+        call: the call that is expanded, if it reads the value.
+    """
     tensor = SymbolicTensor(tf.TensorSpec(value.shape, value.dtype))
-    tensor.graph_value = value
+    tensor.graph_value, tensor.expanded_call = value, call
     return tensor
 
 
@@ -50,31 +64,22 @@ def is_tensor(argument: Any) -> bool:
     return isinstance(argument, SymbolicTensor)
 
 
-def value_of(tensor: Any) -> Value | None:
-    """Return the value of the graph that an argument of an expansion stands for; None if constant.
+def value_of(argument: Any) -> Any:
+    """Return the value of the graph that an argument stands for; a constant unchanged.
 
     Random inputs have none of the properties of that value, so the expansion is not checked.
     """
-    value: Value | None = getattr(tensor, "graph_value", None)
-    if value is not None:
-        tensor.is_known = True
-    return value
+    if not hasattr(argument, "graph_value"):
+        return argument
+    argument.is_known = True
+    return argument.graph_value
 
 
-def expand(function: Expansion) -> Lowering:
-    """Return a lowering of operations that traces an expansion in their place."""
-    return lambda call, context: expand_call(call, function, context)
-
-
-def expand_layer(function: Expansion) -> Lowering:
-    """Return a lowering of Keras layers that traces an expansion in their place."""
-
-    def lower(call: Call, context: LoweringContext) -> list[Call]:
-        return expand_call(
-            call, lambda *args, **kwargs: function(call.layer, *args, **kwargs), context
-        )
-
-    return lower
+def call_of(tensor: Any) -> Call:
+    """Return the call that is expanded, which reads this tensor. The expansion is not checked."""
+    tensor.is_known = True
+    call: Call = tensor.expanded_call
+    return call
 
 
 def expand_call(call: Call, function: Expansion, context: LoweringContext) -> list[Call]:
@@ -92,7 +97,7 @@ def expand_call(call: Call, function: Expansion, context: LoweringContext) -> li
         The calls of the simpler operations; none if the function does not support the arguments,
         or computes something else.
     """
-    stand_ins = {value: stand_in(value) for value in call.inputs}
+    stand_ins = {value: stand_in(value, call) for value in call.inputs}
     args, kwargs = map_values(stand_ins.__getitem__, (call.args, dict(call.kwargs)))
     try:
         inspect.signature(function).bind(*args, **kwargs)
@@ -101,7 +106,7 @@ def expand_call(call: Call, function: Expansion, context: LoweringContext) -> li
     try:
         with using_policy(policy_of(call.output.dtype)):
             outputs = tf.nest.flatten(function(*args, **kwargs))
-    except CannotExpand:
+    except Exception:  # What TensorFlow raises for arguments that fit nothing, too.
         return []
     nodes = take_nodes(outputs)
     if not _computes_the_same(call, nodes, outputs, stand_ins, context):
@@ -120,40 +125,71 @@ def _computes_the_same(
 
     Equal calls are compared once. Results that are not finite may differ.
     """
-    arguments = tf.nest.flatten([outputs, [(node.call_args, node.call_kwargs) for node in nodes]])
-    read = [leaf for leaf in arguments if hasattr(leaf, "graph_value")]
-    is_free = all(leaf is stand_ins.get(leaf.graph_value) for leaf in read)
-    is_free = is_free and not any(hasattr(tensor, "is_known") for tensor in stand_ins.values())
-    is_ready = is_operation(call.layer) or call.layer.built
-    if not (is_free and is_ready) or any(is_half(value.dtype) for value in call.inputs):
+    if not _can_compare(call, nodes, outputs, stand_ins):
         return True
     layer = name_in_tensorflow(call.layer) or id(call.layer)
     key = layer, describe_arguments(call, lambda value: (value.shape, value.dtype))
-    if key in context.compared:
-        return context.compared[key]
-    draw = np.random.default_rng(0)
-    known: dict[int, Any] = {}
-    for value, tensor in stand_ins.items():
-        sizes = [2 if axis == 0 else 8 for axis in range(len(value.shape))]
-        sizes = [size or known for size, known in zip(value.shape, sizes, strict=True)]
+    if key not in context.compared:
+        tensors = {id(stand_ins[value]): x for value, x in _draw_inputs(stand_ins).items()}
+        context.compared[key] = _compare(call, nodes, outputs, stand_ins, tensors)
+    return context.compared[key]
+
+
+def _can_compare(
+    call: Call, nodes: list[Any], outputs: list[Any], stand_ins: dict[Value, Any]
+) -> bool:
+    """Tell whether the expansion follows from the arguments alone, and the layer has weights."""
+    arguments = tf.nest.flatten([outputs, [(node.call_args, node.call_kwargs) for node in nodes]])
+    read = [leaf for leaf in arguments if hasattr(leaf, "graph_value")]
+    reads_others = any(leaf is not stand_ins.get(leaf.graph_value) for leaf in read)
+    uses_facts = any(hasattr(tensor, "is_known") for tensor in stand_ins.values())
+    is_ready = is_operation(call.layer) or call.layer.built
+    are_half = any(is_half(value.dtype) for value in call.inputs)
+    return is_ready and not (reads_others or uses_facts or are_half)
+
+
+def _draw_inputs(values: Iterable[Value]) -> dict[Value, Any]:
+    """Return a random tensor for each value, with 2 examples and open sizes of 8."""
+    draw, inputs = np.random.default_rng(0), {}
+    for value in values:
+        sizes = [size or (8 if axis else 2) for axis, size in enumerate(value.shape)]
         drawn = draw.normal(size=sizes) if value.is_float else draw.integers(0, 2, sizes)
-        known[id(tensor)] = tf.cast(drawn, value.dtype)
+        inputs[value] = tf.cast(drawn, value.dtype)
+    return inputs
+
+
+def _compare(
+    call: Call,
+    nodes: list[Any],
+    outputs: list[Any],
+    stand_ins: dict[Value, Any],
+    tensors: dict[int, Any],
+) -> bool:
+    """Compute a call and its expansion, and tell whether the results are close.
+
+    Args:
+        call: the call.
+        nodes: Keras' nodes of the expansion.
+        outputs: its symbolic outputs.
+        stand_ins: the symbolic tensor of each value that the call reads.
+        tensors: id of such a symbolic tensor -> the tensor to compute with.
+    """
+
+    def find(leaf: Any) -> Any:
+        return tensors.get(id(stand_ins[leaf] if isinstance(leaf, Value) else leaf), leaf)
+
+    def compute(layer: Any, args: Any, kwargs: Any) -> list[Any]:
+        args, kwargs = tf.nest.map_structure(find, (args, dict(kwargs)))
+        return tf.nest.flatten(layer(*args, **kwargs))
+
     try:
-        args, kwargs = map_values(
-            lambda value: known[id(stand_ins[value])], (call.args, dict(call.kwargs))
-        )
-        expected = tf.nest.flatten(call.layer(*args, **kwargs))
+        expected = compute(call.layer, call.args, call.kwargs)
     except Exception:  # Sizes that do not fit: there is nothing to compare with.
         return True
     for node in nodes:
-        args, kwargs = tf.nest.map_structure(
-            lambda leaf: known.get(id(leaf), leaf), (node.call_args, dict(node.call_kwargs))
-        )
-        results = tf.nest.flatten(node.layer(*args, **kwargs))
-        known.update(zip(map(id, tf.nest.flatten(node.outputs)), results, strict=True))
-    computed = [known.get(id(output), output) for output in outputs]
-    context.compared[key] = all(map(_is_close, expected, computed))
-    return context.compared[key]
+        results = compute(node.layer, node.call_args, node.call_kwargs)
+        tensors.update(zip(map(id, tf.nest.flatten(node.outputs)), results, strict=True))
+    return all(map(_is_close, expected, map(find, outputs)))
 
 
 def _is_close(expected: Any, computed: Any) -> bool:
@@ -191,9 +227,10 @@ def _calls_of(
             rename(layer, f"{call.layer.name}_{part}" if part else call.layer.name)
             layer = context.keep(call.layer, part, layer)
         for index, result in enumerate(results):
-            between = parts.between(layer, result.shape)
-            name = f"{between.name}:{index}" if len(results) > 1 else between.name
-            values.setdefault(id(result), Value(name, between.shape, result.dtype.name))
+            name = parts.between(layer, result.shape).name
+            if len(results) > 1:
+                name = f"{name.replace('_before_activation', '')}:{index}"
+            values.setdefault(id(result), Value(name, tuple(result.shape), result.dtype.name))
         written = tf.nest.map_structure(lambda result: values[id(result)], node.outputs)
         parts.add(layer, *args, kwargs=kwargs, output=written)
     for tensor, value in pairs:

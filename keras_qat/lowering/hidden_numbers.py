@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.graph.facts import solve
-from keras_qat.graph.operations import is_operation, kind_of
+from keras_qat.graph.operations import READS_SHAPES, is_operation, kind_of
 from keras_qat.graph.tf_operations import arguments_in_order, array, number, operands
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.registry import op_of
@@ -154,7 +154,7 @@ class HiddenNumbers:
     def _reads_sizes(self, call: Call) -> bool:
         """Returns whether nothing depends on the numbers a call reads: `tf.ones_like(x[0])`."""
         kind = kind_of(call)
-        if kind in ("shape", "ones_like", "zeros_like"):
+        if kind in READS_SHAPES:
             return True
         is_part = kind == "getitem" and self._readers[call.output]
         return bool(is_part) and all(map(self._reads_sizes, self._readers[call.output]))

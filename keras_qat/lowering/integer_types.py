@@ -13,12 +13,12 @@ from keras_qat.graph.tf_operations import operands
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 
 TYPED = {
-    **dict.fromkeys(("tile", "repeat", "broadcast_to"), ((), ("input",))),
-    **dict.fromkeys(("gather", "v1_gather"), ((), ("params",))),
-    "fill": (("dims",), ("value",)),
-    "where": (("condition",), ("x", "y")),
+    **dict.fromkeys(("tile", "repeat", "broadcast_to"), ("input",)),
+    "gather": ("params",),
+    "fill": ("value",),
+    "where": ("x", "y"),
 }
-"""Operation -> its arguments before those that its result has the type of, and these."""
+"""Operation -> the arguments that have the type of its result."""
 
 
 def with_int32_constants(call: Call, context: LoweringContext) -> list[Call]:
@@ -29,8 +29,7 @@ def with_int32_constants(call: Call, context: LoweringContext) -> list[Call]:
     layer = call.layer
     if kind_of(layer) not in TYPED or call.output.dtype != "int64":
         return []
-    before, names = TYPED[kind_of(layer)]
-    if any(isinstance(x, Value) for x in operands(call, *before, *names)[len(before) :]):
+    if any(isinstance(x, Value) for x in operands(call, *TYPED[kind_of(layer)])):
         return []
     parts, operation = PartsBuilder(call, context), type(layer)
     args, kwargs = tf.nest.map_structure(_narrow, (call.args, dict(call.kwargs)))

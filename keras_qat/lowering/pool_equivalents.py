@@ -123,7 +123,7 @@ _AVERAGES = {1: layers.AveragePooling1D, 2: layers.AveragePooling2D, 3: layers.A
 
 POOLS: dict[str, Callable[..., Any]] = {
     "separable_conv2d": _separable,
-    **dict.fromkeys(("depthwise_conv2d", "v1_depthwise_conv2d"), _correlation),
+    "depthwise_conv2d": _correlation,
     "conv3d": _convolved_volumes,
     "pool": _pooled,
     "max_pool3d": _pool_of_volumes(layers.MaxPooling3D),

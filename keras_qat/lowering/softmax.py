@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.graph.operations import is_operation, kind_of
 from keras_qat.graph.structural_keys import StructuralKeys
-from keras_qat.graph.tf_operations import number, operands, operation_class
+from keras_qat.graph.tf_operations import argument, number, operands, operation_class
 from keras_qat.helper_layers.finite_functions import SoftmaxOfMany
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
@@ -153,7 +153,7 @@ def _axis(call: Call | None, kind: str) -> int | None:
     """Returns the axis along which a call reduces what it reads; None if it does not."""
     if call is None or _kind(call) != kind:
         return None
-    _, axis = operands(call, "input_tensor", "axis")[:2]
+    axis = argument(call, "axis")
     axes: Any = axis if isinstance(axis, (list, tuple)) else [axis]
     if len(axes) != 1 or number(axes[0]) is None:
         return None

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, map_values, values_in
 from keras_qat.graph.operations import is_operation, kind_of
-from keras_qat.lowering.complex_numbers import ARITHMETIC, MOVES, Pair, matmul
+from keras_qat.lowering.complex_numbers import ARITHMETIC, PARTWISE, Pair, matmul
 from keras_qat.lowering.written_out import require
 from keras_qat.tracing.cannot_trace import TooLarge
 
@@ -84,7 +84,7 @@ def _results(call: Call, known: Mapping[Value, Any]) -> list[Any]:
     kind, values = kind_of(call), [x for x in call.inputs if x.is_complex]
     if kind == "zeros_like":
         return [(tf.zeros_like(known[values[0]][0]), None) if values else None]
-    if kind not in MOVES:
+    if kind not in PARTWISE:
         args, kwargs = map_values(known.__getitem__, (call.args, call.kwargs))
         return [RULES[kind](*args, **kwargs)]
     real = _moved(call, known, 0)
@@ -262,4 +262,4 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 """Kind of an operation -> what it computes of pairs."""
 
-KNOWN = {*RULES, "zeros_like", *MOVES}
+KNOWN = {*RULES, "zeros_like", *PARTWISE}

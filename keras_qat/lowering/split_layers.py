@@ -11,7 +11,6 @@ from typing import Any
 
 from keras_qat.graph.calls import Call, Graph, values_in
 from keras_qat.graph.operations import kind_of
-from keras_qat.helper_layers.operations import Contract
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import class_path
 from keras_qat.lowering.activations import (
@@ -21,25 +20,23 @@ from keras_qat.lowering.activations import (
 )
 from keras_qat.lowering.attention import split_attention, split_multi_head_attention
 from keras_qat.lowering.builder import Lowering, LoweringContext
+from keras_qat.lowering.constant_products import (
+    split_constant_einsum,
+    split_constant_table,
+    split_cumulative_sum,
+    split_linear_resize,
+    split_product,
+    with_constant_weight,
+)
 from keras_qat.lowering.convolutions import split_separable
-from keras_qat.lowering.image_ops import split_random_crop, split_resizing_layer
+from keras_qat.lowering.expand_call import expand_call
+from keras_qat.lowering.expansions import find_expansion, is_of_floats
 from keras_qat.lowering.integer_types import with_int32_constants
 from keras_qat.lowering.last_axes import IN_INTEGERS, along_last_axes, along_one_last_axis
-from keras_qat.lowering.merges import (
-    convert_fixed_ranges,
-    convert_second_factor,
-    merge_two_by_two,
-    split_average,
-    split_custom_scale,
-    split_dot,
-    split_extremum,
-    split_of_numbers,
-    with_same_axes,
-)
 from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, with_mask
 from keras_qat.lowering.softmax import softmax_of_many, split_softmax
-from keras_qat.lowering.tf_operations import OPERATIONS
-from keras_qat.lowering.time_distributed import split_pooling_3d, split_time_distributed
+from keras_qat.lowering.time_distributed import split_time_distributed
+from keras_qat.lowering.weighted_products import CONVOLUTIONS, split_convolution
 
 
 def split_layers(graph: Graph, context: LoweringContext) -> Graph:
@@ -62,6 +59,8 @@ def split_layers(graph: Graph, context: LoweringContext) -> Graph:
             return [call]
         lowering = find_lowering(call)
         parts = split_activity_regularizer(call, context) or with_int32_constants(call, context)
+        if not parts and (expansion := find_expansion(call, context.activations)):
+            parts = expand_call(call, expansion, context)
         parts = parts or (lowering(call, context) if lowering else [])
         if context.activations and not parts and ends.isdisjoint(values_in(call.outputs)):
             parts = softmax_of_many(call, context, context.has_int16)
@@ -77,34 +76,49 @@ ALWAYS: dict[Any, Lowering] = {
     **dict.fromkeys((layers.DepthwiseConv1D, layers.DepthwiseConv2D), split_activation),
     **dict.fromkeys((layers.Dense, layers.EinsumDense), split_activation),
     **dict.fromkeys((layers.SeparableConv1D, layers.SeparableConv2D), split_separable),
-    **dict.fromkeys((layers.Add, layers.Multiply), with_same_axes(merge_two_by_two)),
-    layers.Average: with_same_axes(split_average),
-    layers.Subtract: with_same_axes(),
-    "applications.inception_resnet_v2.CustomScaleLayer": split_custom_scale,
 }
-"""Layer class, or `class_path` of one that Keras does not export -> its lowering."""
+"""Layer class -> its lowering."""
+
+
+def _try_each(*lowerings: Lowering) -> Lowering:
+    """Return a lowering of floats that tries several in order."""
+
+    def lower(call: Call, context: LoweringContext) -> list[Call]:
+        if not is_of_floats(call):
+            return []
+        return next((parts for lowering in lowerings if (parts := lowering(call, context))), [])
+
+    return lower
+
+
+RESIZES = (
+    *("resize", "v1_resize_images"),
+    *(f"v1_resize_{kind}" for kind in ("bilinear", "nearest_neighbor", "bicubic")),
+)
 
 LOWERINGS: dict[Any, Lowering] = {
     **ALWAYS,
-    **OPERATIONS,
-    Contract: convert_second_factor,
-    **dict.fromkeys((layers.Normalization, layers.Rescaling), split_of_numbers),
-    layers.Dot: split_dot,
-    layers.AveragePooling3D: split_pooling_3d,
-    layers.MaxPooling3D: split_pooling_3d,
+    "einsum": _try_each(split_constant_einsum, with_constant_weight),
+    "matmul": _try_each(split_product, with_constant_weight),
+    "cumsum": _try_each(split_cumulative_sum),
+    **dict.fromkeys(CONVOLUTIONS, _try_each(split_convolution)),
+    "conv1d_transpose": split_convolution,  # Reads a shape, too.
+    "conv2d_transpose": split_convolution,
+    **dict.fromkeys(RESIZES, split_linear_resize),
+    "gather": split_constant_table,
+    "embedding_lookup": split_constant_table,
     layers.TimeDistributed: split_time_distributed,
     layers.Bidirectional: split_bidirectional,
     **dict.fromkeys((layers.GRU, layers.SimpleRNN), split_recurrent),
     layers.LSTM: with_mask,
-    layers.RandomCrop: split_random_crop,
-    **dict.fromkeys((layers.UpSampling2D, layers.Resizing), split_resizing_layer),
     layers.Softmax: split_softmax,
     layers.Attention: split_attention,
     layers.MultiHeadAttention: split_multi_head_attention,
-    layers.Concatenate: with_same_axes(convert_fixed_ranges),
-    **dict.fromkeys((layers.Maximum, layers.Minimum), with_same_axes(split_extremum)),
     **dict.fromkeys((layers.UnitNormalization, *IN_INTEGERS), along_last_axes),
     layers.BatchNormalization: along_one_last_axis,
     layers.Activation: split_activation_layer,
 }
-"""`ALWAYS` and the lowerings, also of operations, that only TFLite's operators need."""
+"""`ALWAYS`, and lowerings of layers and operations that only TFLite's operators need.
+
+Each splits weights, or makes weights of constants. The others are expansions.
+"""

@@ -139,23 +139,3 @@ def _split_model_per_step(parts: PartsBuilder) -> list[Call]:
         output = map_values(renamed, inner_call.outputs)
         parts.add(copy_of(inner_call), *args, kwargs=kwargs, output=output)
     return _restored(parts, values[outputs[0]])
-
-
-def split_pooling_3d(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers pooling of volumes to pooling of every slice, then along the slices."""
-    layer, (_, depth, _, _, channels) = call.layer, call.inputs[0].shape
-    _, new_depth, new_height, new_width, _ = call.output.shape
-    if new_depth is None or new_height is None or new_width is None:
-        return []
-    is_max = isinstance(layer, layers.MaxPooling3D)
-    pooling = layers.MaxPooling2D if is_max else layers.AveragePooling2D
-    (pool_depth, *pool), (stride_depth, *strides) = layer.pool_size, layer.strides
-    parts, padding = PartsBuilder(call, context), layer.padding
-    return parts.chain(
-        parts.new("fold", FlattenTime),
-        parts.new("slices", pooling, pool, strides, padding),
-        parts.new("unfold", RestoreTime, depth),
-        parts.new("flat", layers.Reshape, (depth, new_height * new_width, channels)),
-        parts.new("depth", pooling, (pool_depth, 1), (stride_depth, 1), padding),
-        parts.new("", layers.Reshape, (new_depth, new_height, new_width, channels)),
-    )

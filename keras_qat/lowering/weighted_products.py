@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.operations import is_operation, kind_of
+from keras_qat.graph.operations import kind_of
 from keras_qat.graph.size_expressions import computed_sizes
-from keras_qat.graph.tf_operations import array, operands
+from keras_qat.graph.tf_operations import argument, array, operands
 from keras_qat.helper_layers.computed_kernels import COMPUTED
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
@@ -140,62 +141,58 @@ def _is_weight(value: Any, rank: int | None = None) -> bool:
 
 
 def _product(call: Call) -> Product | None:
-    if not is_operation(call.layer):
-        return None
     read = PRODUCTS.get(kind_of(call))
     return read(call) if read else None
 
 
 def _bias(call: Call, product: Value) -> Value | None:
     """Returns the weight that a call adds to a product, with one number for each channel."""
-    if not is_operation(call.layer) or kind_of(call) not in SUMS:
+    if kind_of(call) not in SUMS:
         return None
-    x, bias = (
-        operands(call, "x", "y") if kind_of(call) != "bias_add" else operands(call, "value", "bias")
-    )
+    x, bias = operands(call, *SUMS[kind_of(call)])
     if bias is product:
         x, bias = bias, x
-    is_last = str(operands(call, "", "", "data_format")[2] or "").startswith("NC") is False
+    is_last = not str(argument(call, "data_format")).startswith("NC")
     fits = _is_weight(bias, 1) and _is_plain(_source(bias)) and bias.shape[0] == product.shape[-1]
     return bias if x is product and fits and is_last else None
 
 
-SUMS = ("bias_add", "add")
+SUMS = {"bias_add": ("value", "bias"), "add": ("x", "y")}
+"""Operation that adds -> its two terms."""
 
 
-def _convolution(*names: str, depthwise: bool = False) -> Callable[[Call], Product | None]:
-    def read(call: Call) -> Product | None:
-        x, kernel, strides, padding, layout, dilation = operands(call, *names)
-        kernel = kernel if isinstance(kernel, Value) else array(kernel)
-        if kernel is None or None in kernel.shape:
-            return None
-        axes, padding = len(kernel.shape) - 2, padding or "VALID"  # As tf.nn.convolution has it.
-        if axes not in (1, 2) or not isinstance(x, Value) or len(x.shape) != axes + 2:
-            return None
-        sizes = [window(1 if option is None else option, axes) for option in (strides, dilation)]
-        plain = isinstance(padding, str) and layout in (None, "NHWC", "NWC") and None not in sizes
-        *size, channels, last = kernel.shape
-        groups, rest = divmod(x.shape[-1] or 0, channels or 1)
-        if not plain or (not depthwise and (rest or not groups)):
-            return None
-        options = {
-            "kernel_size": size,
-            "strides": sizes[0],
-            "dilation_rate": sizes[1],
-            "padding": padding.lower(),
-        }
-        if depthwise:
-            return x, kernel, layers.DepthwiseConv2D, {**options, "depth_multiplier": last}
-        convolution = layers.Conv1D if axes == 1 else layers.Conv2D
-        return x, kernel, convolution, {**options, "filters": last, "groups": groups}
+_OF_CONVOLUTIONS = ("input", "filters", "strides", "padding", "data_format", "dilations")
 
-    return read
+
+def _convolution(call: Call, depthwise: bool = False) -> Product | None:
+    x, kernel, strides, padding, layout, dilation = operands(call, *_OF_CONVOLUTIONS)
+    kernel = kernel if isinstance(kernel, Value) else array(kernel)
+    if kernel is None or None in kernel.shape:
+        return None
+    axes, padding = len(kernel.shape) - 2, padding or "VALID"  # As tf.nn.convolution has it.
+    if axes not in (1, 2) or not isinstance(x, Value) or len(x.shape) != axes + 2:
+        return None
+    sizes = [window(1 if option is None else option, axes) for option in (strides, dilation)]
+    plain = isinstance(padding, str) and layout in (None, "NHWC", "NWC") and None not in sizes
+    *size, channels, last = kernel.shape
+    groups, rest = divmod(x.shape[-1] or 0, channels or 1)
+    if not plain or (not depthwise and (rest or not groups)):
+        return None
+    options = {
+        "kernel_size": size,
+        "strides": sizes[0],
+        "dilation_rate": sizes[1],
+        "padding": padding.lower(),
+    }
+    if depthwise:
+        return x, kernel, layers.DepthwiseConv2D, {**options, "depth_multiplier": last}
+    convolution = layers.Conv1D if axes == 1 else layers.Conv2D
+    return x, kernel, convolution, {**options, "filters": last, "groups": groups}
 
 
 def _transposed(call: Call) -> Product | None:
     """Reads a transposed convolution to the size that the layer has."""
-    names = ("input", "filters", "output_shape", "strides", "padding", "data_format", "dilations")
-    x, kernel, shape, strides, padding, layout, dilations = operands(call, *names)
+    x, kernel, strides, padding, layout, dilations = operands(call, *_OF_CONVOLUTIONS)
     kernel = kernel if isinstance(kernel, Value) else array(kernel)
     if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
         return None
@@ -209,7 +206,9 @@ def _transposed(call: Call) -> Product | None:
     more = [0 if padding == "same" else max(k - s, 0) for k, s in zip(size, steps, strict=True)]
     sizes = [(n or 0) * s + m for n, s, m in zip(x.shape[1:-1], steps, more, strict=True)]
     known = list(call.output.shape[1:-1])
-    if sizes != (known if None not in known else (computed_sizes(shape) or [])[1:-1]):
+    if None in known:
+        known = (computed_sizes(argument(call, "output_shape")) or [])[1:-1]
+    if sizes != known:
         return None
     options = {"kernel_size": size, "strides": steps, "padding": padding}
     layer_class = layers.Conv1DTranspose if axes == 1 else layers.Conv2DTranspose
@@ -237,29 +236,10 @@ def _tensordot(call: Call) -> Product | None:
     return _dense(x, kernel) if flat in ([1], [last, 0], [-1, 0]) else None
 
 
-_CONV2D = _convolution("input", "filter", "strides", "padding", "data_format", "dilations")
-_CONV2D_2 = _convolution("input", "filters", "strides", "padding", "data_format", "dilations")
-
-_CONV1D = _convolution("value", "filters", "stride", "padding", "data_format", "dilations")
-_CONV1D_2 = _convolution("input", "filters", "stride", "padding", "data_format", "dilations")
-
 CONVOLUTIONS: dict[str, Callable[[Call], Product | None]] = {
-    "conv1d": _CONV1D_2,
-    "v1_conv1d": _CONV1D,
-    "conv2d": _CONV2D_2,
-    "v1_conv2d": _CONV2D,
-    "convolution": _CONV2D_2,
-    "v1_convolution": _convolution(
-        "input", "filter", "strides", "padding", "data_format", "dilation_rate"
-    ),
-    "depthwise_conv2d": _convolution(
-        "input", "filter", "strides", "padding", "data_format", "dilations", depthwise=True
-    ),
-    "v1_depthwise_conv2d": _convolution(
-        "input", "filter", "strides", "padding", "data_format", "rate", depthwise=True
-    ),
-    "conv1d_transpose": _transposed,
-    "conv2d_transpose": _transposed,
+    **dict.fromkeys(("conv1d", "conv2d", "convolution"), _convolution),
+    "depthwise_conv2d": partial(_convolution, depthwise=True),
+    **dict.fromkeys(("conv1d_transpose", "conv2d_transpose"), _transposed),
 }
 PRODUCTS = {
     **CONVOLUTIONS,

@@ -74,8 +74,8 @@ def _multiply_matrices(e: Emission, first: int, second: int, target: int, adjoin
 
 def _matmul_attributes(call: Call) -> Attributes:
     """Returns whether each matrix is `transposed`, and the `depth` of the sums."""
-    names = ("a", "b", "transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
-    a, _, *flags = operands(call, *names)
+    names = ("a", "transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
+    a, *flags = operands(call, *names)
     flipped = tuple(bool(flags[index] or flags[index + 2]) for index in (0, 1))
     shape = getattr(a, "shape", (None, None))
     return {"transposed": flipped, "depth": shape[-2 if flipped[0] else -1]}

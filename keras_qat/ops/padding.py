@@ -39,8 +39,7 @@ def _attributes(call: Call) -> Attributes:
     rank = rank_of(call)
     if not kind_of(call):
         return {"paddings": pairs(call.layer, call.layer.padding, rank), "mode": "CONSTANT"}
-    names = ("tensor", "paddings", "mode", "name", "constant_values")
-    _, paddings, mode, _, value = operands(call, *names)
+    paddings, mode, value = operands(call, "paddings", "mode", "constant_values")
     known = integers(paddings)
     both = None if known is None else tuple(zip(known[::2], known[1::2], strict=True))
     attributes: dict[str, Any] = {"paddings": both, "mode": (mode or "CONSTANT").upper()}

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import kind_of
-from keras_qat.graph.tf_operations import operands
+from keras_qat.graph.tf_operations import argument, operands
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import add_on_images, pair
@@ -30,8 +30,8 @@ def _pool_attributes(call: Call) -> Attributes:
         pool, strides, padding = layer.pool_size, layer.strides, layer.padding
         last = layer.data_format == "channels_last"
     else:
-        names = ("input", "ksize", "strides", "padding", "data_format")
-        _, pool, strides, padding, data_format = operands(call, *names)
+        names = ("ksize", "strides", "padding", "data_format")
+        pool, strides, padding, data_format = operands(call, *names)
         last = data_format is None or data_format.endswith("C")
     return {
         "pool": window(pool, axes),
@@ -111,7 +111,7 @@ def _reduce_attributes(call: Call) -> Attributes:
     if not kind_of(call):
         start = 2 if layer.data_format == "channels_first" else 1
         return {"axes": tuple(range(start, start + rank - 2)), "keepdims": bool(layer.keepdims)}
-    _, axis, keepdims = operands(call, "input_tensor", "axis", "keepdims")
+    axis, keepdims = operands(call, "axis", "keepdims")
     return {"axes": axes_of(axis, rank), "keepdims": bool(keepdims)}
 
 
@@ -184,7 +184,7 @@ REDUCE_ALL = _of_truth_values("reduce_all", "REDUCE_MIN", "all truth values")
 
 
 def _arg_attributes(call: Call) -> Attributes:
-    _, axis = operands(call, "input", "axis")
+    axis = argument(call, "axis")
     axis = call.kwargs.get("dimension", axis)
     axes = axes_of(axis or 0, rank_of(call))
     return {"axis": axes[0] if axes else None}

@@ -12,7 +12,7 @@ from keras_qat.arithmetic.fixed_point import fixed_point, multiply
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, round_half_away, single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import is_operation, kind_of
-from keras_qat.graph.tf_operations import number, operands
+from keras_qat.graph.tf_operations import argument, number
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import by_table, computed_by_table, of_reals
@@ -83,7 +83,7 @@ RELU = Op(
 def _leaky_attributes(call: Call) -> Attributes:
     slope = getattr(call.layer, "negative_slope", getattr(call.layer, "alpha", None))
     if is_operation(call.layer):
-        slope = operands(call, "features", "alpha")[1]
+        slope = argument(call, "alpha")
     # The default is that of tf.nn.leaky_relu.
     return {"slope": float(np.float32(0.2 if slope is None else number(slope) or 0.0))}
 

@@ -7,7 +7,7 @@ import math
 
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import kind_of
-from keras_qat.graph.tf_operations import operands
+from keras_qat.graph.tf_operations import argument, operands
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
@@ -65,7 +65,7 @@ def _transpose_attributes(call: Call) -> Attributes:
         return {"permutation": (0, *call.layer.dims)}
     if kind_of(call) == "matrix_transpose":
         return {"permutation": (*range(rank - 2), rank - 1, rank - 2)}
-    (_, permutation) = operands(call, "a", "perm")
+    permutation = argument(call, "perm")
     if permutation is None:
         return {"permutation": tuple(range(rank))[::-1]}
     axes = integers(permutation)
@@ -85,7 +85,7 @@ TRANSPOSE = move(
 
 
 def _block_attributes(call: Call) -> Attributes:
-    _, size, data_format = operands(call, "input", "block_size", "data_format")
+    size, data_format = operands(call, "block_size", "data_format")
     known = integers(size)
     return {"size": known[0] if known else None, "data_format": data_format or "NHWC"}
 

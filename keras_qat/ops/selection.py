@@ -209,8 +209,7 @@ FROM_INTEGERS = Op(
 
 
 def _one_hot_attributes(call: Call) -> Attributes:
-    names = ("indices", "depth", "on_value", "off_value", "axis")
-    _, depth, *values, axis = operands(call, *names)
+    depth, *values, axis = operands(call, "depth", "on_value", "off_value", "axis")
     known, axes = integers(depth), integers(-1 if axis is None else axis)
     on, off = (number(1 if value is None else value) for value in values)
     off = 0.0 if values[1] is None else off

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.graph.operations import kind_of
-from keras_qat.graph.tf_operations import operands
+from keras_qat.graph.tf_operations import argument, operands
 from keras_qat.helper_layers.operations import LastStep
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
@@ -50,13 +50,13 @@ def _slice_attributes(call: Call) -> Attributes:
         cropped = [(low or None, -high or None, 1) for low, high in cropping]
         return {"parts": tuple(cropped), "dropped": (), "added": ()}
     if kind_of(call) == "slice":
-        begins, sizes = map(integers, operands(call, "input_", "begin", "size")[1:])
+        begins, sizes = map(integers, operands(call, "begin", "size"))
         if begins is None or sizes is None:
             return {"parts": None}
         ends = zip(begins, sizes, strict=True)
         parts = [(low or None, None if size < 0 else low + size, 1) for low, size in ends]
         return {"parts": tuple(parts), "dropped": (), "added": ()}
-    return _indexed(operands(call, "tensor", "slice_spec")[1], rank)
+    return _indexed(argument(call, "slice_spec"), rank)
 
 
 def _indexed(indices: Any, rank: int) -> Attributes:
@@ -125,7 +125,7 @@ SLICE = move(
 
 def _split_attributes(call: Call) -> Attributes:
     """Returns the `axis`, the `sizes` along it, () for equal ones, and their `count`."""
-    _, parts, axis = operands(call, "value", "num_or_size_splits", "axis")
+    parts, axis = operands(call, "num_or_size_splits", "axis")
     known, axes = integers(parts), integers(axis or 0)
     if known is None or axes is None or not isinstance(first(call), Value):
         return {"axis": None}
@@ -157,7 +157,7 @@ SPLIT = move(
 
 
 def _unstack_attributes(call: Call) -> Attributes:
-    _, _, axis = operands(call, "value", "num", "axis")
+    axis = argument(call, "axis")
     axes = integers(axis or 0)
     return {"axis": axes[0] if axes else None, "count": len(values_in(call.outputs))}
 
@@ -172,27 +172,15 @@ UNSTACK = move(
 )
 
 
-GATHER_ARGUMENTS = {
-    "gather": ("params", "indices", "validate_indices", "axis", "batch_dims", "name"),
-    "v1_gather": ("params", "indices", "validate_indices", "name", "axis", "batch_dims"),
-    "embedding_lookup": ("params", "ids", "max_norm", "name"),
-    "v1_embedding_lookup": (
-        *("params", "ids", "partition_strategy", "name", "validate_indices", "max_norm"),
-    ),
-}
-"""Operation -> its arguments in order: first the tensor, then the indices."""
+GATHER_ARGUMENTS = ("params", "indices", "axis", "batch_dims", "max_norm")
 
 
 def _gather_attributes(call: Call) -> Attributes:
     """Returns the `axis`, constant `indices` and their `shape`, or () if they are a tensor."""
-    names = GATHER_ARGUMENTS[kind_of(call)]
-    arguments = dict(zip(names, operands(call, *names), strict=True))
-    batch = integers(arguments.get("batch_dims") or 0)
-    given = arguments.get("axis")
-    axes = integers(batch if given is None else given)
-    x, indices = (arguments[name] for name in names[:2])
-    is_scaled = arguments.get("max_norm") is not None
-    if axes is None or batch is None or is_scaled or not isinstance(x, Value):
+    x, indices, axis, batch, limit = operands(call, *GATHER_ARGUMENTS)
+    batch = integers(batch or 0)
+    axes = integers(batch if axis is None else axis)
+    if axes is None or batch is None or limit is not None or not isinstance(x, Value):
         return {"axis": None}
     indexed = isinstance(indices, Value)
     ranks = len(x.shape), len(indices.shape) if indexed else np.ndim(indices)
@@ -217,7 +205,7 @@ GATHER = move(
     "gather",
     "entries of an axis by their number",
     _emit_gather,
-    kinds=tuple(GATHER_ARGUMENTS),
+    kinds=("gather", "embedding_lookup"),
     attributes=_gather_attributes,
     needs=("axis",),
     defaults={"batch": 0, "indices": (), "shape": (), "constant": False},
@@ -226,7 +214,7 @@ GATHER = move(
 
 def _join_attributes(call: Call) -> Attributes:
     """Returns the `axis`, and constants among integer tensors as `numbers`, by position."""
-    axis = operands(call, "values", "axis")[1] or 0 if kind_of(call) else call.layer.axis
+    axis = argument(call, "axis") or 0 if kind_of(call) else call.layer.axis
     axes, rank = integers(axis), len(call.output.shape)
     parts = first(call)
     parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]

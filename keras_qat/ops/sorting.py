@@ -7,14 +7,14 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.tf_operations import operands
+from keras_qat.graph.tf_operations import argument
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import integers, move
 from keras_qat.ops.op import Arguments, Attributes
 
 
 def _attributes(call: Call) -> Attributes:
-    _, count = operands(call, "input", "k")
+    count = argument(call, "k")
     known = integers(1 if count is None else count)
     return {"count": known[0] if known else None}
 

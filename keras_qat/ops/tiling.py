@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.tf_operations import operands
+from keras_qat.graph.tf_operations import argument, operands
 from keras_qat.helper_layers.operations import ReverseSteps, Roll
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
@@ -54,7 +54,7 @@ TILE = move(
     "copies of a tensor along its axes",
     _emit_tile,
     kinds=("tile",),
-    attributes=lambda call: {"multiples": integers(operands(call, "input", "multiples")[1])},
+    attributes=lambda call: {"multiples": integers(argument(call, "multiples"))},
     needs=("multiples",),
 )
 
@@ -104,7 +104,7 @@ def _repeat_attributes(call: Call) -> Attributes:
     if isinstance(layer, layers.UpSampling3D):
         start = 2 if layer.data_format == "channels_first" else 1
         return {"times": tuple((start + i, int(n)) for i, n in enumerate(layer.size))}
-    _, repeats, axis = operands(call, "input", "repeats", "axis")
+    repeats, axis = operands(call, "repeats", "axis")
     known, axes = integers(repeats), integers(axis)
     if known is None or axes is None:
         return {"times": None}
@@ -138,7 +138,7 @@ REPEAT = move(
 
 
 def _reverse_attributes(call: Call) -> Attributes:
-    axis = 1 if isinstance(call.layer, ReverseSteps) else operands(call, "tensor", "axis")[1]
+    axis = 1 if isinstance(call.layer, ReverseSteps) else argument(call, "axis")
     return {"axes": None if axis is None else axes_of(axis, rank_of(call))}
 
 
@@ -178,7 +178,7 @@ REVERSE = move(
 
 def _roll_attributes(call: Call) -> Attributes:
     """Returns `shifts`: axes, with the number of elements to shift by."""
-    options = operands(call, "input", "shift", "axis")[1:]
+    options = operands(call, "shift", "axis")
     if isinstance(call.layer, Roll):
         options = [call.layer.shifts, call.layer.axes]
     shifts, axes = map(integers, options)

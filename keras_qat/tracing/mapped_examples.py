@@ -124,7 +124,7 @@ def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[
     if kind == "getitem" and len(call.inputs) == 1:
         key = given["slice_spec"]
         return [x[(slice(None), *map(_as_slice, key if isinstance(key, tuple) else (key,)))]]
-    if name in ("gather", "v1_gather") and is_symbolic(given["params"]):
+    if name == "gather" and is_symbolic(given["params"]):
         axis, rows = given.get("axis"), given.get("batch_dims") or 0
         (axis,) = _behind([rows if axis is None else axis])
         rows += is_symbolic(given["indices"])

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from keras_qat.graph import operations
 from keras_qat.graph.operations import FUNCTIONS, KINDS, OTHER_KINDS, draws_random_numbers, kind_of
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.tf_operations import operands
 from keras_qat.keras2.backend import keras
 
 TABLE = Path(operations.__file__)
@@ -42,7 +44,7 @@ def test_other_kinds_are_of_listed_functions():
         (lambda x: x / 2.0, "divide"),
         (lambda x: x[:, 0], "getitem"),
         (lambda x: tf.squeeze(x[:, :1], 1), "squeeze"),
-        (lambda x: tf.gather(x, [0], axis=1), "v1_gather"),
+        (lambda x: tf.gather(x, [0], axis=1), "gather"),
         (tf.image.transpose, "transpose_image"),
         (tf.math.bessel_i0, "math.bessel_i0"),
         (keras.layers.ReLU(), ""),
@@ -67,3 +69,24 @@ def test_no_other_module_spells_names(module):
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     assert module == TABLE or not list(filter(NAME.fullmatch, strings))
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: tf.reduce_mean(x, 1, True), [1, True]),
+        (lambda x: tf.reduce_mean(x, keepdims=True), [None, True]),
+        (lambda x: tf.concat([x, x], axis=-1), [-1, None]),
+    ],
+)
+def test_arguments_by_name(function, expected):
+    x = keras.Input((4, 4))
+    (call,) = read_model(keras.Model(x, function(x))).calls
+    assert operands(call, "axis", "keepdims") == expected
+
+
+def test_arguments_of_tensorflow_1_have_the_names_of_tensorflow_2():
+    x, kernel = keras.Input((8, 8, 3)), tf.ones((3, 3, 3, 1))
+    y = tf.compat.v1.nn.depthwise_conv2d(x, kernel, [1, 1, 1, 1], "SAME", rate=(2, 2))
+    (call,) = read_model(keras.Model(x, y)).calls
+    assert operands(call, "filters", "padding", "dilations")[1:] == ["SAME", (2, 2)]

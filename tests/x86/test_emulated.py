@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from benchmarks import structures
+from keras_qat.arithmetic import kernel_families
+from keras_qat.arithmetic.kernel_families import XNNPACK
 from tests import emulation
 from tests.x86 import emulator
 
@@ -19,6 +23,8 @@ pytestmark = [
 FAMILY = "xnnpack"
 RANDOM = 20
 SOME = ("conv", "other_rounding")
+PACKED = "packed int4"
+WITH_AVX = ("native", "SandyBridge", "Haswell")
 
 
 def assert_same_on(folder, cpus=tuple(emulator.CPUS)):
@@ -48,4 +54,13 @@ def test_large_sizes(width, tmp_path):
 @pytest.mark.parametrize("width", structures.WIDTHS)
 def test_structures(width, tmp_path):
     emulation.write_structures(tmp_path, width, FAMILY, RANDOM)
-    assert_same_on(tmp_path)
+    cpus = WITH_AVX if width == PACKED else tuple(emulator.CPUS)
+    assert_same_on(tmp_path, cpus)
+
+
+def test_packed_int4_without_avx(tmp_path, monkeypatch):
+    """Without AVX, TFLite's kernels round sums of packed int4 weights once, as they do on ARM64."""
+    rounds_once = dataclasses.replace(XNNPACK, neon=True)
+    monkeypatch.setitem(kernel_families.FAMILIES, FAMILY, rounds_once)
+    emulation.write_structures(tmp_path, PACKED, FAMILY, RANDOM)
+    assert_same_on(tmp_path, ("Nehalem",))

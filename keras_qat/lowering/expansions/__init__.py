@@ -1,1 +1,62 @@
 """Expansions: TensorFlow functions that compute operations from simpler ones, by subject."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from keras_qat.graph.calls import Call, values_in
+from keras_qat.graph.operations import kind_of
+from keras_qat.keras2.layers_and_models import class_path
+from keras_qat.lowering.expand_call import Expansion
+from keras_qat.lowering.expansions.arithmetic import ARITHMETIC, FLOAT_ARITHMETIC
+from keras_qat.lowering.expansions.copying import COPYING
+from keras_qat.lowering.expansions.gathering import GATHERING
+from keras_qat.lowering.expansions.images import IMAGE_LAYERS, IMAGES
+from keras_qat.lowering.expansions.merging import (
+    FLOAT_MERGES,
+    MERGES,
+    MERGING_LAYERS,
+    MERGING_LAYERS_ALWAYS,
+)
+from keras_qat.lowering.expansions.movement import MOVEMENT
+from keras_qat.lowering.expansions.pooling import POOLING_LAYERS
+from keras_qat.lowering.expansions.statistics import STATISTICS
+
+FLOAT_OPERATIONS: dict[str, Expansion] = {**FLOAT_ARITHMETIC, **FLOAT_MERGES, **STATISTICS}
+"""Kind of an operation -> its expansion if it reads and returns floats alone."""
+
+OPERATIONS: dict[str, Expansion] = {
+    **ARITHMETIC,
+    **COPYING,
+    **GATHERING,
+    **IMAGES,
+    **MERGES,
+    **MOVEMENT,
+}
+"""Kind of an operation -> its expansion."""
+
+LAYERS: dict[Any, Expansion] = {**IMAGE_LAYERS, **MERGING_LAYERS, **POOLING_LAYERS}
+"""Layer class -> a function of the layer and its inputs."""
+
+
+def find_expansion(call: Call, activations: bool = True) -> Expansion | None:
+    """Return the expansion of a call after masks, norms and activations are recognized.
+
+    Args:
+        call: the call.
+        activations: False for recipes that keep operations like the original.
+    """
+    layer = call.layer
+    if (kind := kind_of(layer)) and activations:
+        are_floats = kind in FLOAT_OPERATIONS and is_of_floats(call)
+        return FLOAT_OPERATIONS[kind] if are_floats else OPERATIONS.get(kind)
+    tables = (MERGING_LAYERS_ALWAYS, LAYERS) if activations else (MERGING_LAYERS_ALWAYS,)
+    known = (table.get(key) for table in tables for key in (type(layer), class_path(layer)))
+    function = next(filter(None, known), None)
+    return function and partial(function, layer)
+
+
+def is_of_floats(call: Call) -> bool:
+    """Tell whether a call reads and returns floats alone: no integers and no truth values."""
+    return all(value.is_float for value in [*call.inputs, *values_in(call.outputs)])

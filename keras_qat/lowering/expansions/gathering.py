@@ -43,7 +43,7 @@ def _gather_nd(
 def _columns(indices: Any) -> list[Any]:
     """Return what was stacked along the last axis, or the entries along it."""
     value, last, count = value_of(indices), len(indices.shape) - 1, indices.shape[-1]
-    call = value.producer if value is not None else None
+    call = value.producer
     if call is not None and kind_of(call) == "stack":
         values, axis = operands(call, "values", "axis")
         if axis in (-1, last) and len(call.inputs) == count:
@@ -55,7 +55,4 @@ def _columns(indices: Any) -> list[Any]:
 
 GATHERING: dict[str, Expansion] = {
     "gather_nd": _gather_nd,
-    "v1_gather_nd": lambda params, indices, name=None, batch_dims=0, **_: _gather_nd(
-        params, indices, batch_dims
-    ),
 }

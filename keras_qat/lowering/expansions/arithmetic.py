@@ -1,0 +1,157 @@
+"""Expands arithmetic to the layers and operations that have integer kernels."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.graph.tf_operations import array, number
+from keras_qat.helper_layers.finite_functions import (
+    Logarithm,
+    Power,
+    Quotient,
+    Reciprocal,
+    SquareRoot,
+)
+from keras_qat.helper_layers.operations import OnGrid
+from keras_qat.keras2.backend import layers
+from keras_qat.lowering.expand_call import Expansion, is_tensor, known, require
+
+
+def _divide(x: Any, y: Any, name: Any = None) -> Any:
+    if is_tensor(y):
+        if is_tensor(x):
+            return Quotient()([x, y])
+        return Reciprocal(known(number(x)))(y)
+    divisor = known(array(y))
+    require(np.all(divisor))
+    if not divisor.ndim:
+        return layers.Rescaling(float(1.0 / divisor))(x)
+    return tf.multiply(x, (1.0 / divisor).astype(np.float32))
+
+
+def _add(x: Any, y: Any, name: Any = None) -> Any:
+    """Exchange `1 + x`, which Keras saves so that it cannot be loaded."""
+    require(is_tensor(y) and not is_tensor(x))
+    return tf.add(y, x)
+
+
+def _bias_add(value: Any, bias: Any, data_format: Any = None, name: Any = None) -> Any:
+    require(not (data_format or "").startswith("NC"))
+    return tf.add(value, bias if is_tensor(bias) else known(array(bias)).astype(np.float32))
+
+
+def _negative(x: Any, name: Any = None) -> Any:
+    # One value per example has no channels, which a Rescaling needs.
+    return layers.Rescaling(-1.0)(x) if len(x.shape) > 1 else tf.multiply(x, -1.0)
+
+
+def _square(x: Any, name: Any = None) -> Any:
+    return layers.Multiply()([x, x])
+
+
+def _power(x: Any, y: Any, name: Any = None) -> Any:
+    """Expand `x ** 2` and `x ** 3`; the others are not defined everywhere."""
+    exponent = known(number(y))
+    require(is_tensor(x))
+    if exponent < 0 or exponent != int(exponent):
+        return Power(exponent)(x)
+    require(exponent in (2, 3))
+    square = layers.Multiply(name="square")([x, x])
+    return square if exponent == 2 else layers.Multiply()([square, x])
+
+
+def _silu(features: Any, beta: Any = 1.0) -> Any:
+    require(number(beta) in (None, 1.0))
+    gate = layers.Activation("sigmoid", name="sigmoid")(features)
+    return layers.Multiply()([features, gate])
+
+
+def _add_n(inputs: Any, name: Any = None) -> Any:
+    require(all(map(is_tensor, inputs)))
+    return layers.Add()(list(inputs))
+
+
+def _clip(t: Any, clip_value_min: Any, clip_value_max: Any, name: Any = None) -> Any:
+    low, high = known(number(clip_value_min)), known(number(clip_value_max))
+    if low == 0 < high:
+        return layers.ReLU(high)(t)
+    return tf.maximum(tf.minimum(t, high, name="minimum"), low, name="maximum")
+
+
+def _normalize(
+    x: Any, axis: Any = None, epsilon: Any = 1e-12, name: Any = None, dim: Any = None
+) -> Any:
+    """Normalize along the last axis, between two transposes."""
+    rank, axes = len(x.shape), tf.nest.flatten([axis])
+    require(len(axes) == 1 and isinstance(axes[0], int) and axes[0] % rank not in (0, rank - 1))
+    order = list(range(rank))
+    order[axes[0]], order[-1] = order[-1], order[axes[0]]
+    turned = tf.transpose(x, order, name="turned")
+    normalized = tf.math.l2_normalize(turned, axis=-1, epsilon=epsilon, name="normalized")
+    return tf.transpose(normalized, order)
+
+
+def _cast(x: Any, dtype: Any, name: Any = None) -> Any:
+    """Drop a cast that changes nothing, as at inference one between float32 and half precision."""
+    dtype = tf.as_dtype(dtype)
+    require(x.dtype == dtype or (x.dtype.is_floating and dtype.is_floating))
+    return x
+
+
+def _fill_like(input: Any, dtype: Any = None, *args: Any, number: float, **options: Any) -> Any:
+    is_float = dtype is None or tf.as_dtype(dtype).is_floating
+    require(input.dtype.is_floating and is_float and len(input.shape) > 1)
+    return layers.Rescaling(0.0, number)(input)
+
+
+def _compare(x: Any, y: Any, name: Any = None, *, compare: Any) -> Any:
+    """Round a number to the grid of the tensor that is compared with it.
+
+    Otherwise nothing would equal it, as with -1.0 if the nearest quantized value is -1.003.
+    """
+    x, y = (x, y) if is_tensor(x) else (y, x)
+    wanted = known(number(y))
+    require(x.dtype.is_floating)
+    return compare(x, OnGrid(wanted, name="number")(x))
+
+
+def by_layer(make: Any, **options: Any) -> Expansion:
+    """Return an expansion of a function of one tensor to a single layer."""
+    return lambda x, name=None: make(**options)(x)
+
+
+FLOAT_ARITHMETIC: dict[str, Expansion] = {
+    "negative": _negative,
+    "silu": _silu,
+    "divide": _divide,
+    "bias_add": _bias_add,
+    # Quantized values have no NaN.
+    "multiply_no_nan": lambda x, y, name=None: tf.multiply(x, y),
+    "add_n": _add_n,
+    "square": _square,
+    "log": by_layer(Logarithm),
+    "log1p": by_layer(Logarithm, plus_one=True),
+    "reciprocal": by_layer(Reciprocal),
+    "sqrt": by_layer(SquareRoot),
+    "rsqrt": by_layer(SquareRoot, inverse=True),
+    "pow": _power,
+    # Every runtime has an operator for LeakyReLU, and this is one with the slope -1.
+    "abs": by_layer(layers.LeakyReLU, alpha=-1.0),
+    "clip_by_value": _clip,
+    "l2_normalize": _normalize,
+}
+"""Kind of an operation on floats -> its expansion."""
+
+ARITHMETIC: dict[str, Expansion] = {
+    "add": _add,
+    "cast": _cast,
+    "zeros_like": partial(_fill_like, number=0.0),
+    "ones_like": partial(_fill_like, number=1.0),
+    "equal": partial(_compare, compare=tf.equal),
+    "not_equal": partial(_compare, compare=tf.not_equal),
+}
+"""Kind of an operation on tensors of any type -> its expansion."""

@@ -1,0 +1,166 @@
+"""Expands copies of a tensor for each example, such as a class token, to zeros and a sum.
+
+All sizes are then known before the file runs, which runtimes need.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.operations import kind_of
+from keras_qat.graph.size_expressions import (
+    BATCH,
+    computed_sizes,
+    evaluate_shape,
+    measured_tensors,
+    rows_of,
+    size_of,
+)
+from keras_qat.graph.tf_operations import array, number, operands
+from keras_qat.keras2.backend import layers
+from keras_qat.lowering.expand_call import (
+    CannotExpand,
+    Expansion,
+    call_of,
+    is_tensor,
+    known,
+    require,
+    stand_in,
+)
+from keras_qat.lowering.filled import FILLED, filled
+from keras_qat.ops.movement import integers
+
+COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to": ("shape",)}
+"""Operation that copies -> names of its arguments after the tensor."""
+
+
+def _copy(*args: Any, **kwargs: Any) -> Any:
+    """Copy a tensor, or a constant, as often as there are examples."""
+    call = _call_of_any(args, kwargs)
+    kind = kind_of(call)
+    x, counts, *axis = operands(call, "input", *COPIES[kind])
+    sizes = {value: size_of(value) for value in values_in(counts)}
+    if any(isinstance(size, int) for size in sizes.values()):
+        return _call_with_sizes(call, sizes)
+    is_list, known_counts = isinstance(counts, (list, tuple)), None
+    if not is_list and kind != "repeat":
+        known_counts = computed_sizes(counts)  # tf.broadcast_to(x, tf.shape(y))
+    count, *inner_counts = known_counts or (counts if is_list else [counts])
+    if not isinstance(x, Value):
+        x, inner_counts = _repeat_inside(kind, x, inner_counts)
+    rank = 0 if x is None else len(x.shape)
+    require(rank and call.output.is_float and axis in ([], [0]))
+    unchanged = x.shape[1:] if kind == "broadcast_to" else [1] * (rank - 1)
+    require(kind == "repeat" or list(inner_counts) == list(unchanged))
+    is_batch = isinstance(count, Value) and size_of(count) == BATCH
+    is_batch = is_batch or bool(known_counts and known_counts[0] == BATCH)
+    group = _rows_for_each_copy(counts, x.shape[0]) if kind == "tile" else None
+    require((is_batch and x.shape[0] == 1) or group is not None)
+    table = stand_in(x) if isinstance(x, Value) else x
+    measured = counts if known_counts else count
+    if group is None:
+        return tf.add(_zeros(measured, [1] * (rank - 1)), table)
+    zeros = _zeros(measured, [group, *[1] * (rank - 1)])
+    one = tf.reshape(table, [1, *x.shape], name="one") if is_tensor(table) else table[None]
+    return tf.reshape(tf.add(zeros, one, name="copies"), [-1, *x.shape[1:]])
+
+
+def _fill(*args: Any, **kwargs: Any) -> Any:
+    """Fill a tensor with a number for each example, as a state that is zero at first."""
+    call = _call_of_any(args, kwargs)
+    x = known(filled(call))
+    sizes = operands(call, FILLED[kind_of(call)])[0]
+    return tf.add(_zeros(sizes, [1] * (x.ndim - 1)), x)
+
+
+def _eye(*args: Any, **kwargs: Any) -> Any:
+    """Return a unit matrix for each example, of which masks are made."""
+    call = _call_of_any(args, kwargs)
+    *sizes, batch = operands(call, "num_rows", "num_columns", "batch_shape")
+    rows, columns = (size_of(size) if isinstance(size, Value) else number(size) for size in sizes)
+    require(values_in(batch) and computed_sizes(batch) == [BATCH] and call.output.is_float)
+    require(rows != BATCH and columns != BATCH)
+    x = np.eye(int(known(rows)), None if columns is None else int(columns), dtype=np.float32)[None]
+    return tf.add(_zeros(batch, [1, 1]), x)
+
+
+def _call_of_any(args: Any, kwargs: Any) -> Call:
+    """Return the call that is expanded, of which any argument may be the tensor."""
+    tensor = next(filter(is_tensor, tf.nest.flatten((args, kwargs))), None)
+    require(tensor is not None)
+    return call_of(tensor)
+
+
+def _call_with_sizes(call: Call, sizes: dict[Value, Any]) -> Any:
+    """Call an operation with numbers for those sizes that are known."""
+    numbers = {value: size for value, size in sizes.items() if isinstance(size, int)}
+    args, kwargs = map_values(
+        lambda value: numbers[value] if value in numbers else stand_in(value),
+        (call.args, dict(call.kwargs)),
+    )
+    return call.layer(*args, **kwargs)
+
+
+def _rows_for_each_copy(counts: Any, size: int | None) -> int | None:
+    """Return how many rows of the measured tensor one copy stands for; None if unknown.
+
+    Either one, or as many as the copied table has, `size`: one row for each head, if examples and
+    heads are one axis.
+    """
+    like, runs = next(measured_tensors(values_in(counts)), None), evaluate_shape(counts)
+    if like is None or not runs or size in (1, None):
+        return None
+    for count in (1, size):
+        if [count * run[0] for run in runs] == rows_of(like):
+            return count
+    return None
+
+
+def _zeros(sizes: Any, inner: list[int]) -> Any:
+    """Return zeros of shape [examples, *inner].
+
+    Args:
+        sizes: holds the number of examples, of `tf.shape` of a tensor.
+        inner: sizes of the other axes. One example has as many rows of the measured tensor as
+            their product.
+    """
+    batch = next(measured_tensors(values_in(sizes)), None)
+    if batch is None or not batch.shape:
+        raise CannotExpand
+    ones = [1] * (len(batch.shape) - 1)
+    first = tf.slice(stand_in(batch), [0] * len(batch.shape), [-1, *ones], name="first")
+    if not batch.is_float:
+        first = tf.cast(first, dtype="float32", name="cast")
+    if ones != inner:
+        first = tf.reshape(first, [-1, *inner], name="reshape")
+    if inner:
+        return layers.Rescaling(0.0, name="zeros")(first)
+    return tf.multiply(first, 0.0, name="zeros")  # Without channels.
+
+
+def _repeat_inside(kind: str, x: Any, counts: list[Any]) -> tuple[Any, list[Any]]:
+    """Return a constant with all copies but those for the batch, and the remaining counts.
+
+    The constant is None if it is not known.
+    """
+    values, known = array(x), integers(counts) if counts else ()
+    if values is None or known is None:
+        return None, counts
+    if kind == "tile":
+        repeated = np.tile(values, (1, *known))
+        return repeated.astype(np.float32), [1] * len(known)
+    if kind == "broadcast_to" and values.ndim <= len(known) + 1:
+        values = np.broadcast_to(values, (1, *known))
+    return values.astype(np.float32), counts
+
+
+COPYING: dict[str, Expansion] = {
+    **dict.fromkeys(COPIES, _copy),
+    **dict.fromkeys(("zeros", "ones", "fill"), _fill),
+    "eye": _eye,
+}
+"""Kind of an operation -> its expansion."""

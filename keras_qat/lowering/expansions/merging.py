@@ -1,0 +1,204 @@
+"""Expands layers and operations that merge tensors: into pairs, and into inputs of one range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.graph.calls import Value
+from keras_qat.graph.facts import solve
+from keras_qat.graph.tf_operations import array
+from keras_qat.helper_layers.operations import Contract, OnGrid
+from keras_qat.keras2.backend import layers
+from keras_qat.keras2.layers_and_models import clone
+from keras_qat.lowering.expand_call import Expansion, is_tensor, require, value_of
+from keras_qat.ops.op import FixedRange, SharedRange
+from keras_qat.ops.registry import op_of
+
+
+def _with_same_axes(expansion: Expansion | None = None) -> Expansion:
+    """Return an expansion of a layer that merges tensors, which first have equally many axes.
+
+    Keras adds axes after the first one; operators would add them before it. A list of one tensor is
+    passed on.
+    """
+
+    def expand(layer: Any, inputs: Any, **kwargs: Any) -> Any:
+        inputs = tf.nest.flatten(inputs)
+        if len(inputs) == 1:
+            return inputs[0]
+        rank, aligned = max(len(x.shape) for x in inputs), list(inputs)
+        for index, x in enumerate(inputs):
+            added = rank - len(x.shape)
+            sizes = [-1 if size is None else size for size in x.shape[1:]]
+            if added and sizes.count(-1) <= 1:
+                aligned[index] = layers.Reshape([1] * added + sizes, name=f"axes{index}")(x)
+        if any(x is not y for x, y in zip(inputs, aligned, strict=True)):
+            return layer(aligned)
+        require(expansion is not None)
+        return expansion(layer, inputs) if expansion else None
+
+    return expand
+
+
+def _merge_pairs(layer: Any, inputs: Any) -> Any:
+    """Merge n tensors by n - 1 calls, as TFLite's operators merge two."""
+    require(len(inputs) > 2)
+    first, *middle, last = inputs
+    for index, x in enumerate(middle, start=1):
+        first = type(layer)(name=f"part{index}", dtype=layer.dtype_policy)([first, x])
+    return layer([first, last])
+
+
+def _merge_extremum(layer: Any, inputs: Any) -> Any:
+    return (_merge_pairs if len(inputs) > 2 else _convert_fixed_ranges)(layer, inputs)
+
+
+def _average(layer: Any, inputs: Any) -> Any:
+    return layers.Rescaling(1.0 / len(inputs))(layers.Add(name="add")(inputs))
+
+
+def _custom_scale(layer: Any, inputs: Any) -> Any:
+    """Compute `a + scale * b`, as InceptionResNetV2's CustomScaleLayer does."""
+    a, b = inputs
+    return layers.Add()([a, layers.Rescaling(layer.scale, name="scale")(b)])
+
+
+def _dot(layer: Any, inputs: Any) -> Any:
+    if not layer.normalize:
+        return _convert_second_factor(layer, inputs)
+    axes = [layer.axes] * 2 if isinstance(layer.axes, int) else layer.axes
+    normalized = [
+        layers.UnitNormalization(axis, name=f"norm{index}")(x)
+        for index, (axis, x) in enumerate(zip(axes, inputs, strict=True))
+    ]
+    return clone(layer, normalize=False)(normalized)
+
+
+def _rescale(layer: Any, x: Any) -> Any:
+    """Cast integers such as pixels first; add an axis if there is one value per example."""
+    if not x.dtype.is_floating:
+        return layer(tf.cast(x, dtype=layer.compute_dtype, name="cast"))
+    require(len(x.shape) == 1)
+    column = layers.Reshape((1,), name="column")(x)
+    return layers.Reshape((), name="flat")(layer(column))
+
+
+def _multiply_matrices(a: Any, b: Any, *flags: Any, **options: Any) -> Any:
+    """Stack lists of tensors; else give the second factor a symmetric range."""
+    pair = [a, b]
+    if not any(isinstance(factor, (list, tuple)) for factor in pair):
+        return _convert_second_factor(tf.matmul, a, b, *flags, **options)
+    for index, factor in enumerate(pair):
+        if isinstance(factor, (list, tuple)):
+            require(all(map(is_tensor, factor)))
+            pair[index] = tf.stack(list(factor), name="ab"[index])
+    return tf.matmul(*pair, *flags, **options)
+
+
+def _einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
+    require(len(inputs) == 2 and all(map(is_tensor, inputs)))
+    return Contract(equation)(list(inputs))
+
+
+def _limit(x: Any, y: Any, name: Any = None, *, sign: int, merge: Any, operation: Any) -> Any:
+    """Include the constant in the tensor's range, if results may be that constant.
+
+    No result of a maximum is below the constant, which may be above all values of the tensor.
+    """
+    tensor, limit = (x, array(y)) if is_tensor(x) else (y, array(x))
+    farthest = 0.0 if limit is None else float(sign * np.max(sign * limit))
+    if limit is None or not tensor.dtype.is_floating or limit.ndim > len(tensor.shape):
+        return _convert_fixed_ranges(operation, x, y)
+    fixed = solve(value_of(tensor), find_fixed_range)
+    require(sign * farthest > 0 and not (fixed and fixed[0] <= farthest <= fixed[1]))
+    if fixed:
+        tensor = layers.Rescaling(1.0, name="input")(tensor)
+    return merge()([tensor, OnGrid(limit.tolist(), name="number")(tensor)])
+
+
+def _convert_fixed_ranges(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Put a Rescaling(1) on fixed-range inputs that are merged with other ranges.
+
+    A Concatenate of a sigmoid with another tensor is an example: TFLite's operator takes one range.
+    A convolution that multiplies by 1 changes the range exactly; QUANTIZE rounds zero points again.
+    """
+    answers: dict[Value, Any] = {}
+    tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
+    fixed = [solve(value_of(x), find_fixed_range, answers) for x in tensors]
+    require(len(set(fixed)) > 1)
+    chosen = [x for x, limits in zip(tensors, fixed, strict=True) if limits]
+    return _call_with_rescaled(layer, args, kwargs, tensors, chosen)
+
+
+def _convert_second_factor(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Put a Rescaling(1) on the right-hand side of a product if its range begins at 0.
+
+    A softmax is an example. XNNPACK requires a range that is symmetric around 0.
+    """
+    tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
+    require(len(tensors) == 2)
+    limits = solve(value_of(tensors[1]), find_fixed_range)
+    require(limits and limits[0] == 0)
+    return _call_with_rescaled(layer, args, kwargs, tensors, tensors[1:])
+
+
+def _call_with_rescaled(
+    layer: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Any], chosen: list[Any]
+) -> Any:
+    """Call a layer or operation with a Rescaling(1) on some of its inputs."""
+    rescaled: dict[int, Any] = {}
+    for x in chosen:
+        if len(x.shape) >= 2 and id(x) not in rescaled:
+            index = next(index for index, tensor in enumerate(tensors) if tensor is x)
+            rescaled[id(x)] = layers.Rescaling(1.0, name=f"input{index}")(x)
+    require(rescaled)
+    args, kwargs = tf.nest.map_structure(lambda leaf: rescaled.get(id(leaf), leaf), (args, kwargs))
+    return layer(*args, **kwargs)
+
+
+def find_fixed_range(value: Value) -> Generator[Value, Any, tuple[float, float] | None]:
+    """Find the fixed range of a tensor, also through layers that keep their input's range."""
+    call = value.producer
+    op = op_of(call) if call else None
+    if call is not None and op is not None and isinstance(op.output, SharedRange):
+        ranges = set()
+        for x in call.inputs:
+            ranges.add((yield x))
+        return ranges.pop() if len(ranges) == 1 else None
+    if op is None or not isinstance(op.output, FixedRange):
+        return None
+    return op.output.minimum, op.output.maximum
+
+
+MERGES: dict[str, Expansion] = {
+    "concat": partial(_convert_fixed_ranges, tf.concat),
+    "stack": partial(_convert_fixed_ranges, tf.stack),
+    "maximum": partial(_limit, sign=1, merge=layers.Maximum, operation=tf.maximum),
+    "minimum": partial(_limit, sign=-1, merge=layers.Minimum, operation=tf.minimum),
+}
+"""Kind of an operation -> its expansion."""
+
+FLOAT_MERGES: dict[str, Expansion] = {"matmul": _multiply_matrices, "einsum": _einsum}
+"""Kind of an operation on floats -> its expansion."""
+
+MERGING_LAYERS_ALWAYS: dict[type | str, Expansion] = {
+    **dict.fromkeys((layers.Add, layers.Multiply), _with_same_axes(_merge_pairs)),
+    layers.Average: _with_same_axes(_average),
+    layers.Subtract: _with_same_axes(),
+    "applications.inception_resnet_v2.CustomScaleLayer": _custom_scale,
+}
+"""Layer class, or `class_path` of one that Keras does not export -> its expansion."""
+
+MERGING_LAYERS: dict[type | str, Expansion] = {
+    Contract: _convert_second_factor,
+    **dict.fromkeys((layers.Normalization, layers.Rescaling), _rescale),
+    layers.Dot: _dot,
+    layers.Concatenate: _with_same_axes(_convert_fixed_ranges),
+    **dict.fromkeys((layers.Maximum, layers.Minimum), _with_same_axes(_merge_extremum)),
+}
+"""The same for layers that only TFLite's operators need expanded."""
