@@ -80,19 +80,12 @@ OTHER_KINDS = {
     "image.transpose": "transpose_image",
     **dict.fromkeys(("nn.max_pool1d", "nn.max_pool2d"), "max_pool"),
     **dict.fromkeys(("nn.avg_pool1d", "nn.avg_pool2d"), "avg_pool"),
-    # Functions of TensorFlow 1 with other arguments than those of TensorFlow 2.
-    "compat.v1.gather": "v1_gather",
-    "compat.v1.gather_nd": "v1_gather_nd",
+    # TensorFlow 1 computes other pixels.
     "compat.v1.image.resize": "v1_resize_images",
     "compat.v1.image.resize_bicubic": "v1_resize_bicubic",
     "compat.v1.image.resize_bilinear": "v1_resize_bilinear",
     "compat.v1.image.resize_images": "v1_resize_images",
     "compat.v1.image.resize_nearest_neighbor": "v1_resize_nearest_neighbor",
-    "compat.v1.nn.conv1d": "v1_conv1d",
-    "compat.v1.nn.conv2d": "v1_conv2d",
-    "compat.v1.nn.convolution": "v1_convolution",
-    "compat.v1.nn.depthwise_conv2d": "v1_depthwise_conv2d",
-    "compat.v1.nn.embedding_lookup": "v1_embedding_lookup",
 }
 """Name in TensorFlow -> its kind, for functions whose kind is not their name."""
 
@@ -106,6 +99,22 @@ KINDS = {
 
 NAMES = {kind: [name for name in KINDS if KINDS[name] == kind] for kind in KINDS.values()}
 """Kind -> the names of its functions in TensorFlow."""
+
+MOVES = {
+    *("broadcast_to", "concat", "ensure_shape", "expand_dims", "gather", "gather_nd", "getitem"),
+    *("identity", "matrix_transpose", "repeat", "reshape", "reverse", "roll", "slice", "split"),
+    *("squeeze", "stack", "stop_gradient", "strided_slice", "tile", "transpose", "unstack"),
+}
+"""Kinds whose results consist of elements of their inputs."""
+
+MOVING_LAYERS = (
+    *(layers.Reshape, layers.Flatten, layers.Permute, layers.RepeatVector, layers.Concatenate),
+    *(layers.Cropping1D, FlattenTime, RestoreTime),
+)
+"""Layers whose results consist of elements of their inputs."""
+
+READS_SHAPES = {"ones_like", "rank", "shape", "size", "zeros_like"}
+"""Kinds whose results depend on the shapes of their inputs alone."""
 
 
 def is_operation(layer: Any) -> bool:
@@ -133,17 +142,6 @@ def draws_random_numbers(layer: Any) -> bool:
     return "random" in name or "dropout" in name
 
 
-ARITHMETIC = ("add", "subtract", "multiply", "divide")
-
-MOVES = (
-    *("getitem", "slice", "strided_slice", "split", "unstack", "concat", "stack"),
-    *("reshape", "squeeze", "expand_dims", "transpose", "identity", "tile", "repeat", "reverse"),
-    "broadcast_to",
-)
-"""Operations that only move values."""
-
-MOVING_LAYERS = (
-    *(layers.Reshape, layers.Flatten, layers.Permute, layers.RepeatVector, layers.Concatenate),
-    *(layers.Cropping1D, FlattenTime, RestoreTime),
-)
-"""Layers that only move values."""
+def moves_elements(call: Call) -> bool:
+    """Returns whether the results of a call consist of elements of its inputs."""
+    return kind_of(call) in MOVES or type(call.layer) in MOVING_LAYERS

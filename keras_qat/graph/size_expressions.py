@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, drop_unused_calls, map_values, values_in
-from keras_qat.graph.facts import Facts, reach
-from keras_qat.graph.operations import draws_random_numbers, is_operation, kind_of
+from keras_qat.graph.facts import Facts
+from keras_qat.graph.operations import MOVES, draws_random_numbers, is_operation, kind_of
 
 SLICES_AND_SEGMENTS = (
     *("getitem", "slice", "strided_slice"),
@@ -30,15 +30,6 @@ BATCH = "batch"
 
 UNKNOWN = int(np.iinfo(np.int32).min)
 """Stands for an unknown size in a shape of which other sizes are known."""
-
-JOINS = "stack", "concat"
-"""Operations that pass on all values that they read."""
-
-PICKS = (
-    *("getitem", "slice", "strided_slice", "gather", "v1_gather", "split", "unstack"),
-    *("squeeze", "expand_dims", "identity"),
-)
-"""Operations that pass on values of their first argument."""
 
 FILLS = {"ones_like": 1, "zeros_like": 0}
 """Operation that makes a tensor of the shape of another one -> its value."""
@@ -76,15 +67,10 @@ def find_results(
             return None
         known[read] = results[values_in(read.producer.outputs).index(read)]
     has_unknown_size = any(UNKNOWN in run for run, _ in known.values())
-    if has_unknown_size and kind not in JOINS and not _picks_from_input(call, kind):
+    if has_unknown_size and not (kind in MOVES and values_in(call.args[:1]) == call.inputs):
         return None
     runs = [_evaluate(call, {read: known[read][index] for read in known}) for index in (0, 1)]
     return list(zip(*runs, strict=True))
-
-
-def _picks_from_input(call: Call, kind: str) -> bool:
-    """Tell whether a call passes on values of its one input, by constant indices."""
-    return kind in PICKS and list(call.args[:1]) == call.inputs
 
 
 def find_filled_results(call: Call | None) -> Generator[Call | None, Any, list[Runs] | None]:
@@ -155,14 +141,17 @@ def size_of(value: Value) -> Any:
 
 def measured_tensors(sizes: list[Value]) -> Iterator[Value]:
     """Yield the tensors whose shapes these sizes are computed from."""
-
-    def read_sizes(size: Value) -> list[Value]:
+    left, seen = list(reversed(sizes)), set[Value]()
+    while left:
+        size = left.pop()
         call = size.producer
-        return [] if call is None or kind_of(call) == "shape" else call.inputs
-
-    for size in reach(sizes, read_sizes):
-        if size.producer is not None and kind_of(size.producer) == "shape":
-            yield from size.producer.inputs[:1]
+        if call is None or size in seen:
+            continue
+        seen.add(size)
+        if kind_of(call) == "shape":
+            yield from call.inputs[:1]
+        else:
+            left.extend(reversed(call.inputs))
 
 
 def rows_of(value: Value) -> list[int]:

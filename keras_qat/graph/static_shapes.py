@@ -21,14 +21,14 @@ from keras_qat.graph.size_expressions import (
     known_sizes,
     rows_of,
 )
-from keras_qat.graph.tf_operations import operands
+from keras_qat.graph.tf_operations import argument, operands
 from keras_qat.keras2.backend import keras, output_shape
 from keras_qat.keras2.layer_names import is_of_keras
 
 Shape = tuple[int | None, ...]
 
 CHANGES_ROWS = {
-    *("tile", "repeat", "concat", "split", "gather", "v1_gather", "gather_nd"),
+    *("tile", "repeat", "concat", "split", "gather", "gather_nd"),
     *("getitem", "slice", "strided_slice"),
 }
 """Operations that may return other rows than they read."""
@@ -66,7 +66,7 @@ def _infer_rows(call: Call, kind: str, facts: Facts) -> list[Fraction]:
     read = [value.rows for value in call.inputs if value.shape[:1] == (None,)]
     values = values_in(call.outputs)
     if kind == "reshape":
-        x, _ = operands(call, "tensor", "shape")
+        x = argument(call, "tensor")
         sizes: Any = call.output.shape[1:]
         if x.shape[:1] == (None,) and not {None, 0} & {*x.shape[1:], *sizes}:
             return [x.rows * math.prod(x.shape[1:]) / math.prod(sizes)]

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
+from keras_qat.graph.operations import is_operation
 from keras_qat.keras2.backend import keras
 
 
@@ -20,11 +21,39 @@ def operation_class() -> type:
 
 
 def operands(call: Call, *names: str) -> list[Any]:
-    """Returns an operation's arguments in the order of `names`, None for those not given."""
-    positional = list(call.args) + [None] * (len(names) - len(call.args))
-    return [
-        call.kwargs.get(name, default) for name, default in zip(names, positional, strict=False)
-    ]
+    """Returns arguments of a call by name; None for those that are not given.
+
+    Functions of TensorFlow 1 with other names understand those of TensorFlow 2.
+    """
+    function = call.layer.function if is_operation(call.layer) else type(call.layer).call
+    positional = zip(_parameters(function), call.args, strict=False)
+    given = {**dict(positional), **call.kwargs}
+    aliases = ((name, *OTHER_NAMES.get(name, ())) for name in names)
+    return [next((x for x in map(given.get, same) if x is not None), None) for same in aliases]
+
+
+def argument(call: Call, name: str) -> Any:
+    """Returns the argument of a call with a name; None if it is not given."""
+    return operands(call, name)[0]
+
+
+OTHER_NAMES = {
+    "dilations": ("rate", "dilation_rate"),
+    "filters": ("filter",),
+    "indices": ("ids",),
+    "input": ("value",),
+    "strides": ("stride",),
+    "x": ("self",),
+    "y": ("other",),
+}
+"""Name of an argument -> its names in other functions of the same kind."""
+
+
+@functools.cache
+def _parameters(function: Any) -> tuple[str, ...]:
+    names = inspect.signature(function).parameters
+    is_method = "self" in names and "other" not in names  # `x == y` is a function of both.
+    return tuple(names)[is_method:]
 
 
 def arguments_in_order(call: Call) -> list[Any]:
