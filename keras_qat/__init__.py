@@ -24,7 +24,7 @@ from keras_qat.integer_graph.resolve import resolve
 from keras_qat.integer_graph.simulate import Simulation, simulate
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import suggestion
-from keras_qat.ops.register import register_op, register_rule
+from keras_qat.ops.register import register_op
 from keras_qat.placement.plan import Plan
 from keras_qat.rewrite import QuantizedModel
 from keras_qat.rewriting.from_tfmot import from_tfmot
@@ -82,7 +82,6 @@ __all__ = [
     "recipes",
     "reestimate_batch_norm",
     "register_op",
-    "register_rule",
     "resolve",
     "search_bits",
     "sensitivity",

@@ -71,7 +71,7 @@ def test_recipes_that_are_not_called():
 
 def test_names_of_operators():
     with pytest.raises(ValueError, match=r"no operator 'moves'. Did you mean 'move'\? There are"):
-        keras_qat.register_rule(Mine, kind="moves")
+        keras_qat.register_op(Mine, "moves")
 
 
 def test_what_is_no_model():
@@ -248,9 +248,8 @@ class Mine(layers.Layer):
 
 
 REGISTERED = {
-    "rule": lambda: keras_qat.register_rule(Mine, weights={"kernel": (-1,)}),
-    "rules": lambda: keras_qat.register_rule(Mine, weights={"weight": (), "kernel": (-1,)}),
-    "operator": lambda: keras_qat.register_op(Mine, "dense", weights={"kernel": (-1,)}),
+    "one": lambda: keras_qat.register_op(Mine, "dense", weights={"kernel": (-1,)}),
+    "two": lambda: keras_qat.register_op(Mine, "dense", weights={"weight": (), "kernel": (-1,)}),
 }
 
 
@@ -266,7 +265,25 @@ def test_weights_registered_where_there_are_none(kind):
 @pytest.mark.parametrize("axes", [-1, (1,), "kernel"])
 def test_axes_registered_that_are_none(axes):
     with pytest.raises(ValueError, match=r"counted from the end: \(-1,\), or \(\)"):
-        keras_qat.register_rule(Mine, weights={"weight": axes})
+        keras_qat.register_op(Mine, "dense", weights={"weight": axes})
+
+
+def test_output_channels_registered_that_are_not_the_operators():
+    with pytest.raises(ValueError, match=r"the output channels of dense are axes \(-1,\)"):
+        keras_qat.register_op(Mine, "dense", weights={"weight": (-2,)})
+
+
+def test_weights_that_are_not_registered():
+    model = functional((4,), build=Mine(name="mine"))
+    registration = keras_qat.register_op(Mine, "dense", weights={"weight": (-1,)})
+    message = "layer 'mine' has weights in offset too"
+    with registration, pytest.raises(ValueError, match=message):
+        keras_qat.quantize_model(model)
+
+
+def test_a_removed_function():
+    with pytest.raises(AttributeError, match=r"Use register_op\(MyDense, 'dense'"):
+        _ = keras_qat.register_rule
 
 
 def test_attributes_registered_that_are_not_there():
@@ -280,13 +297,11 @@ def test_attributes_registered_that_are_not_there():
         keras_qat.plan(model)
 
 
-@pytest.mark.parametrize("verb", [keras_qat.register_op, keras_qat.register_rule])
-def test_registering_an_instance(verb):
-    options = {"op": "softmax"} if verb is keras_qat.register_op else {"kind": "move"}
+def test_registering_an_instance():
     with pytest.raises(ValueError, match="pass Mine, without parentheses"):
-        verb(Mine(), **options)
+        keras_qat.register_op(Mine(), "softmax")
     with pytest.raises(ValueError, match="got 'Mine': pass the class itself"):
-        verb("Mine", **options)
+        keras_qat.register_op("Mine", "softmax")
 
 
 def test_names_of_simulated_tensors():

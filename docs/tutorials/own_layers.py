@@ -87,10 +87,10 @@ assert report.identical == 1 and not report.findings()
 # ## To say what a layer is
 #
 # A registered layer is not looked into. Here it is one operator that moves values, in place of
-# two slices and a concatenation; both are right. What `register_rule` returns takes it back.
+# two slices and a concatenation; both are right. What `register_op` returns takes it back.
 
 # %%
-with keras_qat.register_rule(ChannelShuffle, kind="move"):
+with keras_qat.register_op(ChannelShuffle, "move"):
     for row in keras_qat.plan(model).rows:
         if "shuffle" in row.tensor:
             print(row.tensor, row.layer, row.reason, sep=", ")

@@ -1,4 +1,4 @@
-"""Names of tfmot and of `tf.contrib.quantize`, with the call that stands for them here."""
+"""Names of tfmot, of `tf.contrib.quantize` and of earlier releases, with what to call instead."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ COUNTERPARTS = {
     "convert": "export_tflite(qat, path)",
     "load_model": "keras.models.load_model(path), with keras_qat imported",
     "quantize": "quantize_model(model)",
+    "register_rule": "register_op(MyDense, 'dense', weights={'kernel': (-1,)}), or nothing at all: "
+    "custom layers are traced",
 }
-"""Public names of both libraries, and names that people try, that have another one here."""
+"""Public names of these libraries, and names that people try -> the call to use instead."""
 
 ARGUMENTS = {
     "bits": "recipe=keras_qat.recipes.low_bits(4, 4)",

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from keras_qat.ops import registry
+from keras_qat.ops.op import Op
 from keras_qat.ops.registry import Registration
-from keras_qat.ops.trace_weighted import traced
 
 
 def register_op(
@@ -36,7 +36,8 @@ def register_op(
         The registration. `undo()` or the end of a `with` block takes it back.
 
     Raises:
-        ValueError: on an unknown operator, or missing or unknown attributes.
+        ValueError: on an unknown operator, missing or unknown attributes, or other output channels
+            than the operator has.
 
     Example:
         >>> axis_of = lambda layer: {"axis": layer.dim}
@@ -50,52 +51,22 @@ def register_op(
         needs = "weights: name their attribute" if row.is_weighted else "no weights"
         raise ValueError(f"{op} has {needs}, got weights={weights!r}.")
     if weights:
-        row = dataclasses.replace(row, weights=_axes(weights))
-    return registry.register(layer_class, registry.as_row(row))
+        row = dataclasses.replace(row, weights=_axes(weights, row), folds_batch_norm=False)
+    return registry.register(layer_class, row)
 
 
-def register_rule(
-    layer_class: type, *, weights: dict[str, tuple[int, ...]] | None = None, kind: str | None = None
-) -> Registration:
-    """Registers a layer whose operator has no options, a short form of `register_op`.
-
-    Args:
-        layer_class: the layer's class; subclasses need their own registrations.
-        weights: attribute of the layer that holds a weight -> axes of its output channels, counted
-            from the end; `()` for one scale for all. The layer's `call` has to read the weight from
-            that attribute and compute a matrix product or a convolution with it, which is checked
-            by tracing. A layer with several weights holds them in 8 bits and computes in float.
-        kind: the operator of a layer without such weights: `"add"`, `"mean"`, or `"move"` for a
-            layer that only moves values, whose output has its input's range.
-
-    Returns:
-        The registration. `undo()` or the end of a `with` block takes it back.
-
-    Raises:
-        ValueError: unless exactly one of `weights` and `kind` is given, or if the kind is unknown
-            or has options, which `register_op` takes.
-
-    Example:
-        >>> keras_qat.register_rule(MyDense, weights={"kernel": (-1,)})
-        >>> keras_qat.register_rule(ChannelShuffle, kind="move")
-    """
-    _check_class(layer_class)
-    if (weights is None) == (kind is None):
-        raise ValueError(
-            "Pass either weights={'kernel': (-1,)}, with the names of the attributes that hold "
-            "weights, or kind='move', 'add' or 'mean'."
-        )
-    if kind is not None:
-        return register_op(layer_class, kind)
-    return registry.register(layer_class, traced(_axes(weights or {})))
-
-
-def _axes(weights: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def _axes(weights: dict[str, tuple[int, ...]], row: Op) -> dict[str, tuple[int, ...]]:
+    """Returns the axes of output channels, checked against the operator's."""
     for name, axes in weights.items():
         if not isinstance(axes, (tuple, list)) or not all(axis < 0 for axis in axes):
             raise ValueError(
                 f"weights={{{name!r}: {axes!r}}}: pass the axes of the output channels as a tuple, "
                 f"counted from the end: (-1,), or () for one scale for all."
+            )
+        if tuple(axes) not in ((), *row.weights.values()):
+            raise ValueError(
+                f"weights={{{name!r}: {axes!r}}}: the output channels of {row.name} are axes "
+                f"{', '.join(map(str, row.weights.values()))}."
             )
     return {name: tuple(axes) for name, axes in weights.items()}
 

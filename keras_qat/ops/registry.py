@@ -25,19 +25,6 @@ class Match(NamedTuple):
     reason: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class Registered:
-    """Registration of a layer class.
-
-    Args:
-        match: returns the operator of a call.
-        weights: attributes of the layer that hold weights.
-    """
-
-    match: Callable[[Call], Match]
-    weights: tuple[str, ...] = ()
-
-
 _BY_NAME = {op.name: op for op in ROWS}
 _BY_KEY: dict[Any, list[Op]] = {}
 """Layer class, path, kind or function -> rows that list it."""
@@ -45,34 +32,42 @@ for _op in ROWS:
     for _key in (*_op.layers, *_op.paths, *_op.kinds, *_op.functions):
         _BY_KEY.setdefault(_key, []).append(_op)
 
-_REGISTERED: dict[type, Registered] = {}
+_REGISTERED: dict[type, Op] = {}
+"""Layer class of a user -> its row."""
 
 
 def match(call: Call) -> Match:
     """Returns the operator of a call with its attributes, or the reason why there is none."""
-    registered = _REGISTERED.get(type(call.layer))
-    if registered is None:
+    row = _REGISTERED.get(type(call.layer))
+    if row is None:
         return _first(_candidates(call), call)
-    _check_weights(call.layer, registered.weights)
-    return registered.match(call)
+    _check_weights(call.layer, weights_listed(call.layer))
+    return _first([row], call)
 
 
 def _check_weights(layer: Any, paths: tuple[str, ...]) -> None:
-    """Raises a `ValueError` if a layer lacks the registered weights."""
+    """Raises a `ValueError` if a layer lacks the registered weights, or has another than a bias."""
+    names = [
+        name
+        for name, value in vars(layer).items()
+        if any(value is weight for weight in layer.weights)
+    ]
     for path in paths:
         try:
             operator.attrgetter(path)(layer)
         except AttributeError as error:
-            names = [
-                name
-                for name, value in vars(layer).items()
-                if any(value is weight for weight in layer.weights)
-            ]
             raise ValueError(
                 f"{type(layer).__name__} was registered with weights in the attribute '{path}', "
                 f"which layer '{layer.name}' does not have. Its attributes with weights are: "
                 f"{', '.join(names) or 'none'}."
             ) from error
+    others = [name for name in names if name not in (*paths, "bias")]
+    if paths and others:
+        raise ValueError(
+            f"{type(layer).__name__} was registered with weights in {', '.join(paths)}, but layer "
+            f"'{layer.name}' has weights in {', '.join(others)} too. Only a bias may be left out, "
+            f"in the attribute `bias`."
+        )
 
 
 def _candidates(call: Call) -> list[Op]:
@@ -175,9 +170,8 @@ def lists(function: Any) -> bool:
 
 def weights_listed(layer: Any) -> tuple[str, ...]:
     """Returns the attributes of a layer that hold weights, by the rows that list its class."""
-    if type(layer) in _REGISTERED:
-        return _REGISTERED[type(layer)].weights
-    rows = _BY_KEY.get(type(layer), [])
+    own = _REGISTERED.get(type(layer))
+    rows = _BY_KEY.get(type(layer), []) if own is None else [own]
     return tuple(name for op in rows[:1] for name in op.weights if name)
 
 
@@ -222,10 +216,10 @@ class Registration:
         self.undo()
 
 
-def register(layer_class: type, registered: Registered) -> Registration:
-    """Registers a layer class. Undoing this restores an earlier registration."""
+def register(layer_class: type, row: Op) -> Registration:
+    """Registers the row of a layer class. Undoing this restores an earlier registration."""
     earlier = _REGISTERED.get(layer_class)
-    _REGISTERED[layer_class] = registered
+    _REGISTERED[layer_class] = row
 
     def undo() -> None:
         if earlier is None:
@@ -234,11 +228,6 @@ def register(layer_class: type, registered: Registered) -> Registration:
             _REGISTERED[layer_class] = earlier
 
     return Registration(undo)
-
-
-def as_row(op: Op) -> Registered:
-    """Makes the registration of a layer class that is one operator."""
-    return Registered(lambda call: _first([op], call), tuple(name for name in op.weights if name))
 
 
 def with_attributes(

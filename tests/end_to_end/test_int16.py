@@ -334,7 +334,7 @@ def test_layers_without_exact_multipliers(kernels):
 
     Their kernels round multipliers to 15 bits, and the simulation does so too.
     """
-    keras_qat.register_rule(Product, weights={"kernel": ()})
+    keras_qat.register_op(Product, "dense", weights={"kernel": ()})
     conv, norm = layers.Conv2D(4, 3, padding="same"), layers.BatchNormalization()
 
     def build(x):

@@ -120,7 +120,7 @@ def test_recipes(recipe, options, kernels):
 
 @with_kernels
 def test_custom_layer(kernels):
-    keras_qat.register_rule(Product, weights={"kernel": ()})
+    keras_qat.register_op(Product, "dense", weights={"kernel": ()})
     x = images(512, (9,))
     qat = observe(keras_qat.quantize_model(functional((9,), build=Product())), x)
     assert_identical(qat, x, kernels)

@@ -63,7 +63,6 @@ def undone(monkeypatch):
         monkeypatch.setattr(place, verb, noted)
 
     note(keras_qat, "register_op")
-    note(keras_qat, "register_rule")
     note(keras_qat.targets, "register")
     yield
     for restore in reversed(undo):
