@@ -82,7 +82,7 @@ class Recipe:
         without_float: whether LayerNormalization, GroupNormalization and layers of users that
             normalize are computed in integers too, which is slower where there is float, and
             positions that are made of real numbers, which rounding moves. Targets without float
-            and `strict=True` set it for models that have no float layer then.
+            and `strict=True` set it.
     """
 
     name: str

@@ -10,14 +10,12 @@ from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipe import Recipe
 from keras_qat.graph.calls import Call, Graph, split_loss_only, values_in
 from keras_qat.graph.precision import float32_policy
-from keras_qat.keras2.layers_and_models import layers_in
 from keras_qat.lowering import lower
-from keras_qat.lowering.last_axes import IN_INTEGERS
 from keras_qat.placement.contrib_rules import ContribPlacement
 from keras_qat.placement.file_outputs import checked_names, ending_at, ending_inside
 from keras_qat.placement.int8_rules import Int8Placement
 from keras_qat.placement.layer_selection import Scope, check_scope
-from keras_qat.placement.layer_settings import ASKED_FOR, Settings, may_open
+from keras_qat.placement.layer_settings import Settings, may_open
 from keras_qat.placement.lost_features import planned_losses
 from keras_qat.placement.plan import Plan
 
@@ -62,43 +60,23 @@ def place(
         recipe, scope: what to quantize, and how.
         family: the kernels that compute the file; a few operators exist in one family only.
         file_outputs: names of the tensors at which files end; None for the graph's outputs.
-        has_float: False computes layers that normalize in integers, if no float layer is left then.
+        has_float: False computes all layers in integers that have integer kernels, also those that
+            normalize, which otherwise stay in float.
         has_int16: False has parts of 16 bits only where 8 bits keep nothing.
 
     Raises:
         ValueError: if the scope, an override of the recipe or an output matches no layer.
     """
     names = [] if file_outputs is None else checked_names(file_outputs)
-    in_integers = dataclasses.replace(recipe, without_float=True)
-    if not has_float and scope is None and not recipe.overrides and _has_norms(read):
-        # Opening layers takes long, and some of these would be in float.
-        plan = place(read, in_integers, None, family, names or None, has_int16=has_int16)
-        if not _unasked(plan):
-            return plan
-        has_float = True
+    if not has_float:
+        recipe = dataclasses.replace(recipe, without_float=True)
     with float32_policy():
         ending = ending_at(read, names, recipe) if names else read
         graph = lowered(ending, recipe, has_int16=has_int16)
         graph = ending_inside(graph, read, names) if names else graph
     inputs = [value.name for value in values_in(read.inputs)]
     check_scope(scope, [*read.calls, *read.loss_only, *graph.calls], inputs)
-    plan = placed(graph, recipe, scope, family, names)
-    if has_float or not _unasked(plan):
-        return plan
-    other = place(read, in_integers, scope, family, names or None, has_int16=has_int16)
-    return plan if _unasked(other) else other
-
-
-def _has_norms(graph: Graph) -> bool:
-    """Returns whether layers normalize that are in integers on request alone."""
-    return any(
-        type(layer) in IN_INTEGERS for call in graph.calls for layer in layers_in(call.layer)
-    )
-
-
-def _unasked(plan: Plan) -> bool:
-    """Returns whether a plan leaves layers in float though the user does not say so."""
-    return not set(plan.float_layers.values()) <= set(ASKED_FOR)
+    return placed(graph, recipe, scope, family, names)
 
 
 def placed(

@@ -62,7 +62,7 @@ def quantize_model(
             `-`, a pattern with `*`, a class name, a list of these, or a function of a layer. All
             layers by default.
         strict: whether a layer that would stay in float is an error. Layers that normalize are
-            computed in integers then, if that leaves no layer in float.
+            computed in integers then.
         kernels: the kernel family whose rounding `predict` and `evaluate` have: "xnnpack" (on x86),
             "xnnpack_arm64" (phones: 64-bit ARM, which differs in softmax and on halves), "tflm"
             (TFLite Micro: microcontrollers) or "reference" (TFLite's portable kernels). The model's

@@ -1,4 +1,4 @@
-"""Models of which nothing is left in float, for targets without it and with `strict=True`."""
+"""Norms in integers, for targets without float and with `strict=True`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat import placement
 from keras_qat.keras2.backend import keras
 from tests.comparison import assert_kept
 from tests.helpers import images, observe
@@ -17,7 +16,7 @@ layers = keras.layers
 
 def normalized(*more):
     x = inputs = keras.Input((6, 4))
-    for layer in (layers.Dense(4), layers.LayerNormalization(name="norm"), *more):
+    for layer in (layers.Dense(4, name="dense"), layers.LayerNormalization(name="norm"), *more):
         x = layer(x)
     return keras.Model(inputs, x)
 
@@ -28,7 +27,7 @@ def untouched(x):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{"target": "ethos_u55"}, {"strict": True}])
-def test_norms_are_in_integers_where_nothing_else_is_in_float(options, tmp_path):
+def test_norms_are_in_integers(options, tmp_path):
     model, data = normalized(), images(16, (6, 4))
     assert list(keras_qat.plan(model).float_layers) == ["norm"]
     qat = observe(keras_qat.quantize_model(model, **options), data)
@@ -84,32 +83,42 @@ def test_cosines_along_any_axes(axes):
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
 
 
-def test_norms_stay_where_something_else_is_in_float():
-    model = normalized(layers.Lambda(untouched, name="last"))
-    plan = keras_qat.plan(model, target="ethos_u55")
-    assert list(plan.float_layers) == ["norm", "last"]
-    assert len(keras_qat.plan(normalized(), target="ethos_u55").float_layers) == 0
-    with pytest.raises(ValueError, match="2 layers"):
+class Branch(layers.Layer):
+    """A layer that cannot be traced."""
+
+    def call(self, x):
+        return tf.cond(tf.reduce_mean(x) > 0.0, lambda: x, lambda: -x)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [layers.Lambda(untouched, name="last"), Branch(name="last")],
+    ids=["operation", "layer"],
+)
+def test_a_float_layer_keeps_to_itself(other):
+    model = normalized(other)
+    assert list(keras_qat.plan(model, target="ethos_u55").float_layers) == ["last"]
+    assert list(keras_qat.plan(model).float_layers) == ["norm", "last"]
+    with pytest.raises(ValueError, match=r"1 layer of .* in float:\n  last: no int8 rule"):
         keras_qat.quantize_model(model, strict=True)
+
+
+def test_a_custom_norm_is_in_integers_beside_a_float_layer():
+    class Norm(layers.Layer):
+        def call(self, x):
+            return x * tf.math.rsqrt(tf.reduce_mean(x * x, -1, keepdims=True) + 1e-3)
+
+    model = normalized(Norm(name="own"), Branch(name="last"))
+    assert list(keras_qat.plan(model, target="ethos_u55").float_layers) == ["last"]
+
+
+def test_norms_stay_in_float_where_the_user_says_so():
+    model = normalized(layers.LayerNormalization(name="other"), Branch(name="last"))
+    recipe = keras_qat.recipes.int8().override("norm", quantize=False)
+    assert list(keras_qat.plan(model, recipe, target="ethos_u55").float_layers) == ["norm", "last"]
+    plan = keras_qat.plan(model, scope=["other", "last"], target="ethos_u55")
+    assert list(plan.float_layers) == ["dense", "norm", "last"]
 
 
 def test_targets_with_float_have_norms_in_float():
     assert len(keras_qat.plan(normalized(), target="tflm").float_layers) == 1
-
-
-@pytest.mark.parametrize(("in_integers", "expected"), [(True, 1), (False, 2)])
-def test_layers_that_normalize_are_looked_into_once(in_integers, expected, monkeypatch):
-    """Opening them takes most of the time."""
-    runs = []
-    before = placement.lowered
-
-    def counted(*args, **options):
-        runs.append(args)
-        return before(*args, **options)
-
-    monkeypatch.setattr(placement, "lowered", counted)
-    inputs = keras.Input((4, 3))
-    x = layers.LayerNormalization()(inputs)
-    model = keras.Model(inputs, x if in_integers else untouched(x))
-    plan = keras_qat.plan(model, target="ethos_u55")
-    assert (not plan.float_layers) == in_integers and len(runs) == expected

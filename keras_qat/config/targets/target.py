@@ -62,7 +62,7 @@ class Target:
         source: where this knowledge is from.
         faults: cases that its kernels refuse or compute wrongly, the first that applies.
         has_float: whether it computes in float. Without it, layers that normalize are computed in
-            integers in models that have no float layer then.
+            integers.
         channel_bytes: TFLite's name of an operator -> bytes of memory that each output channel
             takes if weights have a scale for each, and none if they have one.
     """
