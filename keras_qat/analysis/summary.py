@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve
+from keras_qat.ops.multiply_accumulates import count_products, describe_share, integer_share
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.training.layers import QuantizeWeights
 from keras_qat.training.layers.weight_quantizer import weight_at
@@ -42,7 +43,7 @@ class LayerSummary:
         float_weight_bytes: bytes of the same numbers in float32.
         activation_bytes: bytes of the output.
         multiply_accumulates: products of its convolution or product of matrices; 0 for other
-            operators, None in float.
+            operators.
         granularity: what of the weights has a scale of its own: "per channel", "per gate" or
             "per tensor"; None without weights.
     """
@@ -100,7 +101,16 @@ class Summary:
     @property
     def multiply_accumulates(self) -> int:
         """Number of multiply-accumulates of all integer layers whose sizes are known."""
-        return sum(layer.multiply_accumulates or 0 for layer in self.layers)
+        return sum(
+            layer.multiply_accumulates or 0 for layer in self.layers if layer.operator != "float"
+        )
+
+    @property
+    def integer_share(self) -> float | None:
+        """Share of the multiply-accumulates that are integers; None if some are not known."""
+        return integer_share(
+            (layer.operator != "float", layer.multiply_accumulates) for layer in self.layers
+        )
 
     @property
     def in_float(self) -> dict[str, str]:
@@ -109,7 +119,10 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the summary as JSON data, totals included."""
-        totals = ("weight_bytes", "float_weight_bytes", "multiply_accumulates", "in_float")
+        totals = (
+            *("weight_bytes", "float_weight_bytes"),
+            *("multiply_accumulates", "integer_share", "in_float"),
+        )
         return dataclasses.asdict(self) | {name: getattr(self, name) for name in totals}
 
     def to_json(self) -> str:
@@ -136,7 +149,10 @@ class Summary:
         if self.target is not None:
             lines.append(f"target: {self.target}")
         if self.in_float:
-            lines.append(f"{len(self.in_float)} of {len(self.layers)} compute in float:")
+            share = self.integer_share
+            bits = max((layer.bits or 8 for layer in self.layers), default=8)
+            part = "" if share is None else f"; {describe_share(share, bits)}"
+            lines.append(f"{len(self.in_float)} of {len(self.layers)} compute in float{part}:")
             lines += [f"  {name}: {reason}" for name, reason in self.in_float.items()]
         return "\n".join(lines)
 
@@ -202,9 +218,16 @@ def _layer(node: Node, unset: set[int], seen: set[int]) -> LayerSummary:
         weights.granularity == "per channel" if weights else None,
         *sizes,
         _bytes(output) if is_known else None,
-        node.op.products(node) if node.op and is_known else None,
+        _count_products(node),
         weights.granularity if weights else None,
     )
+
+
+def _count_products(node: Node) -> int | None:
+    """Returns the multiply-accumulates of a node; several nodes may come from one call."""
+    if node.op is None:
+        return count_products(node.call)
+    return None if node.call is None else node.op.products(node.call)
 
 
 def _is_known(node: Node) -> bool:
@@ -318,7 +341,7 @@ def _cells(layer: LayerSummary) -> Iterator[str]:
     yield _size(layer.weight_bytes) if layer.weight_bytes else "-"
     yield "?" if layer.activation_bytes is None else _size(layer.activation_bytes)
     macs = layer.multiply_accumulates
-    yield "-" if macs == 0 or layer.operator == "float" else "?" if macs is None else _count(macs)
+    yield "-" if macs == 0 else "?" if macs is None else _count(macs)
 
 
 def shape_text(shape: tuple[int | None, ...]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -38,6 +39,13 @@ class Value:
     def is_complex(self) -> bool:
         """True for a tensor of complex numbers, which no operator of a file takes."""
         return tf.as_dtype(self.dtype).is_complex
+
+    @property
+    def elements(self) -> int | None:
+        """The number of values in one example; None if a size is known only at run time."""
+        first, *sizes = self.shape or (1,)
+        rest = product_of(sizes)
+        return rest if rest is None else int(rest * (self.rows if first is None else first))
 
     @property
     def inference_dtype(self) -> str:
@@ -144,6 +152,12 @@ class Graph:
     def call_counts(self) -> dict[Any, int]:
         """Returns how often each layer is called."""
         return Counter(call.layer for call in self.calls)
+
+
+def product_of(sizes: Iterable[int | None]) -> int | None:
+    """Returns the product of sizes; None if one of them is unknown."""
+    known = list(sizes)
+    return None if None in known else math.prod(known)  # type: ignore[arg-type]
 
 
 def values_in(structure: Any) -> list[Value]:

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.graph.calls import Call
+from keras_qat.graph.calls import Call, product_of
 from keras_qat.helper_layers.computed_kernels import (
     ComputedConv1D,
     ComputedConv1DTranspose,
@@ -39,7 +39,6 @@ from keras_qat.ops.weighted_sums import (
     RECENT,
     Sums,
     prepare_sums,
-    products_with_weights,
     weight_constants,
     weighted,
 )
@@ -175,6 +174,19 @@ def _emit_depthwise(e: Emission) -> None:
     add_on_images(e, "DEPTHWISE_CONV_2D", inputs, depthMultiplier=multiplier, **_options(e))
 
 
+def _kernel_size(call: Call) -> tuple[int, ...]:
+    """Returns the size of a kernel along the axes of images; custom layers may not have it."""
+    layer = call.layer
+    return layer.kernel_size if hasattr(layer, "kernel_size") else layer.weights[0].shape[:-2]
+
+
+def _count(call: Call) -> int | None:
+    """Counts multiply-accumulates: each value of the output sums a kernel over its inputs."""
+    axis = 1 if getattr(call.layer, "data_format", "") == "channels_first" else -1
+    products = product_of((call.output.elements, *_kernel_size(call), call.inputs[0].shape[axis]))
+    return products and products // getattr(call.layer, "groups", 1)
+
+
 CONV = Op(
     "conv",
     lambda a: weighted(
@@ -192,7 +204,7 @@ CONV = Op(
     takes_int4=True,
     folds_batch_norm=True,
     takes_clip=True,
-    products=products_with_weights,
+    products=_count,
 )
 
 DEPTHWISE_CONV = dataclasses.replace(
@@ -204,6 +216,7 @@ DEPTHWISE_CONV = dataclasses.replace(
     doc="convolutions of each channel by itself",
     layers=(layers.DepthwiseConv1D, layers.DepthwiseConv2D, ComputedDepthwiseConv2D),
     weights={"depthwise_kernel": (-2, -1)},
+    products=lambda call: product_of((call.output.elements, *_kernel_size(call))),
     # TFLite's reference kernels refuse them in 4 bits, and CMSIS-NN computes some wrongly.
     takes_int4=False,
 )
@@ -309,12 +322,9 @@ def _output_shape(e: Emission, x: int, image: int) -> int:
     return sizes
 
 
-def _products_transposed(node: Node) -> int:
-    """Counts products: each number of the input meets all weights of its channel."""
-    assert node.weights is not None
-    x: Any = node.inputs[0]
-    q = node.weights.q
-    return int(x.elements * (q.size // q.shape[-1]))
+def _count_transposed(call: Call) -> int | None:
+    """Counts multiply-accumulates: each value of the input meets all weights of its channel."""
+    return product_of((call.inputs[0].elements, *_kernel_size(call), call.output.shape[-1]))
 
 
 TRANSPOSE_CONV = dataclasses.replace(
@@ -333,7 +343,7 @@ TRANSPOSE_CONV = dataclasses.replace(
     accepts=_accepts_transpose,
     weights={"kernel": (-2,)},
     takes_int4=False,
-    products=_products_transposed,
+    products=_count_transposed,
 )
 
 

@@ -17,21 +17,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call
+from keras_qat.graph.calls import Call, product_of
 from keras_qat.helper_layers.computed_kernels import ComputedDense
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.einsum import Axes, add_product, axes_of, places, without_ellipsis
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import ONE_PIXEL, add_on_images
 from keras_qat.ops.movement import transposed
-from keras_qat.ops.node import Node
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.weighted_sums import (
     RECENT,
     Rounding,
     Sums,
     prepare_sums,
-    products_with_weights,
     weight_constants,
     weighted,
 )
@@ -103,7 +101,7 @@ DENSE = Op(
     takes_int4=True,
     folds_batch_norm=True,
     takes_clip=True,
-    products=products_with_weights,
+    products=lambda call: product_of((call.output.elements, call.inputs[0].shape[-1])),
 )
 
 
@@ -203,11 +201,11 @@ def _emit_einsum(e: Emission) -> None:
     add_product(e, add, (*stay, math.prod(sizes)), (*stay, *sizes), final)
 
 
-def _products_einsum(node: Node) -> int:
-    """Counts products: each output number is a sum over the summed axes of the weights."""
-    assert node.weights is not None
-    sizes = _result_sizes(axes_of(node.attributes["equation"]), node.weights.q)
-    return int(node.output.elements * (node.weights.q.size // math.prod(sizes)))
+def _count_einsum(call: Call) -> int | None:
+    """Counts multiply-accumulates: each value of the output sums products along some axes."""
+    axes = axes_of(_einsum_attributes(call)["equation"])
+    sizes = dict(zip(axes.first, call.inputs[0].shape, strict=True))
+    return product_of((call.output.elements, *(sizes[axis] for axis in axes.summed)))
 
 
 EINSUM_DENSE = dataclasses.replace(
@@ -222,7 +220,7 @@ EINSUM_DENSE = dataclasses.replace(
     defaults={},
     accepts=_einsum_per_channel(1),
     folds_batch_norm=False,
-    products=_products_einsum,
+    products=_count_einsum,
 )
 
 EINSUM_DENSE_HEADS = dataclasses.replace(

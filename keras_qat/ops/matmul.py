@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import string
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,13 +12,12 @@ import tensorflow as tf
 from keras_qat.arithmetic.as_written import product
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply_sums
 from keras_qat.arithmetic.quant_params import single
-from keras_qat.graph.calls import Call
+from keras_qat.graph.calls import Call, product_of
 from keras_qat.graph.tf_operations import operands
 from keras_qat.helper_layers.operations import Contract
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.einsum import Axes, add_product, axes_of, places, without_ellipsis
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.node import Node
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.requantize import Multiplier
 
@@ -64,8 +61,9 @@ def _product(a: Arguments) -> Any:
     return numbers.times(lambda: tf.cast(sums, tf.int64), dtype, in_float)
 
 
-def _products(node: Node) -> int:
-    return node.output.elements * int(node.attributes["depth"])
+def _count(call: Call) -> int | None:
+    """Counts multiply-accumulates: each value of the output sums products along an axis."""
+    return product_of((call.output.elements, _matmul_attributes(call)["depth"]))
 
 
 def _multiply_matrices(e: Emission, first: int, second: int, target: int, adjoint: bool) -> None:
@@ -103,7 +101,7 @@ MATMUL = Op(
     max_axes=MAX_AXES,
     symmetric=(1,),
     multiplies_tensors=True,
-    products=_products,
+    products=_count,
 )
 
 
@@ -159,7 +157,7 @@ def _contract_attributes(call: Call) -> Attributes:
     if equation:
         axes, (first, second) = axes_of(equation), call.inputs
         sizes = _sizes(axes, first.shape, second.shape)
-        depth = _product_of([sizes[axis] for axis in axes.summed])
+        depth = product_of([sizes[axis] for axis in axes.summed])
     return {"equation": equation, "depth": depth}
 
 
@@ -216,15 +214,16 @@ def _emit_contract(e: Emission) -> None:
     )
 
 
-def _product_of(sizes: Sequence[int | None]) -> int | None:
-    known = [size for size in sizes if size is not None]
-    return math.prod(known) if len(known) == len(sizes) else None
+def _count_contract(call: Call) -> int | None:
+    """Counts multiply-accumulates: each value of the output sums products along shared axes."""
+    attributes = _contract_attributes(call)
+    return product_of((call.output.elements, attributes["depth"])) if attributes["equation"] else 0
 
 
 def _grouped(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
     """Returns the shape of matrices, in which several axes make one."""
     lead = [batch] if len(batch) > MAX_AXES - 2 else list(batch)
-    return tuple(_product_of([sizes[axis] for axis in group]) for group in (*lead, *groups))
+    return tuple(product_of([sizes[axis] for axis in group]) for group in (*lead, *groups))
 
 
 CONTRACT = dataclasses.replace(
@@ -235,6 +234,7 @@ CONTRACT = dataclasses.replace(
     layers=(Contract, layers.Dot),
     kinds=(),
     attributes=_contract_attributes,
+    products=_count_contract,
     needs=("equation",),
     defaults={"depth": None},
     accepts=_accepts_contract,

@@ -21,7 +21,6 @@ from keras_qat.keras2.layers_and_models import takes_training
 
 if TYPE_CHECKING:
     from keras_qat.ops.emission import Emission
-    from keras_qat.ops.node import Node
 
 Attributes = Mapping[str, Any]
 
@@ -198,7 +197,8 @@ class Op:
         emit: writes the operator into a TFLite file.
         onnx_kernel: whether onnxruntime has an integer kernel, besides those of operators that have
             weights or only move values. All other operators compute in float there.
-        products: counts the products that are summed for one example, where all sizes are known.
+        products: counts the multiply-accumulates of a call for one example; None if a size is not
+            known.
     """
 
     name: str
@@ -241,7 +241,7 @@ class Op:
     multiplies_tensors: bool = False
     falls_back_to_input_range: bool = False
     onnx_kernel: bool = False
-    products: Callable[[Node], int] = lambda node: 0
+    products: Callable[[Call], int | None] = lambda call: 0
 
     @property
     def is_weighted(self) -> bool:

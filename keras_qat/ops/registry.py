@@ -40,7 +40,7 @@ def match(call: Call) -> Match:
     """Returns the operator of a call with its attributes, or the reason why there is none."""
     row = _REGISTERED.get(type(call.layer))
     if row is None:
-        return _first(_candidates(call), call)
+        return _first(rows_listing(call), call)
     _check_weights(call.layer, weights_listed(call.layer))
     return _first([row], call)
 
@@ -70,7 +70,7 @@ def _check_weights(layer: Any, paths: tuple[str, ...]) -> None:
         )
 
 
-def _candidates(call: Call) -> list[Op]:
+def rows_listing(call: Call) -> list[Op]:
     """Returns the rows that list the layer, operation or function of a call."""
     layer = call.layer
     if is_operation(layer):

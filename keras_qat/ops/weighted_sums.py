@@ -20,7 +20,6 @@ from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import fixed_point, multiply, multiply_sums
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.node import Node
 from keras_qat.ops.op import Arguments
 from keras_qat.ops.weights import Weights, reach_of, terms
 from keras_qat.tflite.int4 import in_halves
@@ -43,14 +42,6 @@ EXACT = 2.0**24
 
 Linear = Callable[[Any, Any], Any]
 """Computes sums of products of quantized values and weights of one dtype, output channels last."""
-
-
-def products_with_weights(node: Node) -> int:
-    """Counts products: each output number is a sum over the weights of its channel."""
-    assert node.op is not None
-    assert node.weights is not None
-    depth = terms(tuple(node.weights.q.shape), node.op.weights[node.weights.name])
-    return node.output.elements * depth
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,11 @@ from keras_qat.config.targets.problem import Problem, described
 from keras_qat.config.targets.target import Target
 from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.messages import counted
+from keras_qat.ops.multiply_accumulates import count_products, describe_share, integer_share
 from keras_qat.ops.registry import row_listing
 from keras_qat.placement.file_outputs import JoinedOutput
 from keras_qat.placement.fusion_groups import Group
+from keras_qat.placement.layer_settings import BEHIND_THE_FILE
 
 INSIDE = "inside, one range for all steps"
 
@@ -134,6 +136,16 @@ class Plan:
     lost_features: tuple[str, ...] = ()
 
     @property
+    def integer_share(self) -> float | None:
+        """Share of the file's multiply-accumulates in integers; None if sizes are unknown."""
+        reasons = self.left_in_float
+        return integer_share(
+            (call.name not in reasons, count_products(call))
+            for call in self.graph.calls
+            if reasons.get(call.name) != BEHIND_THE_FILE
+        )
+
+    @property
     def rows(self) -> list[Row]:
         """The lines of the plan, one for each tensor, in the order of computation."""
         inputs = set(values_in(self.graph.inputs))
@@ -182,6 +194,7 @@ class Plan:
                 {**dataclasses.asdict(row), "spec": row.spec and str(row.spec)} for row in self.rows
             ],
             "float_layers": self.float_layers,
+            "integer_share": self.integer_share,
             "joined_outputs": {joined.output: joined.parts for joined in self.joined_outputs},
             "lost_features": list(self.lost_features),
         }
@@ -202,7 +215,9 @@ class Plan:
         lines.insert(1, "  ".join("-" * width for width in [*widths, 20]))
         counts = f"{counted(len(self.groups), 'kernel')}, {counted(len(self.ranges), 'range')}"
         if count := len(self.float_layers):
-            verb = "stays" if count == 1 else "stay"
+            verb, share = "stays" if count == 1 else "stay", self.integer_share
+            if share is not None:
+                counts += f"; {describe_share(share, self.recipe.activations.bits)}"
             counts += f"; {counted(count, 'layer')} {verb} in float: {', '.join(self.float_layers)}"
         lines.append(f"recipe {self.recipe.name}: {counts}")
         lines += [*map(str, self.joined_outputs), *self.lost_features]

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
+from keras_qat.ops.multiply_accumulates import count_products
 from keras_qat.tflite.schema import OPERATORS, code_of, unpack
 from tests.helpers import rng
 
@@ -111,6 +112,7 @@ def test_products_are_counted_as_ones_are_added_up(name):
     )
     total = np.sum(model(np.ones((1, *shape), np.float32)))
     assert keras_qat.summary(calibrated(model)).multiply_accumulates == total
+    assert sum(map(count_products, keras_qat.plan(model).graph.calls)) == total
 
 
 @pytest.mark.parametrize("sequences", [False, True])
@@ -140,9 +142,60 @@ def test_what_is_in_float_and_what_is_not_known():
     assert "?x?x4" in str(rows)
 
 
+@keras.saving.register_keras_serializable("summary")
+class Product(layers.Layer):
+    """A layer that cannot be traced, with a matrix of 6 rows and 5 columns."""
+
+    def build(self, shape):
+        self.matrix = self.add_weight("matrix", (shape[-1], 5))
+
+    def call(self, x):
+        return tf.cond(tf.reduce_mean(x) > 0.0, lambda: x @ self.matrix, lambda: -x @ self.matrix)
+
+
+IN_FLOAT = {
+    "by recipe": (lambda: layers.Dense(5, name="last"), 4 * 6 * 5),
+    "a custom layer": (lambda: Product(name="last"), 4 * 6 * 5),
+    "LSTM": (lambda: layers.LSTM(5, name="last"), 4 * (6 + 5) * 4 * 5),
+    "SimpleRNN": (lambda: layers.SimpleRNN(5, name="last"), 4 * (6 + 5) * 5),
+    "GRU": (lambda: layers.GRU(5, name="last"), 4 * (6 + 5) * 3 * 5),
+    "no products": (lambda: layers.PReLU(name="last"), 0),
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", IN_FLOAT)
+def test_share_of_the_arithmetic_in_integers(name):
+    build, in_float = IN_FLOAT[name]
+    inputs = keras.Input((4, 3))
+    model = keras.Model(inputs, build()(layers.Dense(6)(inputs)))
+    recipe = keras_qat.recipes.int8().override("last", quantize=False, open=False)
+    in_integers = 4 * 3 * 6
+    share = in_integers / (in_integers + in_float)
+    plan, rows = keras_qat.plan(model, recipe), keras_qat.summary(calibrated(model, recipe))
+    assert plan.integer_share == rows.integer_share == pytest.approx(share)
+    percent = {120: "37.5", 880: "7.5", 220: "24.6", 660: "9.8", 0: "100"}[in_float]
+    for text in (str(plan), str(rows)):
+        assert f"; {percent} % of the arithmetic in int8" in text
+
+
+def test_share_of_files_that_end_inside():
+    inputs = keras.Input((4,))
+    x = layers.Dense(6, name="inside")(inputs)
+    model = keras.Model(inputs, layers.Dense(5, name="last")(x))
+    assert keras_qat.plan(model, outputs=["inside"]).integer_share == 1
+
+
+def test_share_of_unknown_sizes():
+    inputs = keras.Input((None, 3))
+    plan = keras_qat.plan(keras.Model(inputs, layers.Dense(6)(inputs)))
+    assert plan.integer_share is None
+
+
 def test_as_json():
     data = json.loads(keras_qat.summary(calibrated(residual())).to_json())
     assert data["multiply_accumulates"] == 64 * 4 * 27 + 768
+    assert data["integer_share"] == 1
     assert data["layers"][0]["name"] == "relu"
 
 

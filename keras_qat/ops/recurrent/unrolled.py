@@ -9,8 +9,8 @@ range for each tensor.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -28,10 +28,9 @@ from keras_qat.ops.composed import Number
 from keras_qat.ops.conv import CONV
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import take_parts
-from keras_qat.ops.node import Node
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, held_in
 from keras_qat.ops.recurrent.kept_states import InFile, keep_states, kept_states
-from keras_qat.ops.recurrent.lstm import HIDDEN, TANH, form_of, other_form, products_of_steps
+from keras_qat.ops.recurrent.lstm import HIDDEN, TANH, count_steps, form_of, other_form
 from keras_qat.ops.recurrent.step_math import (
     CONV_LSTMS,
     HARD_SIGMOID,
@@ -249,14 +248,6 @@ def _steps(e: Emission, x: Number, name: str) -> list[Number]:
     return [(target, params) for target in targets]
 
 
-def _products(node: Node) -> int:
-    """Counts the products: each step multiplies with all weights, at each position of an image."""
-    sizes: tuple[int | None, ...] = ()
-    if convolves(node.attributes):
-        sizes = node.output.shape[2 if node.attributes["sequences"] else 1 : -1]
-    return products_of_steps(node) * math.prod(size or 0 for size in sizes)
-
-
 # The rows.
 
 
@@ -330,7 +321,7 @@ GRU = Op(
     inner=inner_ranges,
     weights={"cell.kernel": (-1,), "cell.recurrent_kernel": (-1,)},
     converts={1: HIDDEN},
-    products=_products,
+    products=partial(count_steps, 3),
 )
 
 CONV_LSTM = dataclasses.replace(
@@ -339,6 +330,7 @@ CONV_LSTM = dataclasses.replace(
     doc=f"ConvLSTM over up to {MOST_STEPS} steps, unrolled; its output as that of GRU",
     layers=CONV_LSTMS,
     converts={},
+    products=partial(count_steps, 4),
 )
 
 MASKED_LSTM = dataclasses.replace(
@@ -347,6 +339,7 @@ MASKED_LSTM = dataclasses.replace(
     doc=f"LSTM with a mask over up to {MOST_STEPS} steps, unrolled; its output as that of GRU",
     layers=(MaskedLSTM,),
     converts={},
+    products=partial(count_steps, 4),
 )
 
 SIMPLE_RNN = dataclasses.replace(
@@ -354,6 +347,7 @@ SIMPLE_RNN = dataclasses.replace(
     name="simple_rnn",
     doc=f"SimpleRNN over up to {MOST_STEPS} steps, unrolled, with tanh; its output as that of GRU",
     layers=(layers.SimpleRNN, MaskedSimpleRNN),
+    products=partial(count_steps, 1),
     accepts=_accepts("tanh and relu", activation=TANH),
 )
 

@@ -1,0 +1,49 @@
+"""Counts the multiply-accumulates of calls, from shapes alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from keras_qat.graph.calls import Call, product_of
+from keras_qat.graph.operations import is_operation
+from keras_qat.ops.registry import match, row_listing, rows_listing
+
+
+def count_products(call: Call) -> int | None:
+    """Returns the multiply-accumulates of a call for one example; None if sizes are unknown.
+
+    A layer without a row, which computes in float, is taken to use each matrix of weights once for
+    each position of its output.
+    """
+    layer = call.layer
+    if row := match(call).op or next(iter(rows_listing(call)), None) or row_listing(layer):
+        return row.products(call)
+    shapes = [] if is_operation(layer) else [weight.shape for weight in layer.weights]
+    sizes = sum(math.prod(shape) for shape in shapes if len(shape) > 1)
+    return product_of((sizes, *call.output.shape[1:-1])) if sizes else 0
+
+
+def integer_share(counts: Iterable[tuple[bool, int | None]]) -> float | None:
+    """Returns the share of multiply-accumulates in integers; None if one is unknown, or all are 0.
+
+    Args:
+        counts: for each call whether it computes in integers, and its multiply-accumulates.
+    """
+    totals = {True: 0, False: 0}
+    for is_integer, count in counts:
+        if count is None:
+            return None
+        totals[is_integer] += count
+    total = sum(totals.values())
+    return totals[True] / total if total else None
+
+
+def describe_share(share: float, bits: int) -> str:
+    """Describes a share of multiply-accumulates, as in "97 % of the arithmetic in int8".
+
+    Args:
+        share: 0 to 1. Only 1 is rounded to 100 %.
+        bits: bits of activations; files hold fewer than 8 in 8.
+    """
+    return f"{math.floor(1000 * share) / 10:g} % of the arithmetic in int{max(bits, 8)}"
