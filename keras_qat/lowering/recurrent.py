@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Value, copy_outputs, values_in
 from keras_qat.helper_layers.masked_recurrent import MASKED
 from keras_qat.helper_layers.operations import LastStep, ReverseSteps
 from keras_qat.keras2.backend import layers
@@ -84,8 +84,9 @@ def with_mask(call: Call, context: LoweringContext) -> list[Call]:
     if others or call.kwargs.keys() - {"mask"} or layer.stateful or layer.return_state:
         return []
     new = context.layer(layer, "reading", lambda: _reading_mask(layer), context.weights_of(layer))
-    calls = PartsBuilder(call, context).end(new, [sequence, mask])
-    return calls if match(calls[-1]).op is not None else []
+    trial = Call(new, ([sequence, mask],), {}, copy_outputs(call), call.name)
+    has_operator = match(trial).op is not None
+    return PartsBuilder(call, context).end(new, *trial.args) if has_operator else []
 
 
 def given_mask(call: Call, masks: MaskTensors) -> list[Call]:
@@ -105,8 +106,7 @@ def given_mask(call: Call, masks: MaskTensors) -> list[Call]:
         return Call(call.layer, call.args, {**call.kwargs, "mask": mask}, outputs, call.name)
 
     if sequence.masked:
-        outputs = map_values(lambda y: Value(y.name, y.shape, y.dtype), call.outputs)
-        trial = masked(Value("mask", sequence.shape[:2], "bool"), outputs)
+        trial = masked(Value("mask", sequence.shape[:2], "bool"), copy_outputs(call))
         is_pair = isinstance(call.layer, layers.Bidirectional)
         inner = dataclasses.replace(trial, layer=call.layer.forward_layer) if is_pair else trial
         is_whole = why_whole(trial) if is_pair else not with_mask(trial, LoweringContext())
