@@ -39,16 +39,6 @@ class LoweringContext:
         self.activations, self.may_open = activations, may_open
         self.has_int16, self.has_float = has_int16, has_float
         self.weights: dict[Any, list[Any]] = {}
-        self.opened: dict[Any, int] = {}
-        """Layer -> how often it was opened."""
-        self.refused: dict[Any, str] = {}
-        """Layer that could not be opened in one of its calls -> why."""
-        self.names: dict[Any, dict[str, Any]] = {}
-        """Layer -> the names inside it -> what they name, in all of its calls."""
-        self.lenders: dict[int, Any] = {}
-        """Id of a variable that several layers read -> the layer that it belongs to."""
-        self.shared: dict[int, list[str]] = {}
-        """Id of a variable that several layers read -> the labels of its tensor in each call."""
         self.compared: dict[Any, bool] = {}
         """Call -> whether its expansion computed the same on random inputs."""
         self._layers: dict[tuple[Any, str], Any] = {}
@@ -57,22 +47,8 @@ class LoweringContext:
 
     def clear(self) -> None:
         """Forgets all layers, before lowering begins again."""
-        for known in (self.weights, self.opened, self.refused, self.names, self._layers):
+        for known in (self.weights, self._layers, self._settings):
             known.clear()
-        self.shared.clear()
-        self._settings.clear()
-
-    def shared_name(self, variable: int, name: str) -> tuple[str, str]:
-        """Returns the name of a weight that several layers read, and its label in the next call.
-
-        Args:
-            variable: id of the variable.
-            name: its name if it has none yet.
-        """
-        labels = self.shared.setdefault(variable, [])
-        first = labels[0] if labels else name
-        labels.append(f"{first}#{len(labels) + 1}" if labels else first)
-        return first, labels[-1]
 
     def layer(self, source: Any, part: str, make: Callable[[], Any], weights: Any = ()) -> Any:
         """Returns the named part of `source`, made on first use with the initial `weights`."""

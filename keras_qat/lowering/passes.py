@@ -24,12 +24,12 @@ from keras_qat.lowering.filled import with_filled_constants
 from keras_qat.lowering.formulas import recognize_formulas
 from keras_qat.lowering.hard_swish import recognize_hard_swish
 from keras_qat.lowering.joined_parts import with_joined_parts
-from keras_qat.lowering.open_layers import open_layers
 from keras_qat.lowering.positions import positions_as_integers
 from keras_qat.lowering.scaled_parts import with_scaled_parts
 from keras_qat.lowering.softmax import recognize_log_sum_exp, recognize_softmax
 from keras_qat.lowering.split_layers import split_layers
 from keras_qat.lowering.tokens import tokens_as_integers, with_tokens_apart
+from keras_qat.lowering.trace_layers import trace_layers
 from keras_qat.lowering.weighted_products import with_kernels
 
 
@@ -138,7 +138,7 @@ def mark_missing_values(graph: Graph, context: LoweringContext) -> Graph:
 
 PASSES = (
     Pass("set shapes", set_shapes, "shapes that follow from inputs are known", always=True),
-    Pass("trace custom layers", open_layers, "user code is calls of Keras layers and operations"),
+    Pass("trace custom layers", trace_layers, "user code is calls of Keras layers and operations"),
     Pass("make weighted layers", with_kernels, "products with weights are layers of Keras"),
     Pass("fold sizes", fold_sizes, "no operation computes with known sizes"),
     Pass("fold uniform constants", with_filled_constants, "no arithmetic on `zeros_like`, `fill`"),

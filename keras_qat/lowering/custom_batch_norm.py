@@ -18,7 +18,7 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import is_listed
 
 
-def plain_batch_norm(call: Call, context: LoweringContext) -> list[Call]:
+def replace_custom_batch_norm(call: Call, context: LoweringContext) -> list[Call]:
     """Replaces another class of BatchNormalization by Keras' own, if both learn the same.
 
     One that uses the moving statistics also in training is called with `training=False`.

@@ -25,7 +25,7 @@ _SEPARABLE = layers.SeparableConv1D, layers.SeparableConv2D
 """Keras' layers that no row lists, of which activations are split off."""
 
 
-def is_closed(layer: Any) -> bool:
+def runs_custom_code(layer: Any) -> bool:
     """Returns whether a layer runs a user's own code, or Keras' own that no lowering splits."""
     if type(layer) in ATTENTION:
         return type(layer) is layers.AdditiveAttention or bool(layer.weights)
@@ -35,10 +35,10 @@ def is_closed(layer: Any) -> bool:
         inner = layer.layer
         parts = read_model(inner).calls if is_graph_model(inner) else None
         inner_layers = [call.layer for call in parts] if parts else [inner]
-        return any(is_closed(part) or has_own_activation(part) for part in inner_layers)
+        return any(runs_custom_code(part) or has_custom_activation(part) for part in inner_layers)
     if type(layer) is layers.Activation:
         inner = layer.activation
-        return is_closed(inner) if isinstance(inner, layers.Layer) else not _is_known(inner)
+        return runs_custom_code(inner) if isinstance(inner, layers.Layer) else not _is_known(inner)
     if type(layer) in (layers.Lambda, ReadsWeight, WholeGraph, *CELLS):
         return True
     return package_of(type(layer)) not in KNOWN
@@ -53,13 +53,13 @@ def _is_known(function: Any) -> bool:
     return False
 
 
-def has_own_activation(layer: Any) -> bool:
+def has_custom_activation(layer: Any) -> bool:
     """Returns whether a Keras layer other than a recurrent one has an activation of a user."""
     function = getattr(layer, "activation", None)
     is_split = is_listed(layer) or isinstance(layer, _SEPARABLE)
     if is_registered(layer) or is_recurrent(layer) or not (is_split and callable(function)):
         return False
     if isinstance(function, layers.Layer):
-        return is_closed(function)
+        return runs_custom_code(function)
     package = package_of(function)
     return package not in KERAS and not (package == "tensorflow" and _is_known(function))
