@@ -10,6 +10,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
@@ -296,6 +297,35 @@ def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
             return verb(*args, **kwargs)
 
     return in_turn
+
+
+@contextlib.contextmanager
+def patched(owner: Any, **members: Any) -> Iterator[None]:
+    """Runs a block in which members of a module or a class are replaced.
+
+    Other threads call the functions that were there before.
+    """
+    before, thread = dict(vars(owner)), threading.get_ident()
+
+    def in_this_thread(new: Any, old: Any) -> Any:
+        @functools.wraps(old)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            return (new if threading.get_ident() == thread else old)(*args, **kwargs)
+
+        return called
+
+    try:
+        for name, new in members.items():
+            old = before.get(name)
+            has_both = isinstance(new, FunctionType) and callable(old)
+            setattr(owner, name, in_this_thread(new, old) if has_both else new)
+        yield
+    finally:
+        for name in members:
+            if name in before:
+                setattr(owner, name, before[name])
+            elif name in vars(owner):
+                delattr(owner, name)
 
 
 @contextlib.contextmanager

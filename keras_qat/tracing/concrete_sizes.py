@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_qat.graph.operations import draws_random_numbers, is_operation, kind_of
 from keras_qat.graph.size_expressions import BATCHES
 from keras_qat.graph.tf_operations import array
-from keras_qat.keras2.backend import is_symbolic, keras
+from keras_qat.keras2.backend import is_symbolic, keras, patched
 
 HELD = "keras_qat: the number"
 """Attribute of a symbol with the number that it holds, if that is known."""
@@ -113,16 +113,8 @@ def sizes_as_numbers() -> Iterator[None]:
         return before["__iter__"](tensor) if number is None else iter(tf.constant(number))
 
     new = length, convert(bool), convert(int), steps, staticmethod(symbol_of)
-    try:
-        for name, method in zip(names, new, strict=True):
-            setattr(kind, name, method)
+    with patched(kind, **dict(zip(names, new, strict=True))):
         yield
-    finally:
-        for name, method in before.items():
-            if method is None:
-                delattr(kind, name)
-            else:
-                setattr(kind, name, method)
 
 
 def asked_by_user() -> bool:

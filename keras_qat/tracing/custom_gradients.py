@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.graph.operations import draws_random_numbers, name_in_tensorflow
 from keras_qat.helper_layers.operations import SameShape
-from keras_qat.keras2.backend import is_symbolic, keras, register, swapped
+from keras_qat.keras2.backend import is_symbolic, keras, patched, register
 from keras_qat.keras2.configurations import model_from
 
 
@@ -73,7 +73,7 @@ def gradients_of_symbols() -> Iterator[None]:
         return layer(y, given=read)
 
     made: list[Any] = []
-    with swapped(module, _eager_mode_decorator=applied):
+    with patched(module, _eager_mode_decorator=applied):
         yield
     for layer, *ends in made:  # A `Lambda` would not let models make their variables.
         layer.model = keras.Model(*ends)

@@ -17,6 +17,7 @@ from keras_qat.keras2.backend import (
     is_symbolic,
     keras,
     mask_of,
+    patched,
     set_mask,
     swapped,
     takes_mask,
@@ -79,11 +80,8 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
             if _keeps_tensors(layer):
                 keeping.add(id(layer))
 
-    keras.layers.Layer.__call__ = called
-    try:
+    with patched(keras.layers.Layer, __call__=called):
         yield
-    finally:
-        keras.layers.Layer.__call__ = call
 
 
 def _or_none(output: Any) -> Any:
@@ -178,7 +176,7 @@ def without_checks() -> Iterator[None]:
         return x
 
     names = [name for name in dir(tf.debugging) if name.startswith("assert_")]
-    with swapped(tf.debugging, **dict.fromkeys(names, passed_on)):
+    with patched(tf.debugging, **dict.fromkeys(names, passed_on)):
         yield
 
 
@@ -208,7 +206,7 @@ def convolutions_at_once() -> Iterator[None]:
     modules = tf.nn, tf.compat.v2.nn
     with contextlib.ExitStack() as block:
         for module in modules:
-            block.enter_context(swapped(module, convolution=at_once))
+            block.enter_context(patched(module, convolution=at_once))
         yield
 
 
@@ -229,7 +227,7 @@ def symbols_as_tensors() -> Iterator[None]:
     TensorFlow and Keras themselves look up their types elsewhere.
     """
     is_tensor = tf.is_tensor
-    with swapped(
+    with patched(
         tf,
         Tensor=_AnyTensor("Tensor", (), {}),
         is_tensor=lambda x: is_tensor(x) or isinstance(x, _SYMBOL),

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.rebuild_model import symbolic
-from keras_qat.keras2.backend import is_symbolic, keras
+from keras_qat.keras2.backend import is_symbolic, keras, patched
 from keras_qat.origins import LIBRARIES, package_of
 from keras_qat.tracing.concrete_sizes import HELD, asked_by_user
 
@@ -138,15 +138,11 @@ def listed_as_symbols(symbols: dict[int, Any]) -> Iterator[None]:
 
     kinds = keras.Model, keras.Sequential, keras.layers.Layer
     names = [f"{kind}{name}" for kind in ("", "trainable_") for name in ("weights", "variables")]
-    lists = [(kind, name) for kind in kinds for name in names if name in vars(kind)]
-    before = [vars(kind)[name] for kind, name in lists]
-    try:
-        for (kind, name), own in zip(lists, before, strict=True):
-            setattr(kind, name, listed(own))
+    with contextlib.ExitStack() as block:
+        for kind in kinds:
+            lists = {name: listed(vars(kind)[name]) for name in names if name in vars(kind)}
+            block.enter_context(patched(kind, **lists))
         yield
-    finally:
-        for (kind, name), own in zip(lists, before, strict=True):
-            setattr(kind, name, own)
 
 
 def let_assign(

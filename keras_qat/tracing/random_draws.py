@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import is_symbolic, swapped
+from keras_qat.keras2.backend import is_symbolic, patched
 
 
 @contextlib.contextmanager
@@ -30,8 +30,8 @@ def largest_draws() -> Iterator[None]:
     drawn = np.random.uniform
     numpy_names = "random", "rand", "random_sample"
     with (
-        swapped(random, uniform=uniform, random=unit),
-        swapped(np.random, uniform=uniform, **dict.fromkeys(numpy_names, unit)),
+        patched(random, uniform=uniform, random=unit),
+        patched(np.random, uniform=uniform, **dict.fromkeys(numpy_names, unit)),
     ):
         yield
 
@@ -59,7 +59,7 @@ def draws_in_each_step(x: Any) -> Iterator[None]:
         return drawn
 
     draws = {name: in_each_step(getattr(tf.random, name)) for name in _DRAWS}
-    with swapped(tf.random, **draws), swapped(tf.compat.v2.random, **draws), _masks_of_symbols():
+    with patched(tf.random, **draws), patched(tf.compat.v2.random, **draws), _masks_of_symbols():
         yield
 
 
@@ -80,8 +80,5 @@ def _masks_of_symbols() -> Iterator[None]:
             return before(mask, sample_shape, *args, **kwargs)
         return tf.cast(tf.random.uniform(sample_shape) < float(mask.probs), mask.dtype)
 
-    kind.sample = sample
-    try:
+    with patched(kind, sample=sample):
         yield
-    finally:
-        kind.sample = before

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.tf_operations import operation_class
-from keras_qat.keras2.backend import is_symbolic, swapped
+from keras_qat.keras2.backend import is_symbolic, patched
 
 NAMES = ("rfft", "rfft2d", "rfft3d", "irfft", "irfft2d", "irfft3d")
 
@@ -18,7 +18,7 @@ NAMES = ("rfft", "rfft2d", "rfft3d", "irfft", "irfft2d", "irfft3d")
 @contextlib.contextmanager
 def transforms_of_symbols() -> Iterator[None]:
     """Runs a block in which `tf.signal.rfft` and the like take symbolic tensors."""
-    with swapped(tf.signal, **{name: _of_symbols(getattr(tf.signal, name)) for name in NAMES}):
+    with patched(tf.signal, **{name: _of_symbols(getattr(tf.signal, name)) for name in NAMES}):
         yield
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,8 +24,8 @@ from keras_qat.keras2.backend import (
     is_given_mask,
     is_symbolic,
     keras,
+    one_at_a_time,
     set_mask,
-    swapped,
     takes_mask,
     without_autograph,
 )
@@ -34,30 +34,11 @@ from keras_qat.keras2.layers_and_models import nodes_of, takes_training
 from keras_qat.keras2.user_errors import describe_error, first_line
 from keras_qat.tracing.cannot_trace import READS_OTHERS, CannotOpen, ReadsWeights
 from keras_qat.tracing.check_trace import why_other_numbers, without_none
-from keras_qat.tracing.concrete_sizes import sizes_as_numbers, symbols_of_numbers
-from keras_qat.tracing.custom_gradients import gradients_of_symbols
-from keras_qat.tracing.inner_calls import (
-    HasToLend,
-    calls_inside,
-    convolutions_at_once,
-    functions_as_code,
-    keeping_symbols,
-    symbols_as_tensors,
-    without_checks,
-    without_nodes,
-)
-from keras_qat.tracing.layer_weights import (
-    let_assign,
-    listed_as_symbols,
-    regularizers_of,
-    stand_in,
-    weights_held_by,
-    with_symbols,
-)
-from keras_qat.tracing.random_draws import draws_in_each_step, largest_draws
-from keras_qat.tracing.real_transforms import transforms_of_symbols
+from keras_qat.tracing.concrete_sizes import symbols_of_numbers
+from keras_qat.tracing.inner_calls import HasToLend, keeping_symbols, without_nodes
+from keras_qat.tracing.layer_weights import regularizers_of, stand_in, weights_held_by
+from keras_qat.tracing.patches import TracedCode, apply_patches
 from keras_qat.tracing.training_phase import follow_training, with_both_phases
-from keras_qat.tracing.unrolled_loops import steps_written_out
 
 _NOT_DENSE = (tf.SparseTensorSpec, tf.RaggedTensorSpec)
 
@@ -80,6 +61,7 @@ class OpenedLayer:
     carries_masks: bool
 
 
+@one_at_a_time
 def open_layer(
     call: Call, masks: Mapping[Value, Value] | None = None, lenders: Sequence[Any] = ()
 ) -> OpenedLayer:
@@ -102,7 +84,7 @@ def open_layer(
     # tf.init_scope stops the tapes that look for weights of other layers.
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly, without_nodes(layer), of_different_names(layer):
-        traces: tuple[_Trace, ...] = ()
+        traces: tuple[Trace, ...] = ()
         while not traces:
             try:
                 traces = _traces(call, masks or {}, trained, lenders)
@@ -116,16 +98,16 @@ def open_layer(
 
 def _traces(
     call: Call, masks: Mapping[Value, Value], follows_training: bool, lenders: Sequence[Any]
-) -> tuple[_Trace, ...]:
+) -> tuple[Trace, ...]:
     """Returns traces of the layer of a call: one to read, then one of inference if they differ."""
     if not follows_training:
-        return (_Trace(call, masks, None, lenders),)
-    trained, tested = (_Trace(call, masks, phase, lenders) for phase in (True, False))
+        return (Trace(call, masks, None, lenders),)
+    trained, tested = (Trace(call, masks, phase, lenders) for phase in (True, False))
     try:
         follow_training(trained, tested)
     except CannotOpen as error:
         # `trained` has been changed.
-        trained = _Trace(call, masks, True, lenders)
+        trained = Trace(call, masks, True, lenders)
         return with_both_phases(trained, tested, error), tested
     return trained, tested
 
@@ -140,7 +122,7 @@ def _check(call: Call) -> None:
         raise CannotOpen("it computes in mixed precision")
 
 
-class _Trace:
+class Trace:
     """A symbolic run of a layer's `call`."""
 
     def __init__(
@@ -154,11 +136,11 @@ class _Trace:
         layer = call.layer
         self.outside = {id(v) for v in lenders if isinstance(v, tf.Variable)}
         lenders = self.lenders = [x for x in lenders if id(x) not in self.outside]
-        attributes = [pair for owner in (layer, *lenders) for pair in weights_held_by(owner)]
-        variables = tf.nest.flatten([list(own.values()) for _, own in attributes])
+        holders = [x for owner in (layer, *lenders) for x in weights_held_by(owner)]
+        variables = tf.nest.flatten([list(held.values()) for _, held in holders])
         weights = {id(w): w for w in variables if isinstance(w, tf.Variable)}
-        in_place = {key: stand_in(weight) for key, weight in weights.items()}
-        symbols = {key: tensor for key, tensor in in_place.items() if is_symbolic(tensor)}
+        stand_ins = {key: stand_in(weight) for key, weight in weights.items()}
+        symbols = {key: tensor for key, tensor in stand_ins.items() if is_symbolic(tensor)}
         self.weights = [weights[key] for key in symbols]
         self.assigned: dict[int, Any] = {}
         """Id of a variable -> what the layer assigns to it."""
@@ -179,31 +161,25 @@ class _Trace:
                 kwargs["mask"] = first
         self.added: list[Any] = []
         """Functions that add a loss or a metric of the layer to a model."""
-        additions = {
+        replacements: dict[str, Callable[..., Any]] = {
             "add_loss": self._add_loss,
             "add_metric": self._add_metric,
             "add_update": _refuse_updates,
         }
         with tf.GradientTape(watch_accessed_variables=True) as tape:
+            code = TracedCode(
+                layer=layer,
+                lenders=lenders,
+                training=training,
+                inputs=list(self.inputs.values()),
+                holders=holders,
+                stand_ins=stand_ins,
+                replacements=replacements,
+                tape=tape,
+                assigned=self.assigned,
+            )
             try:
-                with contextlib.ExitStack() as block:
-                    for owner, own in attributes:
-                        block.enter_context(swapped(owner, **with_symbols(own, in_place)))
-                        let_assign(owner, own, in_place, self.assigned)
-                    block.enter_context(swapped(layer, **additions))
-                    block.enter_context(listed_as_symbols(in_place))
-                    block.enter_context(calls_inside(tape, layer, lenders))
-                    block.enter_context(steps_written_out())
-                    block.enter_context(largest_draws())
-                    if training and self.inputs:
-                        block.enter_context(draws_in_each_step(next(iter(self.inputs.values()))))
-                    block.enter_context(sizes_as_numbers())
-                    block.enter_context(transforms_of_symbols())
-                    block.enter_context(gradients_of_symbols())
-                    block.enter_context(functions_as_code())
-                    block.enter_context(without_checks())
-                    block.enter_context(convolutions_at_once())
-                    block.enter_context(symbols_as_tensors())
+                with apply_patches(code):
                     self.outputs = without_autograph(lambda: layer.call(*args, **kwargs))()
             except (CannotOpen, HasToLend):
                 raise

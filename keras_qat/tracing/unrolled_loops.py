@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras, swapped
+from keras_qat.keras2.backend import keras, patched
 from keras_qat.tracing.concrete_sizes import known_number
 from keras_qat.tracing.mapped_examples import NotKnown, map_examples
 
@@ -37,20 +37,20 @@ def steps_written_out() -> Iterator[None]:
     }
     of_keras: Any = inspect.getmodule(keras.backend.rnn)
     modules = tf, tf.compat.v1, of_keras.tf, of_keras.tf.compat.v1
-    before = [
-        (module, name, getattr(module, name))
+    found = [
+        {
+            n: _or_as_before(functions[n], getattr(module, n))
+            for n in functions
+            if hasattr(module, n)
+        }
         for module in modules
-        for name in functions
-        if hasattr(module, name)
     ]
-    try:
-        for module, name, function in before:
-            setattr(module, name, _or_as_before(functions[name], function))
-        with swapped(keras.backend, rnn=_rnn), swapped(of_keras, rnn=_rnn):
-            yield
-    finally:
-        for module, name, function in reversed(before):
-            setattr(module, name, function)
+    with contextlib.ExitStack() as block:
+        for module, members in zip(modules, found, strict=True):
+            block.enter_context(patched(module, **members))
+        block.enter_context(patched(keras.backend, rnn=_rnn))
+        block.enter_context(patched(of_keras, rnn=_rnn))
+        yield
 
 
 def _or_as_before(new: Callable[..., Any], before: Callable[..., Any]) -> Callable[..., Any]:
