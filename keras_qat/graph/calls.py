@@ -131,10 +131,10 @@ class Graph:
     closed: dict[str, str] = dataclasses.field(default_factory=dict)
     in_float: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def consumers(self) -> dict[Value, list[Call]]:
-        """Returns the calls that read each value, those of `loss_only` included."""
+    def consumers(self, losses: bool = True) -> dict[Value, list[Call]]:
+        """Returns the calls that read each value, those of `loss_only` included if `losses`."""
         consumers: dict[Value, list[Call]] = {value: [] for value in self.values()}
-        for call in [*self.calls, *self.loss_only]:
+        for call in [*self.calls, *(self.loss_only if losses else ())]:
             for value in dict.fromkeys(call.inputs):
                 consumers.setdefault(value, []).append(call)
         return consumers

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from typing import Any, TypeVar
-
-from keras_qat.graph.calls import Call, Graph, Value, values_in
 
 Question = TypeVar("Question", bound=Hashable)
 Answer = TypeVar("Answer")
+Node = TypeVar("Node", bound=Hashable)
 
 Rule = Callable[[Question], Generator[Question, Any, Answer]]
 """A generator that yields the questions it depends on, gets their answers, and returns its own."""
@@ -20,44 +18,41 @@ class Facts:
 
     Answers are kept, so use one object only while the graph does not change.
 
-    Args:
-        graph: the graph. Only rules that ask for consumers need it.
-
     Example:
         >>> def is_non_negative(value):
         ...     call = value.producer
-        ...     if call is None or not is_operation(call.layer):
+        ...     if call is None or kind_of(call) not in ("exp", "relu", *MOVES):
         ...         return False
-        ...     if kind_of(call) in ("exp", "sigmoid", "relu"):
-        ...         return True
-        ...     if kind_of(call) not in MOVES:
-        ...         return False
-        ...     for x in call.inputs:
+        ...     for x in call.inputs if kind_of(call) in MOVES else ():
         ...         if not (yield x):
         ...             return False
         ...     return True
         >>> Facts().find(is_non_negative, graph.outputs)
     """
 
-    def __init__(self, graph: Graph | None = None) -> None:
-        self._graph = graph
+    def __init__(self) -> None:
         self._answers: dict[Any, dict[Any, Any]] = {}
 
     def find(self, rule: Rule[Question, Answer], question: Question) -> Answer:
         """Return the answer of a rule for a tensor, or for any other question it understands."""
         return solve(question, rule, self._answers.setdefault(rule, {}))
 
-    @functools.cached_property
-    def consumers(self) -> dict[Value, list[Call]]:
-        """The calls that read each tensor."""
-        assert self._graph is not None
-        return self._graph.consumers()
 
-    @functools.cached_property
-    def outputs(self) -> set[Value]:
-        """The outputs of the model."""
-        assert self._graph is not None
-        return set(values_in(self._graph.outputs))
+def reach(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> list[Node]:
+    """Return the starts and all that follows from them, each once, in depth-first order.
+
+    Args:
+        starts: tensors or calls.
+        following: returns what follows from one of them, such as `lambda call: call.inputs`.
+    """
+    found: dict[Node, None] = {}
+    pending = list(starts)[::-1]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found[node] = None
+            pending += list(following(node))[::-1]
+    return list(found)
 
 
 def solve(

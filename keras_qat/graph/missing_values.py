@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.facts import reach
 from keras_qat.graph.operations import READS_SHAPES, kind_of, moves_elements
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
@@ -46,13 +47,27 @@ _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
 
 
 def calls_on_missing_values(graph: Graph) -> dict[Value, list[Call]]:
-    """Returns each input in which the model replaces NaN, with the calls that may read NaN.
+    """Return each input in which the model replaces NaN, with the calls that may read NaN.
 
     An input is left out if other calls, such as a layer with a kernel, would read its NaN, too.
     """
-    readers, outputs = graph.consumers(), set(values_in(graph.outputs))
-    known = ((x, _reading_missing(x, readers, outputs)) for x in values_in(graph.inputs))
-    return {value: calls for value, calls in known if calls}
+    consumers, outputs = graph.consumers(), set(values_in(graph.outputs))
+    found = {}
+    for source in values_in(graph.inputs):
+
+        def pass_on(value: Value) -> list[Value]:
+            """Return the tensors with NaN where this tensor has NaN."""
+            calls = filter(_passes_on, consumers[value])
+            return [result for call in calls for result in values_in(call.outputs)]
+
+        with_missing = reach([source], pass_on)
+        reading = [call for value in with_missing for call in consumers[value]]
+        calls = dict.fromkeys(call for call in reading if type(call.layer) is not WeightTensor)
+        is_float = all(value.is_float for value in with_missing)
+        is_replaced = outputs.isdisjoint(with_missing) and any(map(compares_with_itself, calls))
+        if is_float and is_replaced and all(_passes_on(c) or _replaces(c) for c in calls):
+            found[source] = list(calls)
+    return found
 
 
 def compares_with_itself(call: Call) -> bool:
@@ -61,28 +76,14 @@ def compares_with_itself(call: Call) -> bool:
     return is_same and call.inputs[0].is_float and kind_of(call) in _COMPARES
 
 
-def _reading_missing(
-    source: Value, readers: dict[Value, list[Call]], outputs: set[Value]
-) -> list[Call]:
-    """Returns the calls that may read NaN of an input; none if NaN reaches other calls."""
-    if not source.is_float:
-        return []
-    values, calls = [source], dict[Call, None]()
-    for value in values:  # It grows.
-        if value in outputs:
-            return []
-        for call in readers[value]:
-            if isinstance(call.layer, WeightTensor):  # Reads no values.
-                continue
-            kind = kind_of(call)
-            calls[call] = None
-            if compares_with_itself(call) or kind in READS_SHAPES.union(_CHOOSES):
-                continue
-            results = values_in(call.outputs)
-            computes = kind in _COMPUTES or isinstance(call.layer, _COMPUTING_LAYERS)
-            if not computes and not moves_elements(call):
-                return []
-            if not all(result.is_float for result in results):
-                return []
-            values += [result for result in results if result not in values]
-    return list(calls) if any(map(compares_with_itself, calls)) else []
+def _replaces(call: Call) -> bool:
+    """Tell whether a call returns no NaN for NaN, if the model replaces it."""
+    return compares_with_itself(call) or kind_of(call) in READS_SHAPES.union(_CHOOSES)
+
+
+def _passes_on(call: Call) -> bool:
+    """Tell whether a call returns NaN where its input is NaN, one value of each."""
+    if _replaces(call) or type(call.layer) is WeightTensor:
+        return False
+    computes = kind_of(call) in _COMPUTES or isinstance(call.layer, _COMPUTING_LAYERS)
+    return computes or moves_elements(call)

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, drop_unused_calls, map_values, values_in
-from keras_qat.graph.facts import Facts
+from keras_qat.graph.facts import Facts, reach
 from keras_qat.graph.operations import MOVES, draws_random_numbers, is_operation, kind_of
 
 SLICES_AND_SEGMENTS = (
@@ -141,17 +141,14 @@ def size_of(value: Value) -> Any:
 
 def measured_tensors(sizes: list[Value]) -> Iterator[Value]:
     """Yield the tensors whose shapes these sizes are computed from."""
-    left, seen = list(reversed(sizes)), set[Value]()
-    while left:
-        size = left.pop()
+
+    def read_sizes(size: Value) -> list[Value]:
         call = size.producer
-        if call is None or size in seen:
-            continue
-        seen.add(size)
-        if kind_of(call) == "shape":
-            yield from call.inputs[:1]
-        else:
-            left.extend(reversed(call.inputs))
+        return [] if call is None or kind_of(call) == "shape" else call.inputs
+
+    for size in reach(sizes, read_sizes):
+        if size.producer is not None and kind_of(size.producer) == "shape":
+            yield from size.producer.inputs[:1]
 
 
 def rows_of(value: Value) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.facts import solve
 from keras_qat.graph.operations import (
     draws_random_numbers,
@@ -44,18 +44,29 @@ def describe_arguments(call: Call, name: Callable[[Value], Hashable]) -> Hashabl
     return repr(structure), tuple(described)
 
 
+def identify_function(call: Call) -> Hashable | None:
+    """Return a key that operations of one name share; None for layers and random operations.
+
+    A layer may have weights or a state of its own.
+    """
+    is_function = is_operation(call.layer) and not draws_random_numbers(call.layer)
+    return name_in_tensorflow(call.layer) if is_function else None
+
+
 class StructuralKeys:
     """Numbers the tensors of a graph so that tensors computed in the same way share a number.
 
-    Only results of operations can share one. A layer may have weights or a state of its own.
+    Args:
+        identify: returns a key that calls share if equal inputs give equal outputs, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, identify: Callable[[Call], Hashable | None] = identify_function) -> None:
+        self._identify = identify
         self._numbers: dict[Hashable, int] = {}
         self._known: dict[Value, int] = {}
 
     def is_same(self, first: Value, second: Value) -> bool:
-        """Tell whether two tensors are one, or the results of equal operations."""
+        """Tell whether two tensors are one, or the results of equal calls."""
         return first is second or self.number(first) == self.number(second)
 
     def number(self, value: Value) -> int:
@@ -64,17 +75,12 @@ class StructuralKeys:
 
     def _find_number(self, value: Value) -> Generator[Value, Any, int]:
         call = value.producer
+        has_one_output = call is not None and len(tf.nest.flatten(call.outputs)) == 1
+        identity = self._identify(call) if call is not None and has_one_output else None
         key: Hashable = id(value)
-        if call is not None and _is_function_of_inputs(call):
+        if call is not None and identity is not None:
             numbers = {}
             for read in call.inputs:
                 numbers[read] = yield read
-            key = name_in_tensorflow(call.layer), describe_arguments(call, numbers.__getitem__)
+            key = identity, describe_arguments(call, numbers.__getitem__)
         return self._numbers.setdefault(key, len(self._numbers))
-
-
-def _is_function_of_inputs(call: Call) -> bool:
-    """Tell whether the one result of a call depends on nothing but its arguments."""
-    if not is_operation(call.layer) or draws_random_numbers(call.layer):
-        return False
-    return len(values_in(call.outputs)) == 1

@@ -35,7 +35,7 @@ def find_problems(graph: Graph, has_unique_names: bool = True) -> Iterator[str]:
         if value.producer is not None:
             yield f"input {value.name} has a producer, {value.producer.name}"
     layers: dict[str, Call] = {}
-    facts = Facts(graph)
+    facts = Facts()
     for call in [*graph.calls, *graph.loss_only]:
         for value in call.inputs:
             if value not in known:

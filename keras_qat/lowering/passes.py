@@ -20,16 +20,16 @@ from keras_qat.lowering.builder import LoweringContext, trace_as_usual
 from keras_qat.lowering.channels_last import with_channels_last
 from keras_qat.lowering.clean_up import drop_identities, name_apart
 from keras_qat.lowering.common_subexpressions import merge_common_subexpressions
-from keras_qat.lowering.filled import with_filled_constants
+from keras_qat.lowering.concatenated_tensors import skip_concatenations
 from keras_qat.lowering.formulas import recognize_formulas
 from keras_qat.lowering.hard_swish import recognize_hard_swish
-from keras_qat.lowering.joined_parts import with_joined_parts
-from keras_qat.lowering.positions import positions_as_integers
-from keras_qat.lowering.scaled_parts import with_scaled_parts
+from keras_qat.lowering.index_types import round_indices
+from keras_qat.lowering.scaled_tensors import scale_tensors
 from keras_qat.lowering.softmax import recognize_log_sum_exp, recognize_softmax
 from keras_qat.lowering.split_layers import split_layers
-from keras_qat.lowering.tokens import tokens_as_integers, with_tokens_apart
+from keras_qat.lowering.token_ids import cast_token_ids, slice_token_ids
 from keras_qat.lowering.trace_layers import trace_layers
+from keras_qat.lowering.uniform_constants import fold_uniform_constants
 from keras_qat.lowering.weighted_products import with_kernels
 
 
@@ -141,13 +141,13 @@ PASSES = (
     Pass("trace custom layers", trace_layers, "user code is calls of Keras layers and operations"),
     Pass("make weighted layers", with_kernels, "products with weights are layers of Keras"),
     Pass("fold sizes", fold_sizes, "no operation computes with known sizes"),
-    Pass("fold uniform constants", with_filled_constants, "no arithmetic on `zeros_like`, `fill`"),
+    Pass("fold uniform constants", fold_uniform_constants, "no arithmetic on `zeros_like`, `fill`"),
     Pass("check weights", check_weights, "no operation reads a layer's weight", always=True),
     Pass("mark missing values", mark_missing_values, "calls that replace NaN are marked as float"),
-    Pass("cast token ids", tokens_as_integers, "inputs that are token ids are int32"),
-    Pass("slice token ids", with_tokens_apart, "no split returns both token ids and floats"),
-    Pass("round indices", positions_as_integers, "floats that become indices are rounded once"),
-    Pass("skip concatenations", with_joined_parts, "no slice reads one part of a concatenation"),
+    Pass("cast token ids", cast_token_ids, "inputs that are token ids are int32"),
+    Pass("slice token ids", slice_token_ids, "no split returns both token ids and floats"),
+    Pass("round indices", round_indices, "floats that become indices are rounded once"),
+    Pass("skip concatenations", skip_concatenations, "no slice reads one part of a concatenation"),
     Pass("recognize hard swish", recognize_hard_swish, "hard swish is one call"),
     Pass("recognize softmax", recognize_softmax, "softmax is one call"),
     Pass("recognize log-sum-exp", recognize_log_sum_exp, "log-sum-exp is one call"),
@@ -155,8 +155,8 @@ PASSES = (
     Pass("recognize formulas", recognize_formulas, "activations and norms are one call each"),
     Pass("move channels last", with_channels_last, "every layer has its channels last"),
     Pass("split layers", split_layers, "each call is one operator, if it can be", always=True),
-    Pass("cast token ids", tokens_as_integers, "so are the inputs of a TimeDistributed"),
-    Pass("scale parts", with_scaled_parts, "parts of a concatenation have similar ranges"),
+    Pass("cast token ids", cast_token_ids, "so are the inputs of a TimeDistributed"),
+    Pass("scale parts", scale_tensors, "parts of a concatenation have similar ranges"),
     Pass("name calls", name_apart, "calls of different layers have different names", always=True),
     Pass("merge common subexpressions", merge_common_subexpressions, "equal calls are one call"),
     Pass("drop identities", drop_identities, "no identity is before a norm to fold", always=True),

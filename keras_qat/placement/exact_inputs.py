@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.facts import reach
 
 
 def may_be_labels(value: Value, graph: Graph, op_of: Callable[[Call], Any]) -> bool:
@@ -18,20 +19,15 @@ def may_be_labels(value: Value, graph: Graph, op_of: Callable[[Call], Any]) -> b
         graph: its graph.
         op_of: returns the operator of a call in integers, and None for a call in float.
     """
-    is_read = any(value in call.inputs for call in graph.calls)
-    return (
-        is_read
-        and not _reaches_integers(value, graph, op_of)
-        and any(_reaches_integers(other, graph, op_of) for other in values_in(graph.inputs))
-    )
+    consumers = graph.consumers(losses=False)
 
+    def reaches_integers(value: Value) -> bool:
+        """Tell whether a call in integers reads a tensor, or one that is computed from it."""
 
-def _reaches_integers(value: Value, graph: Graph, op_of: Callable[[Call], Any]) -> bool:
-    """Tell whether a call in integers reads a tensor, or one that is computed from it."""
-    computed = {value}
-    for call in graph.calls:
-        if not computed.isdisjoint(call.inputs):
-            if op_of(call) is not None:
-                return True
-            computed.update(values_in(call.outputs))
-    return False
+        def compute_in_float(x: Value) -> list[Value]:
+            return [y for c in consumers[x] if op_of(c) is None for y in values_in(c.outputs)]
+
+        return any(op_of(c) for x in reach([value], compute_in_float) for c in consumers[x])
+
+    others = map(reaches_integers, values_in(graph.inputs))
+    return bool(consumers[value]) and not reaches_integers(value) and any(others)

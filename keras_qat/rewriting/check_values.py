@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Graph, Value, values_in
+from keras_qat.graph.facts import reach
 from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import MaskScores
@@ -86,12 +87,7 @@ def _flags(lowered: Graph) -> set[Value]:
     masks += [
         v for call in lowered.calls if type(call.layer) is layers.Embedding for v in call.inputs
     ]
-    behind = dict.fromkeys(masks)
-    for value in masks:
-        new = [] if value.producer is None else value.producer.inputs
-        masks += [source for source in new if source not in behind]
-        behind.update(dict.fromkeys(new))
-    return set(behind)
+    return set(reach(masks, lambda value: value.producer.inputs if value.producer else ()))
 
 
 def random_inputs(graph: Graph, flags: Collection[Value] = ()) -> list[np.ndarray]:

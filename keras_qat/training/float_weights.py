@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.graph.calls import values_in
+from keras_qat.graph.calls import Value, values_in
+from keras_qat.graph.facts import reach
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.layers_and_models import layers_in
 from keras_qat.keras2.readability import is_graph_model
@@ -48,14 +49,15 @@ def output_layers(model: Any) -> set[Any]:
     """Returns the layers whose channels are the model's outputs; none of a subclassed model."""
     if not is_graph_model(model):
         return set()
-    values, last = values_in(read_model(model).outputs), set()
-    while values:
-        call = values.pop().producer
-        if call is not None and _weight_axes(call.layer):
-            last.add(call.layer)
-        elif call is not None:
-            values += call.inputs
-    return last
+
+    def read_by_others(value: Value) -> list[Value]:
+        """Return what a tensor is computed from, up to layers whose weights have channels."""
+        call = value.producer
+        return [] if call is None or _weight_axes(call.layer) else call.inputs
+
+    values = reach(values_in(read_model(model).outputs), read_by_others)
+    layers = [value.producer.layer for value in values if value.producer is not None]
+    return {layer for layer in layers if _weight_axes(layer)}
 
 
 def _weight_axes(layer: Any) -> dict[str, tuple[int, ...]]:

@@ -31,7 +31,7 @@ from keras_qat.lowering.expand_call import (
     require,
     stand_in,
 )
-from keras_qat.lowering.filled import FILLED, filled
+from keras_qat.lowering.uniform_constants import SIZES, evaluate_fill
 from keras_qat.ops.movement import integers
 
 COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to": ("shape",)}
@@ -72,8 +72,8 @@ def _copy(*args: Any, **kwargs: Any) -> Any:
 def _fill(*args: Any, **kwargs: Any) -> Any:
     """Fill a tensor with a number for each example, as a state that is zero at first."""
     call = _call_of_any(args, kwargs)
-    x = known(filled(call))
-    sizes = operands(call, FILLED[kind_of(call)])[0]
+    x = known(evaluate_fill(call))
+    sizes = operands(call, SIZES[kind_of(call)])[0]
     return tf.add(_zeros(sizes, [1] * (x.ndim - 1)), x)
 
 

@@ -1,4 +1,4 @@
-"""Scales tensors alike before they are joined, if what is joined is normalized next."""
+"""Scales tensors alike before they are concatenated, if a normalization follows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ALIKE = 4
 """Tensors are not scaled whose widths differ by less."""
 
 
-def with_scaled_parts(graph: Graph, context: LoweringContext) -> Graph:
+def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
     """Rewrites `norm(concat(a, b))` to `norm(concat(a, b / k) * [1, k])` if 8 bits would lose `a`.
 
-    All parts of a concatenation have one range. The statistics of the normalization tell how wide
-    each part is: without them, as before training, nothing changes. `k` is a power of two, so that
-    the model computes the same to the last bit, and the multiplication is part of the
-    normalization, whose factors are exact for each channel.
+    All tensors of a concatenation have one range. The statistics of the normalization tell how
+    wide each tensor is. Before training there are none, and nothing changes. `k` is a power of two,
+    so the model computes the same to the last bit. The multiplication is part of the normalization,
+    whose factors are exact for each channel.
     """
     readers, counts = graph.only_readers(), graph.call_counts()
     replaced: dict[Call, list[Call]] = {}
