@@ -74,6 +74,13 @@ CHAINS: dict[str, Callable[[int, Any], Any]] = {
         tf.constant([[0.5], [1.5], [2.5]]),
         tf.cast(tf.clip_by_value(repeat(whole, count, tf.round(x)), 0, 2), "int32"),
     ),
+    "sizes": lambda count, x: (
+        x * tf.cast(repeat(lambda size: size + size - 1, count, tf.shape(x)[1] // 6), x.dtype)
+    ),
+    "uniform constants": lambda count, x: x + repeat(lambda y: y * y, count, tf.zeros_like(x)),
+    "token ids": lambda count, x: layers.Embedding(9, 4)(
+        repeat(lambda y: tf.concat([y, tf.reverse(y, [1])], 1)[:, 2:6], count, x[..., 0])
+    ),
     "weights": lambda count, x: FromWeights(count)(x),
     "initial state": lambda count, x: layers.GRU(4)(
         x, initial_state=repeat(extremum, count, tf.tanh(x[:, 0]))[:, :4]

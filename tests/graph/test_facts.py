@@ -1,0 +1,107 @@
+"""Facts about tensors are found once for each tensor, however many ways lead to it."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from keras_qat.graph.calls import values_in
+from keras_qat.graph.facts import Facts, reach
+from keras_qat.graph.operations import MOVES, kind_of
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.size_expressions import computed_sizes, evaluate
+from keras_qat.keras2.backend import keras
+from keras_qat.lowering.index_types import find_values
+from keras_qat.lowering.uniform_constants import Uniform, find_uniform
+
+KEEPS_SIGN = MOVES.union(("add", "multiply", "maximum", "minimum", "sqrt"))
+
+
+def is_non_negative(value):
+    """A new fact: no element is negative."""
+    kind = kind_of(value.producer) if value.producer else ""
+    if kind in ("exp", "square", "abs", "relu", "sigmoid", "softmax"):
+        return True
+    if kind not in KEEPS_SIGN:
+        return False
+    known = []
+    for x in value.producer.inputs:
+        known.append((yield x))
+    return any(known) if kind == "maximum" else all(known)
+
+
+def outputs_of(function):
+    x = keras.Input((3,), name="x")
+    return values_in(read_model(keras.Model(x, function(x))).outputs)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: tf.reverse(tf.exp(x) + tf.square(x), [1]), True),
+        (lambda x: tf.maximum(x, tf.abs(x)), True),
+        (lambda x: tf.minimum(x, tf.abs(x)), False),
+        (lambda x: tf.exp(x) - 1.0, False),
+    ],
+)
+def test_a_new_fact(function, expected):
+    (value,) = outputs_of(function)
+    assert Facts().find(is_non_negative, value) is expected
+
+
+def test_a_tensor_is_asked_about_once():
+    def chain(x):
+        y = tf.exp(x)
+        for _ in range(200):
+            y = y + tf.reverse(y, [1])
+        return y
+
+    (value,), facts, asked = outputs_of(chain), Facts(), []
+
+    def is_non_negative_counted(value):
+        asked.append(value)
+        return (yield from is_non_negative(value))
+
+    assert facts.find(is_non_negative_counted, value)
+    assert facts.find(is_non_negative_counted, value.producer.inputs[0])
+    assert len(asked) == len(set(asked)) == 401
+
+
+def test_reach_returns_each_once_and_depth_first():
+    following = {"a": "bc", "b": "d", "c": "db", "d": "a"}
+    assert reach("a", following.__getitem__) == ["a", "b", "d", "c"]
+
+
+def test_values_for_two_batch_sizes():
+    def sizes(x):
+        batch, size = tf.unstack(tf.shape(x))
+        return [2 * size + 1, tf.range(size) * size, batch, batch // 2]
+
+    constant, indices, batch, half = outputs_of(sizes)
+    assert evaluate(constant) == (7, 7)
+    assert evaluate(indices)[0].tolist() == [0, 3, 6]
+    assert evaluate(batch) == (2, 61)
+    assert computed_sizes([constant, batch, half]) == [7, "batch", -1]
+
+
+def test_uniform_constants():
+    def constants(x):
+        zeros, ones = tf.zeros_like(x), tf.ones_like(x)
+        return [ones * 3.0 - zeros, x * zeros, x - 1e9 * ones, x + ones]
+
+    exact, product, far, unknown = outputs_of(constants)
+    facts = Facts()
+    assert facts.find(find_uniform, exact) == Uniform(3.0)
+    assert facts.find(find_uniform, product) == Uniform(0.0)
+    assert facts.find(find_uniform, far) == Uniform(-1e9, is_exact=False)
+    assert facts.find(find_uniform, unknown) is None
+
+
+def test_integer_valued_tensors():
+    def tensors(x):
+        whole = tf.floor(tf.sin(x))
+        return [tf.maximum(whole + 1.0, 0.0), whole * 0.5, x[:, 1:], whole + x, tf.floor(x)]
+
+    values, facts = outputs_of(tensors), Facts()
+    expected = ["integers", "fractions", "moved inputs", "inputs", "inputs"]
+    assert [facts.find(find_values, value) for value in values] == expected
