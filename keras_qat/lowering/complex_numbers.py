@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.operations import MOVES
-from keras_qat.lowering.einsums import first_and_rest
-from keras_qat.lowering.written_out import require
+from keras_qat.lowering.expand_call import require
+from keras_qat.lowering.expansions.matrices import first_and_rest
 
 Pair = tuple[Any, Any]
 """Real and imaginary part; None for an imaginary part of zeros."""

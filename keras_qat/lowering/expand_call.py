@@ -12,13 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, map_values, values_in
-from keras_qat.graph.operations import is_operation, name_in_tensorflow
+from keras_qat.graph.operations import is_of_tensorflow_1, is_operation, name_in_tensorflow
 from keras_qat.graph.precision import is_half, policy_of, using_policy
 from keras_qat.graph.structural_keys import describe_arguments
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layers_and_models import rename
+from keras_qat.keras2.layers_and_models import rename, takes_training
 from keras_qat.keras2.symbolic_calls import SymbolicTensor, take_nodes
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.builder import LoweringContext, suffix_of
 
 Known = TypeVar("Known")
 
@@ -82,7 +82,14 @@ def call_of(tensor: Any) -> Call:
     return call
 
 
-def expand_call(call: Call, function: Expansion, context: LoweringContext) -> list[Call]:
+def copy_outputs(call: Call) -> Any:
+    """Return new values like the outputs of a call, which remain those of that call."""
+    return map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
+
+
+def expand_call(
+    call: Call, function: Expansion, context: LoweringContext, inside: bool = False
+) -> list[Call]:
     """Trace an expansion of a call, and compare it with the call on random inputs.
 
     The last sub-operation gets the name of the call, and the others are named after it. A function
@@ -92,17 +99,15 @@ def expand_call(call: Call, function: Expansion, context: LoweringContext) -> li
         call: the call of an operation or a layer.
         function: computes the same from the same arguments.
         context: keeps the layers, so that all calls of a shared layer share them.
+        inside: whether to name calls `call/part`, like those inside a traced layer, and not
+            `call_part`.
 
     Returns:
         The calls of the simpler operations; none if the function does not support the arguments,
         or computes something else.
     """
     stand_ins = {value: stand_in(value, call) for value in call.inputs}
-    args, kwargs = map_values(stand_ins.__getitem__, (call.args, dict(call.kwargs)))
-    try:
-        inspect.signature(function).bind(*args, **kwargs)
-    except TypeError:
-        return []
+    args, kwargs = map_values(stand_ins.__getitem__, _name_arguments(call))
     try:
         with using_policy(policy_of(call.output.dtype)):
             outputs = tf.nest.flatten(function(*args, **kwargs))
@@ -111,7 +116,19 @@ def expand_call(call: Call, function: Expansion, context: LoweringContext) -> li
     nodes = take_nodes(outputs)
     if not _computes_the_same(call, nodes, outputs, stand_ins, context):
         return []
-    return _calls_of(call, nodes, outputs, context)
+    return _calls_of(call, nodes, outputs, context, inside)
+
+
+def _name_arguments(call: Call) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments of a call; all but the first by name if it is one of TensorFlow 1.
+
+    Some functions of TensorFlow 1 have the same arguments in another order.
+    """
+    if not is_of_tensorflow_1(call.layer):
+        return call.args, dict(call.kwargs)
+    names = list(inspect.signature(call.layer.function).parameters)
+    by_name = zip(names[1:], call.args[1:], strict=False)
+    return call.args[:1], {**dict(by_name), **call.kwargs}
 
 
 def _computes_the_same(
@@ -180,6 +197,8 @@ def _compare(
 
     def compute(layer: Any, args: Any, kwargs: Any) -> list[Any]:
         args, kwargs = tf.nest.map_structure(find, (args, dict(kwargs)))
+        if takes_training(layer) and kwargs.get("training") is None:
+            kwargs["training"] = False
         return tf.nest.flatten(layer(*args, **kwargs))
 
     try:
@@ -204,41 +223,52 @@ def _is_close(expected: Any, computed: Any) -> bool:
 
 
 def _calls_of(
-    call: Call, nodes: list[Any], outputs: list[Any], context: LoweringContext
+    call: Call, nodes: list[Any], outputs: list[Any], context: LoweringContext, inside: bool
 ) -> list[Call]:
     """Return traced nodes as calls that write the outputs of `call`."""
-    parts, names = PartsBuilder(call, context), set[str]()
+    names, calls = set[str](), list[Call]()
     pairs = list(zip(outputs, values_in(call.outputs), strict=True))
     values = {id(tensor): value for tensor, value in reversed(pairs)}
     keeps_layer = any(node.layer is call.layer for node in nodes)
+    suffix = suffix_of(call.output.name, call.name)
 
     def read(leaf: Any) -> Any:
         return getattr(leaf, "graph_value", values.get(id(leaf), leaf))
 
+    def keep(layer: Any, part: str) -> tuple[Any, str]:
+        """Return the layer of a part, which all calls share, and the name of its call."""
+        settings = getattr(layer, "symbol", None) or {**layer.get_config(), "name": ""}
+        part = context.part_for(call.layer, part, settings)
+        end = f"{'/' if inside else '_'}{part}" if part else ""
+        rename(layer, f"{call.layer.name}{end}".rsplit("/", 1)[-1])
+        return context.keep(call.layer, part, layer), call.name + end
+
     for node in nodes:
         args, kwargs = tf.nest.map_structure(read, (node.call_args, dict(node.call_kwargs)))
-        results, layer = tf.nest.flatten(node.outputs), node.layer
-        part = kwargs.pop("name", None) if is_operation(layer) else None
+        results, layer, path = tf.nest.flatten(node.outputs), node.layer, call.name
+        part = kwargs.get("name") if is_operation(layer) else None
+        if part or not inside:
+            kwargs.pop("name", None)
         if layer is not call.layer:
             is_last = any(result is outputs[0] for result in results) and not keeps_layer
             part = "" if is_last else _unused(part or _name_of(layer), names)
-            settings = name_in_tensorflow(layer) or {**layer.get_config(), "name": ""}
-            part = context.part_for(call.layer, part, settings)
-            rename(layer, f"{call.layer.name}_{part}" if part else call.layer.name)
-            layer = context.keep(call.layer, part, layer)
+            layer, path = keep(layer, part)
         for index, result in enumerate(results):
-            name = parts.between(layer, result.shape).name
-            if len(results) > 1:
-                name = f"{name.replace('_before_activation', '')}:{index}"
+            name = f"{path}{suffix}:{index}" if len(results) > 1 else path + suffix
+            name = name if name != call.output.name else f"{name}_before_activation"
             values.setdefault(id(result), Value(name, tuple(result.shape), result.dtype.name))
         written = tf.nest.map_structure(lambda result: values[id(result)], node.outputs)
-        parts.add(layer, *args, kwargs=kwargs, output=written)
+        calls.append(Call(layer, args, kwargs, written, path))
     for tensor, value in pairs:
+        if len(tensor.shape) == len(value.shape):
+            sizes = zip(value.shape, tensor.shape, strict=True)
+            value.shape = tuple(size or traced for size, traced in sizes)
         if (source := read(tensor)) is not value:  # Returned unchanged, or twice.
             require(isinstance(source, Value))
-            identity = parts.new("identity" if nodes else "", keras.layers.Activation, "linear")
-            parts.add(identity, source, output=value)
-    return parts.calls
+            identity = keras.layers.Activation("linear", dtype=policy_of(value.dtype))
+            layer, path = keep(identity, _unused("identity", names) if nodes else "")
+            calls.append(Call(layer, (source,), {}, value, path))
+    return calls
 
 
 def _name_of(layer: Any) -> str:
@@ -250,7 +280,7 @@ def _name_of(layer: Any) -> str:
 
 def _unused(name: str, used: set[str]) -> str:
     """Return a name with the first number that makes it unused, and note it."""
-    numbered = (f"{name}_{count}" for count in itertools.count(2))
+    numbered = (f"{name}_{count}" for count in itertools.count(1))
     name = next(each for each in itertools.chain([name], numbered) if each not in used)
     used.add(name)
     return name

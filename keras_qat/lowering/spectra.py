@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call, Value, map_values, values_in
 from keras_qat.graph.operations import is_operation, kind_of
 from keras_qat.lowering.complex_numbers import ARITHMETIC, PARTWISE, Pair, matmul
-from keras_qat.lowering.written_out import require
+from keras_qat.lowering.expand_call import require
 from keras_qat.tracing.cannot_trace import TooLarge
 
 LARGEST = 2**20

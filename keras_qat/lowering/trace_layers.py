@@ -25,14 +25,14 @@ from keras_qat.lowering.borrowed_weights import BorrowedWeights
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.custom_batch_norm import replace_custom_batch_norm
 from keras_qat.lowering.custom_code import ATTENTION, has_custom_activation, runs_custom_code
-from keras_qat.lowering.equivalents import equivalent
+from keras_qat.lowering.early_expansions import expand_operation, find_traceable
+from keras_qat.lowering.expansions.keras_layers import list_owners
 from keras_qat.lowering.inline_trace import Inliner, TracedCall
 from keras_qat.lowering.mask_tensors import MaskTensors, is_recurrent, reads_mask
 from keras_qat.lowering.masking import finds_number, reads_floats, split_masking
 from keras_qat.lowering.normalizing import normalizing
 from keras_qat.lowering.recurrent import given_mask
 from keras_qat.lowering.unrolling import in_few_operations, refused_cells
-from keras_qat.lowering.written_out import own_weights
 from keras_qat.tracing.attention_dropout import with_dropout
 from keras_qat.tracing.cannot_trace import (
     READS_OTHERS,
@@ -159,6 +159,11 @@ class _Attempt:
             self.masks.hand_over(values_in(call.outputs))
         return parts or None
 
+    def expand_operation(self, call: Call, _: Any) -> list[Call] | None:
+        """Expand an operation to simpler ones."""
+        is_forced = self.context.may_open(call) is True
+        return self._with_masks_of(expand_operation(call, self.context, is_forced), call)
+
     def split_attention(self, call: Call, _: Any) -> list[Call] | None:
         """Split a MultiHeadAttention that reads masks."""
         if type(call.layer) is not layers.MultiHeadAttention:
@@ -167,7 +172,11 @@ class _Attempt:
 
     def pass_mask(self, call: Call, _: Any) -> list[Call] | None:
         """Pass the mask of a sequence to a recurrent layer as an argument."""
-        if not is_recurrent(call.layer) or not self._reads_masks(call) or self._expand(call):
+        if (
+            not is_recurrent(call.layer)
+            or not self._reads_masks(call)
+            or self._find_traceable(call)
+        ):
             return None
         with contextlib.suppress(CannotOpen):
             return given_mask(call, self.masks)
@@ -184,8 +193,8 @@ class _Attempt:
         return []
 
     def trace(self, call: Call, siblings: Sequence[Call]) -> list[Call] | None:
-        """Trace a layer, or the function that an operation is expanded to."""
-        layer, expansion = call.layer, self._expand(call)
+        """Trace a layer, or the function that a Keras layer is expanded to."""
+        layer, expansion = call.layer, self._find_traceable(call)
         is_traced = runs_custom_code(layer) or self._reads_masks(call) or layer in self.owners
         if not (expansion or is_traced):
             return None
@@ -209,7 +218,7 @@ class _Attempt:
         layer, borrowed = call.layer, self.agreed.borrowed
         if layer in self.agreed.opaque:
             raise CannotOpen(self.agreed.opaque[layer])
-        lenders = [*borrowed.lenders.get(layer, ()), *own_weights(layer)]
+        lenders = [*borrowed.lenders.get(layer, ()), *list_owners(layer)]
         lenders += borrowed.outside.get(layer, [])
         with in_few_operations(layer), with_dropout(layer):
             trace, read = self.masks.opened(call, expansion, lenders)
@@ -238,10 +247,10 @@ class _Attempt:
         if not has_other_reason or isinstance(error, TooLarge):
             self.closed[call.name] = self.refused[layer] = str(error)
 
-    def _expand(self, call: Call) -> Call | None:
-        """Return the call of a function that computes the same as an operation, or None."""
+    def _find_traceable(self, call: Call) -> Call | None:
+        """Return the call of a function that computes the same as a Keras layer, or None."""
         is_unrolled = call.layer in self.agreed.unrolled
-        return equivalent(call, self.context.may_open(call) is True, is_unrolled)
+        return find_traceable(call, self.context.may_open(call) is True, is_unrolled)
 
     def _reads_masks(self, call: Call) -> bool:
         """Return whether any call of a layer reads a mask: all become the same."""
@@ -256,6 +265,7 @@ class _Attempt:
 CHOICES: tuple[Callable[[_Attempt, Call, Sequence[Call]], list[Call] | None], ...] = (
     _Attempt.split_custom_activation,
     _Attempt.replace_batch_norm,
+    _Attempt.expand_operation,
     _Attempt.split_attention,
     _Attempt.pass_mask,
     _Attempt.split_masking,

@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.graph.operations import KINDS
 from keras_qat.keras2.backend import keras
-from keras_qat.lowering.equivalents import EQUIVALENTS, OF_INTEGERS
+from keras_qat.lowering.expansions import EARLY_OPERATIONS, EARLY_OPERATIONS_OF_INTEGERS
 from tests.helpers import images
 
 SHAPE = (6, 8)
@@ -328,7 +328,9 @@ CASES = {
 
 
 def test_all_have_a_form():
-    assert {KINDS.get(name, name) for name in FORMS} == EQUIVALENTS.keys() | OF_INTEGERS.keys()
+    assert {
+        KINDS.get(name, name) for name in FORMS
+    } == EARLY_OPERATIONS.keys() | EARLY_OPERATIONS_OF_INTEGERS.keys()
 
 
 @pytest.mark.sample(1)
@@ -372,5 +374,5 @@ def test_numbers_are_those_of_the_operation(monkeypatch):
     x = keras.Input(SHAPE)
     model = keras.Model(x, tf.math.log_sigmoid(x))
     assert not keras_qat.plan(model).float_layers
-    monkeypatch.setitem(EQUIVALENTS, "log_sigmoid", lambda x: -1.01 * tf.math.softplus(-x))
+    monkeypatch.setitem(EARLY_OPERATIONS, "log_sigmoid", lambda x: -1.01 * tf.math.softplus(-x))
     assert keras_qat.plan(model).float_layers

@@ -9,19 +9,51 @@ from keras_qat.graph.calls import Call, values_in
 from keras_qat.graph.operations import kind_of
 from keras_qat.keras2.layers_and_models import class_path
 from keras_qat.lowering.expand_call import Expansion
-from keras_qat.lowering.expansions.arithmetic import ARITHMETIC, FLOAT_ARITHMETIC
+from keras_qat.lowering.expansions.arithmetic import (
+    ARITHMETIC,
+    EARLY_ARITHMETIC,
+    FLOAT_ARITHMETIC,
+)
 from keras_qat.lowering.expansions.copying import COPYING
 from keras_qat.lowering.expansions.gathering import GATHERING
-from keras_qat.lowering.expansions.images import IMAGE_LAYERS, IMAGES
+from keras_qat.lowering.expansions.images import EARLY_IMAGES, IMAGE_LAYERS, IMAGES
+from keras_qat.lowering.expansions.matrices import (
+    EARLY_MATRICES,
+    EARLY_MATRICES_OF_INTEGERS,
+)
 from keras_qat.lowering.expansions.merging import (
     FLOAT_MERGES,
     MERGES,
     MERGING_LAYERS,
     MERGING_LAYERS_ALWAYS,
 )
-from keras_qat.lowering.expansions.movement import MOVEMENT
-from keras_qat.lowering.expansions.pooling import POOLING_LAYERS
-from keras_qat.lowering.expansions.statistics import STATISTICS
+from keras_qat.lowering.expansions.movement import (
+    EARLY_MOVEMENT,
+    EARLY_MOVEMENT_OF_INTEGERS,
+    MOVEMENT,
+)
+from keras_qat.lowering.expansions.pooling import EARLY_POOLING, POOLING_LAYERS
+from keras_qat.lowering.expansions.segments import EARLY_SEGMENTS
+from keras_qat.lowering.expansions.signals import EARLY_SIGNALS
+from keras_qat.lowering.expansions.statistics import EARLY_STATISTICS, STATISTICS
+
+EARLY_OPERATIONS: dict[str, Expansion] = {
+    **EARLY_ARITHMETIC,
+    **EARLY_IMAGES,
+    **EARLY_MATRICES,
+    **EARLY_MOVEMENT,
+    **EARLY_POOLING,
+    **EARLY_SEGMENTS,
+    **EARLY_SIGNALS,
+    **EARLY_STATISTICS,
+}
+"""Kind of an operation on floats -> its expansion before masks, softmax and formulas are found."""
+
+EARLY_OPERATIONS_OF_INTEGERS: dict[str, Expansion] = {
+    **EARLY_MATRICES_OF_INTEGERS,
+    **EARLY_MOVEMENT_OF_INTEGERS,
+}
+"""The same for operations that read integers."""
 
 FLOAT_OPERATIONS: dict[str, Expansion] = {**FLOAT_ARITHMETIC, **FLOAT_MERGES, **STATISTICS}
 """Kind of an operation -> its expansion if it reads and returns floats alone."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.graph.missing_values import TESTS_FOR_NAN
 from keras_qat.graph.tf_operations import array, number
 from keras_qat.helper_layers.finite_functions import (
     Logarithm,
@@ -19,6 +21,7 @@ from keras_qat.helper_layers.finite_functions import (
 from keras_qat.helper_layers.operations import OnGrid
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.expand_call import Expansion, is_tensor, known, require
+from keras_qat.ops.composed import NO_WIDE
 
 
 def _divide(x: Any, y: Any, name: Any = None) -> Any:
@@ -123,6 +126,128 @@ def by_layer(make: Any, **options: Any) -> Expansion:
     """Return an expansion of a function of one tensor to a single layer."""
     return lambda x, name=None: make(**options)(x)
 
+
+def _log_sigmoid(x: Any, name: Any = None) -> Any:
+    return -tf.math.softplus(-x)
+
+
+def _any_power(x: Any, y: Any, name: Any = None) -> Any:
+    base = number(x)
+    if base is None:
+        require(number(y) is None)
+        return tf.exp(y * tf.math.log(x))
+    require(base > 0)
+    return tf.exp(y * math.log(base))
+
+
+def _scaled_silu(features: Any, beta: Any = 1.0) -> Any:
+    beta = number(beta)
+    require(beta not in (None, 1.0))
+    return features * tf.sigmoid(features * beta)
+
+
+def _crelu(features: Any, name: Any = None, axis: Any = -1) -> Any:
+    return tf.concat([tf.nn.relu(features), tf.nn.relu(-features)], axis)
+
+
+def _evaluate_polynomial(coeffs: Any, x: Any, name: Any = None) -> Any:
+    first, *rest = coeffs
+    for coefficient in rest:
+        first = first * x + coefficient
+    return first
+
+
+def _cumulative_product(
+    x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: Any = None
+) -> Any:
+    """Multiplies by the products of 1, 2, 4 and more numbers before, so that few are rounded."""
+    require(isinstance(axis, int) and axis % len(x.shape) != 0 and x.shape[axis] is not None)
+    axis, size = axis % len(x.shape), x.shape[axis]
+
+    def later(y: Any, count: int) -> Any:
+        ends = tf.split(y, [count, size - count], axis)[0]
+        return tf.concat([tf.ones_like(ends), tf.split(y, [size - count, count], axis)[0]], axis)
+
+    y = tf.reverse(x, [axis]) if reverse else x
+    y = later(y, 1) if exclusive else y
+    for power in range((size - 1).bit_length()):
+        y = y * later(y, 2**power)
+    return tf.reverse(y, [axis]) if reverse else y
+
+
+def _cross(a: Any, b: Any, name: Any = None) -> Any:
+    (a_next, a_last), (b_next, b_last) = (
+        (tf.gather(x, [1, 2, 0], axis=-1), tf.gather(x, [2, 0, 1], axis=-1)) for x in (a, b)
+    )
+    return a_next * b_last - a_last * b_next
+
+
+def _atan2(y: Any, x: Any, name: Any = None) -> Any:
+    """Computes the angle of the eighth of a circle that mirrors give, and mirrors it back."""
+    require(not NO_WIDE)  # Quotients have 16 bits.
+    x, y = (end if (known := number(end)) is None else known for end in (x, y))
+    width, height = abs(x), abs(y)
+    angle = tf.atan(tf.minimum(width, height) / tf.maximum(width, height))
+    angle = tf.where(height > width, math.pi / 2 - angle, angle)
+    angle = _where(x < 0.0, math.pi - angle, angle)
+    return _where(y < 0.0, -angle, angle)
+
+
+def _where(condition: Any, if_true: Any, if_false: Any) -> Any:
+    if isinstance(condition, bool):
+        return if_true if condition else if_false
+    return tf.where(condition, if_true, if_false)
+
+
+def _divide_no_nan(x: Any, y: Any, name: Any = None) -> Any:
+    if (divisor := array(y)) is not None:
+        return x * tf.math.divide_no_nan(np.float32(1.0), divisor.astype(np.float32))
+    return tf.where(tf.equal(y, 0.0), tf.zeros_like(y), x / y)
+
+
+def _clip_by_tensor(t: Any, clip_value_min: Any, clip_value_max: Any, name: Any = None) -> Any:
+    require(number(clip_value_min) is None or number(clip_value_max) is None)
+    return tf.maximum(tf.minimum(t, clip_value_max), clip_value_min)
+
+
+def _cast_to_bool(x: Any, dtype: Any, name: Any = None) -> Any:
+    require(tf.as_dtype(dtype) == tf.bool)
+    return tf.not_equal(x, 0.0)
+
+
+EARLY_ARITHMETIC: dict[str, Expansion] = {
+    "log_sigmoid": _log_sigmoid,
+    "erfc": lambda x, name=None: 1.0 - tf.math.erf(x),
+    "atan2": _atan2,
+    "divide_no_nan": _divide_no_nan,
+    "reciprocal_no_nan": lambda x, name=None: tf.math.divide_no_nan(1.0, x),
+    "scalar_mul": lambda scalar, x, name=None: x * scalar,
+    "realdiv": lambda x, y, name=None: x / y,
+    "squared_difference": lambda x, y, name=None: tf.square(x - y),
+    **TESTS_FOR_NAN,
+    "rint": lambda x, name=None: tf.round(x),
+    "accumulate_n": lambda inputs, *_: tf.add_n(inputs),
+    "conj": lambda x, name=None: tf.identity(x),
+    "real": lambda input, name=None: tf.identity(input),
+    "identity_n": lambda input, name=None: [tf.identity(x) for x in input],
+    "cast": _cast_to_bool,
+    "cast_to_floatx": lambda x: tf.identity(x),
+    "clip_by_value": _clip_by_tensor,
+    "pow": _any_power,
+    "cumprod": _cumulative_product,
+    "cross": _cross,
+    "silu": _scaled_silu,
+    "crelu": _crelu,
+    "floormod": lambda x, y, name=None: x - y * tf.floor(x / y),
+    "floor_div": lambda x, y, name=None: tf.floor(x / y),
+    "xdivy": lambda x, y, name=None: x / y,
+    "polyval": _evaluate_polynomial,
+    "asin": lambda x, name=None: 2.0 * tf.atan(x / (1.0 + tf.sqrt(1.0 - x * x))),
+    "acos": lambda x, name=None: math.pi / 2.0 - tf.asin(x),
+    "acosh": lambda x, name=None: tf.math.log(x + tf.sqrt(x * x - 1.0)),
+    "atanh": lambda x, name=None: (tf.math.log1p(x) - tf.math.log1p(-x)) * 0.5,
+}
+"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 
 FLOAT_ARITHMETIC: dict[str, Expansion] = {
     "negative": _negative,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.expand_call import Expansion, call_of, require
+from keras_qat.lowering.expansions.matrices import multiply_by_matrix
 from keras_qat.ops.movement import window
 from keras_qat.ops.resize import options_of_resize
 
@@ -110,13 +113,183 @@ def _random_crop(layer: Any, x: Any, **options: Any) -> Any:
     return TrainingOnly(keras.Model(image, clone(layer)(image)))(y, given=[x])
 
 
+def _flipped(axis: int) -> Callable[[Any], Any]:
+    return lambda image: tf.reverse(image, [len(image.shape) + axis])
+
+
+def _cropped(
+    image: Any, offset_height: int, offset_width: int, target_height: int, target_width: int
+) -> Any:
+    rows, columns = offset_height + target_height, offset_width + target_width
+    return image[..., offset_height:rows, offset_width:columns, :]
+
+
+def _padded(
+    image: Any, offset_height: int, offset_width: int, target_height: int, target_width: int
+) -> Any:
+    *examples, height, width, _ = image.shape
+    require(None not in (height, width))
+    rows = offset_height, target_height - offset_height - height
+    columns = offset_width, target_width - offset_width - width
+    return tf.pad(image, [(0, 0)] * len(examples) + [rows, columns, (0, 0)])
+
+
+def _cropped_or_padded(image: Any, target_height: int, target_width: int) -> Any:
+    height, width = image.shape[-3:-1]
+    require(None not in (height, width))
+    rows, columns = min(height, target_height), min(width, target_width)
+    image = _cropped(image, (height - rows) // 2, (width - columns) // 2, rows, columns)
+    above, left = (target_height - rows) // 2, (target_width - columns) // 2
+    return _padded(image, above, left, target_height, target_width)
+
+
+def _resized_and_padded(
+    image: Any,
+    target_height: int,
+    target_width: int,
+    method: Any = "bilinear",
+    antialias: Any = False,
+) -> Any:
+    target, sizes = (target_height, target_width), image.shape[-3:-1]
+    require(None not in sizes)
+    size, end = np.asarray(sizes, np.float32), np.asarray(target, np.float32)
+    fitting = size / np.max(size / end)
+    resized = tf.image.resize(image, fitting.astype(int).tolist(), method, antialias=antialias)
+    above, left = np.maximum((end - fitting) / 2, 0).astype(int).tolist()
+    return _padded(resized, above, left, *target)
+
+
+def _with_contrast(images: Any, contrast_factor: Any) -> Any:
+    mean = tf.reduce_mean(images, [-3, -2], keepdims=True)
+    return mean + (images - mean) * contrast_factor
+
+
+def _central(image: Any, central_fraction: float) -> Any:
+    sizes = image.shape[-3:-1]
+    require(None not in sizes)
+    starts = [int((size - size * central_fraction) / 2) for size in sizes]
+    sizes = [size - 2 * start for size, start in zip(sizes, starts, strict=True)]
+    return _cropped(image, *starts, *sizes)
+
+
+def _turned(image: Any, k: int = 1, name: Any = None) -> Any:
+    """Turns images by `k` quarters of a circle, against the clock."""
+    require(len(image.shape) == 4)
+    turned = tf.transpose(image, (0, 2, 1, 3)) if k % 2 else image
+    axes = [[], [1], [1, 2], [2]][k % 4]
+    return tf.reverse(turned, axes) if axes else tf.identity(turned)
+
+
+def _standardized(image: Any) -> Any:
+    axes = [-3, -2, -1]
+    require(None not in image.shape[-3:])
+    least = 1.0 / math.sqrt(math.prod(image.shape[-3:]))
+    centered = image - tf.reduce_mean(image, axes, keepdims=True)
+    deviation = tf.sqrt(tf.reduce_mean(tf.square(centered), axes, keepdims=True))
+    return centered / tf.maximum(deviation, least)
+
+
+def _hue(images: Any) -> tuple[Any, Any, Any]:
+    """Returns the hue, from 0 to 6, the largest color, and how far the smallest is from it."""
+    red, green, blue = tf.split(images, 3, axis=-1)
+    value = tf.reduce_max(images, -1, keepdims=True)
+    span = value - tf.reduce_min(images, -1, keepdims=True)
+    of_green, of_blue = (
+        tf.math.divide_no_nan(x, span) + y for x, y in ((blue - red, 2.0), (red - green, 4.0))
+    )
+    of_red = tf.math.divide_no_nan(green - blue, span)
+    of_red = tf.where(of_red < 0.0, of_red + 6.0, of_red)
+    hue = tf.where(value <= green, of_green, of_blue)
+    return tf.where(value <= red, of_red, hue), value, span
+
+
+def _colored(hue: Any, value: Any, span: Any) -> Any:
+    red = tf.abs(hue - 3.0) - 1.0
+    green, blue = (2.0 - tf.abs(hue - center) for center in (2.0, 4.0))
+    colors = tf.concat([tf.clip_by_value(x, 0.0, 1.0) for x in (red, green, blue)], -1)
+    return value + (colors - 1.0) * span
+
+
+def _to_hsv(images: Any, name: Any = None) -> Any:
+    hue, value, span = _hue(images)
+    saturation = tf.math.divide_no_nan(span, tf.nn.relu(value))
+    return tf.concat([hue * (1.0 / 6.0), saturation, value], -1)
+
+
+def _from_hsv(images: Any, name: Any = None) -> Any:
+    hue, saturation, value = tf.split(images, 3, axis=-1)
+    return _colored(hue * 6.0, value, saturation * value)
+
+
+def _with_hue(image: Any, delta: Any, name: Any = None) -> Any:
+    require(isinstance(delta, float))
+    hue, value, span = _hue(image)
+    hue = hue + delta % 1.0 * 6.0
+    return _colored(tf.where(hue >= 6.0, hue - 6.0, hue), value, span)
+
+
+def _saturated(image: Any, saturation_factor: Any, name: Any = None) -> Any:
+    """Moves all colors away from the largest one, until the smallest is 0."""
+    require(isinstance(saturation_factor, (int, float)) and saturation_factor >= 0.0)
+    value = tf.reduce_max(image, -1, keepdims=True)
+    span = value - tf.reduce_min(image, -1, keepdims=True)
+    most = tf.math.divide_no_nan(tf.nn.relu(value), span)  # 0 where all are negative.
+    return value + (image - value) * tf.minimum(most, float(saturation_factor))
+
+
+def _with_gamma(image: Any, gamma: Any = 1, gain: Any = 1) -> Any:
+    return tf.pow(image, float(gamma)) * float(gain)
+
+
+def _near_channels_normalized(
+    input: Any,
+    depth_radius: Any = 5,
+    bias: Any = 1.0,
+    alpha: Any = 1.0,
+    beta: Any = 0.5,
+    name: Any = None,
+) -> Any:
+    channels = np.arange(input.shape[-1])
+    near = np.abs(channels[:, None] - channels) <= depth_radius
+    sums = tf.matmul(tf.square(input), (alpha * near).astype(np.float32))
+    return input * tf.pow(sums + bias, -beta)
+
+
+EARLY_IMAGES: dict[str, Expansion] = {
+    "central_crop": _central,
+    "resize_with_crop_or_pad": _cropped_or_padded,
+    "resize_with_pad": _resized_and_padded,
+    "adjust_contrast": _with_contrast,
+    "adjust_brightness": lambda image, delta: image + delta,
+    "adjust_gamma": _with_gamma,
+    "adjust_hue": _with_hue,
+    "adjust_saturation": _saturated,
+    "rgb_to_hsv": _to_hsv,
+    "hsv_to_rgb": _from_hsv,
+    "grayscale_to_rgb": lambda images, name=None: tf.concat([images] * 3, -1),
+    "rot90": _turned,
+    "transpose_image": lambda image, name=None: tf.transpose(image, (0, 2, 1, 3)),
+    "per_image_standardization": _standardized,
+    "crop_to_bounding_box": _cropped,
+    "flip_left_right": _flipped(-2),
+    "flip_up_down": _flipped(-3),
+    "pad_to_bounding_box": _padded,
+    "rgb_to_grayscale": multiply_by_matrix(tf.image.rgb_to_grayscale),
+    "rgb_to_yiq": multiply_by_matrix(tf.image.rgb_to_yiq),
+    "rgb_to_yuv": multiply_by_matrix(tf.image.rgb_to_yuv),
+    "yiq_to_rgb": multiply_by_matrix(tf.image.yiq_to_rgb),
+    "yuv_to_rgb": multiply_by_matrix(tf.image.yuv_to_rgb),
+    "local_response_normalization": _near_channels_normalized,
+}
+"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
+
 IMAGES: dict[str, Expansion] = {
     "resize": _resize,
     "v1_resize_images": _old_resize,
     "convert_image_dtype": _convert,
     "extract_patches": _patches,
 }
-"""Kind of an operation -> its expansion."""
+"""Kind of an operation -> its expansion after masks, softmax and formulas are recognized."""
 
 IMAGE_LAYERS: dict[type, Expansion] = {
     layers.RandomCrop: _random_crop,

@@ -5,12 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.size_expressions import BATCH, computed_sizes
+from keras_qat.graph.size_expressions import BATCH, computed_sizes, example_of
+from keras_qat.graph.tf_operations import number
 from keras_qat.helper_layers.operations import Roll
-from keras_qat.lowering.expand_call import Expansion, call_of, is_tensor, require, value_of
+from keras_qat.lowering.attention_masks import HIDES
+from keras_qat.lowering.expand_call import (
+    Expansion,
+    call_of,
+    is_tensor,
+    known,
+    require,
+    value_of,
+)
 from keras_qat.ops.movement import MAX_SLICED
 from keras_qat.ops.slicing import SLICE, items_for_axes
 
@@ -96,6 +106,117 @@ def _sort(values: Any, axis: Any = -1, direction: Any = "ASCENDING", name: Any =
     largest, _ = tf.math.top_k(values, size, name="largest")
     return largest if direction == "DESCENDING" else tf.reverse(largest, [rank - 1])
 
+
+def _softmax_of_stack(logits: Any, axis: Any = None, name: Any = None) -> Any:
+    """Softmax along the first axis, of tensors that were stacked there."""
+    require(axis == 0 and logits.shape[0] is not None)
+    order = [*range(1, len(logits.shape)), 0]
+    return tf.transpose(tf.nn.softmax(tf.transpose(logits, order)), np.argsort(order).tolist())
+
+
+def _flatten(x: Any) -> Any:
+    require(None not in x.shape[1:])
+    return tf.reshape(x, [-1, math.prod(x.shape[1:])])
+
+
+def _normalize_axes(x: Any, axis: Any = None, epsilon: Any = 1e-12, name: Any = None) -> Any:
+    rank, shape = len(x.shape), list(x.shape[1:])
+    axes = sorted(a % rank for a in tf.nest.flatten(axis) if isinstance(a, int))
+    require(len(axes) > 1 and axes == list(range(axes[0], rank)) and None not in shape)
+    kept = shape[: axes[0] - 1]
+    flat = tf.reshape(x, [-1, *kept, math.prod(shape[axes[0] - 1 :])])
+    return tf.reshape(tf.math.l2_normalize(flat, -1, epsilon), [-1, *shape])
+
+
+def _sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = tf.bool, name: Any = None) -> Any:
+    require(number(maxlen) is not None)
+    return tf.cast(tf.range(int(maxlen)) < tf.cast(lengths, tf.int32)[..., tf.newaxis], dtype)
+
+
+def _argsort(
+    values: Any, axis: Any = -1, direction: Any = "ASCENDING", stable: Any = False, name: Any = None
+) -> Any:
+    require(axis in (-1, len(values.shape) - 1) and values.shape[-1] is not None)
+    values = values if direction == "DESCENDING" else -values
+    return tf.math.top_k(values, values.shape[-1]).indices
+
+
+def _sort_other_axis(
+    values: Any, axis: Any = -1, direction: Any = "ASCENDING", name: Any = None, **_: Any
+) -> Any:
+    """Sorts along another axis than the last."""
+    rank = len(values.shape)
+    order = list(range(rank))
+    require(isinstance(axis, int) and 0 < axis % rank < rank - 1)
+    order[axis], order[-1] = order[-1], order[axis]
+    return tf.transpose(tf.sort(tf.transpose(values, order), -1, direction), order)
+
+
+def _choose(condition: Any, x: Any = None, y: Any = None, name: Any = None) -> Any:
+    """Chooses by a constant. Large numbers are for masks in front of a softmax."""
+    condition = np.asarray(condition)
+    numbers = [number(end) for end in (x, y)]
+    require(condition.dtype == bool and (x is not None and y is not None))
+    require(all(end is None or abs(end) < -HIDES for end in numbers))
+    chosen = condition.astype(np.float32)
+    return x * chosen + y * (1 - chosen)
+
+
+def _pad(
+    tensor: Any, paddings: Any, mode: Any = "CONSTANT", name: Any = None, constant_values: Any = 0
+) -> Any:
+    value = number(constant_values)
+    require(mode.upper() == "CONSTANT" and value and math.isfinite(value))
+    return tf.pad(tensor - value, paddings) + value
+
+
+def _reverse_sequence(
+    input: Any, seq_lengths: Any, seq_axis: Any = None, batch_axis: Any = None, name: Any = None
+) -> Any:
+    """Takes the steps of each example from its last one on, and those behind it as they are."""
+    require((seq_axis, batch_axis or 0) == (1, 0) and input.shape[1] is not None)
+    steps, lengths = np.arange(input.shape[1], dtype=np.int32), tf.cast(seq_lengths, tf.int32)
+    from_last = lengths[:, None] - (steps + 1)
+    positions = tf.where(from_last >= 0, from_last, steps)
+    return tf.gather(input, positions, axis=1, batch_dims=1)
+
+
+def _boolean_mask(tensor: Any, mask: Any, name: Any = None, axis: Any = None) -> Any:
+    """Gather what a constant mask selects, or one that is the same for each example."""
+    if is_tensor(mask):
+        example = known(example_of(value_of(mask)))
+        require(tensor.dtype.is_floating and example.ndim and not axis)
+        rest = tensor.shape[1 + example.ndim :]
+        require(None not in tensor.shape[1:])
+        rows = tf.reshape(tensor, [-1, example.size, *rest])
+        return tf.reshape(tf.gather(rows, np.flatnonzero(example), axis=1), [-1, *rest])
+    mask = np.asarray(mask)
+    require(mask.ndim > 0 and mask.dtype == bool and number(axis) is not None and axis > 0)
+    before, after = tensor.shape[1:axis], tensor.shape[axis + mask.ndim :]
+    if mask.ndim > 1:
+        require(None not in (*before, *after))
+        tensor = tf.reshape(tensor, [-1, *before, mask.size, *after])
+    return tf.gather(tensor, np.flatnonzero(mask), axis=axis)
+
+
+EARLY_MOVEMENT: dict[str, Expansion] = {
+    "argsort": _argsort,
+    "batch_flatten": _flatten,
+    "boolean_mask": _boolean_mask,
+    "l2_normalize": _normalize_axes,
+    "pad": _pad,
+    "softmax": _softmax_of_stack,
+    "sort": _sort_other_axis,
+    "where": _choose,
+}
+"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
+
+EARLY_MOVEMENT_OF_INTEGERS: dict[str, Expansion] = {
+    "boolean_mask": _boolean_mask,
+    "sequence_mask": _sequence_mask,
+    "reverse_sequence": _reverse_sequence,
+}
+"""The same for operations that read integers."""
 
 MOVEMENT: dict[str, Expansion] = {
     "getitem": _getitem,

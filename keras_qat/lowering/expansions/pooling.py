@@ -1,13 +1,18 @@
-"""Expands pooling of volumes to pooling of images."""
+"""Expands pooling, and convolutions of more than one step, to those of images."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+import tensorflow as tf
 
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.expand_call import Expansion, require
+from keras_qat.lowering.expansions.keras_layers import convolved_volumes
+from keras_qat.ops.movement import window
 
 
 def _pool_volumes(layer: Any, x: Any, *, pooling: Any) -> Any:
@@ -23,6 +28,125 @@ def _pool_volumes(layer: Any, x: Any, *, pooling: Any) -> Any:
     x = pooling((pool_depth, 1), (stride_depth, 1), padding, name="depth")(x)
     return layers.Reshape((new_depth, *new_sizes, channels))(x)
 
+
+def _separable(
+    input: Any,
+    depthwise_filter: Any,
+    pointwise_filter: Any,
+    strides: Any,
+    padding: Any,
+    rate: Any = None,
+    name: Any = None,
+    data_format: Any = None,
+    dilations: Any = None,
+) -> Any:
+    require(data_format in (None, "NHWC"))
+    dilations = dilations if rate is None else rate
+    y = tf.nn.depthwise_conv2d(input, depthwise_filter, strides, padding, dilations=dilations)
+    return tf.nn.conv2d(y, pointwise_filter, 1, "VALID")
+
+
+def _pooled(
+    input: Any,
+    window_shape: Any,
+    pooling_type: Any,
+    padding: Any = "VALID",
+    dilation_rate: Any = None,
+    strides: Any = None,
+    name: Any = None,
+    data_format: Any = None,
+    dilations: Any = None,
+) -> Any:
+    require(not str(data_format or "").startswith("NC"))
+    axes = len(input.shape) - 2
+    steps = dilation_rate if dilations is None else dilations
+    if set(tf.nest.flatten(steps)) - {None, 1}:
+        sizes = [window(option, axes) for option in (window_shape, steps)]
+        require((pooling_type, padding) == ("MAX", "VALID") and None not in sizes)
+        require(None not in input.shape[1:-1])
+        return _dilated_maximum(input, *sizes)
+    pools = (_MAXIMA if pooling_type == "MAX" else _AVERAGES)[axes]
+    return pools(window_shape, strides or 1, padding)(input)
+
+
+def _dilated_maximum(x: Any, sizes: Any, steps: Any) -> Any:
+    """Returns the largest of numbers that are `steps` apart, along one axis after the other."""
+    for axis, (size, step) in enumerate(zip(sizes, steps, strict=True), 1):
+        count = x.shape[axis] - (size - 1) * step
+        before = (slice(None),) * axis
+        x, *others = (x[(*before, slice(i * step, i * step + count))] for i in range(size))
+        for other in others:
+            x = tf.maximum(x, other)
+    return x
+
+
+def _pool_of_volumes(pools: Any) -> Callable[..., Any]:
+    def pooled(
+        input: Any,
+        ksize: Any,
+        strides: Any,
+        padding: Any,
+        data_format: Any = None,
+        name: Any = None,
+    ) -> Any:
+        sizes = [window(option, 3) for option in (ksize, strides)]
+        require(data_format in (None, "NDHWC") and None not in sizes)
+        return pools(*sizes, padding)(input)
+
+    return pooled
+
+
+def _convolved_volumes(
+    input: Any,
+    filters: Any,
+    strides: Any,
+    padding: Any,
+    data_format: Any = "NDHWC",
+    dilations: Any = None,
+    name: Any = None,
+) -> Any:
+    sizes = [window(option or 1, 3) for option in (strides, dilations)]
+    require(data_format == "NDHWC" and None not in [*sizes, *input.shape[1:]])
+    return convolved_volumes(input, filters, sizes[0], padding, sizes[1])
+
+
+def _correlation(
+    input: Any,
+    filter: Any,
+    strides: Any,
+    padding: Any,
+    data_format: Any = None,
+    dilations: Any = None,
+    name: Any = None,
+    rate: Any = None,
+) -> Any:
+    """Correlates each example with a kernel of its own, where the channels hold the examples."""
+    steps = [
+        window(option or 1, 2) for option in (strides, rate if dilations is None else dilations)
+    ]
+    sizes = filter.shape[:2]
+    require(data_format in (None, "NHWC") and None not in [*steps, *sizes, *input.shape[:3]])
+    require((input.shape[0], filter.shape[2], filter.shape[3]) == (1, None, 1))
+    settings = [[1, *numbers, 1] for numbers in (sizes, *steps)]
+    x = tf.image.extract_patches(tf.transpose(input, [3, 1, 2, 0]), *settings, padding)
+    height, width, count = x.shape[1:]
+    kernels = tf.reshape(tf.transpose(filter, [2, 0, 1, 3]), [-1, count, 1])
+    y = tf.matmul(tf.reshape(x, [-1, height * width, count]), kernels)
+    return tf.transpose(tf.reshape(y, [-1, height, width, 1]), [3, 1, 2, 0])
+
+
+_MAXIMA = {1: layers.MaxPooling1D, 2: layers.MaxPooling2D, 3: layers.MaxPooling3D}
+_AVERAGES = {1: layers.AveragePooling1D, 2: layers.AveragePooling2D, 3: layers.AveragePooling3D}
+
+EARLY_POOLING: dict[str, Expansion] = {
+    "separable_conv2d": _separable,
+    "depthwise_conv2d": _correlation,
+    "conv3d": _convolved_volumes,
+    "pool": _pooled,
+    "max_pool3d": _pool_of_volumes(layers.MaxPooling3D),
+    "avg_pool3d": _pool_of_volumes(layers.AveragePooling3D),
+}
+"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 
 POOLING_LAYERS: dict[type, Expansion] = {
     layers.AveragePooling3D: partial(_pool_volumes, pooling=layers.AveragePooling2D),

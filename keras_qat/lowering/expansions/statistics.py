@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.graph.tf_operations import number
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.expand_call import Expansion, is_tensor, require
 from keras_qat.ops.movement import axes_of
@@ -69,6 +70,74 @@ def _norm(
     return tf.sqrt(mean, name="root") * np.float32(size**0.5)
 
 
+def _center_and_log_sum(x: Any, axis: Any) -> tuple[Any, Any]:
+    """Returns x less its largest value, and the logarithm of the sum of its exponentials."""
+    below = x - tf.reduce_max(x, axis, keepdims=True)
+    return below, tf.math.log(tf.reduce_sum(tf.exp(below), axis, keepdims=True))
+
+
+def _log_softmax(logits: Any, axis: Any = None, name: Any = None) -> Any:
+    below, total = _center_and_log_sum(logits, -1 if axis is None else axis)
+    return below - total
+
+
+def _log_sum_exp(
+    input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None
+) -> Any:
+    require(axis is not None)
+    largest = tf.reduce_max(input_tensor, axis, keepdims=True)
+    y = largest + _center_and_log_sum(input_tensor, axis)[1]
+    return y if keepdims else tf.squeeze(y, axis)
+
+
+def _other_norm(
+    tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: Any = None, **_: Any
+) -> Any:
+    require(number(ord) in (1, math.inf) and isinstance(axis, int))
+    reduce = tf.reduce_sum if number(ord) == 1 else tf.reduce_max
+    return reduce(tf.abs(tensor), axis, keepdims=bool(keepdims))
+
+
+def _clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: Any = None) -> Any:
+    require(axes is not None and number(clip_norm) is not None)
+    norm = tf.sqrt(tf.reduce_sum(tf.square(t), axes, keepdims=True))
+    return t * (clip_norm / tf.maximum(norm, clip_norm))
+
+
+def _normalize(
+    tensor: Any, ord: Any = "euclidean", axis: Any = None, name: Any = None
+) -> tuple[Any, Any]:
+    require(ord in ("euclidean", 2) and axis is not None)
+    return tf.math.l2_normalize(tensor, axis), tf.norm(tensor, axis=axis, keepdims=True)
+
+
+def _euclidean_norm(
+    input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None
+) -> Any:
+    return tf.norm(input_tensor, axis=axis, keepdims=keepdims)
+
+
+def _multiply_few(
+    input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None
+) -> Any:
+    require(isinstance(axis, int) and (input_tensor.shape[axis] or 99) <= 8)
+    first, *rest = tf.unstack(input_tensor, axis=axis)
+    for factor in rest:
+        first = first * factor
+    return tf.expand_dims(first, axis) if keepdims else first
+
+
+EARLY_STATISTICS: dict[str, Expansion] = {
+    "log_softmax": _log_softmax,
+    "reduce_logsumexp": _log_sum_exp,
+    "reduce_euclidean_norm": _euclidean_norm,
+    "reduce_prod": _multiply_few,
+    "norm": _other_norm,
+    "normalize": _normalize,
+    "clip_by_norm": _clip_by_norm,
+}
+"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
+
 STATISTICS: dict[str, Expansion] = {
     "reduce_sum": _sum,
     "reduce_mean": partial(_merge, merge=layers.Average),
@@ -78,3 +147,4 @@ STATISTICS: dict[str, Expansion] = {
     "reduce_std": _deviation,
     "norm": _norm,
 }
+"""Kind of an operation -> its expansion after masks, softmax and formulas are recognized."""

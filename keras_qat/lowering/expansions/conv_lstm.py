@@ -20,7 +20,7 @@ _made: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictiona
 """ConvLSTM -> its convolutions of inputs and of states, the same in all of its calls."""
 
 
-def unrolled_convolutions(call: Call) -> Callable[..., Any] | None:
+def unroll_conv_lstm(call: Call) -> Callable[..., Any] | None:
     """Returns a function that computes a ConvLSTM step by step; None if a row does it."""
     layer, x = call.layer, call.inputs[0]
     is_plain = len(call.inputs) == 1 and not (layer.stateful or layer.return_state)

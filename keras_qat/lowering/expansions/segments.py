@@ -1,7 +1,4 @@
-"""Sums, means and extrema of rows by constant segments, written out for `equivalents`.
-
-Graph networks gather so what reaches each node.
-"""
+"""Expands sums, means and extrema of rows by constant segments, as graph networks use them."""
 
 from __future__ import annotations
 
@@ -12,17 +9,17 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.tf_operations import array, number
-from keras_qat.lowering.written_out import require
+from keras_qat.lowering.expand_call import CannotExpand, Expansion, require
 
 
 def _numbers(segment_ids: Any, num_segments: Any) -> tuple[np.ndarray, int]:
     """Returns the segment of each row, and how many segments there are."""
     ids = array(segment_ids)
     if ids is None or ids.ndim != 1 or not ids.size:
-        raise NotImplementedError
+        raise CannotExpand
     count = ids.max() + 1 if num_segments is None else number(num_segments)
     if count is None:
-        raise NotImplementedError
+        raise CannotExpand
     return ids, int(count)
 
 
@@ -64,12 +61,12 @@ def _repeated(input: Any, repeats: Any, axis: Any = None, name: Any = None) -> A
     counts = array(repeats)
     axis = 0 if axis is None and len(input.shape) == 1 else axis
     if counts is None or counts.ndim != 1 or not isinstance(axis, int):
-        raise NotImplementedError
+        raise CannotExpand
     require(input.shape[axis] == len(counts))
     return tf.gather(input, np.repeat(np.arange(len(counts)), counts), axis=axis)
 
 
-SEGMENTS: dict[str, Callable[..., Any]] = {
+EARLY_SEGMENTS: dict[str, Expansion] = {
     "unsorted_segment_sum": _total(0.0),
     "unsorted_segment_mean": _total(1.0),
     "unsorted_segment_sqrt_n": _total(0.5),
@@ -81,4 +78,4 @@ SEGMENTS: dict[str, Callable[..., Any]] = {
     "segment_min": _extremum(tf.reduce_min),
     "repeat": _repeated,
 }
-"""Kind of an operation -> a function that takes its arguments."""
+"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""

@@ -1,23 +1,25 @@
-"""Writes `tf.einsum` out: of one tensor, of more than two, and of one and a constant."""
+"""Expands products of matrices, `tf.einsum` and operations on diagonals."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.tf_operations import array
-from keras_qat.lowering.written_out import require
+from keras_qat.graph.tf_operations import array, number
+from keras_qat.lowering.expand_call import CannotExpand, Expansion, require
 
-MOST = 32
+MOST_PRODUCTS = 32
 """Products that one may be written out in, with the parts of a constant."""
 
 
 def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
     """Takes the arguments of `tf.einsum`, and computes one in parts."""
     ranks = [len(np.shape(tensor)) for tensor in inputs]
-    terms, output = _written_out(equation, ranks)
+    terms, output = _read_equation(equation, ranks)
     if len(inputs) > 2:
         first, rest = first_and_rest(equation, ranks)
         return tf.einsum(rest, tf.einsum(first, *inputs[:2]), *inputs[2:])
@@ -35,7 +37,7 @@ def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
     position = 0 if array(inputs[0]) is not None else 1
     factor = array(inputs[position])
     if factor is None:
-        raise NotImplementedError
+        raise CannotExpand
     factor = factor.astype(np.float32)
     return _with_constant(
         inputs[1 - position], terms[1 - position], factor, terms[position], output
@@ -44,7 +46,7 @@ def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
 
 def first_and_rest(equation: str, ranks: list[int]) -> tuple[str, str]:
     """Returns the equation of the first two of several tensors, and that of the others."""
-    terms, output = _written_out(equation, ranks)
+    terms, output = _read_equation(equation, ranks)
     needed = set(output).union(*terms[2:])
     middle = "".join(dict.fromkeys(axis for axis in terms[0] + terms[1] if axis in needed))
     return f"{terms[0]},{terms[1]}->{middle}", f"{','.join([middle, *terms[2:]])}->{output}"
@@ -59,7 +61,7 @@ def _with_constant(x: Any, term: str, factor: np.ndarray, own: str, output: str)
     shared = [axis for axis in own if axis in term and axis in output]
     if summed and shared:  # A product for each entry of the axis.
         axis, position = shared[0], term.index(shared[0])
-        require(position > 0 and (x.shape[position] or MOST + 1) <= MOST)
+        require(position > 0 and (x.shape[position] or MOST_PRODUCTS + 1) <= MOST_PRODUCTS)
         without = ",".join(axes.replace(axis, "") for axes in (term, own))
         equation = f"{without}->{output.replace(axis, '')}"
         factors = np.moveaxis(factor, own.index(axis), 0)
@@ -83,7 +85,7 @@ def _with_constant(x: Any, term: str, factor: np.ndarray, own: str, output: str)
     return y if order == sorted(order) else tf.transpose(y, order)
 
 
-def _written_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+def _read_equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
     """Returns the terms and the output of an equation, with letters in the place of "..."."""
     left, arrow, output = equation.replace(" ", "").partition("->")
     require(bool(arrow))
@@ -96,3 +98,85 @@ def _written_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
         for term, count in zip(terms, counts, strict=True)
     ]
     return terms, output.replace("...", letters)
+
+
+def multiply_by_matrix(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a linear operation along the last axis as a product with its matrix."""
+
+    def multiply(x: Any, *args: Any, **kwargs: Any) -> Any:
+        require(x.shape[-1] is not None)
+        with tf.init_scope():
+            matrix = np.asarray(operation(tf.eye(x.shape[-1])[None], *args, **kwargs))[0]
+        return tf.matmul(x, matrix)
+
+    return multiply
+
+
+def _band_part(input: Any, num_lower: Any, num_upper: Any, name: Any = None) -> Any:
+    rows, columns = input.shape[-2:]
+    require(None not in (rows, columns))
+    return input * tf.linalg.band_part(np.ones((rows, columns), np.float32), num_lower, num_upper)
+
+
+def _diagonal(x: Any) -> Any:
+    """Returns square matrices, or columns as such, with zeros beside the diagonal."""
+    require(x.shape[-2] is not None and x.shape[-1] in (1, x.shape[-2]))
+    return x * np.eye(x.shape[-2], dtype=np.float32)
+
+
+def _with_diagonal(input: Any, diagonal: Any, name: Any = None, k: Any = 0, **_: Any) -> Any:
+    rows, columns = input.shape[-2:]
+    require(rows is not None and rows == columns and number(k) == 0)
+    on = np.eye(rows, dtype=np.float32)
+    return input * (1.0 - on) + diagonal[..., None] * on
+
+
+def _tensordot(a: Any, b: Any, axes: Any, name: Any = None) -> Any:
+    """Moves the axes to sum over to the end, for a product with a matrix or a vector."""
+    count = axes if isinstance(axes, int) else 0
+    given = [range(-count, 0), range(count)] if count else map(tf.nest.flatten, axes)
+    summed, rows = (
+        [axis % len(x.shape) for axis in part] for x, part in zip((a, b), given, strict=True)
+    )
+    require(0 < len(rows) == len(summed) and 0 not in summed)  # The batch stays in front.
+    kept, others = (
+        [axis for axis in range(len(x.shape)) if axis not in part]
+        for x, part in ((a, summed), (b, rows))
+    )
+    order = kept + summed
+    x = a if order == sorted(order) else tf.transpose(a, order)
+    matrix = array(b)
+    if matrix is not None:
+        b = matrix.astype(np.float32)
+    if len(rows) == 1 and len(b.shape) == 1:
+        return tf.squeeze(tf.matmul(x, b[:, None]), -1)
+    if len(rows) == 1 and len(b.shape) == 2:
+        return tf.matmul(x, b, transpose_b=rows == [1])
+    sizes = [a.shape[axis] for axis in kept[1:]]
+    require(None not in [*sizes, *b.shape])
+    b = b if rows + others == sorted(rows + others) else tf.transpose(b, rows + others)
+    summed_size = math.prod(b.shape[: len(rows)])
+    matrix = tf.reshape(b, [summed_size, -1])
+    y = tf.matmul(tf.reshape(x, [-1, *sizes, summed_size]), matrix)
+    return tf.reshape(y, [-1, *sizes, *b.shape[len(rows) :]])
+
+
+def _outer(a: Any, b: Any, *flags: Any, name: Any = None, **options: Any) -> Any:
+    """Multiplies whole numbers in one column by a row, as spatial transformers copy them."""
+    require(not any(flags) and not any(options.values()) and a.shape[-1] == 1)
+    return a * b
+
+
+EARLY_MATRICES: dict[str, Expansion] = {
+    "band_part": _band_part,
+    "diag": lambda diagonal, name=None: _diagonal(diagonal[..., None]),
+    "diag_part": lambda input, name=None: tf.reduce_sum(_diagonal(input), -1),
+    "einsum": einsum,
+    "set_diag": _with_diagonal,
+    "tensordot": _tensordot,
+    "trace": lambda x, name=None: tf.reduce_sum(_diagonal(x), [-2, -1]),
+}
+"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
+
+EARLY_MATRICES_OF_INTEGERS: dict[str, Expansion] = {"matmul": _outer}
+"""The same for operations that read integers."""

@@ -1,4 +1,4 @@
-"""Keras' layers that TFLite has no integer kernel of, written out in operations that have one.
+"""Expands Keras layers that read their own weights, and layers that make categories.
 
 Convolutions of volumes become convolutions of slices, with the slices that a kernel covers side by
 side as channels. Locally connected layers become a product for each position, or one product.
@@ -13,55 +13,33 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, map_values
+from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import keras, layers
-from keras_qat.lowering.categories import binned, encoded
+from keras_qat.lowering.expand_call import CannotExpand, require
+from keras_qat.ops.composed import NO_WIDE
 
 
-def require(condition: Any) -> None:
-    """Leaves the operation as it is, unless its options are among those that are written out."""
-    if not condition:
-        raise NotImplementedError
-
-
-def copies(call: Call) -> Any:
-    """Returns new values like the outputs of a call, which stay those of that call."""
-    return map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
-
-
-def by_matrix(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a linear operation along the last axis as a product with its matrix."""
-
-    def multiply(x: Any, *args: Any, **kwargs: Any) -> Any:
-        require(x.shape[-1] is not None)
-        with tf.init_scope():
-            matrix = np.asarray(operation(tf.eye(x.shape[-1])[None], *args, **kwargs))[0]
-        return tf.matmul(x, matrix)
-
-    return multiply
-
-
-def written_out(call: Call) -> Callable[..., Any] | None:
+def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
     """Returns a function that computes what a layer of Keras computes, or None.
 
     It takes the input of the layer, and reads its weights.
     """
     layer = call.layer
-    write = WRITTEN_OUT.get(type(layer))
-    if write is None or None in call.inputs[0].shape[1:] or layer.activity_regularizer is not None:
+    expand = EARLY_LAYERS.get(type(layer))
+    if expand is None or None in call.inputs[0].shape[1:] or layer.activity_regularizer is not None:
         return None
     is_last = getattr(layer, "data_format", "channels_last") == "channels_last"
     if not is_last or layer.compute_dtype in ("float16", "bfloat16"):
         return None
     if type(layer) in HAVE_ROWS and not HAVE_ROWS[type(layer)](layer, call.inputs[0]):
         return None
-    return lambda inputs: write(layer, inputs)
+    return lambda inputs: expand(layer, inputs)
 
 
-def own_weights(layer: Any) -> list[Any]:
+def list_owners(layer: Any) -> list[Any]:
     """Returns the layers whose weights the function that stands for a layer reads: itself."""
-    return [layer] if type(layer) in WRITTEN_OUT else []
+    return [layer] if type(layer) in EARLY_LAYERS else []
 
 
 def _convolution_of_volumes(layer: Any, x: Any) -> Any:
@@ -171,7 +149,7 @@ def _locally_connected(layer: Any, x: Any) -> Any:
     else:
         if layer.implementation == 3:  # Ordered by outputs; near a border some read less.
             if layer.padding != "valid":
-                raise NotImplementedError
+                raise CannotExpand
             kernel = tf.reshape(kernel, [math.prod(shape[:-1]), shape[-1], -1])
             kernel = tf.transpose(kernel, [0, 2, 1])
         y = tf.einsum("bpk,pkf->bpf", _patches(layer, x, shape[:-1]), kernel)
@@ -181,7 +159,7 @@ def _locally_connected(layer: Any, x: Any) -> Any:
 
 def _center(layer: Any, x: Any) -> Any:
     if layer.height > x.shape[-3] or layer.width > x.shape[-2]:
-        raise NotImplementedError  # Keras makes such images larger.
+        raise CannotExpand  # Keras makes such images larger.
     top, left = (x.shape[-3] - layer.height) // 2, (x.shape[-2] - layer.width) // 2
     return x[..., top : top + layer.height, left : left + layer.width, :]
 
@@ -215,7 +193,35 @@ def _activated(layer: Any, y: Any) -> Any:
     return y if layer.activation in (None, keras.activations.linear) else layer.activation(y)
 
 
-WRITTEN_OUT: dict[type, Callable[[Any, Any], Any]] = {
+def binned(layer: Any, x: Any) -> Any:
+    """Computes `Discretization`: a value's bin is as high as the boundaries that it reaches."""
+    boundaries = np.asarray(layer.bin_boundaries, np.float32)
+    if layer.sparse or not boundaries.size or NO_WIDE:
+        raise CannotExpand
+    reached = tf.cast(x[..., None] >= boundaries, tf.float32)
+    below, above = reached[..., :-1], reached[..., 1:]
+    parts = [1.0 - reached[..., :1], *([below - above] if boundaries.size > 1 else [])]
+    codes = tf.concat([*parts, reached[..., -1:]], -1)
+    if layer.output_mode == "int":
+        return tf.argmax(codes, -1, layer.compute_dtype)
+    return _together(codes, layer.output_mode)
+
+
+def encoded(layer: Any, x: Any) -> Any:
+    """Computes `CategoryEncoding` of indices."""
+    if layer.sparse:
+        raise CannotExpand
+    return _together(tf.one_hot(x, layer.num_tokens), layer.output_mode)
+
+
+def _together(codes: Any, mode: str) -> Any:
+    """Returns codes of ones and zeros for each category, or one of all that an example has."""
+    if mode == "one_hot":
+        return tf.squeeze(codes, -2) if codes.shape[-2] == 1 else codes
+    return {"multi_hot": tf.reduce_max, "count": tf.reduce_sum}[mode](codes, -2)
+
+
+EARLY_LAYERS: dict[type, Callable[[Any, Any], Any]] = {
     layers.CategoryEncoding: encoded,
     layers.CenterCrop: _center,
     **dict.fromkeys((layers.Conv1D, layers.Conv2D), _convolution_of_steps),

@@ -1,15 +1,15 @@
-"""Operations of `tf.signal` on real numbers, written out in other operations."""
+"""Expands operations of `tf.signal` on floats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.lowering.written_out import by_matrix, require
+from keras_qat.lowering.expand_call import Expansion, require
+from keras_qat.lowering.expansions.matrices import multiply_by_matrix
 
 
 def _frame(
@@ -50,17 +50,17 @@ def _half_turn(x: Any, axes: Any = None, name: Any = None, back: bool = False) -
     return tf.roll(x, [(-1 if back else 1) * (x.shape[axis] // 2) for axis in axes], axes)
 
 
-SIGNALS: dict[str, Callable[..., Any]] = {
+EARLY_SIGNALS: dict[str, Expansion] = {
     "frame": _frame,
     "overlap_and_add": _overlapped,
     "fftshift": _half_turn,
     "ifftshift": partial(_half_turn, back=True),
     **{
-        operation.__name__: by_matrix(operation)
+        operation.__name__: multiply_by_matrix(operation)
         for operation in (
             *(tf.signal.dct, tf.signal.idct),
             tf.signal.mfccs_from_log_mel_spectrograms,
         )
     },
 }
-"""Kind of an operation -> a function that computes the same in other operations."""
+"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
