@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import time
 from typing import Any
 
@@ -18,6 +19,8 @@ from tests.processes import run_program
 from tests.sampling import draw, leave_the_rest_to_slow
 
 START = time.monotonic()
+
+os.environ["KERAS_QAT_VERIFY_PASSES"] = "1"  # Each graph is checked after every pass of lowering.
 
 
 @dataclasses.dataclass

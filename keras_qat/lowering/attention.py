@@ -16,7 +16,7 @@ from keras_qat.keras2.backend import attention_parts, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
 from keras_qat.lowering.mask_tensors import MaskTensors
-from keras_qat.tracing.cannot_trace import CannotOpen
+from keras_qat.tracing.cannot_trace import CannotTrace
 
 
 def split_multi_head_attention(
@@ -151,7 +151,7 @@ def split_masked_attention(call: Call, context: LoweringContext, masks: MaskTens
         return []
     try:
         parts = split_multi_head_attention(call, context, masks)
-    except CannotOpen:
+    except CannotTrace:
         return []
     return [*masks.take_calls(), *(part.as_part_of(call) for part in parts)]
 

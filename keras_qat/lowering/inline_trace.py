@@ -18,9 +18,9 @@ from keras_qat.keras2.layers_and_models import layers_in, rename
 from keras_qat.lowering.attention_masks import hides
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, calls_behind
 from keras_qat.lowering.inner_names import InnerNames, expression_of, name_of_weight, weights_behind
-from keras_qat.tracing.cannot_trace import CannotOpen
+from keras_qat.tracing.cannot_trace import CannotTrace
 from keras_qat.tracing.compare_traces import NOISE
-from keras_qat.tracing.trace_layer import OpenedLayer
+from keras_qat.tracing.trace_layer import TracedLayer
 
 
 class TracedCall:
@@ -33,11 +33,11 @@ class TracedCall:
         keeps_weights: whether nothing is computed from weights before they are quantized.
 
     Raises:
-        CannotOpen: if it has complex weights.
+        CannotTrace: if it has complex weights.
     """
 
     def __init__(
-        self, call: Call, trace: OpenedLayer, read: list[Value], keeps_weights: bool
+        self, call: Call, trace: TracedLayer, read: list[Value], keeps_weights: bool
     ) -> None:
         self.call, self.trace, self.read = call, trace, read
         self.graph = graph = with_known_sizes(trace.graph)
@@ -45,7 +45,7 @@ class TracedCall:
             value.rows = outer.rows
         close_sizes(graph)
         if any(weight.is_complex for weight in trace.weights):
-            raise CannotOpen("its weights are complex numbers")
+            raise CannotTrace("its weights are complex numbers")
         self.of_weights = set(trace.weights)
         """The weights, and the tensors that are computed from them alone, once for all calls."""
         if not keeps_weights:

@@ -16,7 +16,7 @@ from keras_qat.graph.structural_keys import describe_arguments
 from keras_qat.graph.tf_operations import array
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.layer_names import names_of_calls
-from keras_qat.tracing.trace_layer import OpenedLayer
+from keras_qat.tracing.trace_layer import TracedLayer
 from keras_qat.tracing.whole_graph import WholeGraph
 
 
@@ -82,19 +82,19 @@ def weights_in(arguments: Any) -> list[Any]:
     return weights + [x.tobytes() for x in arrays if x is not None and x.ndim]
 
 
-def name_of_weight(value: Value, opened: OpenedLayer) -> str:
+def name_of_weight(value: Value, opened: TracedLayer) -> str:
     """Names a weight after its variable; a tensor computed from weights gets a suffix."""
     if value in opened.weights:
         return opened.weights[value].name.split(":")[0].rsplit("/", 1)[-1]
     return name_of_weight(weights_behind(value, opened)[0], opened) + "_computed"
 
 
-def expression_of(value: Value, opened: OpenedLayer) -> str:
+def expression_of(value: Value, opened: TracedLayer) -> str:
     """Returns a hash of how a value is computed from weights: the same for equal computations."""
     return solve(value, functools.partial(_find_expression, opened=opened))
 
 
-def _find_expression(value: Value, opened: OpenedLayer) -> Generator[Value, Any, str]:
+def _find_expression(value: Value, opened: TracedLayer) -> Generator[Value, Any, str]:
     if value in opened.weights:
         return f"weight {id(opened.weights[value])}"
     call = value.producer
@@ -108,12 +108,12 @@ def _find_expression(value: Value, opened: OpenedLayer) -> Generator[Value, Any,
     return hashlib.sha256(repr((what, arguments, index)).encode()).hexdigest()
 
 
-def weights_behind(value: Value, opened: OpenedLayer) -> list[Value]:
+def weights_behind(value: Value, opened: TracedLayer) -> list[Value]:
     """Returns the weights that a value is computed from."""
     return solve(value, functools.partial(_find_weights, opened=opened))
 
 
-def _find_weights(value: Value, opened: OpenedLayer) -> Generator[Value, Any, list[Value]]:
+def _find_weights(value: Value, opened: TracedLayer) -> Generator[Value, Any, list[Value]]:
     if value in opened.weights:
         return [value]
     assert value.producer is not None

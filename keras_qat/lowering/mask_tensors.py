@@ -21,8 +21,8 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.inner_names import weights_in
 from keras_qat.ops.registry import is_listed
 from keras_qat.origins import KERAS, package_of
-from keras_qat.tracing.cannot_trace import CannotOpen
-from keras_qat.tracing.trace_layer import OpenedLayer, open_layer
+from keras_qat.tracing.cannot_trace import CannotTrace
+from keras_qat.tracing.trace_layer import TracedLayer, trace_layer
 
 
 class MaskTensors:
@@ -40,7 +40,7 @@ class MaskTensors:
         self._masks = Masks(self._symbol, self._made_by.get, self._kept)
         self._tensors: dict[int, Value] = {}
         """Id of a symbolic mask -> its value in the graph."""
-        self._opened: dict[tuple[Any, str], OpenedLayer] = {}
+        self._opened: dict[tuple[Any, str], TracedLayer] = {}
         self._count = 0
 
     def note(self, call: Call) -> None:
@@ -60,7 +60,7 @@ class MaskTensors:
 
     def opened(
         self, call: Call, written_out: Call | None, lenders: Sequence[Any] = ()
-    ) -> tuple[OpenedLayer, list[Value]]:
+    ) -> tuple[TracedLayer, list[Value]]:
         """Opens a layer with the masks that it reads, and returns what it reads, too.
 
         Args:
@@ -69,23 +69,23 @@ class MaskTensors:
             lenders: other layers whose weights it reads, and variables that no layer holds.
 
         Raises:
-            CannotOpen, OnlyTrains: if it cannot be opened.
+            CannotTrace, OnlyTrains: if it cannot be opened.
         """
         try:
             return self._opened_as(call, written_out, lenders)
-        except CannotOpen as error:
+        except CannotTrace as error:
             given = with_python_integers(call)
-            if given is None or written_out or type(error) is not CannotOpen:
+            if given is None or written_out or type(error) is not CannotTrace:
                 raise
         return self._opened_as(given, None, lenders)  # As Python compares and branches by them.
 
     def _opened_as(
         self, call: Call, written_out: Call | None, lenders: Sequence[Any]
-    ) -> tuple[OpenedLayer, list[Value]]:
+    ) -> tuple[TracedLayer, list[Value]]:
         inputs = list(dict.fromkeys((written_out or call).inputs))
         masks = {} if written_out else self.of(inputs)
         if written_out or masks or lenders:
-            opened = open_layer(written_out or call, masks, lenders)
+            opened = trace_layer(written_out or call, masks, lenders)
         else:
             opened = self._opened_alone(call)
         of_steps = written_out and isinstance(call.layer, RECURRENT)
@@ -95,7 +95,7 @@ class MaskTensors:
             self.of(values_in(call.outputs))  # Raises if they cannot be traced.
         return opened, [*inputs, *masks.values()]
 
-    def _opened_alone(self, call: Call) -> OpenedLayer:
+    def _opened_alone(self, call: Call) -> TracedLayer:
         """Opens a layer that reads no masks, once for all calls of the same shapes and weights."""
         args = map_values(
             lambda x: (call.inputs.index(x), x.shape, x.dtype, *weights_in(x)),
@@ -103,17 +103,17 @@ class MaskTensors:
         )
         leaves = tf.nest.flatten((call.args, call.kwargs))
         if not all(leaf is None or isinstance(leaf, (Value, bool)) for leaf in leaves):
-            return open_layer(call)
+            return trace_layer(call)
         key = call.layer, str(args)
         if key not in self._opened:
-            self._opened[key] = open_layer(call)
+            self._opened[key] = trace_layer(call)
         return self._opened[key]
 
     def of(self, values: list[Value]) -> dict[Value, Value]:
         """Returns value -> its mask, for those that carry one.
 
         Raises:
-            CannotOpen: if a mask cannot be traced.
+            CannotTrace: if a mask cannot be traced.
         """
         masks = {value: self._of(value) for value in values if value.masked}
         return {value: mask for value, mask in masks.items() if mask is not None}
@@ -121,10 +121,10 @@ class MaskTensors:
     def _of(self, value: Value) -> Value | None:
         try:
             symbol = self._masks.of(value)
-        except CannotOpen:
+        except CannotTrace:
             raise
         except Exception as error:  # Whatever a user's own code may raise.
-            raise CannotOpen("it reads a mask that cannot be traced") from error
+            raise CannotTrace("it reads a mask that cannot be traced") from error
         if symbol is None:
             return None
         return self._tensors[id(symbol)]
@@ -140,7 +140,7 @@ class MaskTensors:
         if id(symbol) in self._tensors:
             return symbol
         if not keras.backend.is_keras_tensor(symbol):
-            raise CannotOpen("it reads a mask that is a constant")
+            raise CannotTrace("it reads a mask that is a constant")
         return self._symbol(self._add(dict(self._symbols), symbol, call))
 
     def of_attention(self, call: Call, inputs: list[Value], given: Value | None) -> Value | None:
@@ -182,7 +182,7 @@ class MaskTensors:
         try:
             graph = read_model(keras.Model(list(symbols.values()), result))
         except ValueError as error:
-            raise CannotOpen("it reads a mask that cannot be traced") from error
+            raise CannotTrace("it reads a mask that cannot be traced") from error
         current = dict(zip(values_in(graph.inputs), symbols, strict=True))
         for call in with_known_sizes(graph).calls:
             self._count += 1

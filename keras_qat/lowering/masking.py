@@ -44,7 +44,7 @@ def split_masking(call: Call, context: LoweringContext, masks: MaskTensors) -> l
     """Lowers a Masking to comparisons with its number, and a choice between values and 0.
 
     Raises:
-        CannotOpen: if its mask cannot be traced.
+        CannotTrace: if its mask cannot be traced.
     """
     (x,), y, parts = call.inputs, call.output, PartsBuilder(call, context)
     mask, operation = masks.of([y])[y], operation_class()

@@ -82,7 +82,7 @@ def lower(
             if changes := list(list_changes(before, listing)):
                 print("\n  ".join([f"{step.name}: {step.after}", *changes]))
         if os.environ.get(VERIFY):
-            verify_graph(graph, step.name, has_unique_names=step is PASSES[-1])
+            verify_graph(graph, step.name, is_complete=step is PASSES[-1])
     return graph
 
 

@@ -96,7 +96,7 @@ def given_mask(call: Call, masks: MaskTensors) -> list[Call]:
     become the same operator. A layer stays as it is if it has no integer operator that reads one.
 
     Raises:
-        CannotOpen: if the mask cannot be traced.
+        CannotTrace: if the mask cannot be traced.
     """
     sequence = values_in(call.args)[0]
     if call.kwargs.get("mask") is not None or len(sequence.shape) != 3:

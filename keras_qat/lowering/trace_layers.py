@@ -36,7 +36,7 @@ from keras_qat.lowering.unrolling import in_few_operations, refused_cells
 from keras_qat.tracing.attention_dropout import with_dropout
 from keras_qat.tracing.cannot_trace import (
     READS_OTHERS,
-    CannotOpen,
+    CannotTrace,
     OnlyTrains,
     ReadsWeights,
     TooLarge,
@@ -178,7 +178,7 @@ class _Attempt:
             or self._find_traceable(call)
         ):
             return None
-        with contextlib.suppress(CannotOpen):
+        with contextlib.suppress(CannotTrace):
             return given_mask(call, self.masks)
         return []
 
@@ -188,7 +188,7 @@ class _Attempt:
             return None
         if not self.context.may_open(call) and reads_floats(call, self._readers, self._outputs):
             return None
-        with contextlib.suppress(CannotOpen):
+        with contextlib.suppress(CannotTrace):
             return split_masking(call, self.context, self.masks)
         return []
 
@@ -205,7 +205,7 @@ class _Attempt:
             return parts.end(
                 parts.new("", TrainingOnly, error.model, weights=weights), call.inputs[0]
             )
-        except CannotOpen as error:
+        except CannotTrace as error:
             self._note_refusal(call, expansion, error)
             return []
 
@@ -213,11 +213,11 @@ class _Attempt:
         """Return the calls inside a layer.
 
         Raises:
-            CannotOpen, OnlyTrains: if it cannot be traced.
+            CannotTrace, OnlyTrains: if it cannot be traced.
         """
         layer, borrowed = call.layer, self.agreed.borrowed
         if layer in self.agreed.opaque:
-            raise CannotOpen(self.agreed.opaque[layer])
+            raise CannotTrace(self.agreed.opaque[layer])
         lenders = [*borrowed.lenders.get(layer, ()), *list_owners(layer)]
         lenders += borrowed.outside.get(layer, [])
         with in_few_operations(layer), with_dropout(layer):
@@ -226,13 +226,13 @@ class _Attempt:
         is_model = self._is_entire_model(call)
         symbol = normalizing(traced.graph, traced.of_weights)
         if symbol and not (is_model or self.context.may_open(call)):
-            raise CannotOpen(f"it normalizes (tf.{symbol}), which takes more than 8 bits")
+            raise CannotTrace(f"it normalizes (tf.{symbol}), which takes more than 8 bits")
         prefix = "" if is_model else f"{call.name}/"
         taken = {other.name.removeprefix(prefix) for other in siblings}
         calls = self.inliner.inline(traced, prefix, taken)
         return [*self.masks.take_calls(), *calls]
 
-    def _note_refusal(self, call: Call, expansion: Call | None, error: CannotOpen) -> None:
+    def _note_refusal(self, call: Call, expansion: Call | None, error: CannotTrace) -> None:
         layer = call.layer
         if isinstance(error, ReadsWeights) and self.agreed.borrowed.note(layer, error.variables):
             return  # The next attempt traces the layer with the owners of these weights.

@@ -8,15 +8,15 @@ READS_OTHERS = "it reads a tensor that is none of its arguments"
 """Why a layer cannot be opened by itself that reads what an earlier call kept in an attribute."""
 
 
-class CannotOpen(Exception):
+class CannotTrace(Exception):
     """Tells in a few words why a layer cannot be opened."""
 
 
-class TooLarge(CannotOpen):
+class TooLarge(CannotTrace):
     """Raised for an operation that would be expanded if it was smaller."""
 
 
-class ReadsWeights(CannotOpen):
+class ReadsWeights(CannotTrace):
     """Raised for a layer that reads weights of other layers in its own code."""
 
     def __init__(self, variables: list[Any]) -> None:

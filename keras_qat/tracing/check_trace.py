@@ -28,7 +28,7 @@ def random_inputs(trace: Any) -> list[Any]:
     return tensors
 
 
-def why_other_numbers(call: Call, trace: Any) -> str:
+def find_deviation(call: Call, trace: Any) -> str:
     """Returns why a trace does not compute what its layer computes, "" if it does."""
     drawn = random_inputs(trace)
     numbers = dict(zip(trace.inputs, drawn, strict=False))

@@ -23,7 +23,7 @@ class _Unknown(Exception):
     """Raised for a tensor that depends on more than sizes."""
 
 
-def known_number(tensor: Any) -> Any:
+def find_value(tensor: Any) -> Any:
     """Returns what a symbolic tensor or a number holds; None if it depends on more than sizes."""
     if not is_symbolic(tensor):
         return np.asarray(tensor)
@@ -57,7 +57,7 @@ def _computed(tensor: Any, batch: int) -> Any:
     return np.asarray(tf.nest.flatten(layer.call(*args, **kwargs))[index])
 
 
-def symbols_of_numbers(outputs: Any) -> Any:
+def make_symbols_of_values(outputs: Any) -> Any:
     """Gives numbers beside computed tensors, such as an image's size, symbols that hold them."""
     computed = next(filter(is_symbolic, tf.nest.flatten(outputs)), None)
 
@@ -75,7 +75,7 @@ def symbols_of_numbers(outputs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def sizes_as_numbers() -> Iterator[None]:
+def read_sizes_as_integers() -> Iterator[None]:
     """Runs a block in which Python reads symbolic tensors that depend on sizes alone as numbers.
 
     These are `len(tf.shape(x))`, `range(tf.shape(x)[1])`, `if tf.rank(x) == 3` and the like, which
@@ -103,13 +103,13 @@ def sizes_as_numbers() -> Iterator[None]:
 
     def convert(to: Callable[[Any], Any]) -> Any:
         def converted(tensor: Any) -> Any:
-            number = known_number(tensor) if asked_by_user() else None
+            number = find_value(tensor) if asked_by_user() else None
             return before["__len__"](tensor) if number is None else to(number)
 
         return converted
 
     def steps(tensor: Any) -> Iterator[Any]:
-        number = known_number(tensor) if asked_by_user() else None
+        number = find_value(tensor) if asked_by_user() else None
         return before["__iter__"](tensor) if number is None else iter(tf.constant(number))
 
     new = length, convert(bool), convert(int), steps, staticmethod(symbol_of)

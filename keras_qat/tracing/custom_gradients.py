@@ -49,7 +49,7 @@ class OwnGradient(SameShape):
 
 
 @contextlib.contextmanager
-def gradients_of_symbols() -> Iterator[None]:
+def record_custom_gradients() -> Iterator[None]:
     """Runs a block in which functions with a gradient of their own take symbolic tensors."""
     module: Any = inspect.getmodule(tf.custom_gradient)
     plain = module._eager_mode_decorator

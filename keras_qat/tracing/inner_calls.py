@@ -26,7 +26,7 @@ from keras_qat.keras2.layers_and_models import bind_options, layers_in
 from keras_qat.origins import KNOWN, package_of
 
 
-class HasToLend(BaseException):
+class MustTraceInline(BaseException):
     """Raised for a layer whose code has to be traced as a part of the layer around it.
 
     One with weights that reads no tensor, as an embedding of positions, or one that keeps a tensor
@@ -49,7 +49,7 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
     layer around a cell of that kind.
 
     Raises:
-        HasToLend: for a layer that has to lend its weights, or what it reads would be constants.
+        MustTraceInline: for a layer that must lend its weights, or else what it reads is constant.
     """
     call, is_inside = keras.layers.Layer.__call__, False
     known, keeping = {id(layer) for layer in outer._flatten_layers()}, set[int]()
@@ -70,7 +70,7 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
         reads = any(map(is_symbolic, tf.nest.flatten((args, kwargs))))
         lends = (layer.weights and not reads) or id(layer) in keeping or _was_given_weights(layer)
         if id(layer) in known and lends:
-            raise HasToLend(layer)
+            raise MustTraceInline(layer)
         is_inside = True
         try:
             with tape.stop_recording(), AUTOGRAPH_AS_USUAL:
@@ -155,84 +155,6 @@ def _inline(layer: Any, *args: Any, **kwargs: Any) -> Any:
 def _as_tensor(x: Any) -> Any:
     """Returns an array or number as a tensor, as Keras does in front of a layer's own code."""
     return tf.convert_to_tensor(x) if isinstance(x, (np.ndarray, int, float)) else x
-
-
-@contextlib.contextmanager
-def functions_as_code() -> Iterator[None]:
-    """Runs a block in which `tf.function` calls Python, as it takes no symbolic tensors."""
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(before)
-
-
-@contextlib.contextmanager
-def without_checks() -> Iterator[None]:
-    """Runs a block in which TensorFlow's assertions, which want numbers, pass all."""
-
-    def passed_on(x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return x
-
-    names = [name for name in dir(tf.debugging) if name.startswith("assert_")]
-    with patched(tf.debugging, **dict.fromkeys(names, passed_on)):
-        yield
-
-
-@contextlib.contextmanager
-def convolutions_at_once() -> Iterator[None]:
-    """Runs a block in which `tf.nn.convolution` of a sequence is `tf.nn.conv1d`.
-
-    With gaps it would be a convolution between two operations that move steps, none of which says
-    what it is for. Keras calls it in another module than users do.
-    """
-    convolution = tf.nn.convolution
-
-    def at_once(
-        input: Any,
-        filters: Any,
-        strides: Any = None,
-        padding: Any = "VALID",
-        data_format: Any = None,
-        dilations: Any = None,
-        name: Any = None,
-    ) -> Any:
-        options = 1 if strides is None else strides, padding
-        if isinstance(input, _SYMBOL) and len(input.shape) == 3 and data_format in (None, "NWC"):
-            return tf.nn.conv1d(input, filters, *options, dilations=dilations, name=name)
-        return convolution(input, filters, strides, padding, data_format, dilations, name)
-
-    modules = tf.nn, tf.compat.v2.nn
-    with contextlib.ExitStack() as block:
-        for module in modules:
-            block.enter_context(patched(module, convolution=at_once))
-        yield
-
-
-class _AnyTensor(type):
-    """Says of symbolic tensors that they are tensors, too."""
-
-    def __instancecheck__(cls, x: Any) -> bool:
-        return isinstance(x, (_TENSOR, _SYMBOL))
-
-
-_TENSOR, _SYMBOL = tf.Tensor, type(keras.Input((1,)))
-
-
-@contextlib.contextmanager
-def symbols_as_tensors() -> Iterator[None]:
-    """Runs a block in which checks of types take symbolic tensors for tensors, as Keras gives them.
-
-    TensorFlow and Keras themselves look up their types elsewhere.
-    """
-    is_tensor = tf.is_tensor
-    with patched(
-        tf,
-        Tensor=_AnyTensor("Tensor", (), {}),
-        is_tensor=lambda x: is_tensor(x) or isinstance(x, _SYMBOL),
-    ):
-        yield
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -32,19 +32,19 @@ from keras_qat.keras2.backend import (
 from keras_qat.keras2.layer_names import of_different_names
 from keras_qat.keras2.layers_and_models import nodes_of, takes_training
 from keras_qat.keras2.user_errors import describe_error, first_line
-from keras_qat.tracing.cannot_trace import READS_OTHERS, CannotOpen, ReadsWeights
-from keras_qat.tracing.check_trace import why_other_numbers, without_none
-from keras_qat.tracing.concrete_sizes import symbols_of_numbers
-from keras_qat.tracing.inner_calls import HasToLend, keeping_symbols, without_nodes
+from keras_qat.tracing.cannot_trace import READS_OTHERS, CannotTrace, ReadsWeights
+from keras_qat.tracing.check_trace import find_deviation, without_none
+from keras_qat.tracing.concrete_sizes import make_symbols_of_values
+from keras_qat.tracing.inner_calls import MustTraceInline, keeping_symbols, without_nodes
 from keras_qat.tracing.layer_weights import regularizers_of, stand_in, weights_held_by
-from keras_qat.tracing.patches import TracedCode, apply_patches
+from keras_qat.tracing.patches import apply_patches
 from keras_qat.tracing.training_phase import follow_training, with_both_phases
 
 _NOT_DENSE = (tf.SparseTensorSpec, tf.RaggedTensorSpec)
 
 
 @dataclasses.dataclass(frozen=True)
-class OpenedLayer:
+class TracedLayer:
     """A layer's `call` as calls of other layers and TensorFlow operations.
 
     Args:
@@ -62,9 +62,9 @@ class OpenedLayer:
 
 
 @one_at_a_time
-def open_layer(
+def trace_layer(
     call: Call, masks: Mapping[Value, Value] | None = None, lenders: Sequence[Any] = ()
-) -> OpenedLayer:
+) -> TracedLayer:
     """Opens the layer of a call. The layer itself stays as it is.
 
     Args:
@@ -74,7 +74,7 @@ def open_layer(
             these layers inside are opened, too, and the variables count as constants.
 
     Raises:
-        CannotOpen: if that is not possible.
+        CannotTrace: if that is not possible.
         ReadsWeights: if it reads weights of layers that are no `lenders`.
         OnlyTrains: if it does something in training only.
     """
@@ -88,11 +88,11 @@ def open_layer(
         while not traces:
             try:
                 traces = _traces(call, masks or {}, trained, lenders)
-            except HasToLend as error:
+            except MustTraceInline as error:
                 lenders = [*lenders, error.layer]
         with keeping_symbols(layer):
-            if reason := why_other_numbers(call, traces[-1]):
-                raise CannotOpen(reason)
+            if reason := find_deviation(call, traces[-1]):
+                raise CannotTrace(reason)
     return traces[0].read()
 
 
@@ -105,7 +105,7 @@ def _traces(
     trained, tested = (Trace(call, masks, phase, lenders) for phase in (True, False))
     try:
         follow_training(trained, tested)
-    except CannotOpen as error:
+    except CannotTrace as error:
         # `trained` has been changed.
         trained = Trace(call, masks, True, lenders)
         return with_both_phases(trained, tested, error), tested
@@ -115,11 +115,11 @@ def _traces(
 def _check(call: Call) -> None:
     layer = call.layer
     if layer.activity_regularizer is not None:
-        raise CannotOpen("it has an activity regularizer")
+        raise CannotTrace("it has an activity regularizer")
     if len(layer._callable_losses) > len(regularizers_of(layer)):
-        raise CannotOpen("it adds to the loss")
+        raise CannotTrace("it adds to the loss")
     if layer.compute_dtype != layer.variable_dtype:
-        raise CannotOpen("it computes in mixed precision")
+        raise CannotTrace("it computes in mixed precision")
 
 
 class Trace:
@@ -132,15 +132,15 @@ class Trace:
         training: bool | None,
         lenders: Sequence[Any] = (),
     ) -> None:
-        self.call, self.layer = call, call.layer
+        self.call, self.layer, self.training = call, call.layer, training
         layer = call.layer
         self.outside = {id(v) for v in lenders if isinstance(v, tf.Variable)}
         lenders = self.lenders = [x for x in lenders if id(x) not in self.outside]
-        holders = [x for owner in (layer, *lenders) for x in weights_held_by(owner)]
-        variables = tf.nest.flatten([list(held.values()) for _, held in holders])
+        self.holders = [x for owner in (layer, *lenders) for x in weights_held_by(owner)]
+        variables = tf.nest.flatten([list(held.values()) for _, held in self.holders])
         weights = {id(w): w for w in variables if isinstance(w, tf.Variable)}
-        stand_ins = {key: stand_in(weight) for key, weight in weights.items()}
-        symbols = {key: tensor for key, tensor in stand_ins.items() if is_symbolic(tensor)}
+        self.stand_ins = {key: stand_in(weight) for key, weight in weights.items()}
+        symbols = {key: tensor for key, tensor in self.stand_ins.items() if is_symbolic(tensor)}
         self.weights = [weights[key] for key in symbols]
         self.assigned: dict[int, Any] = {}
         """Id of a variable -> what the layer assigns to it."""
@@ -161,53 +161,44 @@ class Trace:
                 kwargs["mask"] = first
         self.added: list[Any] = []
         """Functions that add a loss or a metric of the layer to a model."""
-        replacements: dict[str, Callable[..., Any]] = {
+        self.replacements = {
             "add_loss": self._add_loss,
             "add_metric": self._add_metric,
             "add_update": _refuse_updates,
         }
-        with tf.GradientTape(watch_accessed_variables=True) as tape:
-            code = TracedCode(
-                layer=layer,
-                lenders=lenders,
-                training=training,
-                inputs=list(self.inputs.values()),
-                holders=holders,
-                stand_ins=stand_ins,
-                replacements=replacements,
-                tape=tape,
-                assigned=self.assigned,
-            )
+        with tf.GradientTape(watch_accessed_variables=True) as self.tape:
             try:
-                with apply_patches(code):
+                with apply_patches(self):
                     self.outputs = without_autograph(lambda: layer.call(*args, **kwargs))()
-            except (CannotOpen, HasToLend):
+            except (CannotTrace, MustTraceInline):
                 raise
             except Exception as error:  # Whatever a user's own code may raise.
-                raise CannotOpen(describe_error(error)) from error
+                raise CannotTrace(describe_error(error)) from error
         tensors = [*self.inputs.values(), *self.masks.values(), *symbols.values()]
-        self.outputs = symbols_of_numbers(self.outputs)
+        self.outputs = make_symbols_of_values(self.outputs)
         outputs = without_none(self.outputs)
         if len(outputs) < len(tf.nest.flatten(self.outputs)):
             self.outputs = outputs
         if foreign := [output for output in outputs if isinstance(output, tf.Variable)]:
             raise ReadsWeights(foreign)
         if not outputs or not all(map(is_symbolic, outputs)):
-            raise CannotOpen("its outputs do not depend on its inputs")
+            raise CannotTrace("its outputs do not depend on its inputs")
         try:
             self.model = self.model_of(tensors, self.outputs)
         except ValueError as error:
             is_foreign = "Graph disconnected" in str(error)
-            raise CannotOpen(READS_OTHERS if is_foreign else first_line(error)) from error
+            raise CannotTrace(READS_OTHERS if is_foreign else first_line(error)) from error
         arguments = tf.nest.flatten([(node.call_args, node.call_kwargs) for node in self.nodes])
         read = [leaf for leaf in arguments if isinstance(leaf, tf.Variable)]
-        if read := [v for v in [*tape.watched_variables(), *read] if id(v) not in self.outside]:
+        if read := [
+            v for v in [*self.tape.watched_variables(), *read] if id(v) not in self.outside
+        ]:
             raise ReadsWeights(read)
         try:
             if self.assigned:
                 keras.Model(list(symbols.values()), list(self.assigned.values()))
         except ValueError as error:
-            raise CannotOpen("it assigns what depends on its input to a weight") from error
+            raise CannotTrace("it assigns what depends on its input to a weight") from error
 
     @any_first_sizes()
     def model_of(self, inputs: Any, outputs: Any) -> Any:
@@ -222,12 +213,12 @@ class Trace:
             if number(loss) == 0.0:  # As TabNet adds in its last step.
                 continue
             if not is_symbolic(loss):
-                raise CannotOpen("it calls add_loss with what does not depend on its inputs")
+                raise CannotTrace("it calls add_loss with what does not depend on its inputs")
             self.added.append(lambda model, loss=loss: model.add_loss(loss))
 
     def _add_metric(self, value: Any, name: Any = None, aggregation: Any = "mean") -> None:
         if not is_symbolic(value) or name is None:
-            raise CannotOpen("it calls add_metric with a metric of Keras")
+            raise CannotTrace("it calls add_metric with a metric of Keras")
         self.added.append(lambda model: model.add_metric(value, name, aggregation=aggregation))
 
     @property
@@ -235,15 +226,15 @@ class Trace:
         """Keras' nodes of the traced calls, in order."""
         return nodes_of(self.model)
 
-    def read(self) -> OpenedLayer:
+    def read(self) -> TracedLayer:
         """Returns the trace as a graph."""
         results = tf.nest.flatten([node.outputs for node in self.nodes])
         if any(isinstance(result.type_spec, _NOT_DENSE) for result in results):
-            raise CannotOpen("it computes with sparse or ragged tensors")
+            raise CannotTrace("it computes with sparse or ragged tensors")
         try:
             graph = read_model(self.model)
         except ValueError as error:
-            raise CannotOpen(first_line(error)) from error
+            raise CannotTrace(first_line(error)) from error
         for inner in graph.calls if self.outside else ():
             inner.args, inner.kwargs = tf.nest.map_structure(
                 _as_constant, (inner.args, inner.kwargs)
@@ -257,7 +248,7 @@ class Trace:
         all_masked = all(value.masked for value in values_in(graph.outputs))
         carries_masks = all_masked or not self.layer.supports_masking
         regularizers = [regularizers_of(layer) for layer in (*self.lenders, self.layer)]
-        return OpenedLayer(graph, weights, dict(ChainMap(*regularizers)), carries_masks)
+        return TracedLayer(graph, weights, dict(ChainMap(*regularizers)), carries_masks)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Computes the traced operations on numbers."""
@@ -266,7 +257,7 @@ class Trace:
 
 
 def _refuse_updates(*args: Any, **kwargs: Any) -> None:
-    raise CannotOpen("it calls add_update")
+    raise CannotTrace("it calls add_update")
 
 
 def _as_constant(leaf: Any) -> Any:

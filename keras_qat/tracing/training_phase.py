@@ -14,10 +14,10 @@ from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import is_symbolic
 from keras_qat.keras2.layers_and_models import bind_options
 from keras_qat.origins import KNOWN, package_of
-from keras_qat.tracing.cannot_trace import CannotOpen, OnlyTrains
+from keras_qat.tracing.cannot_trace import CannotTrace, OnlyTrains
 from keras_qat.tracing.check_trace import random_inputs
 from keras_qat.tracing.compare_traces import NOISE, equal, identity, in_order, numbered
-from keras_qat.tracing.inner_calls import HasToLend
+from keras_qat.tracing.inner_calls import MustTraceInline
 from keras_qat.tracing.training_sections import Sections
 
 PHASE = "keras_qat: the phase"
@@ -28,11 +28,11 @@ def follow_training(trained: Any, tested: Any) -> None:
     """Makes inner layers follow the model's phase where the layer passes its phase on.
 
     Raises:
-        CannotOpen, OnlyTrains: if the layer computes differently in training.
-        HasToLend: for an inner layer that is told the phase by another name than `training`.
+        CannotTrace, OnlyTrains: if the layer computes differently in training.
+        MustTraceInline: for an inner layer that is told the phase by another name than `training`.
     """
     does_nothing = _passes_on(tested) and not trained.weights
-    refusal: Exception = CannotOpen("it computes differently in training")
+    refusal: Exception = CannotTrace("it computes differently in training")
     if does_nothing and len(trained.inputs) == 1 and _varies_alike(trained):
         refusal = OnlyTrains(with_all_arguments(trained.model))
     nodes, of_test, noise = in_order(trained), in_order(tested), set[Any]()
@@ -70,19 +70,19 @@ def follow_training(trained: Any, tested: Any) -> None:
             raise refusal from error
         named = [arg for name, arg in kwargs.items() if name != "training"]
         if any(arg is PHASE for arg in (*args, *named)):  # As in `self.block(x, is_training)`.
-            raise refusal if package_of(type(node.layer)) in KNOWN else HasToLend(node.layer)
+            raise refusal if package_of(type(node.layer)) in KNOWN else MustTraceInline(node.layer)
         node.call_args = args
         node.call_kwargs = {key: None if arg is PHASE else arg for key, arg in kwargs.items()}
 
 
-def with_both_phases(trained: Any, tested: Any, refusal: CannotOpen) -> Any:
+def with_both_phases(trained: Any, tested: Any, refusal: CannotTrace) -> Any:
     """Returns a trace with what training computes instead, which stays in float.
 
     That may be parts, as stochastic depth, or all of a layer without weights, such as those that
     add noise where others round.
 
     Raises:
-        CannotOpen: the refusal, for other layers.
+        CannotTrace: the refusal, for other layers.
     """
     if not _varies_alike(trained):
         raise refusal

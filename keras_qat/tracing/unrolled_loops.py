@@ -11,14 +11,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras, patched
-from keras_qat.tracing.concrete_sizes import known_number
+from keras_qat.tracing.concrete_sizes import find_value
 from keras_qat.tracing.mapped_examples import NotKnown, map_examples
 
 MOST_STEPS = 32
 
 
 @contextlib.contextmanager
-def steps_written_out() -> Iterator[None]:
+def unroll_loops() -> Iterator[None]:
     """Runs a block in which loops over a known number of symbolic steps are no loops.
 
     These are `tf.scan`, `tf.foldl`, `tf.foldr`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop`
@@ -156,7 +156,7 @@ def _cond(pred: Any, true_fn: Any = None, false_fn: Any = None, name: Any = None
 
 
 def _number(x: Any) -> Any:
-    if (number := known_number(x)) is None:
+    if (number := find_value(x)) is None:
         raise _NotKnown
     return number
 

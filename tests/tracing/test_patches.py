@@ -13,7 +13,7 @@ import keras_qat
 from keras_qat.graph.list_calls import describe_call
 from keras_qat.graph.read_model import read_model
 from keras_qat.tracing import patches
-from keras_qat.tracing.trace_layer import open_layer
+from keras_qat.tracing.trace_layer import trace_layer
 from tests.networks.small import functional, layers
 
 SHAPE = (6, 4)
@@ -100,7 +100,7 @@ def trace(function):
     """Returns the calls inside a layer, as text, or why it cannot be traced."""
     model = functional(SHAPE, build=lambda x: Code(function, name="code")(x))
     try:
-        graph = open_layer(read_model(model).calls[0]).graph
+        graph = trace_layer(read_model(model).calls[0]).graph
     except Exception as error:
         return error
     return [describe_call(call) for call in [*graph.calls, *graph.loss_only]]
