@@ -100,6 +100,9 @@ KINDS = {
 NAMES = {kind: [name for name in KINDS if KINDS[name] == kind] for kind in KINDS.values()}
 """Kind -> the names of its functions in TensorFlow."""
 
+COMMUTES = ("add", "multiply", "maximum", "minimum")
+"""Operations whose two operands may be exchanged."""
+
 MOVES = {
     *("broadcast_to", "concat", "ensure_shape", "expand_dims", "gather", "gather_nd", "getitem"),
     *("identity", "matrix_transpose", "repeat", "reshape", "reverse", "roll", "slice", "split"),

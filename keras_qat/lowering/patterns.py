@@ -1,0 +1,244 @@
+"""Patterns of operations as data, and the one engine that finds and replaces them.
+
+A pattern looks like the code that it stands for:
+
+    x, relu6 = tensor("x"), operation("relu6")
+    RULES = (Rule(x * relu6(x + 3.0) / 6.0, replace_by_hard_swish),)
+
+It also matches other ways to write the same: operands of sums and products in another order, Keras
+layers (`Multiply`, `ReLU(6)`, `Activation`) in place of TensorFlow's functions, arguments by name,
+and constants in arrays. A tensor that a pattern names twice may be computed twice in the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from keras_qat.graph.calls import Call, Graph, Value, drop_unused_calls, values_in
+from keras_qat.graph.facts import Facts
+from keras_qat.graph.operations import COMMUTES
+from keras_qat.graph.structural_keys import StructuralKeys, describe
+from keras_qat.lowering.builder import LoweringContext
+from keras_qat.lowering.read_operations import find_uniform, simplify_operation
+
+TOLERANCE = 1e-5
+"""Constants that differ by this fraction are the same: code has 1/6 as 0.16667."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pattern:
+    """Describes a tensor or a constant. Arithmetic on patterns makes patterns of operations.
+
+    Args:
+        kinds: operations, of which one computes the tensor; or "tensor", "argument" or "constant"
+            for any of these; or "any of" or "repeated".
+        operands: patterns of the operation's first arguments. The others do not matter.
+        name: the name that the match has the tensor under.
+        limits: the lowest and the highest value of a constant; None for any.
+    """
+
+    kinds: tuple[str, ...]
+    operands: tuple[Pattern, ...] = ()
+    name: str = ""
+    limits: tuple[float, float] | None = None
+
+    def named(self, name: str) -> Pattern:
+        """Return the same pattern with a name for the tensor."""
+        return dataclasses.replace(self, name=name)
+
+    def __add__(self, other: Pattern | float) -> Pattern:
+        return operation("add")(self, other)
+
+    def __mul__(self, other: Pattern | float) -> Pattern:
+        return operation("multiply")(self, other)
+
+    def __sub__(self, other: Pattern | float) -> Pattern:
+        return operation("subtract")(self, other) if isinstance(other, Pattern) else self + -other
+
+    def __truediv__(self, other: Pattern | float) -> Pattern:
+        if isinstance(other, Pattern):
+            return operation("divide")(self, other)
+        return self * (1 / other)
+
+
+def tensor(name: str) -> Pattern:
+    """Return a pattern of any tensor."""
+    return Pattern(("tensor",), name=name)
+
+
+def argument(name: str) -> Pattern:
+    """Return a pattern of any argument: a tensor, an array, an axis."""
+    return Pattern(("argument",), name=name)
+
+
+def constant(name: str) -> Pattern:
+    """Return a pattern of any number, or of a tensor that holds one everywhere."""
+    return Pattern(("constant",), name=name)
+
+
+def between(low: float, high: float, name: str = "") -> Pattern:
+    """Return a pattern of a number from `low` to `high`, or of a tensor that holds one."""
+    return Pattern(("constant",), name=name, limits=(low, high))
+
+
+def _as_pattern(term: Pattern | float) -> Pattern:
+    """Return the pattern of a number: of those that code may have rounded it to."""
+    if isinstance(term, Pattern):
+        return term
+    return between(term - TOLERANCE * abs(term), term + TOLERANCE * abs(term))
+
+
+def operation(*kinds: str) -> Callable[..., Pattern]:
+    """Return a function that makes a pattern of an operation from patterns of its arguments.
+
+    Args:
+        kinds: the kind of the operation, or several of which it has one.
+    """
+
+    def make(*terms: Pattern | float) -> Pattern:
+        return Pattern(kinds, tuple(map(_as_pattern, terms)))
+
+    return make
+
+
+def any_of(*patterns: Pattern) -> Pattern:
+    """Return a pattern that matches if one of several does. The first is tried first."""
+    return Pattern(("any of",), patterns)
+
+
+def maybe(step: Callable[[Pattern], Pattern], pattern: Pattern) -> Pattern:
+    """Return a pattern that matches with and without a step after `pattern`."""
+    return any_of(step(pattern), pattern)
+
+
+def repeated(step: Callable[[Pattern], Pattern], pattern: Pattern) -> Pattern:
+    """Return a pattern that matches with any number of steps after `pattern`."""
+    return Pattern(("repeated",), (step(tensor("before")), pattern))
+
+
+class Match(NamedTuple):
+    """What a pattern found.
+
+    Attributes:
+        found: name in the pattern -> tensor, number or argument.
+        calls: the calls of the pattern's operations, the last one of the graph first.
+    """
+
+    found: Mapping[str, Any]
+    calls: tuple[Call, ...]
+
+    @property
+    def call(self) -> Call:
+        """The call whose output matches."""
+        return self.calls[0]
+
+
+class Matcher:
+    """Matches patterns in one graph, which must not change meanwhile."""
+
+    def __init__(self) -> None:
+        self._keys, self._facts = StructuralKeys(), Facts()
+        self._operations: dict[Call, tuple[str, list[Any]]] = {}
+
+    def find(self, pattern: Pattern, call: Call) -> Iterator[Match]:
+        """Yield the matches of a pattern that end in a call."""
+        outputs = values_in(call.outputs)
+        return self._match(pattern, outputs[0], Match({}, ())) if outputs else iter(())
+
+    def _match(self, pattern: Pattern, operand: Any, begun: Match) -> Iterator[Match]:
+        kind = pattern.kinds[0]
+        if kind == "constant":
+            operand = find_uniform(operand, self._facts)
+            if operand is None or not _is_within(operand, pattern.limits):
+                return
+        match = self._bind(pattern.name, operand, begun)
+        if match is None or (kind == "tensor" and not isinstance(operand, Value)):
+            return
+        if kind in ("tensor", "argument", "constant"):
+            yield match
+        elif kind == "any of":
+            for alternative in pattern.operands:
+                yield from self._match(alternative, operand, match)
+        elif kind == "repeated":
+            yield from self._match_repeated(pattern, operand, match)
+        elif isinstance(operand, Value) and operand.producer is not None:
+            yield from self._match_operation(pattern, operand.producer, match)
+
+    def _match_operation(self, pattern: Pattern, call: Call, match: Match) -> Iterator[Match]:
+        if call not in self._operations:
+            self._operations[call] = simplify_operation(call)
+        kind, operands = self._operations[call]
+        count = len(pattern.operands)
+        if kind not in pattern.kinds or len(operands) < count or len(values_in(call.outputs)) != 1:
+            return
+        match = match._replace(calls=(*match.calls, call))
+        is_free = kind in COMMUTES and len(operands) == count == 2
+        for order in (operands, operands[::-1]) if is_free else (operands,):
+            matches = iter([match])
+            for part, operand in zip(pattern.operands, order, strict=False):
+                matches = self._match_next(part, operand, matches)
+            yield from matches
+
+    def _match_next(self, pattern: Pattern, operand: Any, begun: Any) -> Iterator[Match]:
+        for match in begun:
+            yield from self._match(pattern, operand, match)
+
+    def _match_repeated(self, pattern: Pattern, operand: Any, match: Match) -> Iterator[Match]:
+        step, inner = pattern.operands
+        while True:
+            yield from self._match(inner, operand, match)
+            found = next(self._match(step, operand, Match({}, ())), None)
+            if found is None:
+                return
+            operand = found.found["before"]
+            match = match._replace(calls=(*match.calls, *found.calls))
+
+    def _bind(self, name: str, operand: Any, match: Match) -> Match | None:
+        """Return the match with a name; None if the name is of something else already."""
+        if not name:
+            return match
+        if name not in match.found:
+            return match._replace(found={**match.found, name: operand})
+        known = match.found[name]
+        if isinstance(known, Value) and isinstance(operand, Value):
+            return match if self._keys.is_same(known, operand) else None
+        return match if describe(known) == describe(operand) else None
+
+
+def _is_within(value: float, limits: tuple[float, float] | None) -> bool:
+    return limits is None or limits[0] <= value <= limits[1]
+
+
+class Rule(NamedTuple):
+    """Replaces the calls that a pattern matches, if nothing else reads results between them."""
+
+    pattern: Pattern
+    rewrite: Callable[[Match, LoweringContext], list[Call]]
+    """Returns the calls that replace the last call of a match, or none if it has to stay."""
+
+
+def apply_rules(graph: Graph, context: LoweringContext, rules: Sequence[Rule]) -> Graph:
+    """Apply each rule to the whole graph, one after the other."""
+    for rule in rules:
+        matcher, readers, replaced = Matcher(), graph.consumers(), dict[Call, list[Call]]()
+        outputs, used = set(values_in(graph.outputs)), set[Call]()
+        for call in graph.calls:
+            for match in matcher.find(rule.pattern, call):
+                inner = [value for part in match.calls[1:] for value in values_in(part.outputs)]
+                is_alone = all(set(readers[value]).issubset(match.calls) for value in inner)
+                if not is_alone or not outputs.isdisjoint(inner) or used.intersection(match.calls):
+                    continue
+                if new := rule.rewrite(match, context):
+                    replaced[call] = new
+                    used.update(match.calls)
+                    break
+        graph = replace_calls(graph, replaced)
+    return graph
+
+
+def replace_calls(graph: Graph, replaced: Mapping[Call, list[Call]]) -> Graph:
+    """Return the graph with other calls in the place of some, without calls that nothing reads."""
+    calls = [part for call in graph.calls for part in replaced.get(call, [call])]
+    return drop_unused_calls(dataclasses.replace(graph, calls=calls)) if replaced else graph

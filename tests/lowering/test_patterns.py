@@ -1,0 +1,155 @@
+"""The engine that finds patterns of operations in a graph and replaces them."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import rebuild_model
+from keras_qat.keras2.backend import keras
+from keras_qat.lowering.builder import LoweringContext
+from keras_qat.lowering.patterns import (
+    Matcher,
+    Rule,
+    any_of,
+    apply_rules,
+    argument,
+    constant,
+    maybe,
+    operation,
+    repeated,
+    tensor,
+)
+from tests.helpers import images
+from tests.networks.small import functional
+
+layers = keras.layers
+SHAPE = (4, 6)
+X, Y, C = tensor("x"), tensor("y"), constant("c")
+exp, relu6, tanh = operation("exp"), operation("relu6"), operation("tanh")
+
+# A rule for GELU. ---------------------------------------------------------------------------------
+ERF = operation("erf")(X * math.sqrt(0.5)) + 1.0
+CUBE = any_of(operation("pow")(X, 3.0), X * X * X, X * operation("square")(X))
+TANH = tanh((X + CUBE * 0.044715) * math.sqrt(2 / math.pi)) + 1.0
+GATE = any_of(ERF, TANH)
+GELU = Rule(
+    any_of(X * 0.5 * GATE, X * (GATE * 0.5), X * GATE * 0.5),
+    lambda match, context: [
+        context.pattern(match.call, layers.Activation, match.found["x"], activation="gelu")
+    ],
+)
+# --------------------------------------------------------------------------------------------------
+
+GELUS = {
+    "of erf": lambda x: 0.5 * x * (1.0 + tf.math.erf(x / np.sqrt(2.0))),
+    "of tanh": lambda x: (
+        x * (0.5 * (1 + tf.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * tf.pow(x, 3)))))
+    ),
+    "of layers": lambda x: layers.Multiply()(
+        [layers.Rescaling(0.5)(x), 1.0 + tf.math.erf(x * 0.70711)]
+    ),
+}
+
+
+def matches(pattern, build, shape=SHAPE):
+    graph = read_model(functional(shape, build=build))
+    return next(Matcher().find(pattern, graph.calls[-1]), None)
+
+
+@pytest.mark.parametrize("name", GELUS)
+def test_a_rule_for_gelu(name):
+    model = functional(SHAPE, build=GELUS[name])
+    graph = apply_rules(read_model(model), LoweringContext(), [GELU])
+    assert [type(call.layer) for call in graph.calls] == [layers.Activation]
+    x = images(4, SHAPE)
+    np.testing.assert_allclose(rebuild_model(graph)(x), model(x), atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "build", "is_match"),
+    [
+        pytest.param(exp(X) + Y * C, lambda x: x * 2.0 + tf.exp(x), True, id="another order"),
+        pytest.param(exp(X) - Y, lambda x: x - tf.exp(x), False, id="order of a difference"),
+        pytest.param(X - 2.0, lambda x: tf.subtract(y=2.0, x=x), True, id="keywords"),
+        pytest.param(X / 2.0, lambda x: layers.Rescaling(0.5)(x), True, id="a layer"),
+        pytest.param(relu6(X), lambda x: layers.ReLU(6.0)(x), True, id="ReLU(6)"),
+        pytest.param(relu6(X), lambda x: layers.ReLU(6.0, 0.1)(x), False, id="a leaky ReLU(6)"),
+        pytest.param(tanh(X), lambda x: layers.Activation("tanh")(x), True, id="Activation"),
+        pytest.param(X * 0.3, lambda x: x * 0.3000001, True, id="rounded"),
+        pytest.param(X * 0.3, lambda x: x * 0.301, False, id="another constant"),
+        pytest.param(X * 0.3, lambda x: x * np.full(6, 0.3, "float32"), True, id="an array"),
+        pytest.param(
+            X * 0.3, lambda x: x * np.float32([0.3, 0.4] * 3), False, id="an array of several"
+        ),
+        pytest.param(X + 3.0, lambda x: x + 3 * tf.ones_like(x), True, id="a uniform tensor"),
+        pytest.param(exp(X) + exp(X), lambda x: tf.exp(x) + tf.exp(x), True, id="computed twice"),
+        pytest.param(exp(X) + exp(X), lambda x: tf.exp(x) + tf.exp(-x), False, id="of others"),
+        pytest.param(exp(maybe(tanh, X)), lambda x: tf.exp(tf.tanh(x)), True, id="a step"),
+        pytest.param(
+            operation("reduce_sum")(X, argument("axis")),
+            lambda x: tf.reduce_sum(keepdims=True, input_tensor=x, axis=1),
+            True,
+            id="an axis",
+        ),
+    ],
+)
+def test_what_matches(pattern, build, is_match):
+    assert (matches(pattern, build) is not None) is is_match
+
+
+def test_optional_steps_are_left_out_if_they_can_be():
+    assert (
+        matches(exp(maybe(tanh, X)), lambda x: tf.exp(-x))
+        .found["x"]
+        .name.startswith("tf.math.negative")
+    )
+    match = matches(repeated(tanh, exp(X)), lambda x: tf.tanh(tf.tanh(tf.exp(x))))
+    assert len(match.calls) == 3
+
+
+def test_results_that_others_read_stay():
+    def build(x):
+        inner = tf.exp(x)
+        return tf.tanh(inner) + inner
+
+    rule = Rule(tanh(exp(X)), lambda match, context: pytest.fail("replaced"))
+    apply_rules(read_model(functional(SHAPE, build=build)), LoweringContext(), [rule])
+
+
+def test_calls_that_only_a_match_reads_go():
+    rule = Rule(
+        operation("where")(argument("mask"), X, constant("end")),
+        lambda match, context: [context.pattern(match.call, layers.ReLU, match.found["x"])],
+    )
+    model = functional(SHAPE, build=lambda x: tf.where(tf.cos(x) > 0.5, x, 2 * tf.ones_like(x)))
+    graph = apply_rules(read_model(model), LoweringContext(), [rule])
+    assert [type(call.layer) for call in graph.calls] == [layers.ReLU]
+
+
+@pytest.mark.parametrize("link", [lambda y: y + y, lambda y: y * tf.exp(y), lambda y: tf.tanh(y)])
+def test_chains_are_visited_in_linear_time(link):
+    def calls_of(count):
+        def build(x):
+            for _ in range(count):
+                x = link(x)
+            return x
+
+        graph, counts = read_model(functional(SHAPE, build=build)), [0]
+
+        def count_call(frame, event, _):
+            counts[0] += event == "call" and frame.f_code.co_filename.endswith("patterns.py")
+
+        sys.setprofile(count_call)
+        try:
+            apply_rules(graph, LoweringContext(), [GELU, Rule(X * C * C, lambda *_: [])])
+        finally:
+            sys.setprofile(None)
+        return counts[0]
+
+    assert calls_of(200) < 12 * calls_of(20)
