@@ -1,4 +1,7 @@
-"""Lowers activations: splits them off their layers, and into parts that have TFLite operators."""
+"""Lowers activations: splits them off their layers, and into parts that have TFLite operators.
+
+Recognizes a hard swish that a model computes with several operations.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from keras_qat.imports.keras3 import activations as keras_3
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
+from keras_qat.lowering.patterns import Match, Rule, any_of, operation, tensor
 
 
 def split_activation(call: Call, context: LoweringContext) -> list[Call]:
@@ -95,3 +99,14 @@ ACTIVATIONS: dict[Any, Lowering] = {
     keras_3.celu: partial(replace_by, make=layers.ELU),
 }
 """Activation function -> its lowering."""
+
+
+def _replace_by_hard_swish(match: Match, context: LoweringContext) -> list[Call]:
+    x = match.found["x"]
+    is_elementwise = x.shape == match.call.output.shape
+    return [context.pattern(match.call, HardSwish, x)] if is_elementwise else []
+
+
+_X = tensor("x")
+_GATE = operation("relu6")(_X + 3.0)
+HARD_SWISH = Rule(any_of(_X * _GATE / 6.0, _X * (_GATE / 6.0)), _replace_by_hard_swish)

@@ -15,9 +15,9 @@ from keras_qat.graph.static_shapes import close_sizes
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import any_first_sizes, layers
 from keras_qat.keras2.layers_and_models import layers_in, rename
-from keras_qat.lowering.attention_masks import hides
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, calls_behind
 from keras_qat.lowering.inner_names import InnerNames, expression_of, name_of_weight, weights_behind
+from keras_qat.lowering.masked_scores import has_constant_mask
 from keras_qat.tracing.cannot_trace import CannotTrace
 from keras_qat.tracing.compare_traces import NOISE
 from keras_qat.tracing.trace_layer import TracedLayer
@@ -189,7 +189,12 @@ def find_computed_weights(graph: Graph, weights: Mapping[Value, Any]) -> set[Val
     sources: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:
         has_state = getattr(call.layer, "weights", ()) or type(call.layer) in NOISE
-        if call.inputs and sources.keys() >= set(call.inputs) and not has_state and not hides(call):
+        if (
+            call.inputs
+            and sources.keys() >= set(call.inputs)
+            and not has_state
+            and not has_constant_mask(call)
+        ):
             read = set[Value]().union(*(sources[value] for value in call.inputs))
             sources.update(dict.fromkeys(values_in(call.outputs), read))
     outputs, readers = set(values_in(graph.outputs)), graph.consumers()

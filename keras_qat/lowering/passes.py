@@ -7,6 +7,7 @@ import contextvars
 import dataclasses
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from keras_qat.graph.calls import Call, Graph, drop_unused_calls
 from keras_qat.graph.list_calls import list_calls, list_changes
@@ -15,17 +16,18 @@ from keras_qat.graph.size_expressions import with_known_sizes
 from keras_qat.graph.static_shapes import close_sizes
 from keras_qat.graph.verify_graph import verify_graph
 from keras_qat.imports.read_float import ReadsWeight
-from keras_qat.lowering.attention_masks import recognize_masks
+from keras_qat.lowering.activations import HARD_SWISH
 from keras_qat.lowering.builder import LoweringContext, trace_as_usual
 from keras_qat.lowering.channels_last import with_channels_last
 from keras_qat.lowering.clean_up import drop_identities, name_apart
 from keras_qat.lowering.common_subexpressions import merge_common_subexpressions
 from keras_qat.lowering.concatenated_tensors import skip_concatenations
 from keras_qat.lowering.formulas import recognize_formulas
-from keras_qat.lowering.hard_swish import recognize_hard_swish
 from keras_qat.lowering.index_types import round_indices
+from keras_qat.lowering.masked_scores import MISSING_VALUES, recognize_masks
+from keras_qat.lowering.patterns import apply_rules
 from keras_qat.lowering.scaled_tensors import scale_tensors
-from keras_qat.lowering.softmax import recognize_log_sum_exp, recognize_softmax
+from keras_qat.lowering.softmax import LOG_SUM_EXP, SOFTMAX_BY_HAND
 from keras_qat.lowering.split_layers import split_layers
 from keras_qat.lowering.token_ids import cast_token_ids, slice_token_ids
 from keras_qat.lowering.trace_layers import trace_layers
@@ -136,6 +138,8 @@ def mark_missing_values(graph: Graph, context: LoweringContext) -> Graph:
     return dataclasses.replace(graph, in_float={call.name: REPLACES_NAN for call in calls})
 
 
+RULES = HARD_SWISH, SOFTMAX_BY_HAND, LOG_SUM_EXP, MISSING_VALUES
+
 PASSES = (
     Pass("set shapes", set_shapes, "shapes that follow from inputs are known", always=True),
     Pass("trace custom layers", trace_layers, "user code is calls of Keras layers and operations"),
@@ -148,10 +152,8 @@ PASSES = (
     Pass("slice token ids", slice_token_ids, "no split returns both token ids and floats"),
     Pass("round indices", round_indices, "floats that become indices are rounded once"),
     Pass("skip concatenations", skip_concatenations, "no slice reads one part of a concatenation"),
-    Pass("recognize hard swish", recognize_hard_swish, "hard swish is one call"),
-    Pass("recognize softmax", recognize_softmax, "softmax is one call"),
-    Pass("recognize log-sum-exp", recognize_log_sum_exp, "log-sum-exp is one call"),
-    Pass("recognize masks", recognize_masks, "masks of a softmax are one call"),
+    Pass("apply rules", partial(apply_rules, rules=RULES), "what a rule matches is one call"),
+    Pass("recognize masked scores", recognize_masks, "-1e9 sets no range before a softmax"),
     Pass("recognize formulas", recognize_formulas, "activations and norms are one call each"),
     Pass("move channels last", with_channels_last, "every layer has its channels last"),
     Pass("split layers", split_layers, "each call is one operator, if it can be", always=True),

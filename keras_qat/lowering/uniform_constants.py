@@ -15,8 +15,8 @@ from keras_qat.graph.operations import kind_of
 from keras_qat.graph.size_expressions import BATCH, computed_sizes
 from keras_qat.graph.tf_operations import number, operands
 from keras_qat.keras2.backend import layers
-from keras_qat.lowering.attention_masks import HIDES
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.masked_scores import HIDES
 
 SIZES = {"zeros": "shape", "ones": "shape", "fill": "dims"}
 """Operation that makes a uniform constant -> name of the argument that has its sizes."""

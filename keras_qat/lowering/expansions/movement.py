@@ -12,7 +12,6 @@ from keras_qat.graph.calls import Call
 from keras_qat.graph.size_expressions import BATCH, computed_sizes, example_of
 from keras_qat.graph.tf_operations import number
 from keras_qat.helper_layers.operations import Roll
-from keras_qat.lowering.attention_masks import HIDES
 from keras_qat.lowering.expand_call import (
     Expansion,
     call_of,
@@ -21,6 +20,7 @@ from keras_qat.lowering.expand_call import (
     require,
     value_of,
 )
+from keras_qat.lowering.masked_scores import HIDES
 from keras_qat.ops.movement import MAX_SLICED
 from keras_qat.ops.slicing import SLICE, items_for_axes
 
