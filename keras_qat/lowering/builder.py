@@ -13,7 +13,6 @@ from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.facts import solve
 from keras_qat.graph.precision import policy_of
 from keras_qat.graph.structural_keys import describe
-from keras_qat.graph.tf_operations import operation_class
 from keras_qat.keras2.layers_and_models import clone
 
 _PLAIN = bool, int, float, str, np.generic
@@ -165,16 +164,6 @@ class PartsBuilder:
             output = self.between(layer, shape)
         self.calls.append(Call(layer, args, dict(kwargs or {}), output, self.path(layer)))
         return output
-
-    def slice(
-        self, part: str, x: Value, axis: int, begin: int, end: int, output: Value | None = None
-    ) -> Value:
-        """Adds a slice of a tensor along one axis, and returns its output."""
-        begins, sizes = [0] * len(x.shape), [-1] * len(x.shape)
-        begins[axis], sizes[axis] = begin, end - begin
-        shape = (*x.shape[:axis], end - begin, *x.shape[axis + 1 :])
-        layer = self.new(part, operation_class(), tf.slice)
-        return self.add(layer, x, begins, sizes, shape=shape, output=output)
 
     def end(self, layer: Any, *args: Any, kwargs: Mapping[str, Any] | None = None) -> list[Call]:
         """Adds the last call, which writes the original outputs, and returns all calls."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.graph.operations import kind_of
-from keras_qat.graph.tf_operations import argument, operation_class
+from keras_qat.graph.tf_operations import argument
 from keras_qat.keras2.backend import layers
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.builder import LoweringContext
+from keras_qat.lowering.expand_call import expand_call, known, require, stand_in
+from keras_qat.lowering.expansions.movement import slice_axis
 from keras_qat.ops.registry import match
 from keras_qat.ops.slicing import FULL_SLICE, items_for_axes
 
@@ -33,15 +36,28 @@ class _Concatenation(NamedTuple):
     sizes: list[int]
     is_stacked: bool
 
-    def pieces(self, begin: int, end: int) -> list[_Piece]:
-        """Return the pieces of the tensors that hold some entries; [] if all tensors do."""
+    def cut(self, begin: int, end: int) -> list[_Piece]:
+        """Return the pieces of the tensors that hold some entries.
+
+        Raises:
+            CannotExpand: if all tensors hold some of them.
+        """
         pieces = []
         for x, size in zip(self.tensors, self.sizes, strict=True):
             low, high = max(begin, 0), min(end, size)
             if low < high:
                 pieces.append(_Piece(x, low, high, high - low == size))
             begin, end = begin - size, end - size
-        return pieces if len(pieces) < len(self.tensors) or len(pieces) == 1 else []
+        require(len(pieces) < len(self.tensors) or len(pieces) == 1)
+        return pieces
+
+    def read(self, pieces: list[_Piece]) -> Any:
+        """Trace a concatenation of pieces."""
+        tensors = [
+            stand_in(x) if is_whole else slice_axis(stand_in(x), self.axis, begin, end, "part")
+            for x, begin, end, is_whole in pieces
+        ]
+        return tensors[0] if len(tensors) == 1 else layers.Concatenate(self.axis)(tensors)
 
 
 def skip_concatenations(graph: Graph, context: LoweringContext) -> Graph:
@@ -53,31 +69,32 @@ def skip_concatenations(graph: Graph, context: LoweringContext) -> Graph:
     consumers = graph.consumers()
 
     def expand(call: Call) -> list[Call]:
-        parts = _read_tensors(call, context)
-        if not parts and any(map(_cuts, consumers.get(call.output, ()))):
-            parts = _reshape_tensors(call, context)
+        parts: list[Call] = []
+        if _cuts(call):
+            parts = expand_call(call, lambda *_, **__: _read_tensors(call), context)
+        elif any(map(_cuts, consumers.get(call.output, ()))):
+            parts = expand_call(call, lambda *_, **__: _reshape_tensors(call), context)
         return [new for part in parts for new in expand(part.as_part_of(call))] or [call]
 
     calls = [part for call in graph.calls for part in expand(call)]
     return dataclasses.replace(graph, calls=calls)
 
 
-def _find(value: Value) -> _Concatenation | None:
-    """Return the tensors that a tensor is concatenated from; None if unknown."""
-    call = value.producer
-    op, attributes, _ = match(call) if call else (None, {}, "")
-    while call is not None and op is not None and op.name == "linear" and not value.masked:
-        (value,) = call.inputs
-        call = value.producer
-        op, attributes, _ = match(call) if call else (None, {}, "")
-    if call is None or op is None or op.name not in ("concatenate", "stack"):
-        return None
-    axis, tensors, is_stacked = attributes["axis"], call.inputs, op.name == "stack"
-    if attributes["numbers"] or axis == 0 or axis is None:
-        return None
-    sizes = [1 if is_stacked else x.shape[axis] for x in tensors]
-    known = [size for size in sizes if size is not None]
-    return _Concatenation(axis, tensors, known, is_stacked) if len(known) == len(sizes) else None
+def _find(value: Value) -> _Concatenation:
+    """Return the tensors that a tensor is concatenated from.
+
+    Raises:
+        CannotExpand: if it is no concatenation, or its sizes are unknown.
+    """
+    call = known(value.producer)
+    op, attributes, _ = match(call)
+    name = known(op).name
+    if name == "linear" and not value.masked:
+        return _find(call.inputs[0])
+    require(name in ("concatenate", "stack") and not attributes["numbers"] and attributes["axis"])
+    is_stacked = name == "stack"
+    sizes = [known(1 if is_stacked else x.shape[attributes["axis"]]) for x in call.inputs]
+    return _Concatenation(attributes["axis"], call.inputs, sizes, is_stacked)
 
 
 def _cuts(call: Call) -> bool:
@@ -86,65 +103,47 @@ def _cuts(call: Call) -> bool:
     return is_cropping or kind_of(call) in ("getitem", "slice", "split", "unstack")
 
 
-def _reshape_tensors(call: Call, context: LoweringContext) -> list[Call]:
-    """Concatenates reshaped tensors in place of a reshape that keeps the axis."""
-    op = match(call).op
-    joined = _find(call.inputs[0]) if op is not None and op.name == "reshape" else None
-    shape = call.output.shape
-    if joined is None or joined.is_stacked or joined.axis != len(call.inputs[0].shape) - 1:
-        return []
-    if None in shape[1:] or shape[-1] != sum(joined.sizes) or len(shape) < 2 or call.output.masked:
-        return []
-    parts, tensors = PartsBuilder(call, context), []
-    for index, (x, size) in enumerate(zip(joined.tensors, joined.sizes, strict=True)):
-        sizes = [-1, *shape[1:-1], size]
-        reshape = parts.new(f"reshaped_{index}", operation_class(), tf.reshape)
-        tensors.append(parts.add(reshape, x, sizes, shape=(*shape[:-1], size)))
-    return parts.end(parts.new("", layers.Concatenate), tensors)
+def _reshape_tensors(call: Call) -> Any:
+    """Trace a concatenation of reshaped tensors in place of a reshape that keeps the axis."""
+    require(known(match(call).op).name == "reshape")
+    joined, shape = _find(call.inputs[0]), call.output.shape
+    require(not joined.is_stacked and joined.axis == len(call.inputs[0].shape) - 1)
+    require(len(shape) > 1 and None not in shape[1:] and shape[-1] == sum(joined.sizes))
+    require(not call.output.masked)
+    reshaped = [
+        tf.reshape(stand_in(x), [-1, *shape[1:-1], size], name="reshaped")
+        for x, size in zip(joined.tensors, joined.sizes, strict=True)
+    ]
+    return layers.Concatenate()(reshaped)
 
 
-def _read_tensors(call: Call, context: LoweringContext) -> list[Call]:
-    """Returns the calls that read the concatenated tensors in place of a call that cuts them."""
-    if not _cuts(call) or len(call.inputs) != 1:
-        return []
+def _read_tensors(call: Call) -> Any:
+    """Trace what a call cuts out of a concatenation from the concatenated tensors."""
+    require(len(call.inputs) == 1)
     attributes, joined = match(call).attributes, _find(call.inputs[0])
-    if joined is None or any(x.masked for x in [*joined.tensors, *values_in(call.outputs)]):
-        return []
+    require(not any(x.masked for x in [*joined.tensors, *values_in(call.outputs)]))
     if kind_of(call) not in ("split", "unstack"):
-        return _slice_tensors(call, context, joined, attributes)
-    axis, rank = attributes.get("axis"), len(call.inputs[0].shape)
-    is_unstack = kind_of(call) == "unstack"
-    if axis is None or axis % rank != joined.axis or is_unstack != joined.is_stacked:
-        return []
-    parts, begin = PartsBuilder(call, context), 0
-    for index, output in enumerate(values_in(call.outputs)):
-        size = 1 if is_unstack else int(output.shape[axis] or 0)
-        pieces, begin = joined.pieces(begin, begin + size), begin + size
-        if not pieces:
-            return []
-        _concatenate(parts, joined.axis, pieces, f"part_{index}", output)
-    return parts.calls
+        return _slice_tensors(call, joined, attributes)
+    axis, is_unstack = known(attributes.get("axis")), kind_of(call) == "unstack"
+    require(axis % len(call.inputs[0].shape) == joined.axis and is_unstack == joined.is_stacked)
+    sizes = [1 if is_unstack else int(x.shape[axis] or 0) for x in values_in(call.outputs)]
+    ends = itertools.accumulate(sizes)
+    return [joined.read(joined.cut(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
-def _slice_tensors(
-    call: Call, context: LoweringContext, joined: _Concatenation, attributes: Any
-) -> list[Call]:
-    """Returns the same slice of the concatenated tensors."""
-    if attributes.get("parts") is None:
-        return []
-    axis, shape, is_indexing = joined.axis, call.inputs[0].shape, kind_of(call) == "getitem"
-    start, stop, step = attributes["parts"][axis]
+def _slice_tensors(call: Call, joined: _Concatenation, attributes: Any) -> Any:
+    """Trace the same slice of the concatenated tensors."""
+    axis, shape, parts = joined.axis, call.inputs[0].shape, known(attributes.get("parts"))
     is_index, entries = axis in attributes["dropped"], range(sum(joined.sizes))
+    start, stop, step = parts[axis]
     entries = entries[start:][:1] if is_index else entries[start:stop:step]
-    if not entries or entries.step != 1 or joined.is_stacked > is_index:
-        return []
-    pieces = joined.pieces(entries[0], entries[-1] + 1)
-    cut = [a for a, part in enumerate(attributes["parts"]) if _leaves_out(part, shape[a])]
-    if not pieces or (not is_indexing and cut != [axis]):
-        return []
-    items: list[Any] = [FULL_SLICE] * len(shape)
-    if is_indexing:
-        items = items_for_axes(argument(call, "slice_spec"), len(shape))
+    require(entries and entries.step == 1 and joined.is_stacked <= is_index)
+    pieces = joined.cut(entries[0], entries[-1] + 1)
+    if kind_of(call) != "getitem":
+        cut = [index for index, part in enumerate(parts) if _leaves_out(part, shape[index])]
+        require(cut == [axis])
+        return joined.read(pieces)
+    items = items_for_axes(argument(call, "slice_spec"), len(shape))
     position = [index for index, item in enumerate(items) if item is not None][axis]
     piece, is_joined = pieces[0], len(pieces) > 1
     if joined.is_stacked:
@@ -153,35 +152,12 @@ def _slice_tensors(
         items[position] = piece.begin
     elif is_joined or piece.is_whole:
         items[position] = FULL_SLICE
-    elif is_indexing:
+    else:
         items[position] = {"start": piece.begin, "stop": piece.end, "step": None}
-    parts, x = PartsBuilder(call, context), piece.tensor
-    is_needed = any(item != FULL_SLICE for item in items)
-    if is_joined or not is_needed:
-        name, output = ("joined", None) if is_needed else ("", call.output)
-        x = _concatenate(parts, axis, pieces, name, output)
-    return parts.end(call.layer, x, tuple(items)) if is_needed else parts.calls
-
-
-def _concatenate(
-    parts: PartsBuilder, axis: int, pieces: list[_Piece], name: str, output: Value | None
-) -> Value:
-    """Adds the calls that concatenate pieces of tensors; none for one tensor with no `output`."""
-    names = [f"{name}_{index}".lstrip("_") for index in range(len(pieces))]
-    (names, target) = ([name], output) if len(pieces) == 1 else (names, None)
-    tensors = []
-    for part, (x, begin, end, is_whole) in zip(names, pieces, strict=True):
-        if not is_whole:
-            x = parts.slice(part, x, axis, begin, end, target)
-        elif target is not None:
-            x = parts.add(parts.new(part, layers.Activation, "linear"), x, output=target)
-        tensors.append(x)
-    if len(pieces) == 1:
-        return tensors[0]
-    shape = list(tensors[0].shape)
-    shape[axis] = sum(piece.end - piece.begin for piece in pieces)
-    layer = parts.new(name, layers.Concatenate, axis)
-    return parts.add(layer, tensors, shape=tuple(shape), output=output)
+    if all(item == FULL_SLICE for item in items):
+        return joined.read(pieces)
+    x = joined.read(pieces) if is_joined else stand_in(piece.tensor)
+    return tf.__operators__.getitem(x, tuple(items))
 
 
 def _leaves_out(part: Any, size: int | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -10,10 +11,12 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.facts import reach
 from keras_qat.graph.operations import is_operation, kind_of, moves_elements
-from keras_qat.graph.tf_operations import argument, number, operation_class
+from keras_qat.graph.tf_operations import argument, number
 from keras_qat.helper_layers.operations import Indices, WeightTensor
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.expand_call import Expansion, expand_call, known, require, value_of
+from keras_qat.lowering.expansions.movement import slice_axis
 
 COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
 SHIFTS = ("add", "subtract", "multiply")
@@ -27,60 +30,45 @@ def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     are quantized with it, so they are only near integers.
     """
     consumers = graph.consumers()
-    calls = []
-    for call in graph.calls:
-        for part in _slice_outputs(call, consumers, context):
-            calls += _round_tokens(part, consumers, context)
-    return dataclasses.replace(graph, calls=calls)
+
+    def expand(call: Call) -> list[Call]:
+        readers = [consumers[value] for value in values_in(call.outputs)]
+        are_tokens = [any(map(_reads_token_ids, calls)) for calls in readers]
+        function: Expansion | None = None
+        if kind_of(call) in ("split", "unstack") and any(are_tokens) and not all(are_tokens):
+            function = functools.partial(_slice_outputs, call)
+        elif len(call.inputs) == 1 and _reads_token_ids(call):
+            is_table = all(type(reader.layer) is layers.Embedding for reader in readers[0])
+            is_table = type(call.layer) is layers.Embedding or (bool(readers[0]) and is_table)
+            if is_table and call.inputs[0].is_float and _is_cut_from_input(call.inputs[0]):
+                function = functools.partial(_round_first, call)
+        parts = expand_call(call, function, context) if function else []
+        return [part.as_part_of(call) for part in parts] or [call]
+
+    return dataclasses.replace(graph, calls=[new for call in graph.calls for new in expand(call)])
 
 
-def _slice_outputs(
-    call: Call, consumers: dict[Value, list[Call]], context: LoweringContext
-) -> list[Call]:
-    """Returns slices in place of a split of which only some outputs are token ids."""
-    kind, outputs = kind_of(call), values_in(call.outputs)
-    are_tokens = [any(map(_reads_token_ids, consumers[value])) for value in outputs]
-    if kind not in ("split", "unstack") or not any(are_tokens) or all(are_tokens):
-        return [call]
-    x, axis = call.inputs[0], number(argument(call, "axis"))
-    rank = len(x.shape)
-    if len(call.inputs) > 1 or axis is None or not int(axis) % rank or None in x.shape[1:]:
-        return [call]
-    position, begin = int(axis) % rank, 0
-    parts, operation = PartsBuilder(call, context), type(call.layer)
-    for index, output in enumerate(outputs):
-        if kind == "split":
-            size = int(output.shape[position] or 0)
-            parts.slice(f"part_{index}", x, position, begin, begin + size, output)
-        else:
-            size = 1
-            sliced = parts.slice(f"part_{index}", x, position, begin, begin + 1)
-            squeeze = parts.new(f"squeezed_{index}", operation, tf.squeeze)
-            parts.add(squeeze, sliced, kwargs={"axis": position}, output=output)
-        begin += size
-    return [part.as_part_of(call) for part in parts.calls]
+def _slice_outputs(call: Call, value: Any, *_: Any, **__: Any) -> list[Any]:
+    """Compute the outputs of `tf.split` or `tf.unstack` one by one."""
+    axis = int(known(number(argument(call, "axis")))) % len(value.shape)
+    is_split = kind_of(call) == "split"
+    require(axis and None not in value.shape[1:])
+    outputs, begin = [], 0
+    for output in values_in(call.outputs):
+        end = begin + (known(output.shape[axis]) if is_split else 1)
+        part = slice_axis(value, axis, begin, end, "part")
+        outputs.append(part if is_split else tf.squeeze(part, axis))
+        begin = end
+    return outputs
 
 
-def _round_tokens(
-    call: Call, consumers: dict[Value, list[Call]], context: LoweringContext
-) -> list[Call]:
-    """Returns calls that round token ids first, if they are cut out of a float input."""
-    if len(call.inputs) != 1 or not _reads_token_ids(call):
-        return [call]
-    x, layer, readers = call.inputs[0], call.layer, consumers[call.output]
-    is_table = type(layer) is layers.Embedding
-    are_tokens = is_table or (readers and all(type(c.layer) is layers.Embedding for c in readers))
-    if not (x.is_float and are_tokens and _is_cut_from_input(x)):
-        return [call]
-    parts, operation = PartsBuilder(call, context), operation_class()
-    y = parts.add(parts.new("rounded", operation, tf.round), x, shape=x.shape)
-    if not is_table:
-        return parts.end(parts.new("", operation, tf.cast), y, call.output.dtype)
-    cast = parts.new("tokens", operation, tf.cast, dtype="int32")
-    tokens = Value(parts.path(cast), x.shape, "int32")
-    parts.add(cast, y, "int32", output=tokens)
-    parts.calls.append(Call(layer, (tokens,), {}, call.outputs, call.name))
-    return [part.as_part_of(call) for part in parts.calls]
+def _round_first(call: Call, x: Any, *_: Any, **__: Any) -> Any:
+    """Compute a cast to integers, or an Embedding, of the integers next to token ids."""
+    value_of(x)  # Other inputs than token ids are not near integers.
+    rounded = tf.round(x, name="rounded")
+    if is_operation(call.layer):
+        return tf.cast(rounded, call.output.dtype)
+    return call.layer(tf.cast(rounded, "int32", name="tokens"))
 
 
 def _is_cut_from_input(x: Value) -> bool:

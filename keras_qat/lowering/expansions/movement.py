@@ -25,6 +25,13 @@ from keras_qat.ops.movement import MAX_SLICED
 from keras_qat.ops.slicing import SLICE, items_for_axes
 
 
+def slice_axis(x: Any, axis: int, begin: int, end: int, name: str) -> Any:
+    """Slice a tensor along one axis."""
+    begins, sizes = [0] * len(x.shape), [-1] * len(x.shape)
+    begins[axis], sizes[axis] = begin, end - begin
+    return tf.slice(x, begins, sizes, name=name)
+
+
 def _getitem(tensor: Any, slice_spec: Any, var: Any = None) -> Any:
     if sum(item is Ellipsis for item in tf.nest.flatten(slice_spec)) == 1:
         # No configuration holds an Ellipsis.
