@@ -44,6 +44,7 @@ from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
 from tests.helpers import observe
 from tests.networks.every_layer import example
+from tests.networks.forms import FORMS
 from tests.networks.tables import TABLES
 
 COUNT = 8
@@ -66,6 +67,10 @@ def find_networks() -> Iterator[tuple[str, Network, str | None]]:
     for table, rows in TABLES.items():
         for name, network in rows.items():
             yield f"{table}, {name}", network, None
+    for subject, forms in FORMS.items():
+        if subject not in TABLES:
+            for name, form in forms.items():
+                yield f"form {subject}, {name}", Network(form.model, form.inputs), form.target
     for name in list_layers():
         yield f"layer {name}", Network(functools.partial(example, name), draw_inputs), None
     for name, build in BY_HAND.items():

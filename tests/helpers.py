@@ -38,7 +38,7 @@ def scramble(model: Any, seed: int = 2) -> Any:
             elif kind == "gamma":
                 value = numbers.uniform(0.3, 2.0, shape) * numbers.choice([-1, 1], shape)
                 value.flat[:3] = 0.0, -1.5, 1.5
-            elif "kernel" in kind:
+            elif "kernel" in kind or not weight.dtype.is_floating:
                 continue
             else:
                 value = numbers.normal(size=shape)

@@ -14,8 +14,6 @@ from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.end_to_end.exact import (
     assert_exact_everywhere,
-    assert_is_float_without_quantization,
-    assert_trains_and_is_kept,
 )
 from tests.helpers import scramble
 
@@ -101,24 +99,6 @@ def calibrated(model: Any, recipe: Any = "int8") -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "kernels", "per_layer"),
-    [
-        ("gru", "xnnpack", False),
-        *(
-            pytest.param(name, kernels, per_layer, marks=pytest.mark.slow)
-            for name in BUILDS
-            for kernels in ("xnnpack", "reference", "tflm")
-            for per_layer in (False, True)
-        ),
-    ],
-)
-def test_files_give_what_the_model_predicts(name, kernels, per_layer):
-    qat = quantized(name)
-    assert_exact_everywhere(qat, data(qat), kernels, per_layer)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gru", "simple", "relu", "translator"])
 def test_activations_of_fewer_bits(name):
     qat = calibrated(scramble(BUILDS[name]()), keras_qat.recipes.int8(activation_bits=5))
@@ -169,30 +149,6 @@ def test_a_state_goes_from_output_to_input_as_it_is():
     file = keras_qat.TFLiteModel(keras_qat.export_tflite(quantized("gru")))
     given, result = file.inputs["state"], list(file.outputs.values())[1]
     assert (given.scale, given.zero_point) == (result.scale, result.zero_point) == (1 / 128, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gru", "read_last"])
-def test_saved_models_load(name, tmp_path):
-    qat = quantized(name)
-    qat.save(tmp_path / "qat.keras")
-    again, x = keras.models.load_model(tmp_path / "qat.keras"), data(qat)
-    for result, expected in zip(again.predict(x), qat.predict(x), strict=True):
-        np.testing.assert_array_equal(result, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BUILDS)
-def test_without_quantization_it_is_the_float_layer(name):
-    model = scramble(BUILDS[name]())
-    assert_is_float_without_quantization(model, data(model))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gru", "relu", "both_ways", "translator"])
-def test_models_train_are_saved_and_exported_to_saved_models(name, tmp_path):
-    model = BUILDS[name]()
-    assert_trains_and_is_kept(keras_qat.quantize_model(model), data(model), tmp_path)
 
 
 def operators(qat: Any) -> list[str]:

@@ -159,21 +159,6 @@ def test_models_are_saved_and_exported_to_saved_models(tmp_path):
     np.testing.assert_array_equal(served, qat.predict(x, verbose=0))
 
 
-longer = layers.ZeroPadding1D((0, 32))
-"""More steps than are calls of a cell."""
-
-STAYS = {
-    "its activations are not tanh and sigmoid": lambda x: layers.LSTM(3, "relu")(longer(x)),
-    "its states are read or given": lambda x: layers.LSTM(3, return_state=True)(longer(x))[1],
-}
-
-
-@pytest.mark.parametrize("reason", STAYS)
-def test_the_plan_says_why_one_stays_in_float(reason):
-    plan = keras_qat.plan(functional(SHAPE, build=STAYS[reason]))
-    assert any(reason in item for item in plan.float_layers.values()), plan.float_layers
-
-
 def test_it_may_be_left_in_float():
     model = functional(SHAPE, build=stacked)
     recipe = keras_qat.recipes.int8().override("LSTM", quantize=False)

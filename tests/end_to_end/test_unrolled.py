@@ -12,40 +12,15 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.recurrent.step_math import parts
-from keras_qat.ops.recurrent.unrolled import MOST_STEPS, SIMPLE_RNN
+from keras_qat.ops.recurrent.unrolled import SIMPLE_RNN
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.end_to_end.exact import (
-    assert_exact_everywhere,
-    assert_is_float_without_quantization,
-    assert_trains_and_is_kept,
-)
+from tests.end_to_end.exact import assert_exact_everywhere
 from tests.helpers import images, observe, scramble, train
+from tests.networks.forms.recurrent import SHAPE, mixed, small
 from tests.networks.small import functional
 from tests.ops.harness import file_of, node_of
 
 layers = keras.layers
-
-SHAPE = (3, 4)
-
-
-def tiny(x: Any) -> Any:
-    return layers.SimpleRNN(3)(x)
-
-
-def small(x: Any) -> Any:
-    return layers.Dense(3)(layers.GRU(3, name="gru")(x))
-
-
-def mixed(x: Any) -> Any:
-    """Each kind, both ways, with what a layer may have."""
-    x = layers.GRU(4, return_sequences=True, go_backwards=True, dropout=0.2)(x)
-    hard = {"recurrent_activation": "hard_sigmoid", "return_sequences": True}
-    both = layers.Bidirectional(layers.GRU(3, reset_after=False, **hard), "sum")
-    x = layers.SimpleRNN(4, return_sequences=True, recurrent_dropout=0.2)(both(x))
-    relu = functools.partial(layers.SimpleRNN, 3, activation="relu", use_bias=False)
-    last = layers.Bidirectional(relu())(x)
-    sequence = layers.Flatten()(relu(return_sequences=True, unroll=True)(x))
-    return layers.Dense(3)(layers.Concatenate()([last, sequence]))
 
 
 @functools.cache
@@ -54,61 +29,11 @@ def quantized(build: Any) -> Any:
     return observe(keras_qat.quantize_model(model), images(24, SHAPE))
 
 
-@pytest.mark.parametrize(
-    ("build", "kernels", "per_layer"),
-    [
-        (tiny, "xnnpack", False),
-        *(
-            pytest.param(build, kernels, per_layer, marks=pytest.mark.slow)
-            for build in (small, mixed)
-            for kernels in ("xnnpack", "reference", "tflm")
-            for per_layer in (False, True)
-        ),
-    ],
-)
-def test_files_give_what_the_model_predicts(build, kernels, per_layer):
-    assert_exact_everywhere(quantized(build), images(24, SHAPE), kernels, per_layer)
-
-
 def test_all_hidden_states_are_packed_into_the_output():
     nodes = (node_of(SIMPLE_RNN, 8, seed)[0] for seed in range(100))
     node = next(node for node in nodes if node.attributes["sequences"])
     (name, *_), *_ = reversed(list(FileInterpreter(file_of(node)).operations()))
     assert name == "PACK"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernels", ["xnnpack", "tflm"])
-def test_the_longest_sequence(kernels):
-    shape = MOST_STEPS, 2
-    model = scramble(functional(shape, build=layers.GRU(3, return_sequences=True)))
-    x = images(6, shape)
-    assert_exact_everywhere(observe(keras_qat.quantize_model(model), x), x, kernels)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernels", ["xnnpack", "tflm"])
-@pytest.mark.parametrize("layer", [layers.GRU, layers.LSTM])
-@pytest.mark.parametrize("sequences", [False, True])
-def test_a_sequence_at_each_step_of_another(layer, sequences, kernels):
-    build = layers.TimeDistributed(layer(3, return_sequences=sequences))
-    model, x = scramble(functional((2, *SHAPE), build=build)), images(8, (2, *SHAPE))
-    assert_exact_everywhere(observe(keras_qat.quantize_model(model), x), x, kernels)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernels", [pytest.param("xnnpack", marks=pytest.mark.slow), "tflm"])
-def test_a_model_with_a_recurrent_layer_at_each_step_of_a_sequence(kernels):
-    """Its examples and steps are folded, so that a state begins with zeros for each of both."""
-    sequence = keras.Input(SHAPE)
-    x = layers.LSTM(6, return_sequences=True)(layers.Dense(5, activation="relu")(sequence))
-    inner = keras.Model(sequence, layers.Dense(2)(layers.LSTM(3)(x)))
-
-    def build(x):
-        return layers.LSTM(4)(layers.TimeDistributed(inner)(x))
-
-    model, x = scramble(functional((2, *SHAPE), build=build)), images(8, (2, *SHAPE))
-    assert_exact_everywhere(observe(keras_qat.quantize_model(model), x), x, kernels)
 
 
 @pytest.mark.slow
@@ -134,19 +59,6 @@ def test_half_precision():
     finally:
         keras.mixed_precision.set_global_policy("float32")
     assert_exact_everywhere(train(keras_qat.quantize_model(model), x), x, "xnnpack")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("build", [small, mixed])
-def test_without_quantization_it_is_the_float_layer(build):
-    model = scramble(functional(SHAPE, build=build))
-    assert_is_float_without_quantization(model, images(24, SHAPE))
-
-
-@pytest.mark.slow
-def test_models_train_are_saved_and_exported_to_saved_models(tmp_path):
-    qat = keras_qat.quantize_model(functional(SHAPE, build=mixed))
-    assert_trains_and_is_kept(qat, images(32, SHAPE), tmp_path)
 
 
 @pytest.mark.parametrize("kind", [layers.GRU, layers.LSTM, layers.ConvLSTM1D])
@@ -177,31 +89,6 @@ def test_ranges_inside_are_no_wider_than_what_is_in_them():
 
 
 PREFIXES = ("input_", "state_", "")
-
-longer = layers.ZeroPadding1D((0, 32))
-"""More steps than are calls of a cell."""
-
-STAYS = {
-    "its states are read or given": lambda x: layers.LSTM(3, return_state=True)(longer(x))[1],
-    "are not tanh and sigmoid or hard_sigmoid": lambda x: layers.GRU(3, "relu")(longer(x)),
-    "are not tanh and relu": lambda x: layers.SimpleRNN(3, activation="selu")(longer(x)),
-    "it has more than 32 steps": lambda x: layers.RNN(layers.GRUCell(3))(longer(x)),
-    f"more than {MOST_STEPS} steps": lambda x: layers.GRU(3)(
-        layers.ZeroPadding1D((0, MOST_STEPS))(x)
-    ),
-}
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("reason", STAYS)
-def test_the_plan_says_why_one_stays_in_float(reason):
-    plan = keras_qat.plan(functional(SHAPE, build=STAYS[reason]))
-    assert any(reason in item for item in plan.float_layers.values()), plan.float_layers
-
-
-def test_a_length_that_is_not_known_stays_in_float():
-    (reason,) = keras_qat.plan(functional((None, 4), build=small)).float_layers.values()
-    assert "its number of steps is not known" in reason
 
 
 def test_it_may_be_left_in_float():

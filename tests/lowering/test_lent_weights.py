@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from tests.comparison import assert_kept
-from tests.helpers import images, rng, values
+from tests.helpers import images, rng
 
 layers = keras.layers
 
 TOKENS = rng().integers(0, 20, (16, 6)).astype(np.int32)
 IMAGES = rng().normal(size=(16, 8, 8, 1)).astype(np.float32)
-
-KERNELS = ["xnnpack", "reference", *["tflm"] * bool(importlib.util.find_spec("tflite_micro"))]
 
 
 class TiedHead(layers.Layer):
@@ -183,69 +178,6 @@ MODELS = {
     "a subclassed model": subclassed,
     "masks of kernels": pixel_cnn,
 }
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", MODELS)
-def test_they_are_integers_and_train_one_variable(name, tmp_path):
-    keras.utils.set_random_seed(4)
-    model, data = MODELS[name]()
-    expected, before = model(data).numpy(), values(model.weights)
-    assert not keras_qat.plan(model).float_layers
-    qat = keras_qat.quantize_model(model, strict=True)
-    assert len(qat.trainable_weights) == len(model.trainable_weights)
-    keras_qat.set_quantization(qat, False)
-    np.testing.assert_allclose(qat(data), expected, atol=1e-5)
-    keras_qat.set_quantization(qat, True)
-    qat.compile(keras.optimizers.SGD(0.1), "mse")
-    qat.fit(data, np.ones((16, *qat.output_shape[1:])), verbose=0)
-    qat(data, training=True)
-    contents = keras_qat.export_tflite(qat)
-    one = keras_qat.export_tflite(qat, batch_size=1)
-    for kernels in KERNELS:
-        qat.kernels = kernels
-        file = one if kernels == "tflm" else contents
-        report = keras_qat.verify(qat, file, data, kernels=kernels)
-        assert report.identical == 1 and not report.float_operations
-    qat.kernels = "xnnpack"  # A file names others.
-    qat.save(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
-    assert all(map(np.array_equal, before, values(model.weights))), "the float model has changed"
-
-
-PRODUCTS = {
-    "weights": lambda x, table: tf.matmul(x, table.weights[0], transpose_b=True),
-    "list of weights": lambda x, table: tf.matmul(x, table.weights, transpose_b=True),
-    "variables": lambda x, table: tf.linalg.matmul(x, table.variables[0], transpose_b=True),
-    "those that train": lambda x, table: x @ tf.transpose(table.trainable_weights[0]),
-    "value": lambda x, table: tf.einsum("btd,vd->btv", x, table.embeddings.value()),
-    "read_value": lambda x, table: tf.tensordot(x, table.embeddings.read_value(), [[2], [1]]),
-    "dot": lambda x, table: keras.backend.dot(x, tf.transpose(table.trainable_variables[0])),
-}
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_weights_are_read_in_all_dialects(name, tmp_path):
-    model, data = language_model(lambda table: Reading(PRODUCTS[name], table))
-    qat = keras_qat.quantize_model(model, target="ethos_u55", strict=True)
-    assert len(qat.trainable_weights) == len(model.trainable_weights)
-    keras_qat.set_quantization(qat, False)
-    np.testing.assert_allclose(qat(data), model(data), atol=1e-5)
-    keras_qat.set_quantization(qat, True)
-    keras_qat.calibrate(qat, data)
-    assert_kept(qat, data, tmp_path)
-
-
-class Reading(layers.Layer):
-    """Computes with another layer."""
-
-    def __init__(self, function, other, **kwargs):
-        super().__init__(**kwargs)
-        self.function, self.other = function, other
-
-    def call(self, x):
-        return self.function(x, self.other)
 
 
 @pytest.mark.slow

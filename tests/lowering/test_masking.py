@@ -94,20 +94,6 @@ OTHERS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_masks_are_right_wherever_the_layer_is(name):
-    """A range that does not hold the number is widened, so that its end is not mistaken for it."""
-    model, data = model_of(3, OTHERS[name]), data_of(3)
-    qat = keras_qat.quantize_model(model)
-    keras_qat.set_quantization(qat, False)
-    np.testing.assert_allclose(qat(data), model(data), atol=1e-5)
-    keras_qat.set_quantization(qat, True)
-    keras_qat.calibrate(qat, data)
-    assert noise(model, qat, data) < 0.005
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
-
-
 def test_a_number_outside_of_the_range_is_not_found():
     """Calibrated with what is complete, and in a range that begins with 0."""
     x = keras.Input((4,))

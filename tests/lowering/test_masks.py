@@ -9,7 +9,6 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.weighted_sums import RECENT
-from tests.end_to_end.exact import assert_exact_everywhere
 from tests.helpers import rng, scramble
 
 layers = keras.layers
@@ -196,44 +195,6 @@ def padded(model, count=32):
         x[np.arange(STEPS) >= numbers.integers(1, STEPS + 1, (count, 1))] = 0
         data.append(x.astype(tensor.dtype.as_numpy_dtype))
     return data if len(data) > 1 else data[0]
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", MODELS)
-def test_masks_are_exact(name, tmp_path):
-    """In float as the model, in integers as the file, before and after saving."""
-    model = model_of(MODELS[name])
-    data = padded(model)
-    recipe = keras_qat.recipes.int8()
-    if name == "translation":
-        recipe = recipe.override("LayerNormalization", quantize=True)
-    qat = keras_qat.quantize_model(model, recipe)
-    targets = rng().normal(size=model(data).shape)
-    keras_qat.set_quantization(qat, False)
-    for trained in (model, qat):
-        trained.compile(keras.optimizers.SGD(1e-2), "mse")
-        trained.fit(data, targets, batch_size=16, shuffle=False, verbose=0)
-    expected = model(data).numpy()
-    np.testing.assert_allclose(qat(data), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
-
-    if not RECENT:
-        return  # Older kernels round otherwise, or have no QUANTIZE to 16 bits.
-    keras_qat.set_quantization(qat, True)
-    qat.fit(data, targets, batch_size=16, verbose=0)
-    for kernels in ("reference", "xnnpack"):
-        assert_exact_everywhere(qat, data, kernels, per_layer=True)
-    contents = keras_qat.export_tflite(qat)
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(loaded) == contents
-
-
-@pytest.mark.slow
-def test_a_mask_is_read_beside_two_arguments():
-    model = model_of(translation)
-    qat, data = keras_qat.quantize_model(model), padded(model)
-    keras_qat.set_quantization(qat, False)
-    np.testing.assert_allclose(qat(data), model(data), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow

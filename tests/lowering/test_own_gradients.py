@@ -78,15 +78,3 @@ def gradients(model, x):
         loss = tf.reduce_sum(tf.sin(model(x, training=True)))
     found = tape.gradient(loss, model.trainable_weights)
     return sorted((np.asarray(g) for g in found if g is not None), key=lambda g: (g.shape, g.sum()))
-
-
-def test_other_gradients_stay_with_their_layer():
-    """Gradients that are no operations on tensors."""
-
-    @tf.custom_gradient
-    def counted(x):
-        return x * 1.0, lambda gradient: gradient.numpy()
-
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, layers.Lambda(counted, name="own")(inputs))
-    assert "cannot be opened" in keras_qat.plan(model).float_layers["own"]

@@ -95,20 +95,6 @@ def test_losses_of_opened_layers(layer, tmp_path):
     assert plain.losses
 
 
-class Counting(layers.Layer):
-    """Adds a loss that depends on no input."""
-
-    def call(self, x):
-        self.add_loss(tf.constant(1.0))
-        return x * 2.0
-
-
-def test_other_losses_stay_with_their_layer():
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, Counting(name="own")(inputs))
-    assert "add_loss" in keras_qat.plan(model).float_layers["own"]
-
-
 class Endpoint(layers.Layer):
     """Passes the prediction on, and adds a loss that compares it with labels from an input."""
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.comparison import assert_kept
 
 layers = keras.layers
 INTEGER = tf.int32
@@ -94,24 +93,3 @@ def test_tokens_among_real_numbers_keep_their_values():
     tokens = tf.cast(x[:, 0], INTEGER)
     model = keras.Model(x, layers.Embedding(12, 3)(tokens) * layers.Dense(3)(x[:, 1:]))
     assert "Positions" not in str(keras_qat.plan(model, target="ethos_u55"))
-
-
-CONSTANTS = {
-    "numbers": lambda i: tf.gather(TABLE[:, 0], i),
-    "rows": lambda i: tf.nn.embedding_lookup(TABLE, i),
-    "matrices": lambda i: tf.gather(TABLE.reshape(4, 3, 3), i),
-    "by hand": lambda i: keras.backend.gather(tf.constant(TABLE), i),
-}
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("form", CONSTANTS)
-def test_rows_of_constants_are_integers(form, tmp_path):
-    numbers = keras.Input((5,), dtype="int32")
-    model = keras.Model(numbers, CONSTANTS[form](numbers))
-    qat = keras_qat.quantize_model(model, strict=True)
-    x = np.random.default_rng(0).integers(0, 4, (16, 5))
-    keras_qat.calibrate(qat, x)
-    assert not qat.trainable_weights
-    np.testing.assert_allclose(qat(x), model(x), atol=0.03)
-    assert_kept(qat, x, tmp_path)

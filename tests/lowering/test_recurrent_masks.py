@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_qat
 from keras_qat.keras2.backend import keras
-from keras_qat.ops.weighted_sums import RECENT
-from tests.helpers import rng, scramble
+from tests.helpers import rng
 from tests.lowering.test_masks import SIZE, STEPS, TOKENS, Positions, Shift, embedded
 
 layers = keras.layers
@@ -125,34 +123,6 @@ def padded(model, count=24):
     return data if len(data) > 1 else data[0]
 
 
-def assert_masks_are_those_of_keras(model, stays=()):
-    """In float, within the noise of 8 bits, and in the file. Layers that are said stay in float."""
-    data = padded(model)
-    expected = model(data).numpy()
-    qat = keras_qat.quantize_model(model)
-    keras_qat.set_quantization(qat, False)
-    np.testing.assert_allclose(qat(data).numpy(), expected, rtol=1e-4, atol=1e-5)
-    keras_qat.set_quantization(qat, True)
-    keras_qat.calibrate(qat, data)
-    noise = np.mean(np.square(qat(data).numpy() - expected))
-    assert noise < 0.01 * np.var(expected)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
-    assert report.identical == 1 or (stays and not RECENT)  # Older loops round otherwise.
-    assert tuple(report.float_operations) == stays
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", MODELS)
-def test_masks_reach_recurrent_layers(name, kind):
-    keras.utils.set_random_seed(1)
-    inputs, x = MODELS[name](kind)
-    model = scramble(keras.Model(inputs, layers.Dense(2)(x)))
-    for weight in model.trainable_weights:
-        weight.assign(0.5 * weight)
-    assert_masks_are_those_of_keras(model, ("float",) if name == "behind_float" else ())
-
-
 def reader(size=SIZE, name=None):
     """Layers that read the mask of a model around them, in three ways."""
     x = keras.Input((STEPS, size))
@@ -208,16 +178,3 @@ NESTED = {
     build.__name__: build
     for build in (nested, nested_sequential, two_levels, shared_model, nested_given, nested_output)
 }
-
-
-@pytest.mark.skipif(not RECENT, reason="older interpreters have no sums of 32 bits")
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "nested" else pytest.param(name, marks=pytest.mark.slow) for name in NESTED],
-)
-def test_masks_reach_what_is_inside_of_a_model(name):
-    inputs, x = NESTED[name]()
-    model = scramble(keras.Model(inputs, layers.Dense(2)(x)))
-    for weight in model.trainable_weights:
-        weight.assign(0.5 * weight)
-    assert_masks_are_those_of_keras(model)

@@ -9,7 +9,6 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.comparison import assert_kept
 
 layers = keras.layers
 
@@ -59,33 +58,6 @@ def quantized(build, target, shape=(5,)):
     contents = keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, contents, data).identical == 1
     return qat, FileInterpreter(contents)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("target", [None, "ethos_u55"])
-@pytest.mark.parametrize("parts", ["split", "unstack", "slice"])
-def test_tokens_in_one_tensor_with_numbers(parts, target, tmp_path):
-    """As rows of a table: the file had a split with two types, which no runtime takes.
-
-    The tokens are not exact in 8 bits, so that they have to be rounded.
-    """
-    x = keras.Input((3,))
-    if parts == "split":
-        tokens, numbers = tf.split(x, [1, 2], axis=-1)
-        table = layers.Flatten()(layers.Embedding(9, 4)(tokens))
-    elif parts == "slice":
-        tokens, numbers = tf.cast(x[:, 0], tf.int32), x[:, 1:]
-        table = layers.Embedding(9, 4)(tokens)
-    else:
-        tokens, *rest = tf.unstack(x, axis=1)
-        table, numbers = layers.Embedding(9, 4)(tokens), tf.stack(rest, 1)
-    model = keras.Model(x, [table, layers.Dense(4)(numbers)])
-    data = np.concatenate([TOKENS[:, :1], TOKENS[:, 1:3] / 4.0 - 1.0], 1)
-    qat = keras_qat.quantize_model(model, target=target)
-    keras_qat.calibrate(qat, data)
-    for ours, real in zip(qat(data), model(data), strict=True):
-        np.testing.assert_allclose(ours, real, atol=0.05)
-    assert_kept(qat, data, tmp_path)
 
 
 @pytest.mark.sample(1)

@@ -272,37 +272,6 @@ def test_weights_are_drawn_in_training_only(layer, tmp_path):
         assert all(np.any(g) for g in tape.gradient(loss, trained.trainable_weights))
 
 
-class Factors(layers.Layer):
-    """Multiplies by a factor, and does something else in training than to add noise."""
-
-    def __init__(self, kind, **kwargs):
-        super().__init__(**kwargs)
-        self.kind, self.dense = kind, layers.Dense(3)
-
-    def build(self, shape):
-        self.factors = [self.add_weight(f"factor_{i}", (3,), initializer="ones") for i in (0, 1)]
-
-    def call(self, x, training=None):
-        y = self.dense(x)
-        if not training:
-            return y * 2.0 if self.kind == "number" else y * self.factors[0]
-        noise = tf.random.normal(tf.shape(y))
-        if self.kind == "order":
-            return self.dense((x + noise) * self.factors[0])
-        y += noise
-        if self.kind == "number":
-            return y * 3.0
-        return (y * self.factors[0])[:, :1] if self.kind == "shape" else y * self.factors[1]
-
-
-@pytest.mark.parametrize("kind", ["number", "weight", "order", "shape"])
-def test_other_layers_compute_in_float(kind):
-    inputs = keras.Input((3,))
-    model = keras.Model(inputs, Factors(kind, name="factors")(inputs))
-    reason = keras_qat.plan(model).float_layers["factors"]
-    assert "it computes differently in training" in reason
-
-
 class Chain(layers.Layer):
     """Adds noise in training, and has a billion ways to it: thirty sums of two terms."""
 

@@ -9,54 +9,11 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.weighted_sums import RECENT
-from tests.comparison import assert_kept
 from tests.helpers import images, scramble
+from tests.networks.forms.written_out import LAYERS
 from tests.networks.small import functional, layers
 
 pytestmark = pytest.mark.legacy
-
-LAYERS = {
-    "volume": (lambda **more: layers.Conv3D(2, (2, 1, 2), padding="same", **more), (3, 4, 5, 2)),
-    "groups": (
-        lambda **more: layers.Conv3D(4, (3, 1, 2), groups=2, dilation_rate=(2, 1, 1), **more),
-        (5, 2, 3, 4),
-    ),
-    "steps": (lambda **more: layers.Conv2D(2, (2, 1), padding="same", **more), (2, 4, 3, 2)),
-    "steps_of_sequences": (
-        lambda **more: layers.Conv1D(4, 3, dilation_rate=2, groups=2, **more),
-        (2, 6, 2),
-    ),
-    "gaps": (lambda **more: layers.Conv1DTranspose(2, 3, dilation_rate=2, **more), (5, 2)),
-    "gaps_within": (
-        lambda **more: layers.Conv2DTranspose(2, (2, 3), padding="same", dilation_rate=2, **more),
-        (5, 4, 2),
-    ),
-    "blocks": (lambda **more: layers.Conv3DTranspose(2, 2, strides=2, **more), (2, 2, 3, 2)),
-    "overlapping": (
-        lambda **more: layers.Conv3DTranspose(2, 3, strides=2, padding="same", **more),
-        (2, 2, 3, 2),
-    ),
-    "overlapping_unevenly": (
-        lambda **more: layers.Conv3DTranspose(2, (4, 2, 3), strides=(3, 1, 1), **more),
-        (2, 3, 2, 2),
-    ),
-    "blocks_of_rows": (
-        lambda **more: layers.Conv3DTranspose(2, (2, 2, 1), strides=(2, 2, 1), **more),
-        (2, 2, 3, 2),
-    ),
-    "uneven_blocks": (
-        lambda **more: layers.Conv3DTranspose(2, 3, strides=(1, 2, 3), padding="same", **more),
-        (2, 2, 3, 2),
-    ),
-    "longer": (
-        lambda **more: layers.Conv3DTranspose(2, 2, strides=3, output_padding=(0, 1, 2), **more),
-        (2, 2, 1, 2),
-    ),
-    "apart": (lambda **more: layers.Conv3DTranspose(2, 1, strides=2, **more), (2, 2, 3, 2)),
-    "positions": (lambda **more: layers.LocallyConnected1D(2, 3, **more), (6, 2)),
-    "masked": (lambda **more: layers.LocallyConnected1D(2, 3, implementation=2, **more), (6, 2)),
-    "sparse": (lambda **more: layers.LocallyConnected1D(2, 3, implementation=3, **more), (6, 2)),
-}
 
 
 @pytest.mark.sample(1)
@@ -82,31 +39,6 @@ def test_one_layer_trains_and_the_other_is_frozen(case):
         assert np.array_equal(before, after) != is_trained
     kernel = plain.get_layer("trained").kernel
     assert np.linalg.norm(kernel, axis=0).max() == pytest.approx(0.1, rel=1e-4)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("case", LAYERS)
-def test_written_out_layers_are_kept(case, tmp_path):
-    make, shape = LAYERS[case]
-    model, x = scramble(functional(shape, build=make(activation="relu"))), images(32, shape)
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
-    expected = model.predict(x, verbose=0)
-    error = np.abs(qat.predict(x, verbose=0) - expected).mean()
-    assert error < 0.02 * np.abs(expected).max()
-    assert_kept(qat, x, tmp_path)
-
-
-def test_center_crop_is_a_slice():
-    """Where it makes images larger it stays as it is."""
-    inputs = layers.Input((6, 7, 2))
-    model = keras.Model(inputs, layers.CenterCrop(3, 4)(inputs))
-    x = images(8, (6, 7, 2))
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
-    larger = keras.Model(inputs, layers.CenterCrop(8, 4, name="crop")(inputs))
-    assert keras_qat.plan(larger).float_layers.keys() == {"crop"}
 
 
 @pytest.mark.sample(1)
@@ -195,42 +127,3 @@ def test_a_single_boundary():
     keras_qat.calibrate(qat, x)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
     np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.01)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("mode", ["one_hot", "multi_hot", "count"])
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_categories_of_integers(mode, dtype, tmp_path):
-    count = 1 if mode == "one_hot" else 3
-    inputs = layers.Input((count,), dtype=dtype)
-    codes = layers.CategoryEncoding(5, output_mode=mode)(inputs)
-    model = keras.Model(inputs, layers.Dense(2)(codes))
-    x = np.random.default_rng(1).integers(0, 5, (64, count)).astype(dtype)
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
-    np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.05)
-    qat.save(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
-
-
-OTHERS = {
-    "bicubic": lambda: layers.UpSampling2D(2, interpolation="bicubic"),
-    "area": lambda: layers.Resizing(2, 3, "area"),
-    "two axes": lambda: layers.Softmax(axis=[1, 2]),
-    "axes apart": lambda: layers.Softmax(axis=(-1, 1)),
-}
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", OTHERS)
-def test_rarer_options(name, tmp_path):
-    model, x = functional((4, 6, 3), build=lambda x: OTHERS[name]()(x)), images(16, (4, 6, 3))
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
-    assert np.mean(np.abs(qat(x) - model(x))) < 0.02
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
-    qat.save(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents

@@ -10,25 +10,27 @@ import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
 from tests.end_to_end import (
-    test_bidirectional,
     test_cells,
-    test_conv_lstm,
     test_given_states,
-    test_in_the_wild,
     test_integer_tensors,
-    test_unrolled,
 )
 from tests.end_to_end.exact import inputs_of, model_of
 from tests.helpers import images, scramble
 from tests.lowering import (
-    test_attention_masks,
-    test_equivalents,
     test_lent_weights,
     test_masking,
     test_masks,
     test_recurrent_masks,
 )
 from tests.networks.custom import OPENED
+from tests.networks.forms import (
+    Form,
+    attention,
+    cells_and_convolutions,
+    equivalents,
+    in_the_wild,
+    recurrent,
+)
 
 layers = keras.layers
 
@@ -54,6 +56,10 @@ def of_integers(dtype: str, build: Callable[[Any], Any]) -> Network:
     return Network(lambda: scramble(model_of(build, dtype=dtype)), inputs_of)
 
 
+def of_form(form: Form) -> Network:
+    return Network(form.model, form.inputs)
+
+
 def behind_dense(ends: Callable[[], tuple[Any, Any]]) -> Any:
     """A model of inputs and a tensor. Its weights are so small that no state is saturated."""
     inputs, x = ends()
@@ -67,11 +73,6 @@ def lent(build: Callable[[], tuple[Any, Any]]) -> Network:
     return Network(lambda: build()[0], lambda model: build()[1])
 
 
-def attention(mask: str | None, causal: bool, dtype: str) -> Network:
-    build = partial(test_attention_masks.model_of, mask, causal, dtype)
-    return Network(build, test_attention_masks.data_of)
-
-
 MASKED_STEPS = {
     f"{name} {kind.__name__}": partial(ends, kind)
     for name, ends in test_recurrent_masks.MODELS.items()
@@ -81,13 +82,13 @@ MASKED_STEPS = {
 MASKINGS = {"alone": lambda x: layers.GRU(4)(layers.Masking(-1.0)(x)), **test_masking.OTHERS}
 
 RECURRENT = {
-    "all merges": (test_bidirectional.all_merges, test_bidirectional.SHAPE),
-    "mixed": (test_unrolled.mixed, test_unrolled.SHAPE),
+    "all merges": (recurrent.all_merges, recurrent.SHAPE),
+    "mixed": (recurrent.mixed, recurrent.SHAPE),
     "TimeDistributed": (
         lambda x: layers.TimeDistributed(layers.GRU(3, return_sequences=True))(x),
-        (2, *test_unrolled.SHAPE),
+        (2, *recurrent.SHAPE),
     ),
-    **{build.__name__: (build, shape) for build, shape in test_conv_lstm.SHAPES.items()},
+    **{build.__name__: (build, shape) for build, shape in cells_and_convolutions.SHAPES.items()},
 }
 
 COMPARED = {
@@ -103,8 +104,8 @@ COMPARED = {
 
 TABLES: dict[str, dict[str, Network]] = {
     "cells": {
-        name: Network(partial(test_cells.model_of, name), lambda model: test_cells.X)
-        for name in test_cells.MODELS
+        name: Network(partial(test_cells.model_of, name), lambda model: cells_and_convolutions.X)
+        for name in cells_and_convolutions.MODELS
     },
     "masked steps": {
         name: Network(partial(behind_dense, ends), test_recurrent_masks.padded)
@@ -123,16 +124,8 @@ TABLES: dict[str, dict[str, Network]] = {
         for name, build in MASKINGS.items()
     },
     "attention masks": {
-        **{
-            f"{mask} {causal} {dtype}": attention(mask, causal, dtype)
-            for mask, causal, dtype in (getattr(c, "values", c) for c in test_attention_masks.CASES)
-        },
-        **{
-            name: Network(
-                partial(test_attention_masks.choosing, name), test_attention_masks.data_of
-            )
-            for name in test_attention_masks.CHOICES
-        },
+        **{name: of_form(Form(*row)) for name, row in attention.MASKED.items()},
+        **{name: of_form(form) for name, form in attention.CHOOSING.items()},
     },
     "lent weights": {name: lent(build) for name, build in test_lent_weights.MODELS.items()},
     "states": {
@@ -141,10 +134,9 @@ TABLES: dict[str, dict[str, Network]] = {
     },
     "recurrent": {name: of_tensor(*row) for name, row in RECURRENT.items()},
     "opened": {name: of_tensor(build, (8, 8, 4)) for name, build in OPENED.items()},
-    "in the wild": {name: of_tensor(*row) for name, row in test_in_the_wild.FORMS.items()},
+    "in the wild": {name: of_tensor(*row) for name, row in in_the_wild.FUNCTIONS.items()},
     "equivalents": {
-        name: of_tensor(build, test_equivalents.SHAPE)
-        for name, build in test_equivalents.CASES.items()
+        name: of_tensor(build, equivalents.SHAPE) for name, build in equivalents.CASES.items()
     },
     "compared": {name: of_tensor(build, (6, 6, 4)) for name, build in COMPARED.items()},
     "integers": {name: of_integers(*row) for name, row in test_integer_tensors.OF_INTEGERS.items()},

@@ -11,7 +11,7 @@ import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.builder import replace_by
 from keras_qat.lowering.split_layers import LOWERINGS
-from tests.lowering.test_attention_masks import choosing
+from tests.networks.forms.attention import CHOOSING
 
 layers = keras.layers
 
@@ -45,7 +45,7 @@ def test_what_is_understood_otherwise_is_warned_of(model, monkeypatch):
 def test_rows_that_see_nothing_are_no_difference(mask):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        keras_qat.quantize_model(choosing(mask))
+        keras_qat.quantize_model(CHOOSING[mask].model())
 
 
 @pytest.mark.parametrize("examples", [1, None])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
-import keras_qat
 from keras_qat.keras2.backend import keras
 from tests.helpers import images
+from tests.networks.forms.form import Form
 
 layers = keras.layers
 
@@ -73,7 +72,7 @@ def scaled_by_size(x):
 
 MATRIX = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
 SHAPE = (8, 8, 4)
-FORMS = {
+FUNCTIONS = {
     "a sum of stacked tensors": (lambda x: tf.reduce_sum([x, x * 2.0], axis=0), SHAPE),
     "a mean of stacked tensors": (lambda x: tf.reduce_mean([x, x * 3.0], axis=0), SHAPE),
     "the largest of a list": (lambda x: tf.reduce_max([x, conv(x)], axis=[0]), SHAPE),
@@ -142,22 +141,11 @@ FORMS = {
         SHAPE,
     ),
 }
-IN_FLOAT = {"a mean of all of them"}
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("name", FORMS)
-def test_from_reading_to_the_file(name):
-    build, shape = FORMS[name]
-    keras.utils.set_random_seed(0)
-    x = keras.Input(shape)
-    model = keras.Model(x, build(x))
-    assert bool(keras_qat.plan(model).float_layers) == (name in IN_FLOAT)
-    data = 100 * np.abs(images(24, [size or 12 for size in shape]))
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, data)
-    for ours, real in zip(*map(tf.nest.flatten, (qat(data), model(data))), strict=True):
-        assert np.abs(ours - real).mean() < 0.02 * np.abs(real).max()
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data, per_layer=True)
-    assert report.identical == 1
-    assert not report.differing
+IN_THE_WILD = {
+    name: Form(build, (100 * np.abs(images(24, [size or 12 for size in shape])),), 17, shape=shape)
+    for name, (build, shape) in FUNCTIONS.items()
+    if name != "a mean of all of them"
+}
+FORMS = {
+    "in the wild": IN_THE_WILD,
+}

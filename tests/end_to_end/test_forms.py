@@ -1,0 +1,135 @@
+"""The life of every form: float model, quantized, trained, calibrated, its file, loaded again."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from keras_qat.tflite.interpreter import FileInterpreter
+from tests.comparison import RUNNABLE
+from tests.end_to_end.exact import assert_exact_everywhere
+from tests.helpers import values
+from tests.networks import forms
+from tests.networks.forms.form import Form, decibels
+from tests.networks.forms.in_float import IN_FLOAT
+from tests.networks.tables import TABLES
+
+OPTIONS = {
+    "masked steps": {"sqnr": 20},
+    "masks": {"kernels": RUNNABLE, "sqnr": 20},
+    "masking": {"sqnr": 22},
+    "lent weights": {"kernels": RUNNABLE, "trains": True},
+    "states": {"kernels": RUNNABLE, "trains": True, "strips": True},
+    "compared": {"sqnr": 10},
+}
+"""Of networks that are in other tables, too."""
+
+PARTLY_IN_FLOAT = {
+    *(f"behind_float {kind}" for kind in ("GRU", "LSTM", "SimpleRNN")),
+    *("alone", "read by others", "behind weights", "scaled", "translation"),
+}
+FORMS = {
+    **forms.FORMS,
+    **{
+        f"{table}, again" if table in forms.FORMS else table: {
+            name: Form(
+                network.build, network.inputs, in_float=name in PARTLY_IN_FLOAT, **OPTIONS[table]
+            )
+            for name, network in TABLES[table].items()
+        }
+        for table in OPTIONS
+    },
+}
+CASES = [
+    pytest.param(subject, name, marks=[pytest.mark.legacy] * (subject in forms.LEGACY))
+    for subject, rows in FORMS.items()
+    for name in rows
+]
+
+
+def kernels_of(case):
+    subject, name = case.values
+    return FORMS[subject][name].kernels
+
+
+@pytest.mark.sample(len(FORMS))
+@pytest.mark.parametrize(("subject", "name"), CASES)
+def test_from_the_float_model_to_the_file(subject, name, tmp_path):
+    form = FORMS[subject][name]
+    model = form.model()
+    x, before = form.inputs(model), values(model.weights)
+    strict = not form.in_float
+    qat = keras_qat.quantize_model(model, form.recipe, target=form.target, strict=strict)
+    assert len(qat.trainable_weights) == len(model.trainable_weights)
+    expected = model(x)
+    assert_equal_without_quantization(qat, x, expected, form.is_random)
+    if form.trains:
+        train(qat, x)
+        expected = keras_qat.strip_quantization(qat)(x) if form.strips else in_float(qat, x)
+
+    keras_qat.calibrate(qat, x)
+    assert decibels(expected, qat.predict(x, verbose=0)) > form.sqnr
+    contents = keras_qat.export_tflite(qat)
+    report = keras_qat.verify(qat, contents, x)
+    assert report.identical == 1
+    assert bool(report.float_operations) == form.in_float
+    operations = list(FileInterpreter(contents).operations())
+    assert not {operation for operation, _, _ in operations}.intersection(form.lacks)
+    types = {dtype.kind for _, reads, writes in operations for dtype in reads + writes}
+    assert form.target is None or form.in_float or "f" not in types
+
+    qat.save(tmp_path / "qat.keras")
+    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
+    assert all(map(np.array_equal, before, values(model.weights))), "the float model has changed"
+    if form.strips:
+        plain = keras_qat.strip_quantization(qat)
+        tf.nest.map_structure(np.testing.assert_array_equal, plain(x), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("subject", "name"), [case for case in CASES if kernels_of(case)])
+def test_other_kernels_compute_the_same(subject, name):
+    form = FORMS[subject][name]
+    model = form.model()
+    x = form.inputs(model)
+    qat = keras_qat.quantize_model(model, form.recipe, target=form.target)
+    keras_qat.calibrate(qat, x)
+    for kernels in form.kernels:
+        assert_exact_everywhere(qat, x, kernels, per_layer=True)
+
+
+def assert_equal_without_quantization(qat, x, expected, is_random):
+    """Asserts it in both phases; in training, `is_random` says whether it is."""
+    keras_qat.set_quantization(qat, False)
+    in_training = decibels(expected, qat(x, training=True))
+    assert (in_training < 60) == is_random
+    assert not is_random or decibels(expected, qat(x)) > 60
+    keras_qat.set_quantization(qat, True)
+
+
+def in_float(qat, x):
+    keras_qat.set_quantization(qat, False)
+    outputs = qat(x)
+    keras_qat.set_quantization(qat, True)
+    return outputs
+
+
+def train(qat, x):
+    """Trains a step, and asserts that it changes every weight."""
+    before = [weight.numpy() for weight in qat.trainable_weights]
+    qat.compile(keras.optimizers.SGD(0.1), "mse")
+    targets = tf.nest.map_structure(np.ones_like, qat.predict(x, verbose=0))
+    qat.fit(x, targets, batch_size=8, verbose=0)
+    assert all(np.any(old != new) for old, new in zip(before, qat.trainable_weights, strict=True))
+
+
+@pytest.mark.parametrize("name", IN_FLOAT)
+def test_what_stays_in_float_and_why(name):
+    form = IN_FLOAT[name]
+    reasons = keras_qat.plan(form.model()).float_layers.values()
+    assert any(re.search(form.reason, reason) for reason in reasons), reasons

@@ -1,0 +1,331 @@
+"""Operations that are computed as what they can be written out in."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.keras2.backend import keras
+from tests.helpers import images
+from tests.networks.forms.form import forms
+
+layers = keras.layers
+SHAPE = (6, 8)
+MATRIX = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+KERNEL = np.random.default_rng(1).normal(size=(6, 8, 2)).astype(np.float32)
+KERNELS = MATRIX[:2, :2, None, None], MATRIX[None, None, :1]
+VOLUME = np.random.default_rng(2).normal(size=(2, 3, 1, 2, 3)).astype(np.float32)
+MASK = [True, False, True, True, False, True]
+
+
+def log_sum_exp(x):
+    return tf.reduce_logsumexp(x, axis=-1), tf.reduce_logsumexp(x, axis=[1, 2], keepdims=True)
+
+
+def of_three(x):
+    return tf.einsum("btc,bsc,bsd->btd", x, tf.nn.relu(x), x)
+
+
+def chosen(x):
+    """Of two branches, as selective kernels choose."""
+    both = tf.stack([x, 1.0 - x])
+    weights = tf.nn.softmax(both, axis=0)
+    return x * weights[0] + tf.nn.relu(x) * weights[1]
+
+
+def zero_where_divided_by_zero(x):
+    return tf.math.divide_no_nan(x, tf.nn.relu(x - 1.0))
+
+
+IDS = np.array([0, 0, 1, 2, 2, 2])
+
+
+def of_segments(operation, *more, ids=IDS):
+    """Of the rows of one example, whose number is known."""
+
+    def function(x):
+        result = operation(tf.reshape(x[:1], [6, 4, 2]), ids, *more)
+        flat = operation(tf.reshape(x[:1], [6, 8]), ids, *more)
+        single = operation(x[0, :, 0], ids, *more)
+        return x + tf.reshape(result[2], [1, 1, 8]) + (flat[0] + single[1])[None, None]
+
+    return function
+
+
+def correlated(operation, stride, padding):
+    """Returns a function that correlates each example with a part of it, as trackers do."""
+
+    def in_channels(x):
+        sizes = x.shape[1:3]
+        return tf.reshape(tf.transpose(x, [1, 2, 0, 3]), [*sizes, tf.shape(x)[0] * 2, 1])
+
+    def function(x):
+        image = tf.stack([x, tf.reverse(x, [1])], -1)
+        steps, kernel = [1, stride, stride, 1], in_channels(image[:, 1:4, :2])
+        image = tf.transpose(in_channels(image), [3, 0, 1, 2])
+        y = operation(image, kernel, steps, padding)
+        y = tf.reshape(y, [*y.shape[1:3], tf.shape(x)[0], 2])
+        return tf.transpose(y, [2, 0, 1, 3])
+
+    return function
+
+
+def by_channel(x):
+    return tf.pow(tf.abs(x), np.linspace(0.5, 1.8, 8, dtype=np.float32))
+
+
+def lower_triangle(x):
+    """As DLRM keeps each product of two features once."""
+    products = tf.matmul(x, x, transpose_b=True)
+    ones = tf.ones_like(products)
+    mask = ones - tf.linalg.band_part(ones, 0, -1)
+    rows = tf.boolean_mask(x, tf.cast(tf.ones_like(x[..., 0]), tf.bool))
+    return tf.reshape(tf.boolean_mask(products, mask), [-1, 15]), tf.reshape(rows, [-1, 48])
+
+
+FUNCTIONS = {
+    "nn.log_softmax": (tf.nn.log_softmax, lambda x: tf.nn.log_softmax(x, axis=1)),
+    "math.reduce_logsumexp": (log_sum_exp,),
+    "math.log_sigmoid": (tf.math.log_sigmoid,),
+    "math.erfc": (tf.math.erfc,),
+    "math.scalar_mul": (
+        lambda x: tf.math.scalar_mul(0.3, x),
+        lambda x: tf.compat.v1.math.scalar_mul(-2.0, x),
+    ),
+    "reverse_sequence": (
+        lambda x: tf.reverse_sequence(x, 1 + tf.argmax(x[..., 0], -1), seq_axis=1, batch_axis=0),
+    ),
+    "linalg.matmul": (
+        lambda x: (
+            x * tf.one_hot(tf.matmul(tf.argmax(x, -1, "int32")[..., None], [[1]]), 8)[..., 0, :]
+        ),
+    ),
+    "sequence_mask": (
+        lambda x: x * tf.sequence_mask(tf.argmax(x[..., 0], -1), 6, tf.float32)[..., tf.newaxis],
+    ),
+    "math.atan2": (lambda x: tf.atan2(x[..., :4], x[..., 4:]), lambda x: tf.atan2(-0.5, x)),
+    "math.unsorted_segment_sum": (
+        of_segments(tf.math.unsorted_segment_sum, 4, ids=[0, 2, 2, 1, 0, 2]),
+        of_segments(tf.math.unsorted_segment_sum, 3, ids=[-1, 2, 2, 2, 0, 2]),
+    ),
+    "math.unsorted_segment_mean": (of_segments(tf.math.unsorted_segment_mean, 4),),
+    "math.unsorted_segment_sqrt_n": (of_segments(tf.math.unsorted_segment_sqrt_n, 4),),
+    "math.unsorted_segment_max": (of_segments(tf.math.unsorted_segment_max, 3),),
+    "math.unsorted_segment_min": (of_segments(tf.math.unsorted_segment_min, 3),),
+    "math.segment_sum": (of_segments(tf.math.segment_sum),),
+    "math.segment_mean": (of_segments(tf.math.segment_mean),),
+    "math.segment_max": (of_segments(tf.math.segment_max),),
+    "math.segment_min": (of_segments(tf.math.segment_min),),
+    "repeat": (
+        lambda x: tf.repeat(x, [1, 2, 0, 1, 1, 1], axis=1),
+        lambda x: x + tf.repeat(x[0, :3, 0], [1, 3, 2])[None, :, None],
+    ),
+    "math.divide_no_nan": (
+        zero_where_divided_by_zero,
+        lambda x: tf.math.divide_no_nan(x, [0.0, 1.0, 2.0, 4.0] * 2),
+    ),
+    "math.reciprocal_no_nan": (lambda x: tf.math.reciprocal_no_nan(tf.nn.relu(x) + 0.5),),
+    "realdiv": (lambda x: tf.realdiv(x, 3.0),),
+    "math.squared_difference": (
+        lambda x: tf.math.squared_difference(x, tf.sigmoid(x)),
+        lambda x: tf.math.squared_difference(x, 0.5),
+    ),
+    "cast": (lambda x: tf.where(tf.cast(tf.nn.relu(x), tf.bool), x, 0.5),),
+    "math.is_nan": (lambda x: tf.where(tf.math.is_nan(x), 0.0, x * 2.0),),
+    "math.is_finite": (lambda x: tf.where(tf.math.is_finite(x), x * 2.0, 0.5),),
+    "math.is_inf": (lambda x: tf.where(tf.math.is_inf(x), 0.5, x * 2.0),),
+    "math.rint": (lambda x: tf.math.rint(x * 2.0),),
+    "math.accumulate_n": (lambda x: tf.math.accumulate_n([x, tf.sigmoid(x)]),),
+    "math.conj": (lambda x: tf.math.conj(x) + 1.0,),
+    "math.real": (lambda x: tf.math.real(x) + 1.0,),
+    "identity_n": (lambda x: tf.identity_n([x, x + 1.0]),),
+    "clip_by_value": (lambda x: tf.clip_by_value(x, tf.sigmoid(x) - 1.0, [0.5] * 8),),
+    "argsort": (
+        lambda x: tf.argsort(x, direction="DESCENDING"),
+        lambda x: tf.gather(x, tf.argsort(tf.reduce_mean(x, 2)), axis=1, batch_dims=1),
+    ),
+    "math.reduce_euclidean_norm": (lambda x: tf.math.reduce_euclidean_norm(x, axis=-1),),
+    "math.pow": (lambda x: 2.0**x, lambda x: tf.abs(x) ** tf.sigmoid(x), by_channel),
+    "math.reduce_prod": (
+        lambda x: tf.reduce_prod(tf.sigmoid(x), axis=1),
+        lambda x: tf.reduce_prod(x[:, :, :2], -1, keepdims=True),
+    ),
+    "math.cumprod": (
+        lambda x: tf.math.cumprod(tf.sigmoid(x), axis=-1),
+        lambda x: tf.math.cumprod(1.0 - 0.3 * tf.sigmoid(tf.tile(x, [1, 3, 1])), 1, exclusive=True),
+        lambda x: tf.math.cumprod(tf.sigmoid(x), 1, exclusive=True, reverse=True),
+    ),
+    "linalg.cross": (lambda x: tf.linalg.cross(x[..., :3], x[..., 3:6]),),
+    "nn.local_response_normalization": (
+        lambda x: tf.nn.local_response_normalization(x[:, None], 2, 2.0, 1e-2, 0.75),
+    ),
+    "math.l2_normalize": (lambda x: tf.math.l2_normalize(x, axis=[1, 2]),),
+    "nn.silu": (lambda x: tf.nn.silu(x, 1.702),),
+    "nn.crelu": (tf.nn.crelu,),
+    "nn.softmax": (chosen,),
+    "norm": (
+        lambda x: tf.norm(x, ord=1, axis=-1),
+        lambda x: tf.norm(x, np.inf, axis=1, keepdims=True),
+        lambda x: x * tf.norm(x, axis=(1, 2), keepdims=True),
+        lambda x: x * tf.norm(x, ord="fro", axis=[-2, -1], keepdims=True),
+    ),
+    "linalg.norm": (lambda x: tf.linalg.norm(x, 1, axis=2),),
+    "clip_by_norm": (lambda x: tf.clip_by_norm(x, 2.0, axes=-1),),
+    "boolean_mask": (
+        lower_triangle,
+        lambda x: tf.boolean_mask(x, MASK, axis=1),
+        lambda x: tf.boolean_mask(x, np.tri(6, 8, -1) > 0, axis=1),
+    ),
+    "linalg.band_part": (lambda x: tf.linalg.band_part(tf.matmul(x, x, transpose_b=True), -1, 0),),
+    **{
+        f"image.flip_{name}": (lambda x, f=function: f(x[..., None]),)
+        for name, function in {
+            "left_right": tf.image.flip_left_right,
+            "up_down": tf.image.flip_up_down,
+        }.items()
+    },
+    **{
+        f"image.{function.__name__}": (lambda x, f=function: f(x[:, None, :, :3]),)
+        for function in (
+            *(tf.image.rgb_to_grayscale, tf.image.rgb_to_yiq, tf.image.rgb_to_yuv),
+            *(tf.image.yiq_to_rgb, tf.image.yuv_to_rgb),
+        )
+    },
+    "image.crop_to_bounding_box": (
+        lambda x: tf.image.crop_to_bounding_box(tf.expand_dims(x, -1), 1, 2, 4, 5),
+    ),
+    "image.pad_to_bounding_box": (
+        lambda x: tf.image.pad_to_bounding_box(x[..., None], 1, 0, 8, 11),
+    ),
+    "image.resize_with_crop_or_pad": (
+        lambda x: tf.image.resize_with_crop_or_pad(x[..., None], 9, 5),
+        lambda x: tf.image.resize_with_crop_or_pad(x[..., None], 3, 11),
+    ),
+    "image.central_crop": (lambda x: tf.image.central_crop(x[..., None], 0.7),),
+    "image.rot90": tuple(
+        lambda x, quarters=quarters: tf.image.rot90(x[..., None], quarters)
+        for quarters in range(1, 5)
+    ),
+    "image.per_image_standardization": (
+        lambda x: tf.image.per_image_standardization(x[..., None] * 2.0 + 1.0),
+    ),
+    "image.resize_with_pad": (
+        lambda x: tf.image.resize_with_pad(x[..., None], 5, 12),
+        lambda x: tf.image.resize_with_pad(x[..., None], 14, 9, "nearest"),
+    ),
+    "image.adjust_contrast": (lambda x: tf.image.adjust_contrast(x[..., None], 1.5),),
+    "image.adjust_brightness": (lambda x: tf.image.adjust_brightness(x[..., None], 0.3),),
+    "image.adjust_gamma": (lambda x: tf.image.adjust_gamma(tf.sigmoid(x)[..., None], 0.8, 1.1),),
+    "image.adjust_hue": (
+        lambda x: tf.image.adjust_hue(x[:, None, :, :3], -0.4),
+        lambda x: tf.image.adjust_hue(tf.sigmoid(x[:, None, :, :3]), 0.3),
+    ),
+    "image.adjust_saturation": (
+        lambda x: tf.image.adjust_saturation(tf.sigmoid(x[:, None, :, :3]), 0.4),
+        lambda x: tf.image.adjust_saturation(tf.sigmoid(x[:, None, :, :3]), 2.0),
+    ),
+    "image.rgb_to_hsv": (lambda x: tf.image.rgb_to_hsv(tf.sigmoid(x[:, None, :, :3])),),
+    "image.hsv_to_rgb": (lambda x: tf.image.hsv_to_rgb(tf.sigmoid(x[:, None, :, :3])),),
+    "image.grayscale_to_rgb": (lambda x: tf.image.grayscale_to_rgb(x[..., None]),),
+    "linalg.normalize": (lambda x: tf.linalg.normalize(x, axis=-1),),
+    "sort": (lambda x: tf.sort(x, axis=1, direction="DESCENDING"), lambda x: tf.sort(x, 1)),
+    "where": (
+        lambda x: tf.where(np.tri(6, 8) > 0, x, -1.0),
+        lambda x: tf.where(tf.constant(MASK)[:, None], tf.sigmoid(x), x),
+    ),
+    "pad": (
+        lambda x: tf.pad(x, [[0, 0], [1, 2], [0, 1]], constant_values=-1.0),
+        lambda x: tf.pad(x, tf.constant([[0, 0], [1, 0], [0, 0]]), "constant", 0.5),
+    ),
+    "nn.pool": (
+        lambda x: tf.nn.pool(x, [2], "MAX", strides=[2]),
+        lambda x: tf.nn.pool(x[..., None], [2, 3], "AVG", padding="SAME"),
+        lambda x: tf.nn.pool(x[:, None, ..., None], [1, 2, 2], "MAX", strides=[1, 2, 1]),
+        lambda x: tf.nn.pool(x[..., None], [2, 3], "MAX", dilations=[3, 2]),
+        lambda x: tf.nn.pool(x, [3], "MAX", dilations=[2]),
+    ),
+    "nn.max_pool3d": (
+        lambda x: tf.nn.max_pool3d(tf.reshape(x, [-1, 3, 4, 4, 1]), 2, [1, 1, 2, 2, 1], "SAME"),
+    ),
+    "nn.avg_pool3d": (
+        lambda x: keras.backend.pool3d(
+            tf.reshape(x, [-1, 3, 4, 4, 1]), (2, 2, 1), (1, 2, 2), pool_mode="avg"
+        ),
+    ),
+    "linalg.diag": (lambda x: tf.linalg.diag(x),),
+    "linalg.diag_part": (lambda x: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),),
+    "tensordot": (
+        lambda x: tf.tensordot(x, MATRIX, 1),
+        lambda x: tf.tensordot(x, MATRIX[:, 0], [[-1], [0]]),
+        lambda x: (
+            tf.tensordot(x, MATRIX[:6], [[1], [0]]) + tf.tensordot(x, MATRIX.T[:, :6], (-2, 1))
+        ),
+        lambda x: tf.tensordot(x, np.tile(MATRIX, (6, 1, 1)), 2),
+        lambda x: tf.tensordot(x, np.tile(MATRIX, (2, 1, 1)), (2, 1)),
+    ),
+    "einsum": (
+        lambda x: tf.einsum("btc->bc", x),
+        lambda x: tf.einsum("btc->bct", x),
+        lambda x: tf.einsum("...c,cd->...d", x, MATRIX),
+        lambda x: tf.einsum("ct,btc->btc", np.tile(MATRIX, 2), x),
+        of_three,
+        lambda x: tf.einsum("btc,tcd->bdt", x, KERNEL),
+        lambda x: tf.einsum("tcd,btc->bd", KERNEL, x),
+        lambda x: tf.einsum("btc,td->btdc", x, KERNEL[:, 0]),
+    ),
+    "keras.backend.batch_flatten": (keras.backend.batch_flatten,),
+    "nn.depthwise_conv2d": (correlated(tf.nn.depthwise_conv2d, 1, "VALID"),),
+    "compat.v1.nn.depthwise_conv2d": (correlated(tf.compat.v1.nn.depthwise_conv2d, 2, "SAME"),),
+    "nn.separable_conv2d": (
+        lambda x: keras.backend.separable_conv2d(x[..., None], KERNELS[0], KERNELS[1], (2, 2)),
+        lambda x: tf.nn.separable_conv2d(x[..., None], *KERNELS, [1, 2, 2, 1], "SAME"),
+        lambda x: tf.nn.separable_conv2d(x[..., None], *KERNELS, [1] * 4, "SAME", dilations=[2, 2]),
+    ),
+    "nn.conv3d": (
+        lambda x: tf.nn.conv3d(tf.reshape(x, [-1, 3, 4, 2, 2]), VOLUME, [1] * 5, "VALID"),
+        lambda x: tf.nn.conv3d(
+            tf.reshape(x, [-1, 4, 3, 4, 1]), VOLUME[:, :, :, :1], [1, 2, 1, 2, 1], "SAME"
+        ),
+        lambda x: tf.nn.conv3d(
+            tf.reshape(x, [-1, 4, 3, 2, 2]), VOLUME, [1] * 5, "SAME", dilations=[1, 2, 1, 1, 1]
+        ),
+    ),
+    "signal.frame": (lambda x: tf.signal.frame(x, 4, 2, axis=1),),
+    "linalg.set_diag": (
+        lambda x: tf.linalg.set_diag(tf.matmul(x, x, transpose_a=True), x[:, 0]),
+        lambda x: tf.linalg.set_diag(x[:, :, :6], tf.ones(tf.shape(x)[:-1])),
+    ),
+    "linalg.trace": (
+        lambda x: tf.linalg.trace(tf.matmul(x, x, transpose_b=True))[:, None] + x[:, 0],
+    ),
+    "math.floormod": (lambda x: x % 4.0, lambda x: tf.math.floormod(x, 2.0 + tf.nn.relu(x))),
+    "floor_div": (lambda x: x // 1.5,),
+    "math.xdivy": (lambda x: tf.math.xdivy(x, 2.0 + tf.nn.relu(x)),),
+    "math.polyval": (lambda x: tf.math.polyval([x, 0.5 * x, 1.0], tf.tanh(x)),),
+    "math.asin": (lambda x: tf.asin(tf.clip_by_value(x, -0.9, 0.9)),),
+    "math.acos": (lambda x: tf.acos(tf.tanh(x)),),
+    "math.acosh": (lambda x: tf.acosh(2.0 + tf.nn.relu(x)),),
+    "math.atanh": (lambda x: tf.atanh(tf.clip_by_value(x, -0.9, 0.9)),),
+    "signal.overlap_and_add": (
+        lambda x: tf.signal.overlap_and_add(tf.transpose(x, [0, 2, 1]), 2),
+        lambda x: tf.signal.overlap_and_add(x[:, None], 3),
+    ),
+    "signal.fftshift": (lambda x: tf.signal.fftshift(x, axes=[1, 2]),),
+    "signal.ifftshift": (lambda x: tf.signal.ifftshift(x, 1),),
+    "signal.dct": (lambda x: tf.signal.dct(x, norm="ortho"), lambda x: tf.signal.dct(x, 3)),
+    "signal.idct": (tf.signal.idct,),
+    "signal.mfccs_from_log_mel_spectrograms": (
+        lambda x: tf.signal.mfccs_from_log_mel_spectrograms(x)[..., :5],
+    ),
+    "keras.backend.cast_to_floatx": (lambda x: keras.backend.cast_to_floatx(x) + 1.0,),
+    "image.transpose": (lambda x: tf.image.transpose(x[..., None]),),
+}
+CASES = {
+    f"{name} {number}": function
+    for name, functions in FUNCTIONS.items()
+    for number, function in enumerate(functions)
+}
+EQUIVALENTS = forms(CASES, images(64, SHAPE), sqnr=16)
+FORMS = {
+    "equivalents": EQUIVALENTS,
+}

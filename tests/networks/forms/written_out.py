@@ -1,0 +1,87 @@
+"""Keras' layers without an integer kernel, which are written out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keras_qat.keras2.backend import keras
+from tests.helpers import images
+from tests.networks.forms.form import Form, forms
+
+layers = keras.layers
+LAYERS = {
+    "volume": (lambda **more: layers.Conv3D(2, (2, 1, 2), padding="same", **more), (3, 4, 5, 2)),
+    "groups": (
+        lambda **more: layers.Conv3D(4, (3, 1, 2), groups=2, dilation_rate=(2, 1, 1), **more),
+        (5, 2, 3, 4),
+    ),
+    "steps": (lambda **more: layers.Conv2D(2, (2, 1), padding="same", **more), (2, 4, 3, 2)),
+    "steps_of_sequences": (
+        lambda **more: layers.Conv1D(4, 3, dilation_rate=2, groups=2, **more),
+        (2, 6, 2),
+    ),
+    "gaps": (lambda **more: layers.Conv1DTranspose(2, 3, dilation_rate=2, **more), (5, 2)),
+    "gaps_within": (
+        lambda **more: layers.Conv2DTranspose(2, (2, 3), padding="same", dilation_rate=2, **more),
+        (5, 4, 2),
+    ),
+    "blocks": (lambda **more: layers.Conv3DTranspose(2, 2, strides=2, **more), (2, 2, 3, 2)),
+    "overlapping": (
+        lambda **more: layers.Conv3DTranspose(2, 3, strides=2, padding="same", **more),
+        (2, 2, 3, 2),
+    ),
+    "overlapping_unevenly": (
+        lambda **more: layers.Conv3DTranspose(2, (4, 2, 3), strides=(3, 1, 1), **more),
+        (2, 3, 2, 2),
+    ),
+    "blocks_of_rows": (
+        lambda **more: layers.Conv3DTranspose(2, (2, 2, 1), strides=(2, 2, 1), **more),
+        (2, 2, 3, 2),
+    ),
+    "uneven_blocks": (
+        lambda **more: layers.Conv3DTranspose(2, 3, strides=(1, 2, 3), padding="same", **more),
+        (2, 2, 3, 2),
+    ),
+    "longer": (
+        lambda **more: layers.Conv3DTranspose(2, 2, strides=3, output_padding=(0, 1, 2), **more),
+        (2, 2, 1, 2),
+    ),
+    "apart": (lambda **more: layers.Conv3DTranspose(2, 1, strides=2, **more), (2, 2, 3, 2)),
+    "positions": (lambda **more: layers.LocallyConnected1D(2, 3, **more), (6, 2)),
+    "masked": (lambda **more: layers.LocallyConnected1D(2, 3, implementation=2, **more), (6, 2)),
+    "sparse": (lambda **more: layers.LocallyConnected1D(2, 3, implementation=3, **more), (6, 2)),
+}
+OTHERS = {
+    "bicubic": lambda: layers.UpSampling2D(2, interpolation="bicubic"),
+    "area": lambda: layers.Resizing(2, 3, "area"),
+    "two axes": lambda: layers.Softmax(axis=[1, 2]),
+    "axes apart": lambda: layers.Softmax(axis=(-1, 1)),
+}
+
+
+def encoded(mode, dtype):
+    """Categories of integers."""
+    count = 1 if mode == "one_hot" else 3
+    x = np.random.default_rng(1).integers(0, 5, (64, count)).astype(dtype)
+    encode = lambda x: layers.CategoryEncoding(5, output_mode=mode)(x)  # noqa: E731
+    return Form(lambda x: layers.Dense(2)(encode(x)), (x,))
+
+
+WRITTEN_OUT = {
+    **{
+        name: Form(
+            lambda x, make=make: make(activation="relu")(x), (images(32, shape),), strips=True
+        )
+        for name, (make, shape) in LAYERS.items()
+    },
+    **forms({name: lambda x, f=f: f()(x) for name, f in OTHERS.items()}, images(16, (4, 6, 3))),
+    **{
+        f"{mode} of {dtype}": encoded(mode, dtype)
+        for mode in ("one_hot", "multi_hot", "count")
+        for dtype in ("int32", "int64")
+    },
+    "center crop": Form(lambda x: layers.CenterCrop(3, 4)(x), (images(8, (6, 7, 2)),)),
+}
+FORMS = {
+    "written out": WRITTEN_OUT,
+}
