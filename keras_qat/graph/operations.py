@@ -130,11 +130,6 @@ def name_in_tensorflow(layer: Any) -> str:
     return str(layer.symbol) if is_operation(layer) else ""
 
 
-def is_of_tensorflow_1(layer: Any) -> bool:
-    """Returns whether a layer is a function of TensorFlow 1, which may order arguments anew."""
-    return name_in_tensorflow(layer).startswith("compat.v1.")
-
-
 def kind_of(step: Any) -> str:
     """Returns the kind of operation of a call or a layer; "" if it is no operation.
 

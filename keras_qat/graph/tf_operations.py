@@ -49,6 +49,44 @@ OTHER_NAMES = {
 """Name of an argument -> its names in other functions of the same kind."""
 
 
+CANONICAL_NAMES = {other: name for name, others in OTHER_NAMES.items() for other in others}
+
+CHANNELS_LAST = ("NWC", "NHWC", "NDHWC")
+
+
+def bind_arguments(call: Call) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the first argument of an operation, and the others by their names in TensorFlow 2.
+
+    Without its name, and without what is not given or has its default value.
+    """
+    signature = _signature(call.layer.function)
+    args, kwargs = list[Any](), dict[str, Any]()
+    for name, value in signature.bind(*call.args, **call.kwargs).arguments.items():
+        parameter = signature.parameters[name]
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            args += value
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            kwargs.update(value)
+        elif not args:
+            args.append(value)
+        elif not _is_default(value, parameter.default):
+            kwargs[CANONICAL_NAMES.get(name, name)] = value
+    kwargs.pop("name", None)
+    return args, kwargs
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    if isinstance(value, str) and value in CHANNELS_LAST:
+        return True
+    is_plain = isinstance(value, (bool, int, float, str)) and type(value) is type(default)
+    return value is None or (is_plain and value == default)
+
+
+@functools.cache
+def _signature(function: Any) -> inspect.Signature:
+    return inspect.signature(function)
+
+
 @functools.cache
 def _parameters(function: Any) -> tuple[str, ...]:
     names = inspect.signature(function).parameters

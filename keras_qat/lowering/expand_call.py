@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterable
@@ -12,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, map_values, values_in
-from keras_qat.graph.operations import is_of_tensorflow_1, is_operation, name_in_tensorflow
+from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.graph.precision import is_half, policy_of, using_policy
 from keras_qat.graph.structural_keys import describe_arguments
+from keras_qat.graph.tf_operations import bind_arguments
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import rename, takes_training
 from keras_qat.keras2.symbolic_calls import SymbolicTensor, take_nodes
@@ -107,8 +107,9 @@ def expand_call(
         or computes something else.
     """
     stand_ins = {value: stand_in(value, call) for value in call.inputs}
-    args, kwargs = map_values(stand_ins.__getitem__, _name_arguments(call))
     try:
+        given = bind_arguments(call) if is_operation(call.layer) else (call.args, dict(call.kwargs))
+        args, kwargs = map_values(stand_ins.__getitem__, given)
         with using_policy(policy_of(call.output.dtype)):
             outputs = tf.nest.flatten(function(*args, **kwargs))
     except Exception:  # What TensorFlow raises for arguments that fit nothing, too.
@@ -117,18 +118,6 @@ def expand_call(
     if not _computes_the_same(call, nodes, outputs, stand_ins, context):
         return []
     return _calls_of(call, nodes, outputs, context, inside)
-
-
-def _name_arguments(call: Call) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a call; all but the first by name if it is one of TensorFlow 1.
-
-    Some functions of TensorFlow 1 have the same arguments in another order.
-    """
-    if not is_of_tensorflow_1(call.layer):
-        return call.args, dict(call.kwargs)
-    names = list(inspect.signature(call.layer.function).parameters)
-    by_name = zip(names[1:], call.args[1:], strict=False)
-    return call.args[:1], {**dict(by_name), **call.kwargs}
 
 
 def _computes_the_same(

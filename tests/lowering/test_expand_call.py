@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call
 from keras_qat.graph.read_model import read_model
+from keras_qat.graph.tf_operations import bind_arguments
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.expand_call import expand_call, require, value_of
@@ -80,3 +81,19 @@ def test_a_tensor_that_is_returned_unchanged():
     (part,) = expand_call(call, lambda input: input, LoweringContext())
     assert type(part.layer) is keras.layers.Activation
     assert np.all(part.layer(tf.ones(2)) == 1.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs"),
+    [
+        (lambda x: tf.reduce_sum(x, axis=1, keepdims=False, name="sum"), 1, {"axis": 1}),
+        (lambda x: tf.einsum("abc,dc->abd", x, np.ones((2, 4))), 3, {}),
+        (lambda x: x == 0.0, 1, {"y": 0.0}),
+        (lambda x: tf.compat.v1.gather_nd(x, [[0]], None, 0), 1, {"indices": [[0]]}),
+    ],
+)
+def test_arguments_are_given_by_their_names_in_tensorflow_2(function, args, kwargs):
+    found, named = bind_arguments(read_call(function))
+    assert len(found) == args
+    assert kwargs.items() <= named.items()
+    assert not {"name", "keepdims", "batch_dims"} & named.keys()

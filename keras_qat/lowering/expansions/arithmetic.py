@@ -24,7 +24,7 @@ from keras_qat.lowering.expand_call import Expansion, is_tensor, known, require
 from keras_qat.ops.composed import NO_WIDE
 
 
-def _divide(x: Any, y: Any, name: Any = None) -> Any:
+def _divide(x: Any, y: Any) -> Any:
     if is_tensor(y):
         if is_tensor(x):
             return Quotient()([x, y])
@@ -36,27 +36,26 @@ def _divide(x: Any, y: Any, name: Any = None) -> Any:
     return tf.multiply(x, (1.0 / divisor).astype(np.float32))
 
 
-def _add(x: Any, y: Any, name: Any = None) -> Any:
+def _add(x: Any, y: Any) -> Any:
     """Exchange `1 + x`, which Keras saves so that it cannot be loaded."""
     require(is_tensor(y) and not is_tensor(x))
     return tf.add(y, x)
 
 
-def _bias_add(value: Any, bias: Any, data_format: Any = None, name: Any = None) -> Any:
-    require(not (data_format or "").startswith("NC"))
+def _bias_add(value: Any, bias: Any) -> Any:
     return tf.add(value, bias if is_tensor(bias) else known(array(bias)).astype(np.float32))
 
 
-def _negative(x: Any, name: Any = None) -> Any:
+def _negative(x: Any) -> Any:
     # One value per example has no channels, which a Rescaling needs.
     return layers.Rescaling(-1.0)(x) if len(x.shape) > 1 else tf.multiply(x, -1.0)
 
 
-def _square(x: Any, name: Any = None) -> Any:
+def _square(x: Any) -> Any:
     return layers.Multiply()([x, x])
 
 
-def _power(x: Any, y: Any, name: Any = None) -> Any:
+def _power(x: Any, y: Any) -> Any:
     """Expand `x ** 2` and `x ** 3`; the others are not defined everywhere."""
     exponent = known(number(y))
     require(is_tensor(x))
@@ -73,21 +72,19 @@ def _silu(features: Any, beta: Any = 1.0) -> Any:
     return layers.Multiply()([features, gate])
 
 
-def _add_n(inputs: Any, name: Any = None) -> Any:
+def _add_n(inputs: Any) -> Any:
     require(all(map(is_tensor, inputs)))
     return layers.Add()(list(inputs))
 
 
-def _clip(t: Any, clip_value_min: Any, clip_value_max: Any, name: Any = None) -> Any:
+def _clip(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
     low, high = known(number(clip_value_min)), known(number(clip_value_max))
     if low == 0 < high:
         return layers.ReLU(high)(t)
     return tf.maximum(tf.minimum(t, high, name="minimum"), low, name="maximum")
 
 
-def _normalize(
-    x: Any, axis: Any = None, epsilon: Any = 1e-12, name: Any = None, dim: Any = None
-) -> Any:
+def _normalize(x: Any, axis: Any = None, epsilon: Any = 1e-12, dim: Any = None) -> Any:
     """Normalize along the last axis, between two transposes."""
     rank, axes = len(x.shape), tf.nest.flatten([axis])
     require(len(axes) == 1 and isinstance(axes[0], int) and axes[0] % rank not in (0, rank - 1))
@@ -98,7 +95,7 @@ def _normalize(
     return tf.transpose(normalized, order)
 
 
-def _cast(x: Any, dtype: Any, name: Any = None) -> Any:
+def _cast(x: Any, dtype: Any) -> Any:
     """Drop a cast that changes nothing, as at inference one between float32 and half precision."""
     dtype = tf.as_dtype(dtype)
     require(x.dtype == dtype or (x.dtype.is_floating and dtype.is_floating))
@@ -111,7 +108,7 @@ def _fill_like(input: Any, dtype: Any = None, *args: Any, number: float, **optio
     return layers.Rescaling(0.0, number)(input)
 
 
-def _compare(x: Any, y: Any, name: Any = None, *, compare: Any) -> Any:
+def _compare(x: Any, y: Any, *, compare: Any) -> Any:
     """Round a number to the grid of the tensor that is compared with it.
 
     Otherwise nothing would equal it, as with -1.0 if the nearest quantized value is -1.003.
@@ -124,14 +121,14 @@ def _compare(x: Any, y: Any, name: Any = None, *, compare: Any) -> Any:
 
 def by_layer(make: Any, **options: Any) -> Expansion:
     """Return an expansion of a function of one tensor to a single layer."""
-    return lambda x, name=None: make(**options)(x)
+    return lambda x: make(**options)(x)
 
 
-def _log_sigmoid(x: Any, name: Any = None) -> Any:
+def _log_sigmoid(x: Any) -> Any:
     return -tf.math.softplus(-x)
 
 
-def _any_power(x: Any, y: Any, name: Any = None) -> Any:
+def _any_power(x: Any, y: Any) -> Any:
     base = number(x)
     if base is None:
         require(number(y) is None)
@@ -146,20 +143,18 @@ def _scaled_silu(features: Any, beta: Any = 1.0) -> Any:
     return features * tf.sigmoid(features * beta)
 
 
-def _crelu(features: Any, name: Any = None, axis: Any = -1) -> Any:
+def _crelu(features: Any, axis: Any = -1) -> Any:
     return tf.concat([tf.nn.relu(features), tf.nn.relu(-features)], axis)
 
 
-def _evaluate_polynomial(coeffs: Any, x: Any, name: Any = None) -> Any:
+def _evaluate_polynomial(coeffs: Any, x: Any) -> Any:
     first, *rest = coeffs
     for coefficient in rest:
         first = first * x + coefficient
     return first
 
 
-def _cumulative_product(
-    x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False, name: Any = None
-) -> Any:
+def _cumulative_product(x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False) -> Any:
     """Multiplies by the products of 1, 2, 4 and more numbers before, so that few are rounded."""
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and x.shape[axis] is not None)
     axis, size = axis % len(x.shape), x.shape[axis]
@@ -175,14 +170,14 @@ def _cumulative_product(
     return tf.reverse(y, [axis]) if reverse else y
 
 
-def _cross(a: Any, b: Any, name: Any = None) -> Any:
+def _cross(a: Any, b: Any) -> Any:
     (a_next, a_last), (b_next, b_last) = (
         (tf.gather(x, [1, 2, 0], axis=-1), tf.gather(x, [2, 0, 1], axis=-1)) for x in (a, b)
     )
     return a_next * b_last - a_last * b_next
 
 
-def _atan2(y: Any, x: Any, name: Any = None) -> Any:
+def _atan2(y: Any, x: Any) -> Any:
     """Computes the angle of the eighth of a circle that mirrors give, and mirrors it back."""
     require(not NO_WIDE)  # Quotients have 16 bits.
     x, y = (end if (known := number(end)) is None else known for end in (x, y))
@@ -199,37 +194,37 @@ def _where(condition: Any, if_true: Any, if_false: Any) -> Any:
     return tf.where(condition, if_true, if_false)
 
 
-def _divide_no_nan(x: Any, y: Any, name: Any = None) -> Any:
+def _divide_no_nan(x: Any, y: Any) -> Any:
     if (divisor := array(y)) is not None:
         return x * tf.math.divide_no_nan(np.float32(1.0), divisor.astype(np.float32))
     return tf.where(tf.equal(y, 0.0), tf.zeros_like(y), x / y)
 
 
-def _clip_by_tensor(t: Any, clip_value_min: Any, clip_value_max: Any, name: Any = None) -> Any:
+def _clip_by_tensor(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
     require(number(clip_value_min) is None or number(clip_value_max) is None)
     return tf.maximum(tf.minimum(t, clip_value_max), clip_value_min)
 
 
-def _cast_to_bool(x: Any, dtype: Any, name: Any = None) -> Any:
+def _cast_to_bool(x: Any, dtype: Any) -> Any:
     require(tf.as_dtype(dtype) == tf.bool)
     return tf.not_equal(x, 0.0)
 
 
 EARLY_ARITHMETIC: dict[str, Expansion] = {
     "log_sigmoid": _log_sigmoid,
-    "erfc": lambda x, name=None: 1.0 - tf.math.erf(x),
+    "erfc": lambda x: 1.0 - tf.math.erf(x),
     "atan2": _atan2,
     "divide_no_nan": _divide_no_nan,
-    "reciprocal_no_nan": lambda x, name=None: tf.math.divide_no_nan(1.0, x),
-    "scalar_mul": lambda scalar, x, name=None: x * scalar,
-    "realdiv": lambda x, y, name=None: x / y,
-    "squared_difference": lambda x, y, name=None: tf.square(x - y),
+    "reciprocal_no_nan": lambda x: tf.math.divide_no_nan(1.0, x),
+    "scalar_mul": lambda scalar, x: x * scalar,
+    "realdiv": lambda x, y: x / y,
+    "squared_difference": lambda x, y: tf.square(x - y),
     **TESTS_FOR_NAN,
-    "rint": lambda x, name=None: tf.round(x),
+    "rint": lambda x: tf.round(x),
     "accumulate_n": lambda inputs, *_: tf.add_n(inputs),
-    "conj": lambda x, name=None: tf.identity(x),
-    "real": lambda input, name=None: tf.identity(input),
-    "identity_n": lambda input, name=None: [tf.identity(x) for x in input],
+    "conj": lambda x: tf.identity(x),
+    "real": lambda input: tf.identity(input),
+    "identity_n": lambda input: [tf.identity(x) for x in input],
     "cast": _cast_to_bool,
     "cast_to_floatx": lambda x: tf.identity(x),
     "clip_by_value": _clip_by_tensor,
@@ -238,14 +233,14 @@ EARLY_ARITHMETIC: dict[str, Expansion] = {
     "cross": _cross,
     "silu": _scaled_silu,
     "crelu": _crelu,
-    "floormod": lambda x, y, name=None: x - y * tf.floor(x / y),
-    "floor_div": lambda x, y, name=None: tf.floor(x / y),
-    "xdivy": lambda x, y, name=None: x / y,
+    "floormod": lambda x, y: x - y * tf.floor(x / y),
+    "floor_div": lambda x, y: tf.floor(x / y),
+    "xdivy": lambda x, y: x / y,
     "polyval": _evaluate_polynomial,
-    "asin": lambda x, name=None: 2.0 * tf.atan(x / (1.0 + tf.sqrt(1.0 - x * x))),
-    "acos": lambda x, name=None: math.pi / 2.0 - tf.asin(x),
-    "acosh": lambda x, name=None: tf.math.log(x + tf.sqrt(x * x - 1.0)),
-    "atanh": lambda x, name=None: (tf.math.log1p(x) - tf.math.log1p(-x)) * 0.5,
+    "asin": lambda x: 2.0 * tf.atan(x / (1.0 + tf.sqrt(1.0 - x * x))),
+    "acos": lambda x: math.pi / 2.0 - tf.asin(x),
+    "acosh": lambda x: tf.math.log(x + tf.sqrt(x * x - 1.0)),
+    "atanh": lambda x: (tf.math.log1p(x) - tf.math.log1p(-x)) * 0.5,
 }
 """Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 
@@ -255,7 +250,7 @@ FLOAT_ARITHMETIC: dict[str, Expansion] = {
     "divide": _divide,
     "bias_add": _bias_add,
     # Quantized values have no NaN.
-    "multiply_no_nan": lambda x, y, name=None: tf.multiply(x, y),
+    "multiply_no_nan": lambda x, y: tf.multiply(x, y),
     "add_n": _add_n,
     "square": _square,
     "log": by_layer(Logarithm),

@@ -13,13 +13,7 @@ from keras_qat.graph.tf_operations import number, operands
 from keras_qat.lowering.expand_call import Expansion, is_tensor, require, stand_in, value_of
 
 
-def _gather_nd(
-    params: Any,
-    indices: Any,
-    batch_dims: Any = 0,
-    name: Any = None,
-    bad_indices_policy: str = "",
-) -> Any:
+def _gather_nd(params: Any, indices: Any, batch_dims: Any = 0) -> Any:
     """Gather within each example.
 
     The first of the indices counts the examples if `batch_dims` is 0, as in

@@ -31,7 +31,6 @@ def _resize(
     method: Any = "bilinear",
     preserve_aspect_ratio: Any = False,
     antialias: Any = False,
-    name: Any = None,
 ) -> Any:
     result = call_of(images).output.shape
     require(len(result) == 4 and None not in result[1:3] and method in KERNELS)
@@ -46,16 +45,14 @@ def _old_resize(images: Any, *args: Any, **options: Any) -> Any:
     return layers.Resizing(*sizes, interpolation="nearest")(images)
 
 
-def _convert(image: Any, dtype: Any, saturate: Any = False, name: Any = None) -> Any:
+def _convert(image: Any, dtype: Any, saturate: Any = False) -> Any:
     """Cast pixels, and multiply them by 1 / 255."""
     require(image.dtype in (tf.uint8, tf.int8, tf.uint16, tf.int16) and dtype == tf.float32)
     real = tf.cast(image, dtype="float32", name="cast")
     return tf.multiply(real, 1.0 / image.dtype.max)
 
 
-def _patches(
-    images: Any, sizes: Any, strides: Any, rates: Any, padding: Any, name: Any = None
-) -> Any:
+def _patches(images: Any, sizes: Any, strides: Any, rates: Any, padding: Any) -> Any:
     """Use `tf.nn.space_to_depth`, or crops if patches overlap.
 
     If patches do not begin at every pixel, a strided pooling of one pixel thins out the crops.
@@ -172,7 +169,7 @@ def _central(image: Any, central_fraction: float) -> Any:
     return _cropped(image, *starts, *sizes)
 
 
-def _turned(image: Any, k: int = 1, name: Any = None) -> Any:
+def _turned(image: Any, k: int = 1) -> Any:
     """Turns images by `k` quarters of a circle, against the clock."""
     require(len(image.shape) == 4)
     turned = tf.transpose(image, (0, 2, 1, 3)) if k % 2 else image
@@ -210,25 +207,25 @@ def _colored(hue: Any, value: Any, span: Any) -> Any:
     return value + (colors - 1.0) * span
 
 
-def _to_hsv(images: Any, name: Any = None) -> Any:
+def _to_hsv(images: Any) -> Any:
     hue, value, span = _hue(images)
     saturation = tf.math.divide_no_nan(span, tf.nn.relu(value))
     return tf.concat([hue * (1.0 / 6.0), saturation, value], -1)
 
 
-def _from_hsv(images: Any, name: Any = None) -> Any:
+def _from_hsv(images: Any) -> Any:
     hue, saturation, value = tf.split(images, 3, axis=-1)
     return _colored(hue * 6.0, value, saturation * value)
 
 
-def _with_hue(image: Any, delta: Any, name: Any = None) -> Any:
+def _with_hue(image: Any, delta: Any) -> Any:
     require(isinstance(delta, float))
     hue, value, span = _hue(image)
     hue = hue + delta % 1.0 * 6.0
     return _colored(tf.where(hue >= 6.0, hue - 6.0, hue), value, span)
 
 
-def _saturated(image: Any, saturation_factor: Any, name: Any = None) -> Any:
+def _saturated(image: Any, saturation_factor: Any) -> Any:
     """Moves all colors away from the largest one, until the smallest is 0."""
     require(isinstance(saturation_factor, (int, float)) and saturation_factor >= 0.0)
     value = tf.reduce_max(image, -1, keepdims=True)
@@ -242,12 +239,7 @@ def _with_gamma(image: Any, gamma: Any = 1, gain: Any = 1) -> Any:
 
 
 def _near_channels_normalized(
-    input: Any,
-    depth_radius: Any = 5,
-    bias: Any = 1.0,
-    alpha: Any = 1.0,
-    beta: Any = 0.5,
-    name: Any = None,
+    input: Any, depth_radius: Any = 5, bias: Any = 1.0, alpha: Any = 1.0, beta: Any = 0.5
 ) -> Any:
     channels = np.arange(input.shape[-1])
     near = np.abs(channels[:, None] - channels) <= depth_radius
@@ -266,9 +258,9 @@ EARLY_IMAGES: dict[str, Expansion] = {
     "adjust_saturation": _saturated,
     "rgb_to_hsv": _to_hsv,
     "hsv_to_rgb": _from_hsv,
-    "grayscale_to_rgb": lambda images, name=None: tf.concat([images] * 3, -1),
+    "grayscale_to_rgb": lambda images: tf.concat([images] * 3, -1),
     "rot90": _turned,
-    "transpose_image": lambda image, name=None: tf.transpose(image, (0, 2, 1, 3)),
+    "transpose_image": lambda image: tf.transpose(image, (0, 2, 1, 3)),
     "per_image_standardization": _standardized,
     "crop_to_bounding_box": _cropped,
     "flip_left_right": _flipped(-2),

@@ -112,7 +112,7 @@ def multiply_by_matrix(operation: Callable[..., Any]) -> Callable[..., Any]:
     return multiply
 
 
-def _band_part(input: Any, num_lower: Any, num_upper: Any, name: Any = None) -> Any:
+def _band_part(input: Any, num_lower: Any, num_upper: Any) -> Any:
     rows, columns = input.shape[-2:]
     require(None not in (rows, columns))
     return input * tf.linalg.band_part(np.ones((rows, columns), np.float32), num_lower, num_upper)
@@ -124,14 +124,14 @@ def _diagonal(x: Any) -> Any:
     return x * np.eye(x.shape[-2], dtype=np.float32)
 
 
-def _with_diagonal(input: Any, diagonal: Any, name: Any = None, k: Any = 0, **_: Any) -> Any:
+def _with_diagonal(input: Any, diagonal: Any, k: Any = 0) -> Any:
     rows, columns = input.shape[-2:]
     require(rows is not None and rows == columns and number(k) == 0)
     on = np.eye(rows, dtype=np.float32)
     return input * (1.0 - on) + diagonal[..., None] * on
 
 
-def _tensordot(a: Any, b: Any, axes: Any, name: Any = None) -> Any:
+def _tensordot(a: Any, b: Any, axes: Any) -> Any:
     """Moves the axes to sum over to the end, for a product with a matrix or a vector."""
     count = axes if isinstance(axes, int) else 0
     given = [range(-count, 0), range(count)] if count else map(tf.nest.flatten, axes)
@@ -161,7 +161,7 @@ def _tensordot(a: Any, b: Any, axes: Any, name: Any = None) -> Any:
     return tf.reshape(y, [-1, *sizes, *b.shape[len(rows) :]])
 
 
-def _outer(a: Any, b: Any, *flags: Any, name: Any = None, **options: Any) -> Any:
+def _outer(a: Any, b: Any, *flags: Any, **options: Any) -> Any:
     """Multiplies whole numbers in one column by a row, as spatial transformers copy them."""
     require(not any(flags) and not any(options.values()) and a.shape[-1] == 1)
     return a * b
@@ -169,12 +169,12 @@ def _outer(a: Any, b: Any, *flags: Any, name: Any = None, **options: Any) -> Any
 
 EARLY_MATRICES: dict[str, Expansion] = {
     "band_part": _band_part,
-    "diag": lambda diagonal, name=None: _diagonal(diagonal[..., None]),
-    "diag_part": lambda input, name=None: tf.reduce_sum(_diagonal(input), -1),
+    "diag": lambda diagonal: _diagonal(diagonal[..., None]),
+    "diag_part": lambda input: tf.reduce_sum(_diagonal(input), -1),
     "einsum": einsum,
     "set_diag": _with_diagonal,
     "tensordot": _tensordot,
-    "trace": lambda x, name=None: tf.reduce_sum(_diagonal(x), [-2, -1]),
+    "trace": lambda x: tf.reduce_sum(_diagonal(x), [-2, -1]),
 }
 """Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 

@@ -105,7 +105,7 @@ def _einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
     return Contract(equation)(list(inputs))
 
 
-def _limit(x: Any, y: Any, name: Any = None, *, sign: int, merge: Any, operation: Any) -> Any:
+def _limit(x: Any, y: Any, *, sign: int, merge: Any, operation: Any) -> Any:
     """Include the constant in the tensor's range, if results may be that constant.
 
     No result of a maximum is below the constant, which may be above all values of the tensor.
@@ -176,8 +176,8 @@ def find_fixed_range(value: Value) -> Generator[Value, Any, tuple[float, float] 
 
 
 MERGES: dict[str, Expansion] = {
-    "concat": partial(_convert_fixed_ranges, tf.concat),
-    "stack": partial(_convert_fixed_ranges, tf.stack),
+    "concat": lambda values, axis=0: _convert_fixed_ranges(tf.concat, values, axis),
+    "stack": lambda values, axis=0: _convert_fixed_ranges(tf.stack, values, axis),
     "maximum": partial(_limit, sign=1, merge=layers.Maximum, operation=tf.maximum),
     "minimum": partial(_limit, sign=-1, merge=layers.Minimum, operation=tf.minimum),
 }

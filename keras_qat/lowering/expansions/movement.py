@@ -32,7 +32,7 @@ def slice_axis(x: Any, axis: int, begin: int, end: int, name: str) -> Any:
     return tf.slice(x, begins, sizes, name=name)
 
 
-def _getitem(tensor: Any, slice_spec: Any, var: Any = None) -> Any:
+def _getitem(tensor: Any, slice_spec: Any) -> Any:
     if sum(item is Ellipsis for item in tf.nest.flatten(slice_spec)) == 1:
         # No configuration holds an Ellipsis.
         items = items_for_axes(slice_spec, len(tensor.shape))
@@ -65,21 +65,12 @@ def _slice_axis_by_axis(x: Any, call: Call, ranges: Any) -> Any:
     return tf.reshape(x, [-1, *call.output.shape[1:]])
 
 
-def _strided_slice(
-    input_: Any,
-    begin: Any,
-    end: Any,
-    strides: Any = None,
-    *masks: Any,
-    var: Any = None,
-    name: Any = None,
-    **other_masks: Any,
-) -> Any:
+def _strided_slice(input_: Any, begin: Any, end: Any, strides: Any = ()) -> Any:
     """Slice all examples, without gaps."""
     require(not any(map(is_tensor, (begin, end, strides))))
-    known = (*begin, *end[1:], *(strides or ()))
-    require(all(isinstance(number, int) for number in known) and not begin[0])
-    require(not any(masks) and not any(other_masks.values()) and {*(strides or ())} <= {1})
+    ends = (*begin, *end[1:], *strides)
+    require(all(isinstance(number, int) for number in ends) and not begin[0])
+    require({*strides} <= {1})
     require(computed_sizes([value_of(end[0])]) == [BATCH])
     require(None not in input_.shape[1 : len(begin)])
     entries = [
@@ -91,7 +82,7 @@ def _strided_slice(
     return tf.slice(input_, begins, [-1, *map(len, entries), *[-1] * left])
 
 
-def _reshape(tensor: Any, shape: Any, name: Any = None) -> Any:
+def _reshape(tensor: Any, shape: Any) -> Any:
     """Reshape to known sizes instead of those that are read with `tf.shape`."""
     require(any(map(is_tensor, tf.nest.flatten(shape))) and is_tensor(tensor))
     sizes = call_of(tensor).output.shape[1:]
@@ -99,13 +90,13 @@ def _reshape(tensor: Any, shape: Any, name: Any = None) -> Any:
     return tf.reshape(tensor, [-1, *sizes])
 
 
-def _roll(input: Any, shift: Any, axis: Any, name: Any = None) -> Any:
+def _roll(input: Any, shift: Any, axis: Any) -> Any:
     shifts, axes = tf.nest.flatten(shift), tf.nest.flatten(axis)
     require(all(isinstance(number, int) for number in [*shifts, *axes]))
     return Roll(shifts, axes)(input)
 
 
-def _sort(values: Any, axis: Any = -1, direction: Any = "ASCENDING", name: Any = None) -> Any:
+def _sort(values: Any, axis: Any = -1, direction: Any = "ASCENDING") -> Any:
     """Sort along the last axis by taking the largest of all values."""
     rank, size = len(values.shape), values.shape[-1]
     require(axis in (None, -1, rank - 1) and size is not None and rank > 1)
@@ -114,7 +105,7 @@ def _sort(values: Any, axis: Any = -1, direction: Any = "ASCENDING", name: Any =
     return largest if direction == "DESCENDING" else tf.reverse(largest, [rank - 1])
 
 
-def _softmax_of_stack(logits: Any, axis: Any = None, name: Any = None) -> Any:
+def _softmax_of_stack(logits: Any, axis: Any = None) -> Any:
     """Softmax along the first axis, of tensors that were stacked there."""
     require(axis == 0 and logits.shape[0] is not None)
     order = [*range(1, len(logits.shape)), 0]
@@ -126,7 +117,7 @@ def _flatten(x: Any) -> Any:
     return tf.reshape(x, [-1, math.prod(x.shape[1:])])
 
 
-def _normalize_axes(x: Any, axis: Any = None, epsilon: Any = 1e-12, name: Any = None) -> Any:
+def _normalize_axes(x: Any, axis: Any = None, epsilon: Any = 1e-12) -> Any:
     rank, shape = len(x.shape), list(x.shape[1:])
     axes = sorted(a % rank for a in tf.nest.flatten(axis) if isinstance(a, int))
     require(len(axes) > 1 and axes == list(range(axes[0], rank)) and None not in shape)
@@ -135,22 +126,18 @@ def _normalize_axes(x: Any, axis: Any = None, epsilon: Any = 1e-12, name: Any = 
     return tf.reshape(tf.math.l2_normalize(flat, -1, epsilon), [-1, *shape])
 
 
-def _sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = tf.bool, name: Any = None) -> Any:
+def _sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = tf.bool) -> Any:
     require(number(maxlen) is not None)
     return tf.cast(tf.range(int(maxlen)) < tf.cast(lengths, tf.int32)[..., tf.newaxis], dtype)
 
 
-def _argsort(
-    values: Any, axis: Any = -1, direction: Any = "ASCENDING", stable: Any = False, name: Any = None
-) -> Any:
+def _argsort(values: Any, axis: Any = -1, direction: Any = "ASCENDING") -> Any:
     require(axis in (-1, len(values.shape) - 1) and values.shape[-1] is not None)
     values = values if direction == "DESCENDING" else -values
     return tf.math.top_k(values, values.shape[-1]).indices
 
 
-def _sort_other_axis(
-    values: Any, axis: Any = -1, direction: Any = "ASCENDING", name: Any = None, **_: Any
-) -> Any:
+def _sort_other_axis(values: Any, axis: Any = -1, direction: Any = "ASCENDING") -> Any:
     """Sorts along another axis than the last."""
     rank = len(values.shape)
     order = list(range(rank))
@@ -159,7 +146,7 @@ def _sort_other_axis(
     return tf.transpose(tf.sort(tf.transpose(values, order), -1, direction), order)
 
 
-def _choose(condition: Any, x: Any = None, y: Any = None, name: Any = None) -> Any:
+def _choose(condition: Any, x: Any = None, y: Any = None) -> Any:
     """Chooses by a constant. Large numbers are for masks in front of a softmax."""
     condition = np.asarray(condition)
     numbers = [number(end) for end in (x, y)]
@@ -169,16 +156,14 @@ def _choose(condition: Any, x: Any = None, y: Any = None, name: Any = None) -> A
     return x * chosen + y * (1 - chosen)
 
 
-def _pad(
-    tensor: Any, paddings: Any, mode: Any = "CONSTANT", name: Any = None, constant_values: Any = 0
-) -> Any:
+def _pad(tensor: Any, paddings: Any, mode: Any = "CONSTANT", constant_values: Any = 0) -> Any:
     value = number(constant_values)
     require(mode.upper() == "CONSTANT" and value and math.isfinite(value))
     return tf.pad(tensor - value, paddings) + value
 
 
 def _reverse_sequence(
-    input: Any, seq_lengths: Any, seq_axis: Any = None, batch_axis: Any = None, name: Any = None
+    input: Any, seq_lengths: Any, seq_axis: Any = None, batch_axis: Any = None
 ) -> Any:
     """Takes the steps of each example from its last one on, and those behind it as they are."""
     require((seq_axis, batch_axis or 0) == (1, 0) and input.shape[1] is not None)
@@ -188,7 +173,7 @@ def _reverse_sequence(
     return tf.gather(input, positions, axis=1, batch_dims=1)
 
 
-def _boolean_mask(tensor: Any, mask: Any, name: Any = None, axis: Any = None) -> Any:
+def _boolean_mask(tensor: Any, mask: Any, axis: Any = None) -> Any:
     """Gather what a constant mask selects, or one that is the same for each example."""
     if is_tensor(mask):
         example = known(example_of(value_of(mask)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -35,42 +34,32 @@ def _separable(
     pointwise_filter: Any,
     strides: Any,
     padding: Any,
-    rate: Any = None,
-    name: Any = None,
-    data_format: Any = None,
-    dilations: Any = None,
+    **dilations: Any,
 ) -> Any:
-    require(data_format in (None, "NHWC"))
-    dilations = dilations if rate is None else rate
-    y = tf.nn.depthwise_conv2d(input, depthwise_filter, strides, padding, dilations=dilations)
+    y = tf.nn.depthwise_conv2d(input, depthwise_filter, strides, padding, **dilations)
     return tf.nn.conv2d(y, pointwise_filter, 1, "VALID")
 
 
-def _pooled(
+def _pool(
     input: Any,
     window_shape: Any,
     pooling_type: Any,
     padding: Any = "VALID",
-    dilation_rate: Any = None,
-    strides: Any = None,
-    name: Any = None,
-    data_format: Any = None,
-    dilations: Any = None,
+    strides: Any = 1,
+    dilations: Any = 1,
 ) -> Any:
-    require(not str(data_format or "").startswith("NC"))
     axes = len(input.shape) - 2
-    steps = dilation_rate if dilations is None else dilations
-    if set(tf.nest.flatten(steps)) - {None, 1}:
-        sizes = [window(option, axes) for option in (window_shape, steps)]
+    if set(tf.nest.flatten(dilations)) != {1}:
+        sizes = [window(option, axes) for option in (window_shape, dilations)]
         require((pooling_type, padding) == ("MAX", "VALID") and None not in sizes)
-        require(None not in input.shape[1:-1])
+        require(None not in input.shape[1:-1] and strides == 1)
         return _dilated_maximum(input, *sizes)
     pools = (_MAXIMA if pooling_type == "MAX" else _AVERAGES)[axes]
-    return pools(window_shape, strides or 1, padding)(input)
+    return pools(window_shape, strides, padding)(input)
 
 
 def _dilated_maximum(x: Any, sizes: Any, steps: Any) -> Any:
-    """Returns the largest of numbers that are `steps` apart, along one axis after the other."""
+    """Return the largest of values that are `steps` apart, along one axis after the other."""
     for axis, (size, step) in enumerate(zip(sizes, steps, strict=True), 1):
         count = x.shape[axis] - (size - 1) * step
         before = (slice(None),) * axis
@@ -80,57 +69,32 @@ def _dilated_maximum(x: Any, sizes: Any, steps: Any) -> Any:
     return x
 
 
-def _pool_of_volumes(pools: Any) -> Callable[..., Any]:
-    def pooled(
-        input: Any,
-        ksize: Any,
-        strides: Any,
-        padding: Any,
-        data_format: Any = None,
-        name: Any = None,
-    ) -> Any:
-        sizes = [window(option, 3) for option in (ksize, strides)]
-        require(data_format in (None, "NDHWC") and None not in sizes)
-        return pools(*sizes, padding)(input)
-
-    return pooled
-
-
-def _convolved_volumes(
-    input: Any,
-    filters: Any,
-    strides: Any,
-    padding: Any,
-    data_format: Any = "NDHWC",
-    dilations: Any = None,
-    name: Any = None,
+def _pool_with(
+    input: Any, ksize: Any, strides: Any, padding: Any = "VALID", *, pooling: Any
 ) -> Any:
-    sizes = [window(option or 1, 3) for option in (strides, dilations)]
-    require(data_format == "NDHWC" and None not in [*sizes, *input.shape[1:]])
+    sizes = [window(option, 3) for option in (ksize, strides)]
+    require(None not in sizes)
+    return pooling(*sizes, padding)(input)
+
+
+def _convolve_volumes(
+    input: Any, filters: Any, strides: Any, padding: Any, dilations: Any = 1
+) -> Any:
+    sizes = [window(option, 3) for option in (strides, dilations)]
+    require(None not in [*sizes, *input.shape[1:]])
     return convolved_volumes(input, filters, sizes[0], padding, sizes[1])
 
 
-def _correlation(
-    input: Any,
-    filter: Any,
-    strides: Any,
-    padding: Any,
-    data_format: Any = None,
-    dilations: Any = None,
-    name: Any = None,
-    rate: Any = None,
-) -> Any:
-    """Correlates each example with a kernel of its own, where the channels hold the examples."""
-    steps = [
-        window(option or 1, 2) for option in (strides, rate if dilations is None else dilations)
-    ]
-    sizes = filter.shape[:2]
-    require(data_format in (None, "NHWC") and None not in [*steps, *sizes, *input.shape[:3]])
-    require((input.shape[0], filter.shape[2], filter.shape[3]) == (1, None, 1))
+def _correlate(input: Any, filters: Any, strides: Any, padding: Any, dilations: Any = 1) -> Any:
+    """Correlate each example with a kernel of its own, where the channels hold the examples."""
+    steps = [window(option, 2) for option in (strides, dilations)]
+    sizes = filters.shape[:2]
+    require(None not in [*steps, *sizes, *input.shape[:3]])
+    require((input.shape[0], filters.shape[2], filters.shape[3]) == (1, None, 1))
     settings = [[1, *numbers, 1] for numbers in (sizes, *steps)]
     x = tf.image.extract_patches(tf.transpose(input, [3, 1, 2, 0]), *settings, padding)
     height, width, count = x.shape[1:]
-    kernels = tf.reshape(tf.transpose(filter, [2, 0, 1, 3]), [-1, count, 1])
+    kernels = tf.reshape(tf.transpose(filters, [2, 0, 1, 3]), [-1, count, 1])
     y = tf.matmul(tf.reshape(x, [-1, height * width, count]), kernels)
     return tf.transpose(tf.reshape(y, [-1, height, width, 1]), [3, 1, 2, 0])
 
@@ -140,11 +104,11 @@ _AVERAGES = {1: layers.AveragePooling1D, 2: layers.AveragePooling2D, 3: layers.A
 
 EARLY_POOLING: dict[str, Expansion] = {
     "separable_conv2d": _separable,
-    "depthwise_conv2d": _correlation,
-    "conv3d": _convolved_volumes,
-    "pool": _pooled,
-    "max_pool3d": _pool_of_volumes(layers.MaxPooling3D),
-    "avg_pool3d": _pool_of_volumes(layers.AveragePooling3D),
+    "depthwise_conv2d": _correlate,
+    "conv3d": _convolve_volumes,
+    "pool": _pool,
+    "max_pool3d": partial(_pool_with, pooling=layers.MaxPooling3D),
+    "avg_pool3d": partial(_pool_with, pooling=layers.AveragePooling3D),
 }
 """Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 

@@ -29,7 +29,7 @@ def _total(power: float) -> Callable[..., Any]:
     It is a product with a matrix that has a column for each segment.
     """
 
-    def total(data: Any, segment_ids: Any, num_segments: Any = None, name: Any = None) -> Any:
+    def total(data: Any, segment_ids: Any, num_segments: Any = None) -> Any:
         ids, count = _numbers(segment_ids, num_segments)
         sizes = data.shape[1:]
         require(None not in sizes)
@@ -45,7 +45,7 @@ def _total(power: float) -> Callable[..., Any]:
 def _extremum(reduce: Callable[..., Any]) -> Callable[..., Any]:
     """Returns an extremum over segments: of as many rows for each, some of them twice."""
 
-    def extremum(data: Any, segment_ids: Any, num_segments: Any = None, name: Any = None) -> Any:
+    def extremum(data: Any, segment_ids: Any, num_segments: Any = None) -> Any:
         ids, count = _numbers(segment_ids, num_segments)
         members = [np.flatnonzero(ids == segment) for segment in range(count)]
         require(all(map(len, members)))
@@ -56,7 +56,7 @@ def _extremum(reduce: Callable[..., Any]) -> Callable[..., Any]:
     return extremum
 
 
-def _repeated(input: Any, repeats: Any, axis: Any = None, name: Any = None) -> Any:
+def _repeated(input: Any, repeats: Any, axis: Any = None) -> Any:
     """Repeats each row as often as a constant says."""
     counts = array(repeats)
     axis = 0 if axis is None and len(input.shape) == 1 else axis

@@ -19,7 +19,6 @@ def _frame(
     pad_end: Any = False,
     pad_value: Any = 0,
     axis: Any = -1,
-    name: Any = None,
 ) -> Any:
     size = signal.shape[axis]
     require(not pad_end and size is not None)
@@ -27,7 +26,7 @@ def _frame(
     return tf.gather(signal, starts[:, None] + np.arange(frame_length), axis=axis)
 
 
-def _overlapped(signal: Any, frame_step: Any, name: Any = None) -> Any:
+def _overlapped(signal: Any, frame_step: Any) -> Any:
     """Adds frames: those parts that lie `frame_step` apart, each shifted by its place."""
     (count, size), step = signal.shape[-2:], int(frame_step)
     rank = len(signal.shape)
@@ -43,7 +42,7 @@ def _overlapped(signal: Any, frame_step: Any, name: Any = None) -> Any:
     return y[..., : (count - 1) * step + size]
 
 
-def _half_turn(x: Any, axes: Any = None, name: Any = None, back: bool = False) -> Any:
+def _half_turn(x: Any, axes: Any = None, back: bool = False) -> Any:
     """Moves the frequency 0 to the middle, or back."""
     axes = tf.nest.flatten(axes)
     require(all(isinstance(axis, int) and x.shape[axis] for axis in axes))

@@ -29,7 +29,7 @@ def _known_axes(x: Any, axis: Any) -> list[int]:
     return axes
 
 
-def _sum(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None) -> Any:
+def _sum(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
     if isinstance(input_tensor, (list, tuple)):
         return _merge(input_tensor, axis, keepdims, merge=layers.Add)
     axes = _known_axes(input_tensor, axis)
@@ -37,16 +37,14 @@ def _sum(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any =
     return scale(mean, float(math.prod(input_tensor.shape[axis] for axis in axes)))
 
 
-def _merge(
-    input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None, *, merge: Any
-) -> Any:
+def _merge(input_tensor: Any, axis: Any = None, keepdims: Any = False, *, merge: Any) -> Any:
     """Merge a list of tensors, which the operation would stack along axis 0."""
     require(isinstance(input_tensor, (list, tuple)) and len(input_tensor) > 1)
     require(axis in (0, [0], (0,)) and not keepdims and all(map(is_tensor, input_tensor)))
     return merge()(list(input_tensor))
 
 
-def _variance(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None) -> Any:
+def _variance(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
     axes = _known_axes(input_tensor, axis)
     mean = tf.reduce_mean(input_tensor, axis=axes, keepdims=True, name="mean")
     difference = tf.subtract(input_tensor, mean, name="less")
@@ -54,13 +52,11 @@ def _variance(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: 
     return tf.reduce_mean(squares, axis=axes, keepdims=bool(keepdims), name="variance")
 
 
-def _deviation(input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None) -> Any:
+def _deviation(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
     return tf.sqrt(_variance(input_tensor, axis, keepdims))
 
 
-def _norm(
-    tensor: Any, ord: Any = None, axis: Any = None, keepdims: Any = None, name: Any = None
-) -> Any:
+def _norm(tensor: Any, ord: Any = None, axis: Any = None, keepdims: Any = None) -> Any:
     require(axis is not None)
     axes = _known_axes(tensor, axis)
     require(ord in (None, "euclidean") or (ord, len(axes)) in ((2, 1), ("fro", 2)))
@@ -76,14 +72,12 @@ def _center_and_log_sum(x: Any, axis: Any) -> tuple[Any, Any]:
     return below, tf.math.log(tf.reduce_sum(tf.exp(below), axis, keepdims=True))
 
 
-def _log_softmax(logits: Any, axis: Any = None, name: Any = None) -> Any:
+def _log_softmax(logits: Any, axis: Any = None) -> Any:
     below, total = _center_and_log_sum(logits, -1 if axis is None else axis)
     return below - total
 
 
-def _log_sum_exp(
-    input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None
-) -> Any:
+def _log_sum_exp(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
     require(axis is not None)
     largest = tf.reduce_max(input_tensor, axis, keepdims=True)
     y = largest + _center_and_log_sum(input_tensor, axis)[1]
@@ -91,35 +85,29 @@ def _log_sum_exp(
 
 
 def _other_norm(
-    tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: Any = None, **_: Any
+    tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: Any = False
 ) -> Any:
     require(number(ord) in (1, math.inf) and isinstance(axis, int))
     reduce = tf.reduce_sum if number(ord) == 1 else tf.reduce_max
     return reduce(tf.abs(tensor), axis, keepdims=bool(keepdims))
 
 
-def _clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: Any = None) -> Any:
+def _clip_by_norm(t: Any, clip_norm: Any, axes: Any = None) -> Any:
     require(axes is not None and number(clip_norm) is not None)
     norm = tf.sqrt(tf.reduce_sum(tf.square(t), axes, keepdims=True))
     return t * (clip_norm / tf.maximum(norm, clip_norm))
 
 
-def _normalize(
-    tensor: Any, ord: Any = "euclidean", axis: Any = None, name: Any = None
-) -> tuple[Any, Any]:
+def _normalize(tensor: Any, ord: Any = "euclidean", axis: Any = None) -> tuple[Any, Any]:
     require(ord in ("euclidean", 2) and axis is not None)
     return tf.math.l2_normalize(tensor, axis), tf.norm(tensor, axis=axis, keepdims=True)
 
 
-def _euclidean_norm(
-    input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None
-) -> Any:
+def _euclidean_norm(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
     return tf.norm(input_tensor, axis=axis, keepdims=keepdims)
 
 
-def _multiply_few(
-    input_tensor: Any, axis: Any = None, keepdims: Any = False, name: Any = None
-) -> Any:
+def _multiply_few(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
     require(isinstance(axis, int) and (input_tensor.shape[axis] or 99) <= 8)
     first, *rest = tf.unstack(input_tensor, axis=axis)
     for factor in rest:
