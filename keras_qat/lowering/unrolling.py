@@ -133,17 +133,22 @@ def _lstm(cell: Any, inputs: Any, states: Any, training: Any = None) -> Any:
 def _steps(layer: Any, inputs: Any, mask: Any = None, **_: Any) -> Any:
     """Calls the cell of a layer for each step of a sequence, from zeros or from given states.
 
-    Where a mask is False, the states stay, and the output is that of the step before, or zeros.
+    The sequence may be a structure of tensors, such as values and the time between them. If a
+    mask is False, the states stay, and the output is that of the step before, or zeros.
     """
-    (sequence, *states), cell = tf.nest.flatten(inputs), layer.cell
+    # Keras lists states behind the sequence. Any other structure is the sequence itself.
+    sequence, *states = inputs if isinstance(inputs, list) else [inputs]
+    cell = layer.cell
     sizes = cell.state_size if tf.nest.is_nested(cell.state_size) else [cell.state_size]
     if getattr(layer, "dropout", 0):  # One mask for all steps.
         sequence = layers.SpatialDropout1D(layer.dropout, name="dropout")(sequence)
-    steps = tf.unstack(sequence, axis=1)
+    columns = [tf.unstack(x, axis=1) for x in tf.nest.flatten(sequence)]
+    steps = [tf.nest.pack_sequence_as(sequence, row) for row in zip(*columns, strict=True)]
     masks = [None] * len(steps) if mask is None else tf.unstack(mask, axis=1)
     if not states:
-        states = _first_states(layer, sequence, steps[0], tf.nest.flatten(sizes))
-    states, outputs = tf.nest.pack_sequence_as(sizes, states), list[Any]()
+        first = tf.nest.flatten(steps[0])[0]
+        states = _first_states(layer, sequence, first, tf.nest.flatten(sizes))
+    states, outputs = tf.nest.pack_sequence_as(sizes, tf.nest.flatten(states)), list[Any]()
     order = -1 if layer.go_backwards else 1
     for x, is_there in list(zip(steps, masks, strict=True))[::order]:
         output, after = cell(x, states)

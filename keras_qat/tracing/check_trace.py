@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call, map_values
 from keras_qat.keras2.backend import set_mask
 from keras_qat.keras2.layers_and_models import takes_training
+from keras_qat.tracing.replaced_functions import deny_eager_execution
 
 SIZE = 8
 """Size of open axes in the random inputs."""
@@ -42,7 +43,8 @@ def find_deviation(call: Call, trace: Any) -> str:
     try:
         expected = []
         for _ in range(2):
-            outputs = without_none(call.layer(*args, **kwargs))
+            with deny_eager_execution():  # As in the trace.
+                outputs = without_none(call.layer(*args, **kwargs))
             expected.append(list(map(tf.convert_to_tensor, outputs)))
             after.append(_values_of(assigned))
     except Exception:  # Sizes that do not fit: nothing to compare with.

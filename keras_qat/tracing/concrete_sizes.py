@@ -117,7 +117,14 @@ def read_sizes_as_integers() -> Iterator[None]:
         yield
 
 
-def asked_by_user() -> bool:
-    """Returns whether a user's own code calls the method that calls this function."""
-    module = str(sys._getframe(2).f_globals.get("__name__", ""))
-    return module.split(".")[0] not in ("keras", "numpy", "tensorflow", "tf_keras")
+def asked_by_user(*others: str) -> bool:
+    """Returns whether a user's own code calls the method that calls this function.
+
+    Args:
+        others: packages that are not a user's, besides Keras, NumPy and TensorFlow.
+    """
+    frame: Any = sys._getframe(2)
+    while frame.f_code.co_name == "called" and frame.f_globals["__name__"] == patched.__module__:
+        frame = frame.f_back  # What calls the function for one thread alone.
+    module = str(frame.f_globals.get("__name__", ""))
+    return module.split(".")[0] not in ("keras", "numpy", "tensorflow", "tf_keras", *others)

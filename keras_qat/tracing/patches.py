@@ -20,6 +20,7 @@ from keras_qat.tracing.random_draws import draws_in_each_step, largest_draws
 from keras_qat.tracing.replaced_functions import (
     convolutions_at_once,
     count_symbols_as_tensors,
+    deny_eager_execution,
     record_transforms,
     run_functions_eagerly,
     skip_assertions,
@@ -121,6 +122,11 @@ PATCHES = (
         "functions of TensorFlow run as Python code",
         lambda trace: run_functions_eagerly(),
         "`tf.function` takes no symbolic tensors",
+    ),
+    Patch(
+        "code is not executed eagerly",
+        lambda trace: deny_eager_execution(),
+        "code raises for tensors that are not eager, or reads their values",
     ),
     Patch(
         "assertions pass",

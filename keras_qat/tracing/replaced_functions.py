@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_qat.graph.tf_operations import operation_class
 from keras_qat.keras2.backend import is_symbolic, keras, patched
+from keras_qat.tracing.concrete_sizes import asked_by_user
 
 NAMES = ("rfft", "rfft2d", "rfft3d", "irfft", "irfft2d", "irfft3d")
 
@@ -40,6 +41,18 @@ def run_functions_eagerly() -> Iterator[None]:
         yield
     finally:
         tf.config.run_functions_eagerly(before)
+
+
+@contextlib.contextmanager
+def deny_eager_execution() -> Iterator[None]:
+    """Runs a block in which a user's code is told that it runs in a graph, as in a Keras model."""
+    is_eager = tf.executing_eagerly
+
+    def executing_eagerly() -> bool:
+        return is_eager() and not asked_by_user("keras_qat")
+
+    with patched(tf, executing_eagerly=executing_eagerly):
+        yield
 
 
 @contextlib.contextmanager

@@ -50,6 +50,10 @@ def checked(layer, x, training):
     return tf.tanh(x)
 
 
+def in_graphs(layer, x, training):
+    return tf.tanh(x) * (2.0 if tf.executing_eagerly() else 1.0)
+
+
 def typed(layer, x, training):
     return tf.tanh(x) if isinstance(x, tf.Tensor) else x
 
@@ -89,6 +93,7 @@ EXAMPLES = {
         x
     ),
     "functions of TensorFlow run as Python code": lambda _, x, __: tf.function(tf.tanh)(x),
+    "code is not executed eagerly": in_graphs,
     "assertions pass": checked,
     "`tf.nn.convolution` of a sequence is `tf.nn.conv1d`": with_gaps,
     "symbolic tensors are tensors": typed,

@@ -175,6 +175,21 @@ def with_more(kind):
     return Own
 
 
+class Elapsed(layers.Layer):
+    """A cell that reads values and the time between them, as in continuous-time networks."""
+
+    state_size = 3
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.dense = layers.Dense(3, activation="tanh")
+
+    def call(self, inputs, states):
+        x, elapsed = inputs
+        y = 0.5 * states[0] + elapsed * self.dense(tf.concat([x, states[0]], -1))
+        return y, [y]
+
+
 class Transitions(layers.AbstractRNNCell):
     """Adds the best way to each tag, as the cell by which conditional random fields decode."""
 
@@ -232,6 +247,7 @@ SUBCLASSES = {
         Convolved(return_sequences=False), merge_mode="sum"
     )(x),
     "RNN made in a call": lambda x: Decoded()(x),
+    "RNN of two sequences": lambda x: layers.RNN(Elapsed())((x, x[..., :1])),
     "RNN": lambda x: with_more(layers.RNN)(layers.GRUCell(3), return_sequences=True)(x),
     "LSTM": lambda x: with_more(layers.LSTM)(3)(x),
     "GRU": lambda x: with_more(layers.GRU)(3, go_backwards=True, return_sequences=True)(x),
