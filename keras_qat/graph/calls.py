@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -56,9 +57,12 @@ class Value:
         return f"<{self.name} {self.shape}>"
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, frozen=True)
 class Call:
     """A call of a layer.
+
+    A new call produces those of its outputs that no other call has produced before. It takes over
+    the others when it becomes a part of a graph.
 
     Args:
         layer: the layer, of the model that was read or made by `lower`.
@@ -81,17 +85,27 @@ class Call:
     within: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
-        self.origin = self.origin or self.name
-        self.source = self.layer if self.source is None else self.source
+        object.__setattr__(self, "origin", self.origin or self.name)
+        object.__setattr__(self, "source", self.layer if self.source is None else self.source)
+        for value in values_in(self.outputs):
+            value.producer = value.producer or self
+
+    def as_part_of(self, call: Call) -> Call:
+        """Returns the call as a part of what `call` becomes."""
+        return self.in_place(origin=call.origin, source=call.source, within=call.within)
+
+    def in_place(self, **changes: Any) -> Call:
+        """Returns a call with some changes, which takes over the outputs of this call."""
+        call = dataclasses.replace(self, **changes)
+        call.take_over_outputs()
+        return call
+
+    def take_over_outputs(self) -> None:
+        """Makes this call the producer of its outputs."""
         for value in values_in(self.outputs):
             value.producer = self
 
-    def as_part_of(self, call: Call) -> Call:
-        """Marks the call as a part of what `call` became, and returns it."""
-        self.origin, self.source, self.within = call.origin, call.source, call.within
-        return self
-
-    @property
+    @functools.cached_property
     def inputs(self) -> list[Value]:
         """The values that the call reads, in order."""
         return values_in((self.args, self.kwargs))
@@ -130,6 +144,10 @@ class Graph:
     loss_only: list[Call] = dataclasses.field(default_factory=list)
     closed: dict[str, str] = dataclasses.field(default_factory=dict)
     in_float: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for call in [*self.calls, *self.loss_only]:
+            call.take_over_outputs()
 
     def consumers(self, losses: bool = True) -> dict[Value, list[Call]]:
         """Returns the calls that read each value, those of `loss_only` included if `losses`."""

@@ -55,14 +55,13 @@ def copy_graph(
     calls: list[Call] = []
     current: dict[Value, Value] = {}  # Value of the graph -> its copy, after inserted calls.
 
-    def copy(value: Value) -> Value:
-        current[value] = Value(value.name, value.shape, value.dtype)
+    def copy(value: Value, dtype: str | None = None) -> Value:
+        current[value] = Value(value.name, value.shape, dtype or value.dtype)
         return current[value]
 
     def in_float32(value: Value) -> Value:
         """Copies an input. Floating-point inputs become float32, as in exported files."""
-        copy(value).dtype = value.inference_dtype
-        return current[value]
+        return copy(value, value.inference_dtype)
 
     def put_behind(value: Value, insertion: InsertedCall) -> None:
         layer, name, kwargs = insertion

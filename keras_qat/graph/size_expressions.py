@@ -167,9 +167,7 @@ def with_python_integers(call: Call) -> Call | None:
     if not known:
         return None
     args, kwargs = map_values(lambda value: known.get(value, value), (call.args, call.kwargs))
-    given = Call(call.layer, args, kwargs, (), call.name).as_part_of(call)
-    given.outputs = call.outputs
-    return given
+    return dataclasses.replace(call, args=args, kwargs=kwargs)
 
 
 def counts_examples(value: Any) -> bool:
@@ -221,7 +219,7 @@ def with_known_sizes(graph: Graph) -> Graph:
         kept = set() if kind_of(call) in SLICES_AND_SEGMENTS else of_batch
         constants = {v: v if v in kept else _constant(known.get(v, v)) for v in call.inputs}
         args, kwargs = map_values(constants.__getitem__, (call.args, call.kwargs))
-        return Call(call.layer, args, kwargs, call.outputs, call.name).as_part_of(call)
+        return dataclasses.replace(call, args=args, kwargs=kwargs)
 
     calls = list(map(with_constants, graph.calls))
     return drop_unused_calls(dataclasses.replace(graph, calls=calls))

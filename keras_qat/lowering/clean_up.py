@@ -33,12 +33,14 @@ def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
 def name_apart(graph: Graph, context: LoweringContext) -> Graph:
     """Renames parts that are called as another layer is: `conv_depthwise` of `conv`."""
     owners = {call.name: call.layer for call in graph.calls if call.name == call.origin}
-    for call in graph.calls:
+
+    def with_own_name(call: Call) -> Call:
         name = call.name
         while owners.setdefault(name, call.layer) is not call.layer:
             name += "_"
         for value in values_in(call.outputs):
             if name != call.name and value.name.startswith(call.name):
                 value.name = name + value.name.removeprefix(call.name)
-        call.name = name
-    return graph
+        return dataclasses.replace(call, name=name)
+
+    return dataclasses.replace(graph, calls=list(map(with_own_name, graph.calls)))

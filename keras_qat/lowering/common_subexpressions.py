@@ -36,10 +36,17 @@ def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph
         earlier = first.setdefault(keys.number(call.output), call)
         if earlier is not call:
             merged[call.output] = earlier.output
-    for call in [*graph.calls, *graph.loss_only]:
-        call.args, call.kwargs = _replace(merged, (call.args, call.kwargs))
-    calls = [call for call in graph.calls if call.output not in merged]
-    return dataclasses.replace(graph, calls=calls, outputs=_replace(merged, graph.outputs))
+
+    def with_merged(call: Call) -> Call:
+        args, kwargs = _replace(merged, (call.args, call.kwargs))
+        return dataclasses.replace(call, args=args, kwargs=kwargs)
+
+    return dataclasses.replace(
+        graph,
+        calls=[with_merged(call) for call in graph.calls if call.output not in merged],
+        loss_only=list(map(with_merged, graph.loss_only)),
+        outputs=_replace(merged, graph.outputs),
+    )
 
 
 def _replace(merged: Mapping[Value, Value], structure: Any) -> Any:

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.size_expressions import known_sizes
 from keras_qat.graph.tf_operations import array, operands
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
@@ -166,9 +165,7 @@ def split_linear_resize(call: Call, context: LoweringContext) -> list[Call]:
 
     The matrices are what the operation itself makes of one row, or column, after the other.
     """
-    x, size, keeps_ratio = operands(call, "images", "size", "preserve_aspect_ratio")
-    if None in call.output.shape[1:3] and (known := known_sizes(size)):
-        call.output.shape = (x.shape[0], *known, x.shape[3])
+    x, keeps_ratio = operands(call, "images", "preserve_aspect_ratio")
     before, after = (tuple(value.shape[1:3]) for value in (x, call.output))
     if len(x.shape) != 4 or not x.is_float or None in (*before, *after) or keeps_ratio is True:
         return []

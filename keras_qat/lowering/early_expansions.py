@@ -52,10 +52,8 @@ def expand_operation(call: Call, context: LoweringContext, forced: bool) -> list
     table = EARLY_OPERATIONS if reads_floats else EARLY_OPERATIONS_OF_INTEGERS
     if kind not in table or (kind in BETTER_IN_FLOAT and not forced):
         return []
-    parts = expand_call(call, table[kind], context, inside=True)
-    for part in parts:
-        part.source, part.within = call.source, (*call.within, call.layer)
-    return parts
+    parts, within = expand_call(call, table[kind], context, inside=True), (*call.within, call.layer)
+    return [part.in_place(source=call.source, within=within) for part in parts]
 
 
 BETTER_IN_FLOAT = (*WHOLE, "clip_by_norm", "per_image_standardization")

@@ -81,10 +81,8 @@ class Inliner:
         layer = traced.call.layer
         self.counts[layer] += 1
         names = InnerNames(traced.call, prefix, self._names.setdefault(layer, {}), taken)
-        calls = _Inlined(self, traced, names).run()
-        for call in calls:
-            call.within = (*traced.call.within, layer)
-        return calls
+        within = (*traced.call.within, layer)
+        return [call.in_place(within=within) for call in _Inlined(self, traced, names).run()]
 
     def label_shared(self, variable: int, name: str) -> tuple[str, str]:
         """Return the name of a weight that several layers read, and its tensor's in the next call.

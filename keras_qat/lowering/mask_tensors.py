@@ -221,11 +221,13 @@ class MaskTensors:
         def with_masks(structure: Any) -> Any:
             return map_values(lambda value: carrying.get(value, value), structure)
 
+        def with_masked_inputs(call: Call) -> Call:
+            args, kwargs = with_masks((call.args, call.kwargs))
+            return dataclasses.replace(call, args=args, kwargs=kwargs)
+
         calls: list[Call] = []
         for call in graph.calls:
-            if not is_operation(call.layer):
-                call.args, call.kwargs = with_masks((call.args, call.kwargs))
-            calls.append(call)
+            calls.append(call if is_operation(call.layer) else with_masked_inputs(call))
             for index, value in enumerate(values_in(call.outputs)):
                 if value in masks:
                     parts = PartsBuilder(call, self.context)
@@ -234,10 +236,9 @@ class MaskTensors:
                     parts.add(layer, value, kwargs={"mask": masks[value]}, output=output)
                     calls += [part.as_part_of(call) for part in parts.calls]
                     carrying[value] = output
-        for call in graph.loss_only:
-            call.args, call.kwargs = with_masks((call.args, call.kwargs))
         calls = _in_order([*calls, *self.take_calls()])
-        return dataclasses.replace(graph, calls=calls, outputs=with_masks(graph.outputs))
+        loss_only, outputs = map(with_masked_inputs, graph.loss_only), with_masks(graph.outputs)
+        return dataclasses.replace(graph, calls=calls, loss_only=list(loss_only), outputs=outputs)
 
 
 RECURRENT = layers.RNN, layers.Bidirectional

@@ -121,4 +121,4 @@ def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) 
     if kind not in IGNORES or value / IGNORES[kind] < 1.0:
         return [call]
     x = np.full([size or 1 for size in call.output.shape], value, np.float32)
-    return [Call(call.layer, (other, x), {}, call.outputs, call.name).as_part_of(call)]
+    return [call.in_place(args=(other, x), kwargs={})]

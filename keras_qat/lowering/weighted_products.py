@@ -62,8 +62,8 @@ def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
             weights=[variable for of_weight in variables for variable in of_weight],
         )
         replaced[call] = []
-        replaced[end] = parts.end(layer, x)
-        replaced[end][0].source, replaced[end][0].within = call.source, call.within
+        (part,) = parts.end(layer, x)
+        replaced[end] = [dataclasses.replace(part, source=call.source, within=call.within)]
     calls = [new for call in graph.calls for new in replaced.get(call, [call])]
     return dataclasses.replace(graph, calls=calls)
 

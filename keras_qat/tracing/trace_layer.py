@@ -235,15 +235,14 @@ class Trace:
             graph = read_model(self.model)
         except ValueError as error:
             raise CannotTrace(first_line(error)) from error
-        for inner in graph.calls if self.outside else ():
-            inner.args, inner.kwargs = tf.nest.map_structure(
-                _as_constant, (inner.args, inner.kwargs)
-            )
+        if self.outside:
+            graph = dataclasses.replace(graph, calls=list(map(_with_constants, graph.calls)))
         values = values_in(graph.inputs)
         own = values[len(self.inputs) + len(self.masks) :]
         # The layer's own output structure: Keras turns a list of one output into a tensor.
         flat = iter(values_in(graph.outputs))
-        graph.outputs = tf.nest.map_structure(lambda _: next(flat), self.outputs)
+        outputs = tf.nest.map_structure(lambda _: next(flat), self.outputs)
+        graph = dataclasses.replace(graph, outputs=outputs)
         weights = dict(zip(own, self.weights, strict=True))
         all_masked = all(value.masked for value in values_in(graph.outputs))
         carries_masks = all_masked or not self.layer.supports_masking
@@ -260,6 +259,11 @@ def _refuse_updates(*args: Any, **kwargs: Any) -> None:
     raise CannotTrace("it calls add_update")
 
 
-def _as_constant(leaf: Any) -> Any:
-    """Returns the value of a variable that no layer holds; anything else stays."""
-    return tf.constant(leaf.numpy()) if isinstance(leaf, tf.Variable) else leaf
+def _with_constants(call: Call) -> Call:
+    """Returns a call that reads the values of variables among its arguments."""
+
+    def value_of(leaf: Any) -> Any:
+        return tf.constant(leaf.numpy()) if isinstance(leaf, tf.Variable) else leaf
+
+    args, kwargs = tf.nest.map_structure(value_of, (call.args, call.kwargs))
+    return dataclasses.replace(call, args=args, kwargs=kwargs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -67,3 +69,15 @@ def test_a_model_inside_that_is_called_with_training_stays_so():
     model = functional((4,), build=lambda x: inner(x, training=True))
     (call,) = read_model(model).calls
     assert call.kwargs["training"] is True
+
+
+def test_calls_are_immutable_and_graphs_say_who_produces_a_value():
+    inputs = keras.Input((3,))
+    graph = read_model(keras.Model(inputs, layers.ReLU()(inputs)))
+    (call,) = graph.calls
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        call.name = "other"
+    tried = dataclasses.replace(call, name="other")
+    assert tried.output is call.output and call.output.producer is call
+    dataclasses.replace(graph, calls=[tried])
+    assert call.output.producer is tried
