@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.operations import is_operation
+from keras_qat.graph.operations import name_in_tensorflow
 
 _MOST_ELEMENTS = 8
 """Constants with more elements are described by their shape."""
@@ -33,7 +33,7 @@ def list_changes(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
 def describe_call(call: Call) -> str:
     """Return a call as text, such as `relu float32 (None, 8) = nn.relu(dense)`."""
     layer = call.layer
-    kind = str(layer.symbol) if is_operation(layer) else type(layer).__name__
+    kind = name_in_tensorflow(layer) or type(layer).__name__
     outputs = ", ".join(
         f"{value.name} {value.dtype} {value.shape}" for value in values_in(call.outputs)
     )

@@ -226,7 +226,7 @@ def _calls_of(
 
     def keep(layer: Any, part: str) -> tuple[Any, str]:
         """Return the layer of a part, which all calls share, and the name of its call."""
-        settings = getattr(layer, "symbol", None) or {**layer.get_config(), "name": ""}
+        settings = name_in_tensorflow(layer) or {**layer.get_config(), "name": ""}
         part = context.part_for(call.layer, part, settings)
         end = f"{'/' if inside else '_'}{part}" if part else ""
         rename(layer, f"{call.layer.name}{end}".rsplit("/", 1)[-1])

@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
 from keras_qat.graph.operation_calls import call_in_layer
-from keras_qat.graph.operations import is_operation
+from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.graph.size_expressions import with_known_sizes
 from keras_qat.graph.static_shapes import close_sizes
@@ -146,7 +146,7 @@ class _Inlined:
         outputs = map_values(self.tensors.__getitem__, inner.outputs)
         layer, source = inner.layer, None
         if is_operation(layer):
-            source, part = self.traced.call.source, f"{layer.symbol} {name}"
+            source, part = self.traced.call.source, f"{name_in_tensorflow(layer)} {name}"
             rename(layer, name.rsplit("/", 1)[-1])
             layer = self.inliner.context.keep(self.traced.call.layer, part, layer)
         calls.append(Call(layer, args, kwargs, outputs, name, source=source))

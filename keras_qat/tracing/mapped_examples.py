@@ -159,13 +159,22 @@ def _as_slice(item: Any) -> Any:
 
 
 _ALIGNED = {
-    "matmul",
-    *("abs", "add", "sub", "radd", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg"),
-    *("subtract", "multiply", "divide", "divide_no_nan", "negative", "square"),
-    *("squared_difference", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin", "cos"),
-    *("tanh", "sigmoid", "pow", "softplus", "relu", "relu6", "leaky_relu", "elu", "selu"),
-    *("gelu", "silu", "swish", "floor", "ceil", "round", "sign", "minimum", "maximum", "cast"),
-    *("clip_by_value", "floor_div", "floordiv", "floormod", "equal", "not_equal", "greater"),
+    *("matmul", "abs", "add", "subtract", "multiply", "divide", "divide_no_nan", "negative"),
+    *(
+        "square",
+        "squared_difference",
+        "sqrt",
+        "rsqrt",
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "sin",
+        "cos",
+    ),
+    *("cos", "tanh", "sigmoid", "pow", "softplus", "relu", "relu6", "leaky_relu", "elu", "selu"),
+    *("gelu", "silu", "floor", "ceil", "round", "sign", "minimum", "maximum", "cast"),
+    *("clip_by_value", "floor_div", "floormod", "equal", "not_equal", "greater"),
     *("greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_not"),
     *("where", "zeros_like", "ones_like", "identity", "stop_gradient", "reciprocal"),
 }
