@@ -1,7 +1,8 @@
-"""Spectra in real numbers: a Fourier transform is a product with cosines and one with sines.
+"""Expands Fourier transforms to products with cosines and sines.
 
-TFLite has complex numbers in float only. Here they are pairs of tensors, from the operations that
-make them to one that makes real numbers of them: a magnitude, a part, an angle.
+TFLite has no integer kernels for complex numbers. From the operations that create them to the one
+that returns their magnitude, angle or a part, they become pairs of tensors. What the front ends of
+audio models compute is supported: transforms, products and movements, but no other arithmetic.
 """
 
 from __future__ import annotations
@@ -13,63 +14,61 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, map_values, values_in
-from keras_qat.graph.operations import is_operation, kind_of
-from keras_qat.lowering.complex_numbers import ARITHMETIC, PARTWISE, Pair, matmul
+from keras_qat.graph.operations import MOVES, is_operation, kind_of
 from keras_qat.lowering.expand_call import require
 from keras_qat.tracing.cannot_trace import TooLarge
 
+Pair = tuple[Any, Any]
+"""Real and imaginary part; None for an imaginary part of zeros."""
+
 LARGEST = 2**20
-"""Matrices with more numbers are not written out."""
+"""Most values of a matrix that is written to a file."""
 
 
 class Spectrum:
-    """A call that makes real numbers of complex ones, with all complex operations in front of it.
+    """A call that returns floats for complex numbers, with all complex operations before it.
 
-    As a function of the real numbers that those read, `reals`, it computes with the operations.
+    As a function of the floats that these read, `reals`, it computes with TensorFlow's operations.
     """
 
     def __init__(self, call: Call) -> None:
         self.end, self.name = call, call.layer.name
-        behind: list[Any] = [call]
-        for inner in behind:
-            behind += [x.producer for x in inner.inputs if _is_inside(x)]
-        self.inside = list(dict.fromkeys(reversed(behind)))
+        before: list[Any] = [call]
+        for inner in before:
+            before += [x.producer for x in inner.inputs if _is_inside(x)]
+        self.inside = list(dict.fromkeys(reversed(before)))
         reads = dict.fromkeys(x for inner in self.inside for x in inner.inputs)
         self.reals = [value for value in reads if not _is_inside(value)]
 
-    def __call__(self, *numbers: Any) -> Any:
-        known = dict(zip(self.reals, numbers, strict=True))
+    def __call__(self, *tensors: Any) -> Any:
+        known = dict(zip(self.reals, tensors, strict=True))
         for call in self.inside:
             args, kwargs = map_values(known.__getitem__, (call.args, call.kwargs))
             results = tf.nest.flatten(call.layer(*args, **kwargs))
             known.update(zip(values_in(call.outputs), results, strict=True))
         return known[self.end.output]
 
-    def in_pairs(self, *numbers: Any) -> Any:
-        """Computes the same in real numbers alone.
-
-        Raises:
-            NotImplementedError: if an operation is not among those that are known.
-        """
-        known: dict[Value, Any] = dict(zip(self.reals, numbers, strict=True))
+    def in_pairs(self, *tensors: Any) -> Any:
+        """Computes the same with floats alone."""
+        known: dict[Value, Any] = dict(zip(self.reals, tensors, strict=True))
         for call in self.inside:
-            known.update(zip(values_in(call.outputs), _results(call, known), strict=True))
+            known.update(zip(values_in(call.outputs), _compute(call, known), strict=True))
         return known[self.end.output]
 
     @property
     def has_kernels(self) -> bool:
-        """Whether TFLite computes it in float, as it does transforms of real numbers alone."""
+        """Whether TFLite computes it in float: it does so for transforms of real signals."""
         kinds = {kind_of(call) for call in self.inside}
         return bool(kinds.intersection(OF_REAL)) and kinds <= HAVE_KERNELS
 
 
 def spectrum(call: Call) -> Spectrum | None:
-    """Returns what a call computes of complex numbers that operations make; None for others."""
+    """Returns a call that reads complex numbers and returns floats, if it can be expanded."""
     is_end = any(x.is_complex for x in call.inputs) and call.output.is_float
     if not is_end or not is_operation(call.layer):
         return None
-    of_call = Spectrum(call)
-    return of_call if all(kind_of(inner) in KNOWN for inner in of_call.inside) else None
+    found = Spectrum(call)
+    return found if all(kind_of(inner) in KNOWN for inner in found.inside) else None
 
 
 def _is_inside(value: Value) -> bool:
@@ -79,21 +78,22 @@ def _is_inside(value: Value) -> bool:
     )
 
 
-def _results(call: Call, known: Mapping[Value, Any]) -> list[Any]:
-    """Returns what a call gives: pairs in the place of complex numbers."""
+def _compute(call: Call, known: Mapping[Value, Any]) -> list[Any]:
+    """Returns the results of a call, with pairs in place of complex tensors."""
     kind, values = kind_of(call), [x for x in call.inputs if x.is_complex]
     if kind == "zeros_like":
         return [(tf.zeros_like(known[values[0]][0]), None) if values else None]
     if kind not in PARTWISE:
         args, kwargs = map_values(known.__getitem__, (call.args, call.kwargs))
         return [RULES[kind](*args, **kwargs)]
-    real = _moved(call, known, 0)
+    real = _compute_part(call, known, 0)
     has_imag = any(known[value][1] is not None for value in values)
-    return list(zip(real, _moved(call, known, 1) if has_imag else [None] * len(real), strict=True))
+    imag = _compute_part(call, known, 1) if has_imag else [None] * len(real)
+    return list(zip(real, imag, strict=True))
 
 
-def _moved(call: Call, known: Mapping[Value, Any], index: int) -> list[Any]:
-    """Returns what a call gives for one part of its complex numbers."""
+def _compute_part(call: Call, known: Mapping[Value, Any], index: int) -> list[Any]:
+    """Returns the results of a call for the real or for the imaginary part of its inputs."""
 
     def part(value: Value) -> Any:
         parts = known[value]
@@ -103,6 +103,80 @@ def _moved(call: Call, known: Mapping[Value, Any], index: int) -> list[Any]:
 
     args, kwargs = map_values(part, (call.args, call.kwargs))
     return tf.nest.flatten(call.layer(*args, **kwargs))
+
+
+def _to_pair(x: Any) -> Pair:
+    """Returns a pair unchanged, and a constant as a pair."""
+    if isinstance(x, tuple):
+        return x
+    require(x is not None)
+    constant = np.asarray(x)
+    real, imag = (part.astype(np.float32) for part in (constant.real, constant.imag))
+    return real, imag if imag.any() else None
+
+
+def _cast(x: Any, dtype: Any, name: Any = None) -> Any:
+    if not isinstance(x, tuple):
+        require(x is not None)
+        return x, None
+    return x if tf.as_dtype(dtype).is_complex else x[0]
+
+
+def _join(real: Any, imag: Any, name: Any = None) -> Pair:
+    if real is None:
+        return tf.zeros_like(imag), imag
+    is_zero = imag is None or not (tf.is_tensor(imag) or np.any(imag))
+    return real, None if is_zero else imag
+
+
+def _multiply(x: Any, y: Any, name: Any = None) -> Pair:
+    return _product(lambda a, b: a * b, x, y)
+
+
+def _product(product: Callable[[Any, Any], Any], x: Any, y: Any) -> Pair:
+    """Returns a product of complex tensors, given the product of two floats."""
+    (a, b), (c, d) = _to_pair(x), _to_pair(y)
+
+    def multiply(left: Any, right: Any) -> Any:
+        return None if left is None or right is None else product(left, right)
+
+    real, subtracted = multiply(a, c), multiply(b, d)
+    real = real if subtracted is None else real + -subtracted
+    first, second = multiply(a, d), multiply(b, c)
+    return real, second if first is None else first if second is None else first + second
+
+
+def _conjugate(x: Pair, name: Any = None) -> Pair:
+    return x[0], None if x[1] is None else -x[1]
+
+
+def _exp(x: Pair, name: Any = None) -> Pair:
+    length, angle = tf.exp(x[0]), x[1]
+    return (length, None) if angle is None else (length * tf.cos(angle), length * tf.sin(angle))
+
+
+def _part(index: int) -> Callable[..., Any]:
+    def take(input: Pair, name: Any = None) -> Any:
+        require(input[index] is not None)
+        return input[index]
+
+    return take
+
+
+def _magnitude(x: Pair, name: Any = None) -> Any:
+    """Multiplies the larger part by a function of the ratio, because squares need more bits."""
+    real, imag = x
+    if imag is None:
+        return tf.abs(real)
+    real, imag = tf.abs(real), tf.abs(imag)
+    longer = tf.maximum(real, imag)
+    ratio = tf.minimum(real, imag) / longer
+    return longer * tf.sqrt(1.0 + ratio * ratio)
+
+
+def _angle(input: Pair, name: Any = None) -> Any:
+    require(input[1] is not None)
+    return tf.atan2(input[1], input[0])
 
 
 def _matrix(transform: Callable[..., np.ndarray], size: Any, *length: int) -> np.ndarray:
@@ -120,19 +194,37 @@ def _matrix(transform: Callable[..., np.ndarray], size: Any, *length: int) -> np
 def _transform(transform: Callable[..., np.ndarray]) -> Callable[..., Pair]:
     """Returns a Fourier transform along the last axis as a product with a matrix."""
 
-    def along(input: Any, fft_length: Any = None, name: Any = None) -> Pair:
+    def multiply(input: Any, fft_length: Any = None, name: Any = None) -> Pair:
         x = input if isinstance(input, tuple) else (input, None)
         matrix = _matrix(transform, x[0].shape[-1], *_lengths(fft_length))
         if len(x[0].shape) > 1:
-            return matmul(x, matrix)
+            return _product(tf.matmul, x, matrix)
         row = tuple(part if part is None else part[None] for part in x)  # As a weight may be.
-        return tuple(part if part is None else part[0] for part in matmul(row, matrix))  # type: ignore[return-value]
+        real, imag = _product(tf.matmul, row, matrix)
+        return real[0], None if imag is None else imag[0]
 
-    return along
+    return multiply
 
 
-def _to_real(input: Pair, fft_length: Any = None, name: Any = None) -> Any:
-    """Computes `tf.signal.irfft`."""
+def _lengths(fft_length: Any) -> list[int]:
+    return [] if fft_length is None else [int(length) for length in np.ravel(fft_length)]
+
+
+_FFT = _transform(np.fft.fft)
+
+
+def _fft2d(input: Any, name: Any = None) -> Pair:
+    return _swap_axes(_FFT(_swap_axes(_FFT(input))))
+
+
+def _swap_axes(x: Pair) -> Pair:
+    rank = len(x[0].shape)
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    real, imag = (None if part is None else tf.transpose(part, order) for part in x)
+    return real, imag
+
+
+def _irfft(input: Pair, fft_length: Any = None, name: Any = None) -> Any:
     bins = input[0].shape[-1]
     lengths = _lengths(fft_length)
     units = (lambda x, *n: np.fft.irfft(x, *n), lambda x, *n: np.fft.irfft(1j * x, *n))
@@ -142,30 +234,6 @@ def _to_real(input: Pair, fft_length: Any = None, name: Any = None) -> Any:
         if part is not None
     ]
     return sum(products[1:], products[0])
-
-
-def _lengths(fft_length: Any) -> list[int]:
-    return [] if fft_length is None else [int(length) for length in np.ravel(fft_length)]
-
-
-def _in_two(last: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a transform along the last two axes: along the other one first if it gives pairs."""
-    to_real = last is _to_real
-
-    def along_both(input: Any, fft_length: Any = None, name: Any = None) -> Any:
-        rows, columns = _lengths(fft_length) or (None, None)
-        if to_real:
-            return last(_turned(other(_turned(input), rows)), columns)
-        return _turned(other(_turned(last(input, columns)), rows))
-
-    return along_both
-
-
-def _turned(x: Pair) -> Pair:
-    rank = len(x[0].shape)
-    order = [*range(rank - 2), rank - 1, rank - 2]
-    real, imag = (None if part is None else tf.transpose(part, order) for part in x)
-    return real, imag
 
 
 def _inverse_stft(
@@ -179,7 +247,7 @@ def _inverse_stft(
     rows = int(frame_length)
     length = 1 << (rows - 1).bit_length() if fft_length is None else int(fft_length)
     require(length >= rows)
-    frames = _to_real(stfts, length)[..., :rows]
+    frames = _irfft(stfts, length)[..., :rows]
     return tf.signal.overlap_and_add(frames * _window(window_fn, rows), int(frame_step))
 
 
@@ -220,46 +288,33 @@ def _stft(
     return y[..., :bins], y[..., bins:]
 
 
-def _magnitude(x: Pair, name: Any = None) -> Any:
-    """Computes the longer part times what the ratio of both adds, as squares take more bits."""
-    real, imag = x
-    if imag is None:
-        return tf.abs(real)
-    real, imag = tf.abs(real), tf.abs(imag)
-    longer = tf.maximum(real, imag)
-    ratio = tf.minimum(real, imag) / longer
-    return longer * tf.sqrt(1.0 + ratio * ratio)
-
-
-def _angle(input: Pair, name: Any = None) -> Any:
-    require(input[1] is not None)
-    return tf.atan2(input[1], input[0])
-
-
-_FFT, _IFFT = _transform(np.fft.fft), _transform(np.fft.ifft)
-_RFFT = _transform(np.fft.rfft)
-
 OF_REAL = ("stft", "rfft", "rfft2d")
 """Transforms that TFLite computes in float."""
 
 HAVE_KERNELS = {*OF_REAL, "abs", "real", "imag", "cast", "getitem"}
-"""Operations on complex numbers of which TFLite has kernels."""
+"""Operations on complex numbers that TFLite has kernels for."""
 
 RULES: dict[str, Callable[..., Any]] = {
-    **ARITHMETIC,
+    "cast": _cast,
+    "complex": _join,
+    "multiply": _multiply,
+    "conj": _conjugate,
+    "exp": _exp,
     "fft": _FFT,
-    "ifft": _IFFT,
-    "rfft": _RFFT,
-    "irfft": _to_real,
-    "fft2d": _in_two(_FFT, _FFT),
-    "ifft2d": _in_two(_IFFT, _IFFT),
-    "rfft2d": _in_two(_RFFT, _FFT),
-    "irfft2d": _in_two(_to_real, _IFFT),
+    "ifft": _transform(np.fft.ifft),
+    "fft2d": _fft2d,
+    "rfft": _transform(np.fft.rfft),
+    "irfft": _irfft,
     "stft": _stft,
     "inverse_stft": _inverse_stft,
+    "real": _part(0),
+    "imag": _part(1),
     "abs": _magnitude,
     "angle": _angle,
 }
-"""Kind of an operation -> what it computes of pairs."""
+"""Kind of an operation -> a function that computes the same with pairs."""
+
+PARTWISE = MOVES.union(("fftshift", "ifftshift", "pad", "reduce_mean", "reduce_sum"))
+"""Kinds that compute the real and the imaginary part in the same way, each by itself."""
 
 KNOWN = {*RULES, "zeros_like", *PARTWISE}

@@ -38,6 +38,8 @@ _REGISTERED: dict[type, Op] = {}
 
 def match(call: Call) -> Match:
     """Returns the operator of a call with its attributes, or the reason why there is none."""
+    if any(x.is_complex for x in call.inputs):
+        return Match(None, {}, "reads complex numbers")
     row = _REGISTERED.get(type(call.layer))
     if row is None:
         return _first(rows_listing(call), call)
@@ -96,8 +98,6 @@ def _first(rows: list[Op], call: Call) -> Match:
 
 def _refused(op: Op, call: Call) -> str | None:
     """Returns why an operator has no kernel for such inputs."""
-    if any(x.is_complex for x in call.inputs):
-        return "reads complex numbers"
     for x in call.inputs[:1]:
         same = values_in(call.outputs)[0].dtype == x.dtype
         if op.integers is not None and not x.is_float and not (same and x.dtype in op.integers):

@@ -158,7 +158,6 @@ CALLS: dict[str, Any] = {
     "tf.signal.fft": lambda x: tf.abs(tf.signal.fft(tf.cast(x, tf.complex64))),
     "tf.signal.fft2d": lambda x: tf.math.real(tf.signal.fft2d(tf.cast(x, tf.complex64))),
     "tf.signal.ifft": lambda x: tf.abs(tf.signal.ifft(tf.cast(x, tf.complex64))),
-    "tf.signal.ifft2d": lambda x: tf.math.real(tf.signal.ifft2d(tf.cast(x, tf.complex64))),
     "tf.signal.stft": lambda x: tf.abs(tf.signal.stft(tf.reshape(x, [-1, 144]), 16, 8)),
     "tf.math.scalar_mul": lambda x: tf.math.scalar_mul(0.3, x),
     "tf.sequence_mask": lambda x: x * tf.sequence_mask(tf.argmax(x, -1), 4, tf.float32),

@@ -37,49 +37,37 @@ def mixed_tokens(x):
     return tf.cast(tf.signal.fft2d(tokens(x)), tf.float32)
 
 
-def filtered(x, kernel=None):
-    """As a Fourier neural operator, whose kernel is in the frequencies."""
-    spectra = tf.signal.rfft(x)[:, :9]
-    kernel = np.exp(0.3j * np.arange(9)) if kernel is None else kernel
-    kept = spectra * tf.constant(kernel, tf.complex64)
-    zeros = tf.zeros([tf.shape(x)[0], 16], tf.complex64)
-    return tf.signal.irfft(tf.concat([kept, zeros], -1), [48])
-
-
 def correlated(x):
     """As Autoformer."""
     spectra = tf.signal.rfft(tf.reshape(x, [-1, 3, 16]), [16])
     return tf.signal.irfft(spectra * tf.math.conj(spectra[:, ::-1]), fft_length=[16])
 
 
-def contracted(x):
-    spectra = tf.signal.fft2d(tf.cast(tf.reshape(x, [-1, 8, 6]), tf.complex64))
-    kernel = tf.constant(np.exp(1j * np.arange(24).reshape(6, 4)), tf.complex64)
-    y = tf.signal.ifft(tf.einsum("bij,jk->bik", spectra, kernel) - 2.0)
-    return tf.math.real(tf.reduce_mean(y / (1.0 + 1.0j), 1))
+def denoised(x):
+    """As DTLN: the magnitude times a mask, with the phase of the noisy signal."""
+    spectra = tf.signal.stft(x, 16, 8)
+    phase = tf.exp(1j * tf.cast(tf.math.angle(spectra), tf.complex64))
+    return tf.signal.inverse_stft(tf.cast(0.5 * tf.abs(spectra), tf.complex64) * phase, 16, 8)
 
 
-def by_matrices(x):
-    """As FNet of TensorFlow's model garden."""
-    rows, columns = (tf.constant(np.fft.fft(np.eye(size)), tf.complex64) for size in (8, 6))
-    return tf.math.real(tf.einsum("...ij,jk,ni->...nk", tokens(x), columns, rows))
+def filtered(x):
+    """A real filter of the frequencies."""
+    kernel = tf.constant(np.linspace(1.0, 0.0, 25), tf.complex64)
+    return tf.signal.irfft(tf.signal.rfft(x) * kernel, [48])
 
 
-def turned(x):
-    angle = tf.complex(tf.zeros_like(x), x)
-    return tf.matmul(tokens(x), tf.exp(-tf.reshape(angle, [-1, 8, 6])), transpose_b=True)
+def with_power(x):
+    spectra = tf.signal.stft(x, 16, 8)
+    return tf.math.real(spectra * tf.math.conj(spectra))
 
 
 SPECTRA = {
     "filtered": filtered,
+    "denoised": denoised,
+    "with their power": with_power,
     "correlated": correlated,
-    "contracted": contracted,
-    "of images": lambda x: tf.signal.irfft2d(tf.signal.rfft2d(tf.reshape(x, [-1, 8, 6]))),
     "back": lambda x: tf.signal.inverse_stft(tf.signal.stft(x, 16, 8), 16, 8),
-    "both ways": lambda x: tf.math.real(tf.signal.ifft2d(tf.signal.fft2d(tokens(x)))),
     "shifted": lambda x: tf.abs(tf.signal.fftshift(tf.signal.fft(tokens(x)), axes=[-1])),
-    "squared": lambda x: tf.abs(tf.square(tf.signal.fft(tokens(x)))),
-    "multiplied": lambda x: tf.math.imag(turned(x)),
     "as usual": magnitudes,
     "padded": lambda x: magnitudes(x, pad_end=True),
     "other sizes": lambda x: magnitudes(x, fft_length=20, window_fn=tf.signal.hamming_window),
@@ -91,24 +79,7 @@ SPECTRA = {
     "of complex numbers": of_complex,
     "of both parts": of_both_parts,
     "in two directions": mixed_tokens,
-    "by matrices": by_matrices,
 }
-
-
-class SpectralConv(layers.Layer):
-    """As Fourier neural operators have it."""
-
-    def build(self, shape):
-        size = (shape[-1], 5, 6)
-        self.real = self.add_weight("real", size, initializer="glorot_normal")
-        self.imag = self.add_weight("imag", size, initializer="glorot_normal")
-
-    def call(self, x):
-        kernel = tf.complex(self.real, self.imag)
-        spectra = tf.signal.rfft(tf.transpose(x, [0, 2, 1]))
-        y = tf.einsum("bix,iox->box", spectra[:, :, :6], kernel)
-        y = tf.pad(y, [[0, 0], [0, 0], [0, 3]])
-        return tf.transpose(tf.signal.irfft(y, [16]), [0, 2, 1])
 
 
 class Circulant(layers.Layer):
@@ -129,7 +100,6 @@ FORMS = {
             {name: lambda x, f=f: layers.Lambda(f)(x) for name, f in SPECTRA.items()},
             images(32, SHAPE),
         ),
-        "kernels of frequencies": Form(lambda x: SpectralConv()(x), (images(32, (16, 3)),)),
         "spectra of a vector of weights": Form(lambda x: Circulant()(x), (images(32, (3, 8)),)),
     }
 }
