@@ -14,7 +14,7 @@ from keras_qat.graph.tf_operations import operands
 from keras_qat.helper_layers.operations import Contract, MaskScores, Regularize
 from keras_qat.keras2.backend import attention_parts, layers
 from keras_qat.keras2.layers_and_models import clone
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.mask_tensors import MaskTensors
 from keras_qat.tracing.cannot_trace import CannotTrace
 
@@ -187,11 +187,3 @@ def split_attention(call: Call, context: LoweringContext) -> list[Call]:
     mix = parts.new("", Contract, f"b{more}ts,b{more}sd->b{more}td")
     parts.add(mix, [weights, value], output=result)
     return parts.calls
-
-
-def split_einsum(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers tf.einsum of two tensors to Contract."""
-    equation, *tensors = tf.nest.flatten((call.args, call.kwargs))
-    if len(call.inputs) != 2 or len(tensors) != 2 or not isinstance(equation, str):
-        return []
-    return replace_by(call, context, Contract, equation, inputs=call.inputs)

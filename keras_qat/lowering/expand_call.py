@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterable
@@ -38,6 +39,18 @@ def require(condition: Any) -> None:
     """Raise `CannotExpand` unless the condition holds."""
     if not condition:
         raise CannotExpand
+
+
+def try_each(*expansions: Expansion) -> Expansion:
+    """Return an expansion that tries several in order."""
+
+    def expand(*args: Any, **kwargs: Any) -> Any:
+        for expansion in expansions:
+            with contextlib.suppress(CannotExpand):
+                return expansion(*args, **kwargs)
+        raise CannotExpand
+
+    return expand
 
 
 def known(result: Known | None) -> Known:

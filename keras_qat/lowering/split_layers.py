@@ -20,11 +20,8 @@ from keras_qat.lowering.activations import (
 )
 from keras_qat.lowering.attention import split_attention, split_multi_head_attention
 from keras_qat.lowering.builder import Lowering, LoweringContext
-from keras_qat.lowering.constant_products import (
-    split_constant_einsum,
+from keras_qat.lowering.constant_weights import (
     split_constant_table,
-    split_cumulative_sum,
-    split_linear_resize,
     split_product,
     with_constant_weight,
 )
@@ -91,20 +88,13 @@ def _try_each(*lowerings: Lowering) -> Lowering:
     return lower
 
 
-RESIZES = (
-    *("resize", "v1_resize_images"),
-    *(f"v1_resize_{kind}" for kind in ("bilinear", "nearest_neighbor", "bicubic")),
-)
-
 LOWERINGS: dict[Any, Lowering] = {
     **ALWAYS,
-    "einsum": _try_each(split_constant_einsum, with_constant_weight),
+    "einsum": _try_each(with_constant_weight),
     "matmul": _try_each(split_product, with_constant_weight),
-    "cumsum": _try_each(split_cumulative_sum),
     **dict.fromkeys(CONVOLUTIONS, _try_each(split_convolution)),
     "conv1d_transpose": split_convolution,  # Reads a shape, too.
     "conv2d_transpose": split_convolution,
-    **dict.fromkeys(RESIZES, split_linear_resize),
     "gather": split_constant_table,
     "embedding_lookup": split_constant_table,
     layers.TimeDistributed: split_time_distributed,

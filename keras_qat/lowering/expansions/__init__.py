@@ -14,6 +14,7 @@ from keras_qat.lowering.expansions.arithmetic import (
     EARLY_ARITHMETIC,
     FLOAT_ARITHMETIC,
 )
+from keras_qat.lowering.expansions.constant_products import CONSTANT_PRODUCTS
 from keras_qat.lowering.expansions.copying import COPYING
 from keras_qat.lowering.expansions.gathering import GATHERING
 from keras_qat.lowering.expansions.images import EARLY_IMAGES, IMAGE_LAYERS, IMAGES
@@ -55,7 +56,12 @@ EARLY_OPERATIONS_OF_INTEGERS: dict[str, Expansion] = {
 }
 """The same for operations that read integers."""
 
-FLOAT_OPERATIONS: dict[str, Expansion] = {**FLOAT_ARITHMETIC, **FLOAT_MERGES, **STATISTICS}
+FLOAT_OPERATIONS: dict[str, Expansion] = {
+    **CONSTANT_PRODUCTS,
+    **FLOAT_ARITHMETIC,
+    **FLOAT_MERGES,
+    **STATISTICS,
+}
 """Kind of an operation -> its expansion if it reads and returns floats alone."""
 
 OPERATIONS: dict[str, Expansion] = {

@@ -13,7 +13,8 @@ import tensorflow as tf
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
-from keras_qat.lowering.expand_call import Expansion, call_of, require
+from keras_qat.lowering.expand_call import Expansion, call_of, require, try_each
+from keras_qat.lowering.expansions.constant_products import expand_resize
 from keras_qat.lowering.expansions.matrices import multiply_by_matrix
 from keras_qat.ops.movement import window
 from keras_qat.ops.resize import options_of_resize
@@ -275,9 +276,12 @@ EARLY_IMAGES: dict[str, Expansion] = {
 }
 """Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 
+OLD_RESIZES = ("v1_resize_bicubic", "v1_resize_bilinear", "v1_resize_nearest_neighbor")
+
 IMAGES: dict[str, Expansion] = {
-    "resize": _resize,
-    "v1_resize_images": _old_resize,
+    "resize": try_each(_resize, expand_resize),
+    "v1_resize_images": try_each(_old_resize, expand_resize),
+    **dict.fromkeys(OLD_RESIZES, expand_resize),
     "convert_image_dtype": _convert,
     "extract_patches": _patches,
 }

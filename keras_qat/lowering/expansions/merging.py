@@ -15,7 +15,8 @@ from keras_qat.graph.tf_operations import array
 from keras_qat.helper_layers.operations import Contract, OnGrid
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import clone
-from keras_qat.lowering.expand_call import Expansion, is_tensor, require, value_of
+from keras_qat.lowering.expand_call import Expansion, is_tensor, require, try_each, value_of
+from keras_qat.lowering.expansions.constant_products import expand_einsum, expand_product
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import op_of
 
@@ -183,7 +184,10 @@ MERGES: dict[str, Expansion] = {
 }
 """Kind of an operation -> its expansion."""
 
-FLOAT_MERGES: dict[str, Expansion] = {"matmul": _multiply_matrices, "einsum": _einsum}
+FLOAT_MERGES: dict[str, Expansion] = {
+    "matmul": try_each(_multiply_matrices, expand_product),
+    "einsum": try_each(_einsum, expand_einsum),
+}
 """Kind of an operation on floats -> its expansion."""
 
 MERGING_LAYERS_ALWAYS: dict[type | str, Expansion] = {
