@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,9 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.operations import kind_of
-from keras_qat.graph.tf_operations import operands
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.graph.tf_operations import array, operands
+from keras_qat.lowering.builder import LoweringContext
+from keras_qat.lowering.expand_call import expand_call, is_tensor
 
 TYPED = {
     **dict.fromkeys(("tile", "repeat", "broadcast_to"), ("input",)),
@@ -31,16 +33,14 @@ def with_int32_constants(call: Call, context: LoweringContext) -> list[Call]:
         return []
     if any(isinstance(x, Value) for x in operands(call, *TYPED[kind_of(layer)])):
         return []
-    parts, operation = PartsBuilder(call, context), type(layer)
-    args, kwargs = tf.nest.map_structure(_narrow, (call.args, dict(call.kwargs)))
-    narrow = parts.new("int32", operation, layer.function)
-    output = Value(f"{call.name}_int32", call.output.shape, "int32")
-    y = parts.add(narrow, *args, kwargs=kwargs, output=output)
-    return parts.end(parts.new("", operation, tf.cast), y, kwargs={"dtype": "int64"})
+    return expand_call(call, functools.partial(_compute_in_int32, call), context)
+
+
+def _compute_in_int32(call: Call, *args: Any, **kwargs: Any) -> Any:
+    args, kwargs = tf.nest.map_structure(_narrow, (args, kwargs))
+    return tf.cast(call.layer.function(*args, **kwargs), tf.int64)
 
 
 def _narrow(leaf: Any) -> Any:
-    is_array = isinstance(leaf, (np.ndarray, np.integer)) or tf.is_tensor(leaf)
-    if not is_array or np.asarray(leaf).dtype != np.int64:
-        return leaf
-    return np.asarray(leaf).astype(np.int32)
+    values = None if is_tensor(leaf) or isinstance(leaf, int) else array(leaf)
+    return leaf if values is None or values.dtype != np.int64 else values.astype(np.int32)
