@@ -90,8 +90,8 @@ def find_uniform(operand: Any, facts: Facts) -> float | None:
 
 def _find_uniform(value: Value) -> Generator[Value, Any, float | None]:
     kind, operands = read_operation(value.producer) if value.producer else ("", [])
-    if kind in ("zeros_like", "ones_like"):
-        return float(kind == "ones_like")
+    if kind in ("zeros", "zeros_like", "ones", "ones_like"):
+        return float(kind in ("ones", "ones_like"))
     factors = [operands[FILLS[kind]]] if kind in FILLS else operands if kind == "multiply" else []
     product = 1.0 if factors else None
     for factor in factors:

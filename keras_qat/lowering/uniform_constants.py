@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value
 from keras_qat.graph.facts import Facts
 from keras_qat.graph.operations import kind_of
-from keras_qat.graph.size_expressions import BATCH, computed_sizes
 from keras_qat.graph.tf_operations import number, operands
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.masked_scores import HIDES
-
-SIZES = {"zeros": "shape", "ones": "shape", "fill": "dims"}
-"""Operation that makes a uniform constant -> name of the argument that has its sizes."""
-
-CONSTANTS = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
-"""Operation that makes a uniform constant -> its value."""
+from keras_qat.lowering.read_operations import find_uniform
 
 IGNORES = {"maximum": HIDES, "minimum": -HIDES}
 """Operation that keeps a tensor's range -> the value from which on it ignores its other input."""
@@ -37,46 +32,34 @@ class Uniform(NamedTuple):
     is_exact: bool = True
 
 
-def evaluate_fill(call: Call) -> np.ndarray | None:
-    """Return one example of a uniform constant that a call makes; None if not all is known."""
-    kind = kind_of(call)
-    shape: list[Any] | None = None
-    value: Any = None
-    if kind in SIZES:
-        sizes, value = operands(call, SIZES[kind], "value")
-        shape = computed_sizes(sizes) if values_in(sizes) else None
-    elif kind in CONSTANTS and None not in call.output.shape[1:]:
-        shape = [BATCH if size is None else size for size in call.output.shape]
-    value = number(CONSTANTS.get(kind, value)) if shape else None
-    if not shape or value is None or shape[0] != BATCH or {BATCH, -1}.intersection(shape[1:]):
-        return None
-    return np.full([1, *shape[1:]], value, np.float32) if call.output.is_float else None
+def find_nearly_uniform(value: Value, facts: Facts) -> Generator[Value, Any, Uniform | None]:
+    """Find the value that all elements of a tensor have, or lie near.
 
-
-def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
-    """Find the one value of all elements of a tensor."""
-    call = value.producer
-    if call is None or (kind := kind_of(call)) not in (*SIZES, *CONSTANTS, *COMPUTES, "exp"):
+    Args:
+        value: the tensor.
+        facts: keeps answers about uniform constants.
+    """
+    call, exact = value.producer, find_uniform(value, facts)
+    if exact is not None and value.is_float and None not in value.shape[1:]:
+        return Uniform(exact)
+    kind = "" if call is None else kind_of(call)
+    if call is None or not all(x.is_float for x in [value, *call.inputs]):
         return None
-    if kind in SIZES or kind in CONSTANTS:
-        example = evaluate_fill(call)
-        return None if example is None else Uniform(float(example.flat[0]))
-    if not all(x.is_float for x in [*call.inputs, value]):
+    if kind == "exp":
+        exponent = yield call.inputs[0]
+        return Uniform(0.0) if exponent is not None and exponent.value <= HIDES else None
+    if kind not in COMPUTES or None in value.shape[1:]:
         return None
     terms = []
-    for x in call.inputs if kind == "exp" else operands(call, "x", "y"):
+    for x in operands(call, "x", "y"):
         constant = None if isinstance(x, Value) else number(x)
         found = (yield x) if isinstance(x, Value) else None
         terms.append(found if constant is None else Uniform(constant))
-    if kind == "exp":
-        return Uniform(0.0) if terms[0] is not None and terms[0].value <= HIDES else None
-    if None in call.output.shape[1:]:
-        return None
-    exact = [term.value for term in terms if term is not None and term.is_exact]
-    if len(exact) == 2:
-        return Uniform(float(COMPUTES[kind](*exact)))
+    values = [term.value for term in terms if term is not None and term.is_exact]
+    if len(values) == 2:
+        return Uniform(float(COMPUTES[kind](*values)))
     if kind == "multiply":
-        return Uniform(0.0) if 0.0 in exact else None
+        return Uniform(0.0) if 0.0 in values else None
     known = [term.value for term in terms if term is not None]
     if len(known) != 1 or abs(known[0]) < -HIDES:
         return None
@@ -91,7 +74,8 @@ def fold_uniform_constants(graph: Graph, context: LoweringContext) -> Graph:
     the range that they share. So do minima, far above.
     """
     facts = Facts()
-    found = {call.output: facts.find(find_uniform, call.output) for call in graph.calls}
+    rule = functools.partial(find_nearly_uniform, facts=facts)
+    found = {call.output: facts.find(rule, call.output) for call in graph.calls}
     known = {value: uniform for value, uniform in found.items() if uniform is not None}
     if not any(uniform.is_exact for uniform in known.values()):
         return graph

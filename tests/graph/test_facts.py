@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import tensorflow as tf
 
@@ -12,7 +14,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.graph.size_expressions import computed_sizes, evaluate
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.index_types import find_values
-from keras_qat.lowering.uniform_constants import Uniform, find_uniform
+from keras_qat.lowering.uniform_constants import Uniform, find_nearly_uniform
 
 KEEPS_SIGN = MOVES.union(("add", "multiply", "maximum", "minimum", "sqrt"))
 
@@ -89,12 +91,10 @@ def test_uniform_constants():
         zeros, ones = tf.zeros_like(x), tf.ones_like(x)
         return [ones * 3.0 - zeros, x * zeros, x - 1e9 * ones, x + ones]
 
-    exact, product, far, unknown = outputs_of(constants)
-    facts = Facts()
-    assert facts.find(find_uniform, exact) == Uniform(3.0)
-    assert facts.find(find_uniform, product) == Uniform(0.0)
-    assert facts.find(find_uniform, far) == Uniform(-1e9, is_exact=False)
-    assert facts.find(find_uniform, unknown) is None
+    facts, values = Facts(), outputs_of(constants)
+    rule = functools.partial(find_nearly_uniform, facts=facts)
+    expected = [Uniform(3.0), Uniform(0.0), Uniform(-1e9, is_exact=False), None]
+    assert [facts.find(rule, value) for value in values] == expected
 
 
 def test_integer_valued_tensors():

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.facts import Facts
 from keras_qat.graph.operations import kind_of
 from keras_qat.graph.size_expressions import (
     BATCH,
@@ -20,7 +21,7 @@ from keras_qat.graph.size_expressions import (
     rows_of,
     size_of,
 )
-from keras_qat.graph.tf_operations import array, number, operands
+from keras_qat.graph.tf_operations import argument, array, number, operands
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.expand_call import (
     CannotExpand,
@@ -31,11 +32,14 @@ from keras_qat.lowering.expand_call import (
     require,
     stand_in,
 )
-from keras_qat.lowering.uniform_constants import SIZES, evaluate_fill
+from keras_qat.lowering.read_operations import find_uniform
 from keras_qat.ops.movement import integers
 
 COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to": ("shape",)}
 """Operation that copies -> names of its arguments after the tensor."""
+
+SIZES = {"zeros": "shape", "ones": "shape", "fill": "dims"}
+"""Operation that fills a tensor -> name of the argument that has its sizes."""
 
 
 def _copy(*args: Any, **kwargs: Any) -> Any:
@@ -72,9 +76,12 @@ def _copy(*args: Any, **kwargs: Any) -> Any:
 def _fill(*args: Any, **kwargs: Any) -> Any:
     """Fill a tensor with a number for each example, as a state that is zero at first."""
     call = _call_of_any(args, kwargs)
-    x = known(evaluate_fill(call))
-    sizes = operands(call, SIZES[kind_of(call)])[0]
-    return tf.add(_zeros(sizes, [1] * (x.ndim - 1)), x)
+    sizes = argument(call, SIZES[kind_of(call)])
+    batch, *inner = known(computed_sizes(sizes))
+    require(values_in(sizes) and batch == BATCH and not {BATCH, -1}.intersection(inner))
+    require(call.output.is_float)
+    x = np.full([1, *inner], known(find_uniform(call.output, Facts())), np.float32)
+    return tf.add(_zeros(sizes, [1] * len(inner)), x)
 
 
 def _eye(*args: Any, **kwargs: Any) -> Any:
