@@ -69,9 +69,9 @@ class LoweringContext:
         index = known.index(leaves)
         return f"{part}_variant_{index}" if index else part
 
-    def keep(self, source: Any, part: str, layer: Any) -> Any:
-        """Returns the named part of `source`: a layer that there is, the first that was given."""
-        return self.layer(source, part, lambda: layer)
+    def keep(self, source: Any, part: str, layer: Any, weights: Any = ()) -> Any:
+        """Returns the named part of `source`: an existing layer, the first that was given."""
+        return self.layer(source, part, lambda: layer, weights)
 
     def pattern(self, call: Call, make: Any, inputs: Any, suffix: str = "", **options: Any) -> Call:
         """Returns the call that stands for a pattern of calls, of which `call` is the last.

@@ -164,7 +164,8 @@ def _can_compare(
     uses_facts = any(hasattr(tensor, "is_known") for tensor in stand_ins.values())
     is_ready = is_operation(call.layer) or call.layer.built
     are_half = any(is_half(value.dtype) for value in call.inputs)
-    return is_ready and not (reads_others or uses_facts or are_half)
+    has_copies = any(node.layer.weights and node.layer is not call.layer for node in nodes)
+    return is_ready and not (reads_others or uses_facts or are_half or has_copies)
 
 
 def _draw_inputs(values: Iterable[Value]) -> dict[Value, Any]:
@@ -231,7 +232,9 @@ def _calls_of(
     names, calls = set[str](), list[Call]()
     pairs = list(zip(outputs, values_in(call.outputs), strict=True))
     values = {id(tensor): value for tensor, value in reversed(pairs)}
-    keeps_layer = any(node.layer is call.layer for node in nodes)
+    keeps_layer = any(
+        node.layer is call.layer or _is_copy(node.layer, call.layer) for node in nodes
+    )
     suffix = suffix_of(call.output.name, call.name)
 
     def read(leaf: Any) -> Any:
@@ -251,8 +254,11 @@ def _calls_of(
         part = kwargs.get("name") if is_operation(layer) else None
         if part or not inside:
             kwargs.pop("name", None)
-        if layer is not call.layer:
-            is_last = any(result is outputs[0] for result in results) and not keeps_layer
+        if _is_copy(layer, call.layer):
+            weights = context.weights_of(call.layer)
+            layer = context.keep(call.layer, "copy", layer, weights)
+        elif layer is not call.layer:
+            is_last = any(result is outputs[0] for result in results) and not keeps_name
             part = "" if is_last else _unused(part or _name_of(layer), names)
             layer, path = keep(layer, part)
         for index, result in enumerate(results):
@@ -271,6 +277,12 @@ def _calls_of(
             layer, path = keep(identity, _unused("identity", names) if nodes else "")
             calls.append(Call(layer, (source,), {}, value, path))
     return calls
+
+
+def _is_copy(layer: Any, original: Any) -> bool:
+    """Tell whether a layer is a clone of the expanded one, of which it gets the weights."""
+    is_similar = type(layer) is type(original) and layer.name == original.name
+    return is_similar and layer is not original and not is_operation(layer)
 
 
 def _name_of(layer: Any) -> str:

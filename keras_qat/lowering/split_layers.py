@@ -12,7 +12,6 @@ from typing import Any
 from keras_qat.graph.calls import Call, Graph, values_in
 from keras_qat.graph.operations import kind_of
 from keras_qat.keras2.backend import layers
-from keras_qat.keras2.layers_and_models import class_path
 from keras_qat.lowering.activations import (
     split_activation,
     split_activation_layer,
@@ -28,8 +27,8 @@ from keras_qat.lowering.constant_weights import (
 from keras_qat.lowering.convolutions import split_separable
 from keras_qat.lowering.expand_call import expand_call
 from keras_qat.lowering.expansions import find_expansion, is_of_floats
+from keras_qat.lowering.expansions.normalization import IN_INTEGERS
 from keras_qat.lowering.integer_types import with_int32_constants
-from keras_qat.lowering.last_axes import IN_INTEGERS, along_last_axes, along_one_last_axis
 from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, with_mask
 from keras_qat.lowering.softmax import softmax_of_many, split_softmax
 from keras_qat.lowering.time_distributed import split_time_distributed
@@ -41,24 +40,24 @@ def split_layers(graph: Graph, context: LoweringContext) -> Graph:
     table = LOWERINGS if context.activations else ALWAYS
     ends = set(values_in(graph.outputs))
 
-    def find_lowering(call: Call) -> Lowering | None:
-        layer = call.layer
-        may_open = context.may_open(call)
+    def replace(call: Call) -> list[Call]:
+        """Return the calls that an expansion or a lowering puts in place of a call."""
+        layer, may_open = call.layer, context.may_open(call)
         if isinstance(layer, (layers.Bidirectional, layers.RNN)) and may_open is False:
-            return None
+            return []
         if type(layer) in IN_INTEGERS and not may_open:
-            return None
-        key = kind_of(layer) or type(layer)
-        return table.get(key) or table.get(class_path(layer))
+            return []
+        expansion = find_expansion(call, context.activations)
+        if expansion and (parts := expand_call(call, expansion, context)):
+            return parts
+        lowering = table.get(kind_of(layer) or type(layer))
+        return lowering(call, context) if lowering else []
 
     def split(call: Call) -> list[Call]:
         if call.name in graph.in_float:
             return [call]
-        lowering = find_lowering(call)
         parts = split_activity_regularizer(call, context) or with_int32_constants(call, context)
-        if not parts and (expansion := find_expansion(call, context.activations)):
-            parts = expand_call(call, expansion, context)
-        parts = parts or (lowering(call, context) if lowering else [])
+        parts = parts or replace(call)
         if context.activations and not parts and ends.isdisjoint(values_in(call.outputs)):
             parts = softmax_of_many(call, context, context.has_int16)
         return [c for part in parts for c in split(part.as_part_of(call))] or [call]
@@ -104,8 +103,6 @@ LOWERINGS: dict[Any, Lowering] = {
     layers.Softmax: split_softmax,
     layers.Attention: split_attention,
     layers.MultiHeadAttention: split_multi_head_attention,
-    **dict.fromkeys((layers.UnitNormalization, *IN_INTEGERS), along_last_axes),
-    layers.BatchNormalization: along_one_last_axis,
     layers.Activation: split_activation_layer,
 }
 """`ALWAYS`, and lowerings of layers and operations that only TFLite's operators need.

@@ -33,6 +33,7 @@ from keras_qat.lowering.expansions.movement import (
     EARLY_MOVEMENT_OF_INTEGERS,
     MOVEMENT,
 )
+from keras_qat.lowering.expansions.normalization import NORMALIZATION_LAYERS
 from keras_qat.lowering.expansions.pooling import EARLY_POOLING, POOLING_LAYERS
 from keras_qat.lowering.expansions.segments import EARLY_SEGMENTS
 from keras_qat.lowering.expansions.signals import EARLY_SIGNALS
@@ -74,7 +75,12 @@ OPERATIONS: dict[str, Expansion] = {
 }
 """Kind of an operation -> its expansion."""
 
-LAYERS: dict[Any, Expansion] = {**IMAGE_LAYERS, **MERGING_LAYERS, **POOLING_LAYERS}
+LAYERS: dict[Any, Expansion] = {
+    **IMAGE_LAYERS,
+    **MERGING_LAYERS,
+    **NORMALIZATION_LAYERS,
+    **POOLING_LAYERS,
+}
 """Layer class -> a function of the layer and its inputs."""
 
 
