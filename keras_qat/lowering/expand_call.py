@@ -147,7 +147,8 @@ def _computes_the_same(
     if not _can_compare(call, nodes, outputs, stand_ins):
         return True
     layer = name_in_tensorflow(call.layer) or id(call.layer)
-    key = layer, describe_arguments(call, lambda value: (value.shape, value.dtype))
+    arguments = describe_arguments(call, lambda value: (value.shape, value.dtype))
+    key = layer, arguments, tuple(_name_of(node.layer) for node in nodes)
     if key not in context.compared:
         tensors = {id(stand_ins[value]): x for value, x in _draw_inputs(stand_ins).items()}
         context.compared[key] = _compare(call, nodes, outputs, stand_ins, tensors)
@@ -232,9 +233,8 @@ def _calls_of(
     names, calls = set[str](), list[Call]()
     pairs = list(zip(outputs, values_in(call.outputs), strict=True))
     values = {id(tensor): value for tensor, value in reversed(pairs)}
-    keeps_layer = any(
-        node.layer is call.layer or _is_copy(node.layer, call.layer) for node in nodes
-    )
+    traced = [node.layer for node in nodes]
+    keeps_name = any(layer is call.layer or _is_copy(layer, call.layer) for layer in traced)
     suffix = suffix_of(call.output.name, call.name)
 
     def read(leaf: Any) -> Any:

@@ -155,7 +155,7 @@ def _evaluate_polynomial(coeffs: Any, x: Any) -> Any:
 
 
 def _cumulative_product(x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False) -> Any:
-    """Multiplies by the products of 1, 2, 4 and more numbers before, so that few are rounded."""
+    """Multiply by the products of 1, 2, 4 and more earlier values, so that few are rounded."""
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and x.shape[axis] is not None)
     axis, size = axis % len(x.shape), x.shape[axis]
 
@@ -178,7 +178,7 @@ def _cross(a: Any, b: Any) -> Any:
 
 
 def _atan2(y: Any, x: Any) -> Any:
-    """Computes the angle of the eighth of a circle that mirrors give, and mirrors it back."""
+    """Compute the angle within an eighth of the circle, and mirror it back."""
     require(not NO_WIDE)  # Quotients have 16 bits.
     x, y = (end if (known := number(end)) is None else known for end in (x, y))
     width, height = abs(x), abs(y)

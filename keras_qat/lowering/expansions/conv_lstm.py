@@ -21,7 +21,7 @@ _made: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictiona
 
 
 def unroll_conv_lstm(call: Call) -> Callable[..., Any] | None:
-    """Returns a function that computes a ConvLSTM step by step; None if a row does it."""
+    """Return a function that computes a ConvLSTM step by step; None if a row computes it."""
     layer, x = call.layer, call.inputs[0]
     is_plain = len(call.inputs) == 1 and not (layer.stateful or layer.return_state)
     is_plain &= not x.masked and call.kwargs.keys() <= {"mask"} and not call.kwargs.get("mask")
@@ -51,7 +51,7 @@ def _steps(layer: Any, x: Any) -> Any:
 
 
 def _convolutions(layer: Any) -> tuple[Any, Any]:
-    """Returns layers with the weights of a ConvLSTM's cell."""
+    """Return layers with the weights of a ConvLSTM's cell."""
     if layer not in _made:
         convolution, cell = CONVOLUTIONS[type(layer)], layer.cell
         of_inputs = convolution(

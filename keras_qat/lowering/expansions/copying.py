@@ -103,7 +103,7 @@ def _call_of_any(args: Any, kwargs: Any) -> Call:
 
 
 def _call_with_sizes(call: Call, sizes: dict[Value, Any]) -> Any:
-    """Call an operation with numbers for those sizes that are known."""
+    """Call an operation with integers instead of known sizes."""
     numbers = {value: size for value, size in sizes.items() if isinstance(size, int)}
     args, kwargs = map_values(
         lambda value: numbers[value] if value in numbers else stand_in(value),

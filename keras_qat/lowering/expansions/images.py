@@ -46,14 +46,14 @@ def _old_resize(images: Any, *args: Any, **options: Any) -> Any:
     return layers.Resizing(*sizes, interpolation="nearest")(images)
 
 
-def _convert(image: Any, dtype: Any, saturate: Any = False) -> Any:
+def _convert_type(image: Any, dtype: Any, saturate: Any = False) -> Any:
     """Cast pixels, and multiply them by 1 / 255."""
     require(image.dtype in (tf.uint8, tf.int8, tf.uint16, tf.int16) and dtype == tf.float32)
     real = tf.cast(image, dtype="float32", name="cast")
     return tf.multiply(real, 1.0 / image.dtype.max)
 
 
-def _patches(images: Any, sizes: Any, strides: Any, rates: Any, padding: Any) -> Any:
+def _extract_patches(images: Any, sizes: Any, strides: Any, rates: Any, padding: Any) -> Any:
     """Use `tf.nn.space_to_depth`, or crops if patches overlap.
 
     If patches do not begin at every pixel, a strided pooling of one pixel thins out the crops.
@@ -111,18 +111,18 @@ def _random_crop(layer: Any, x: Any, **options: Any) -> Any:
     return TrainingOnly(keras.Model(image, clone(layer)(image)))(y, given=[x])
 
 
-def _flipped(axis: int) -> Callable[[Any], Any]:
+def _flip(axis: int) -> Callable[[Any], Any]:
     return lambda image: tf.reverse(image, [len(image.shape) + axis])
 
 
-def _cropped(
+def _crop(
     image: Any, offset_height: int, offset_width: int, target_height: int, target_width: int
 ) -> Any:
     rows, columns = offset_height + target_height, offset_width + target_width
     return image[..., offset_height:rows, offset_width:columns, :]
 
 
-def _padded(
+def _pad(
     image: Any, offset_height: int, offset_width: int, target_height: int, target_width: int
 ) -> Any:
     *examples, height, width, _ = image.shape
@@ -132,16 +132,16 @@ def _padded(
     return tf.pad(image, [(0, 0)] * len(examples) + [rows, columns, (0, 0)])
 
 
-def _cropped_or_padded(image: Any, target_height: int, target_width: int) -> Any:
+def _crop_or_pad(image: Any, target_height: int, target_width: int) -> Any:
     height, width = image.shape[-3:-1]
     require(None not in (height, width))
     rows, columns = min(height, target_height), min(width, target_width)
-    image = _cropped(image, (height - rows) // 2, (width - columns) // 2, rows, columns)
+    image = _crop(image, (height - rows) // 2, (width - columns) // 2, rows, columns)
     above, left = (target_height - rows) // 2, (target_width - columns) // 2
-    return _padded(image, above, left, target_height, target_width)
+    return _pad(image, above, left, target_height, target_width)
 
 
-def _resized_and_padded(
+def _resize_and_pad(
     image: Any,
     target_height: int,
     target_width: int,
@@ -154,31 +154,31 @@ def _resized_and_padded(
     fitting = size / np.max(size / end)
     resized = tf.image.resize(image, fitting.astype(int).tolist(), method, antialias=antialias)
     above, left = np.maximum((end - fitting) / 2, 0).astype(int).tolist()
-    return _padded(resized, above, left, *target)
+    return _pad(resized, above, left, *target)
 
 
-def _with_contrast(images: Any, contrast_factor: Any) -> Any:
+def _adjust_contrast(images: Any, contrast_factor: Any) -> Any:
     mean = tf.reduce_mean(images, [-3, -2], keepdims=True)
     return mean + (images - mean) * contrast_factor
 
 
-def _central(image: Any, central_fraction: float) -> Any:
+def _crop_center(image: Any, central_fraction: float) -> Any:
     sizes = image.shape[-3:-1]
     require(None not in sizes)
     starts = [int((size - size * central_fraction) / 2) for size in sizes]
     sizes = [size - 2 * start for size, start in zip(sizes, starts, strict=True)]
-    return _cropped(image, *starts, *sizes)
+    return _crop(image, *starts, *sizes)
 
 
-def _turned(image: Any, k: int = 1) -> Any:
-    """Turns images by `k` quarters of a circle, against the clock."""
+def _rotate(image: Any, k: int = 1) -> Any:
+    """Rotate images by `k` quarters of a circle, against the clock."""
     require(len(image.shape) == 4)
     turned = tf.transpose(image, (0, 2, 1, 3)) if k % 2 else image
     axes = [[], [1], [1, 2], [2]][k % 4]
     return tf.reverse(turned, axes) if axes else tf.identity(turned)
 
 
-def _standardized(image: Any) -> Any:
+def _standardize(image: Any) -> Any:
     axes = [-3, -2, -1]
     require(None not in image.shape[-3:])
     least = 1.0 / math.sqrt(math.prod(image.shape[-3:]))
@@ -187,8 +187,8 @@ def _standardized(image: Any) -> Any:
     return centered / tf.maximum(deviation, least)
 
 
-def _hue(images: Any) -> tuple[Any, Any, Any]:
-    """Returns the hue, from 0 to 6, the largest color, and how far the smallest is from it."""
+def _find_hue(images: Any) -> tuple[Any, Any, Any]:
+    """Return the hue from 0 to 6, the largest color, and its distance to the smallest color."""
     red, green, blue = tf.split(images, 3, axis=-1)
     value = tf.reduce_max(images, -1, keepdims=True)
     span = value - tf.reduce_min(images, -1, keepdims=True)
@@ -201,33 +201,33 @@ def _hue(images: Any) -> tuple[Any, Any, Any]:
     return tf.where(value <= red, of_red, hue), value, span
 
 
-def _colored(hue: Any, value: Any, span: Any) -> Any:
+def _add_color(hue: Any, value: Any, span: Any) -> Any:
     red = tf.abs(hue - 3.0) - 1.0
     green, blue = (2.0 - tf.abs(hue - center) for center in (2.0, 4.0))
     colors = tf.concat([tf.clip_by_value(x, 0.0, 1.0) for x in (red, green, blue)], -1)
     return value + (colors - 1.0) * span
 
 
-def _to_hsv(images: Any) -> Any:
-    hue, value, span = _hue(images)
+def _convert_to_hsv(images: Any) -> Any:
+    hue, value, span = _find_hue(images)
     saturation = tf.math.divide_no_nan(span, tf.nn.relu(value))
     return tf.concat([hue * (1.0 / 6.0), saturation, value], -1)
 
 
-def _from_hsv(images: Any) -> Any:
+def _convert_from_hsv(images: Any) -> Any:
     hue, saturation, value = tf.split(images, 3, axis=-1)
-    return _colored(hue * 6.0, value, saturation * value)
+    return _add_color(hue * 6.0, value, saturation * value)
 
 
-def _with_hue(image: Any, delta: Any) -> Any:
+def _adjust_hue(image: Any, delta: Any) -> Any:
     require(isinstance(delta, float))
-    hue, value, span = _hue(image)
+    hue, value, span = _find_hue(image)
     hue = hue + delta % 1.0 * 6.0
-    return _colored(tf.where(hue >= 6.0, hue - 6.0, hue), value, span)
+    return _add_color(tf.where(hue >= 6.0, hue - 6.0, hue), value, span)
 
 
-def _saturated(image: Any, saturation_factor: Any) -> Any:
-    """Moves all colors away from the largest one, until the smallest is 0."""
+def _adjust_saturation(image: Any, saturation_factor: Any) -> Any:
+    """Move all colors away from the largest one, until the smallest is 0."""
     require(isinstance(saturation_factor, (int, float)) and saturation_factor >= 0.0)
     value = tf.reduce_max(image, -1, keepdims=True)
     span = value - tf.reduce_min(image, -1, keepdims=True)
@@ -235,11 +235,11 @@ def _saturated(image: Any, saturation_factor: Any) -> Any:
     return value + (image - value) * tf.minimum(most, float(saturation_factor))
 
 
-def _with_gamma(image: Any, gamma: Any = 1, gain: Any = 1) -> Any:
+def _adjust_gamma(image: Any, gamma: Any = 1, gain: Any = 1) -> Any:
     return tf.pow(image, float(gamma)) * float(gain)
 
 
-def _near_channels_normalized(
+def _normalize_by_near_channels(
     input: Any, depth_radius: Any = 5, bias: Any = 1.0, alpha: Any = 1.0, beta: Any = 0.5
 ) -> Any:
     channels = np.arange(input.shape[-1])
@@ -249,30 +249,30 @@ def _near_channels_normalized(
 
 
 EARLY_IMAGES: dict[str, Expansion] = {
-    "central_crop": _central,
-    "resize_with_crop_or_pad": _cropped_or_padded,
-    "resize_with_pad": _resized_and_padded,
-    "adjust_contrast": _with_contrast,
+    "central_crop": _crop_center,
+    "resize_with_crop_or_pad": _crop_or_pad,
+    "resize_with_pad": _resize_and_pad,
+    "adjust_contrast": _adjust_contrast,
     "adjust_brightness": lambda image, delta: image + delta,
-    "adjust_gamma": _with_gamma,
-    "adjust_hue": _with_hue,
-    "adjust_saturation": _saturated,
-    "rgb_to_hsv": _to_hsv,
-    "hsv_to_rgb": _from_hsv,
+    "adjust_gamma": _adjust_gamma,
+    "adjust_hue": _adjust_hue,
+    "adjust_saturation": _adjust_saturation,
+    "rgb_to_hsv": _convert_to_hsv,
+    "hsv_to_rgb": _convert_from_hsv,
     "grayscale_to_rgb": lambda images: tf.concat([images] * 3, -1),
-    "rot90": _turned,
+    "rot90": _rotate,
     "transpose_image": lambda image: tf.transpose(image, (0, 2, 1, 3)),
-    "per_image_standardization": _standardized,
-    "crop_to_bounding_box": _cropped,
-    "flip_left_right": _flipped(-2),
-    "flip_up_down": _flipped(-3),
-    "pad_to_bounding_box": _padded,
+    "per_image_standardization": _standardize,
+    "crop_to_bounding_box": _crop,
+    "flip_left_right": _flip(-2),
+    "flip_up_down": _flip(-3),
+    "pad_to_bounding_box": _pad,
     "rgb_to_grayscale": multiply_by_matrix(tf.image.rgb_to_grayscale),
     "rgb_to_yiq": multiply_by_matrix(tf.image.rgb_to_yiq),
     "rgb_to_yuv": multiply_by_matrix(tf.image.rgb_to_yuv),
     "yiq_to_rgb": multiply_by_matrix(tf.image.yiq_to_rgb),
     "yuv_to_rgb": multiply_by_matrix(tf.image.yuv_to_rgb),
-    "local_response_normalization": _near_channels_normalized,
+    "local_response_normalization": _normalize_by_near_channels,
 }
 """Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 
@@ -282,8 +282,8 @@ IMAGES: dict[str, Expansion] = {
     "resize": try_each(_resize, expand_resize),
     "v1_resize_images": try_each(_old_resize, expand_resize),
     **dict.fromkeys(OLD_RESIZES, expand_resize),
-    "convert_image_dtype": _convert,
-    "extract_patches": _patches,
+    "convert_image_dtype": _convert_type,
+    "extract_patches": _extract_patches,
 }
 """Kind of an operation -> its expansion after masks, softmax and formulas are recognized."""
 

@@ -21,7 +21,7 @@ from keras_qat.ops.composed import NO_WIDE
 
 
 def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
-    """Returns a function that computes what a layer of Keras computes, or None.
+    """Return a function that computes what a Keras layer computes, or None.
 
     It takes the input of the layer, and reads its weights.
     """
@@ -38,16 +38,16 @@ def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
 
 
 def list_owners(layer: Any) -> list[Any]:
-    """Returns the layers whose weights the function that stands for a layer reads: itself."""
+    """Return the layers whose weights the expansion of a layer reads: itself, if it has one."""
     return [layer] if type(layer) in EARLY_LAYERS else []
 
 
-def _convolution_of_volumes(layer: Any, x: Any) -> Any:
+def _convolve_volumes_of(layer: Any, x: Any) -> Any:
     options = layer.strides, layer.padding.upper(), layer.dilation_rate
-    return convolved_volumes(x, layer.kernel, *options, lambda y: _completed(layer, y))
+    return convolve_volumes(x, layer.kernel, *options, lambda y: _complete(layer, y))
 
 
-def convolved_volumes(
+def convolve_volumes(
     x: Any,
     kernel: Any,
     strides: Any,
@@ -65,8 +65,8 @@ def convolved_volumes(
     if missing:
         x = tf.pad(x, [(0, 0), (missing // 2, missing - missing // 2), (0, 0), (0, 0)])
     groups = tf.split(x, channels // inputs, axis=-1) if channels > inputs else [x]
-    x = _side_by_side(
-        [_taken(part, 1, tap * gap, count, step) for part in groups for tap in range(taps)]
+    x = _concatenate(
+        [_slice(part, 1, tap * gap, count, step) for part in groups for tap in range(taps)]
     )
     x = FlattenTime()(tf.reshape(x, [-1, count, height, width, taps * channels]))
     kernel = tf.reshape(tf.transpose(kernel, [1, 2, 0, 3, 4]), [*size, taps * inputs, filters])
@@ -75,7 +75,7 @@ def convolved_volumes(
     )
 
 
-def _transposed_with_gaps(layer: Any, x: Any) -> Any:
+def _transpose_with_gaps(layer: Any, x: Any) -> Any:
     """Convolves with the kernel's mirror image, whose gaps are those of a dilation."""
     axes, is_same = len(x.shape) - 2, layer.padding == "same"
     require(set(layer.strides) == {1} and not layer.output_padding)
@@ -86,20 +86,20 @@ def _transposed_with_gaps(layer: Any, x: Any) -> Any:
     kernel = tf.transpose(kernel, [*range(axes), axes + 1, axes])
     convolve = tf.nn.conv1d if axes == 1 else tf.nn.conv2d
     y = convolve(x, kernel, 1, "VALID", dilations=list(layer.dilation_rate))
-    return _completed(layer, y)
+    return _complete(layer, y)
 
 
-def _convolution_of_steps(layer: Any, x: Any) -> Any:
+def _convolve_steps(layer: Any, x: Any) -> Any:
     """Convolves the images, or sequences, of each step."""
     require(layer.padding != "causal" and len(x.shape) == layer.rank + 3)
     convolve = tf.nn.conv1d if layer.rank == 1 else tf.nn.conv2d
     options = list(layer.strides), layer.padding.upper()
     y = convolve(FlattenTime()(x), layer.kernel, *options, dilations=list(layer.dilation_rate))
-    return RestoreTime(x.shape[1])(_completed(layer, y))
+    return RestoreTime(x.shape[1])(_complete(layer, y))
 
 
-def _transposed_of_volumes(layer: Any, x: Any) -> Any:
-    """Computes the block of values between two steps at once, from the inputs that reach it."""
+def _transpose_volumes(layer: Any, x: Any) -> Any:
+    """Compute all values between two steps at once, from the inputs that reach them."""
     _, depth, height, width, channels = x.shape
     size, strides, filters = layer.kernel_size, layer.strides, layer.filters
     steps, rows, columns = strides
@@ -114,10 +114,10 @@ def _transposed_of_volumes(layer: Any, x: Any) -> Any:
     around = [(0, 0), *((n - 1, n - 1) for n in taps), (0, 0)]
     x = tf.pad(x, around) if max(taps) > 1 else x
     count = depth + taps[0] - 1
-    x = _side_by_side([_taken(x, 1, tap, count, 1) for tap in range(taps[0])])
+    x = _concatenate([_slice(x, 1, tap, count, 1) for tap in range(taps[0])])
     y = tf.nn.conv2d(FlattenTime()(x), kernel, 1, "VALID")
     parts = tf.split(y, steps, axis=-1) if steps > 1 else [y]
-    blocks = [RestoreTime(count)(_from_channels(part, rows, columns, filters)) for part in parts]
+    blocks = [RestoreTime(count)(_unpack(part, rows, columns, filters)) for part in parts]
     y = tf.reshape(tf.stack(blocks, axis=2), [-1, count * steps, *blocks[0].shape[2:]])
     wanted = layer.compute_output_shape((None, depth, height, width, channels))[1:4]
     lengths = zip(size, strides, (depth, height, width), wanted, strict=True)
@@ -126,12 +126,12 @@ def _transposed_of_volumes(layer: Any, x: Any) -> Any:
         begin = cut // 2
         if (missing := begin + length - y.shape[axis]) > 0:  # Of output_padding, which is bias.
             y = tf.pad(y, [(0, missing * (axis == other)) for other in range(5)])
-        y = y if y.shape[axis] == length else _taken(y, axis, begin, length, 1)
-    return _completed(layer, y)
+        y = y if y.shape[axis] == length else _slice(y, axis, begin, length, 1)
+    return _complete(layer, y)
 
 
-def _from_channels(x: Any, rows: int, columns: int, filters: int) -> Any:
-    """Moves blocks of values from channels to rows and columns."""
+def _unpack(x: Any, rows: int, columns: int, filters: int) -> Any:
+    """Move blocks of values from channels to rows and columns."""
     if rows == columns:
         return tf.nn.depth_to_space(x, rows) if rows > 1 else x
     _, height, width, _ = x.shape
@@ -140,7 +140,7 @@ def _from_channels(x: Any, rows: int, columns: int, filters: int) -> Any:
     return tf.reshape(x, [-1, height * rows, width * columns, filters])
 
 
-def _locally_connected(layer: Any, x: Any) -> Any:
+def _connect_locally(layer: Any, x: Any) -> Any:
     shape = [int(size) for size in layer.compute_output_shape(x.shape)[1:]]
     sizes, kernel = (math.prod(x.shape[1:]), math.prod(shape)), layer.kernel
     if layer.implementation == 2:
@@ -152,49 +152,49 @@ def _locally_connected(layer: Any, x: Any) -> Any:
                 raise CannotExpand
             kernel = tf.reshape(kernel, [math.prod(shape[:-1]), shape[-1], -1])
             kernel = tf.transpose(kernel, [0, 2, 1])
-        y = tf.einsum("bpk,pkf->bpf", _patches(layer, x, shape[:-1]), kernel)
+        y = tf.einsum("bpk,pkf->bpf", _extract_patches(layer, x, shape[:-1]), kernel)
     y = tf.reshape(y, [-1, *shape])
-    return _activated(layer, y + layer.bias if layer.use_bias else y)
+    return _activate(layer, y + layer.bias if layer.use_bias else y)
 
 
-def _center(layer: Any, x: Any) -> Any:
+def _crop_center(layer: Any, x: Any) -> Any:
     if layer.height > x.shape[-3] or layer.width > x.shape[-2]:
         raise CannotExpand  # Keras makes such images larger.
     top, left = (x.shape[-3] - layer.height) // 2, (x.shape[-2] - layer.width) // 2
     return x[..., top : top + layer.height, left : left + layer.width, :]
 
 
-def _patches(layer: Any, x: Any, counts: list[int]) -> Any:
-    """Returns what the kernel of each position multiplies: [batch, positions, values]."""
+def _extract_patches(layer: Any, x: Any, counts: list[int]) -> Any:
+    """Return the inputs of the kernel at each position: [batch, positions, values]."""
     parts = [x]
     for axis, (size, step, count) in enumerate(
         zip(layer.kernel_size, layer.strides, counts, strict=True), 1
     ):
-        parts = [_taken(part, axis, first, count, step) for part in parts for first in range(size)]
-    x = _side_by_side(parts)
+        parts = [_slice(part, axis, first, count, step) for part in parts for first in range(size)]
+    x = _concatenate(parts)
     return tf.reshape(x, [-1, math.prod(counts), x.shape[-1]])
 
 
-def _taken(x: Any, axis: int, first: int, count: int, step: int) -> Any:
-    """Returns so many slices along an axis, `step` apart."""
+def _slice(x: Any, axis: int, first: int, count: int, step: int) -> Any:
+    """Return `count` slices along an axis, `step` apart."""
     return x[(slice(None),) * axis + (slice(first, first + (count - 1) * step + 1, step),)]
 
 
-def _side_by_side(parts: list[Any]) -> Any:
+def _concatenate(parts: list[Any]) -> Any:
     return tf.concat(parts, -1) if len(parts) > 1 else parts[0]
 
 
-def _completed(layer: Any, y: Any) -> Any:
+def _complete(layer: Any, y: Any) -> Any:
     """Adds a layer's bias, and computes its activation."""
-    return _activated(layer, tf.nn.bias_add(y, layer.bias) if layer.use_bias else y)
+    return _activate(layer, tf.nn.bias_add(y, layer.bias) if layer.use_bias else y)
 
 
-def _activated(layer: Any, y: Any) -> Any:
+def _activate(layer: Any, y: Any) -> Any:
     return y if layer.activation in (None, keras.activations.linear) else layer.activation(y)
 
 
-def binned(layer: Any, x: Any) -> Any:
-    """Computes `Discretization`: a value's bin is as high as the boundaries that it reaches."""
+def _discretize(layer: Any, x: Any) -> Any:
+    """Compute `Discretization`: a value's bin is the number of boundaries that it reaches."""
     boundaries = np.asarray(layer.bin_boundaries, np.float32)
     if layer.sparse or not boundaries.size or NO_WIDE:
         raise CannotExpand
@@ -204,33 +204,33 @@ def binned(layer: Any, x: Any) -> Any:
     codes = tf.concat([*parts, reached[..., -1:]], -1)
     if layer.output_mode == "int":
         return tf.argmax(codes, -1, layer.compute_dtype)
-    return _together(codes, layer.output_mode)
+    return _combine_codes(codes, layer.output_mode)
 
 
-def encoded(layer: Any, x: Any) -> Any:
-    """Computes `CategoryEncoding` of indices."""
+def _encode(layer: Any, x: Any) -> Any:
+    """Compute `CategoryEncoding` of indices."""
     if layer.sparse:
         raise CannotExpand
-    return _together(tf.one_hot(x, layer.num_tokens), layer.output_mode)
+    return _combine_codes(tf.one_hot(x, layer.num_tokens), layer.output_mode)
 
 
-def _together(codes: Any, mode: str) -> Any:
-    """Returns codes of ones and zeros for each category, or one of all that an example has."""
+def _combine_codes(codes: Any, mode: str) -> Any:
+    """Return the one-hot codes, or the sum or maximum over all codes of an example."""
     if mode == "one_hot":
         return tf.squeeze(codes, -2) if codes.shape[-2] == 1 else codes
     return {"multi_hot": tf.reduce_max, "count": tf.reduce_sum}[mode](codes, -2)
 
 
 EARLY_LAYERS: dict[type, Callable[[Any, Any], Any]] = {
-    layers.CategoryEncoding: encoded,
-    layers.CenterCrop: _center,
-    **dict.fromkeys((layers.Conv1D, layers.Conv2D), _convolution_of_steps),
-    **dict.fromkeys((layers.Conv1DTranspose, layers.Conv2DTranspose), _transposed_with_gaps),
-    layers.Conv3D: _convolution_of_volumes,
-    layers.Conv3DTranspose: _transposed_of_volumes,
-    layers.Discretization: binned,
-    layers.LocallyConnected1D: _locally_connected,
-    layers.LocallyConnected2D: _locally_connected,
+    layers.CategoryEncoding: _encode,
+    layers.CenterCrop: _crop_center,
+    **dict.fromkeys((layers.Conv1D, layers.Conv2D), _convolve_steps),
+    **dict.fromkeys((layers.Conv1DTranspose, layers.Conv2DTranspose), _transpose_with_gaps),
+    layers.Conv3D: _convolve_volumes_of,
+    layers.Conv3DTranspose: _transpose_volumes,
+    layers.Discretization: _discretize,
+    layers.LocallyConnected1D: _connect_locally,
+    layers.LocallyConnected2D: _connect_locally,
 }
 """Layer class -> a function of the layer and its input."""
 

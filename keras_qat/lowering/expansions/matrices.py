@@ -17,7 +17,7 @@ MOST_PRODUCTS = 32
 
 
 def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
-    """Takes the arguments of `tf.einsum`, and computes one in parts."""
+    """Compute `tf.einsum` of one tensor, of more than two, or of a tensor and a constant."""
     ranks = [len(np.shape(tensor)) for tensor in inputs]
     terms, output = _read_equation(equation, ranks)
     if len(inputs) > 2:
@@ -39,21 +39,21 @@ def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
     if factor is None:
         raise CannotExpand
     factor = factor.astype(np.float32)
-    return _with_constant(
+    return _multiply_by_constant(
         inputs[1 - position], terms[1 - position], factor, terms[position], output
     )
 
 
 def first_and_rest(equation: str, ranks: list[int]) -> tuple[str, str]:
-    """Returns the equation of the first two of several tensors, and that of the others."""
+    """Return the equations of the first two tensors, and of their result and the other tensors."""
     terms, output = _read_equation(equation, ranks)
     needed = set(output).union(*terms[2:])
     middle = "".join(dict.fromkeys(axis for axis in terms[0] + terms[1] if axis in needed))
     return f"{terms[0]},{terms[1]}->{middle}", f"{','.join([middle, *terms[2:]])}->{output}"
 
 
-def _with_constant(x: Any, term: str, factor: np.ndarray, own: str, output: str) -> Any:
-    """Returns the `tf.einsum` of a tensor and a constant, each with the letters of its axes."""
+def _multiply_by_constant(x: Any, term: str, factor: np.ndarray, own: str, output: str) -> Any:
+    """Return the `tf.einsum` of a tensor and a constant, each with the letters of its axes."""
     require(all(len(set(axes)) == len(axes) for axes in (term, own)))
     require(set(own) <= {*term, *output} and set(term) <= {*own, *output})
     summed = [axis for axis in own if axis in term and axis not in output]
@@ -86,7 +86,7 @@ def _with_constant(x: Any, term: str, factor: np.ndarray, own: str, output: str)
 
 
 def _read_equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """Returns the terms and the output of an equation, with letters in the place of "..."."""
+    """Return the terms and the output of an equation, with letters in place of "..."."""
     left, arrow, output = equation.replace(" ", "").partition("->")
     require(bool(arrow))
     unused = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
@@ -101,7 +101,7 @@ def _read_equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 
 def multiply_by_matrix(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a linear operation along the last axis as a product with its matrix."""
+    """Return a linear operation along the last axis as a product with its matrix."""
 
     def multiply(x: Any, *args: Any, **kwargs: Any) -> Any:
         require(x.shape[-1] is not None)
@@ -112,27 +112,27 @@ def multiply_by_matrix(operation: Callable[..., Any]) -> Callable[..., Any]:
     return multiply
 
 
-def _band_part(input: Any, num_lower: Any, num_upper: Any) -> Any:
+def _keep_band(input: Any, num_lower: Any, num_upper: Any) -> Any:
     rows, columns = input.shape[-2:]
     require(None not in (rows, columns))
     return input * tf.linalg.band_part(np.ones((rows, columns), np.float32), num_lower, num_upper)
 
 
-def _diagonal(x: Any) -> Any:
-    """Returns square matrices, or columns as such, with zeros beside the diagonal."""
+def _spread_diagonal(x: Any) -> Any:
+    """Return square matrices, or columns as diagonals, with zeros beside the diagonal."""
     require(x.shape[-2] is not None and x.shape[-1] in (1, x.shape[-2]))
     return x * np.eye(x.shape[-2], dtype=np.float32)
 
 
-def _with_diagonal(input: Any, diagonal: Any, k: Any = 0) -> Any:
+def _set_diagonal(input: Any, diagonal: Any, k: Any = 0) -> Any:
     rows, columns = input.shape[-2:]
     require(rows is not None and rows == columns and number(k) == 0)
     on = np.eye(rows, dtype=np.float32)
     return input * (1.0 - on) + diagonal[..., None] * on
 
 
-def _tensordot(a: Any, b: Any, axes: Any) -> Any:
-    """Moves the axes to sum over to the end, for a product with a matrix or a vector."""
+def _multiply_axes(a: Any, b: Any, axes: Any) -> Any:
+    """Move the axes to sum over to the end, for a product with a matrix or a vector."""
     count = axes if isinstance(axes, int) else 0
     given = [range(-count, 0), range(count)] if count else map(tf.nest.flatten, axes)
     summed, rows = (
@@ -161,22 +161,22 @@ def _tensordot(a: Any, b: Any, axes: Any) -> Any:
     return tf.reshape(y, [-1, *sizes, *b.shape[len(rows) :]])
 
 
-def _outer(a: Any, b: Any, *flags: Any, **options: Any) -> Any:
-    """Multiplies whole numbers in one column by a row, as spatial transformers copy them."""
+def _multiply_outer(a: Any, b: Any, *flags: Any, **options: Any) -> Any:
+    """Multiply integers in one column by a row, as spatial transformers copy them."""
     require(not any(flags) and not any(options.values()) and a.shape[-1] == 1)
     return a * b
 
 
 EARLY_MATRICES: dict[str, Expansion] = {
-    "band_part": _band_part,
-    "diag": lambda diagonal: _diagonal(diagonal[..., None]),
-    "diag_part": lambda input: tf.reduce_sum(_diagonal(input), -1),
+    "band_part": _keep_band,
+    "diag": lambda diagonal: _spread_diagonal(diagonal[..., None]),
+    "diag_part": lambda input: tf.reduce_sum(_spread_diagonal(input), -1),
     "einsum": einsum,
-    "set_diag": _with_diagonal,
-    "tensordot": _tensordot,
-    "trace": lambda x: tf.reduce_sum(_diagonal(x), [-2, -1]),
+    "set_diag": _set_diagonal,
+    "tensordot": _multiply_axes,
+    "trace": lambda x: tf.reduce_sum(_spread_diagonal(x), [-2, -1]),
 }
 """Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 
-EARLY_MATRICES_OF_INTEGERS: dict[str, Expansion] = {"matmul": _outer}
+EARLY_MATRICES_OF_INTEGERS: dict[str, Expansion] = {"matmul": _multiply_outer}
 """The same for operations that read integers."""

@@ -138,7 +138,7 @@ def _argsort(values: Any, axis: Any = -1, direction: Any = "ASCENDING") -> Any:
 
 
 def _sort_other_axis(values: Any, axis: Any = -1, direction: Any = "ASCENDING") -> Any:
-    """Sorts along another axis than the last."""
+    """Sort along another axis than the last."""
     rank = len(values.shape)
     order = list(range(rank))
     require(isinstance(axis, int) and 0 < axis % rank < rank - 1)
@@ -147,7 +147,7 @@ def _sort_other_axis(values: Any, axis: Any = -1, direction: Any = "ASCENDING") 
 
 
 def _choose(condition: Any, x: Any = None, y: Any = None) -> Any:
-    """Chooses by a constant. Large numbers are for masks in front of a softmax."""
+    """Choose by a constant. Large values are masks before a softmax, and are not chosen here."""
     condition = np.asarray(condition)
     numbers = [number(end) for end in (x, y)]
     require(condition.dtype == bool and (x is not None and y is not None))
@@ -165,7 +165,7 @@ def _pad(tensor: Any, paddings: Any, mode: Any = "CONSTANT", constant_values: An
 def _reverse_sequence(
     input: Any, seq_lengths: Any, seq_axis: Any = None, batch_axis: Any = None
 ) -> Any:
-    """Takes the steps of each example from its last one on, and those behind it as they are."""
+    """Reverse the steps of each example up to its length, and keep the later steps."""
     require((seq_axis, batch_axis or 0) == (1, 0) and input.shape[1] is not None)
     steps, lengths = np.arange(input.shape[1], dtype=np.int32), tf.cast(seq_lengths, tf.int32)
     from_last = lengths[:, None] - (steps + 1)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.expand_call import Expansion, require
-from keras_qat.lowering.expansions.keras_layers import convolved_volumes
+from keras_qat.lowering.expansions.keras_layers import convolve_volumes
 from keras_qat.ops.movement import window
 
 
@@ -28,7 +28,7 @@ def _pool_volumes(layer: Any, x: Any, *, pooling: Any) -> Any:
     return layers.Reshape((new_depth, *new_sizes, channels))(x)
 
 
-def _separable(
+def _convolve_separably(
     input: Any,
     depthwise_filter: Any,
     pointwise_filter: Any,
@@ -53,12 +53,12 @@ def _pool(
         sizes = [window(option, axes) for option in (window_shape, dilations)]
         require((pooling_type, padding) == ("MAX", "VALID") and None not in sizes)
         require(None not in input.shape[1:-1] and strides == 1)
-        return _dilated_maximum(input, *sizes)
+        return _pool_with_gaps(input, *sizes)
     pools = (_MAXIMA if pooling_type == "MAX" else _AVERAGES)[axes]
     return pools(window_shape, strides, padding)(input)
 
 
-def _dilated_maximum(x: Any, sizes: Any, steps: Any) -> Any:
+def _pool_with_gaps(x: Any, sizes: Any, steps: Any) -> Any:
     """Return the largest of values that are `steps` apart, along one axis after the other."""
     for axis, (size, step) in enumerate(zip(sizes, steps, strict=True), 1):
         count = x.shape[axis] - (size - 1) * step
@@ -82,7 +82,7 @@ def _convolve_volumes(
 ) -> Any:
     sizes = [window(option, 3) for option in (strides, dilations)]
     require(None not in [*sizes, *input.shape[1:]])
-    return convolved_volumes(input, filters, sizes[0], padding, sizes[1])
+    return convolve_volumes(input, filters, sizes[0], padding, sizes[1])
 
 
 def _correlate(input: Any, filters: Any, strides: Any, padding: Any, dilations: Any = 1) -> Any:
@@ -103,7 +103,7 @@ _MAXIMA = {1: layers.MaxPooling1D, 2: layers.MaxPooling2D, 3: layers.MaxPooling3
 _AVERAGES = {1: layers.AveragePooling1D, 2: layers.AveragePooling2D, 3: layers.AveragePooling3D}
 
 EARLY_POOLING: dict[str, Expansion] = {
-    "separable_conv2d": _separable,
+    "separable_conv2d": _convolve_separably,
     "depthwise_conv2d": _correlate,
     "conv3d": _convolve_volumes,
     "pool": _pool,

@@ -12,8 +12,8 @@ from keras_qat.graph.tf_operations import array, number
 from keras_qat.lowering.expand_call import CannotExpand, Expansion, require
 
 
-def _numbers(segment_ids: Any, num_segments: Any) -> tuple[np.ndarray, int]:
-    """Returns the segment of each row, and how many segments there are."""
+def _read_segments(segment_ids: Any, num_segments: Any) -> tuple[np.ndarray, int]:
+    """Return the segment of each row, and the number of segments."""
     ids = array(segment_ids)
     if ids is None or ids.ndim != 1 or not ids.size:
         raise CannotExpand
@@ -23,14 +23,14 @@ def _numbers(segment_ids: Any, num_segments: Any) -> tuple[np.ndarray, int]:
     return ids, int(count)
 
 
-def _total(power: float) -> Callable[..., Any]:
-    """Returns a sum over segments, which is divided by a power of their numbers of rows.
+def _sum_segments(power: float) -> Callable[..., Any]:
+    """Return a sum over segments, divided by a power of their numbers of rows.
 
     It is a product with a matrix that has a column for each segment.
     """
 
     def total(data: Any, segment_ids: Any, num_segments: Any = None) -> Any:
-        ids, count = _numbers(segment_ids, num_segments)
+        ids, count = _read_segments(segment_ids, num_segments)
         sizes = data.shape[1:]
         require(None not in sizes)
         members = np.asarray(ids[:, None] == np.arange(count), np.float32)
@@ -42,11 +42,11 @@ def _total(power: float) -> Callable[..., Any]:
     return total
 
 
-def _extremum(reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns an extremum over segments: of as many rows for each, some of them twice."""
+def _reduce_segments(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an extremum over segments, of equally many rows: some of them are repeated."""
 
     def extremum(data: Any, segment_ids: Any, num_segments: Any = None) -> Any:
-        ids, count = _numbers(segment_ids, num_segments)
+        ids, count = _read_segments(segment_ids, num_segments)
         members = [np.flatnonzero(ids == segment) for segment in range(count)]
         require(all(map(len, members)))
         most = max(map(len, members))
@@ -56,7 +56,7 @@ def _extremum(reduce: Callable[..., Any]) -> Callable[..., Any]:
     return extremum
 
 
-def _repeated(input: Any, repeats: Any, axis: Any = None) -> Any:
+def _repeat(input: Any, repeats: Any, axis: Any = None) -> Any:
     """Repeats each row as often as a constant says."""
     counts = array(repeats)
     axis = 0 if axis is None and len(input.shape) == 1 else axis
@@ -67,15 +67,15 @@ def _repeated(input: Any, repeats: Any, axis: Any = None) -> Any:
 
 
 EARLY_SEGMENTS: dict[str, Expansion] = {
-    "unsorted_segment_sum": _total(0.0),
-    "unsorted_segment_mean": _total(1.0),
-    "unsorted_segment_sqrt_n": _total(0.5),
-    "unsorted_segment_max": _extremum(tf.reduce_max),
-    "unsorted_segment_min": _extremum(tf.reduce_min),
-    "segment_sum": _total(0.0),
-    "segment_mean": _total(1.0),
-    "segment_max": _extremum(tf.reduce_max),
-    "segment_min": _extremum(tf.reduce_min),
-    "repeat": _repeated,
+    "unsorted_segment_sum": _sum_segments(0.0),
+    "unsorted_segment_mean": _sum_segments(1.0),
+    "unsorted_segment_sqrt_n": _sum_segments(0.5),
+    "unsorted_segment_max": _reduce_segments(tf.reduce_max),
+    "unsorted_segment_min": _reduce_segments(tf.reduce_min),
+    "segment_sum": _sum_segments(0.0),
+    "segment_mean": _sum_segments(1.0),
+    "segment_max": _reduce_segments(tf.reduce_max),
+    "segment_min": _reduce_segments(tf.reduce_min),
+    "repeat": _repeat,
 }
 """Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""

@@ -26,7 +26,7 @@ def _frame(
     return tf.gather(signal, starts[:, None] + np.arange(frame_length), axis=axis)
 
 
-def _overlapped(signal: Any, frame_step: Any) -> Any:
+def _overlap_and_add(signal: Any, frame_step: Any) -> Any:
     """Adds frames: those parts that lie `frame_step` apart, each shifted by its place."""
     (count, size), step = signal.shape[-2:], int(frame_step)
     rank = len(signal.shape)
@@ -42,8 +42,8 @@ def _overlapped(signal: Any, frame_step: Any) -> Any:
     return y[..., : (count - 1) * step + size]
 
 
-def _half_turn(x: Any, axes: Any = None, back: bool = False) -> Any:
-    """Moves the frequency 0 to the middle, or back."""
+def _shift_half(x: Any, axes: Any = None, back: bool = False) -> Any:
+    """Move the frequency 0 to the middle, or back."""
     axes = tf.nest.flatten(axes)
     require(all(isinstance(axis, int) and x.shape[axis] for axis in axes))
     return tf.roll(x, [(-1 if back else 1) * (x.shape[axis] // 2) for axis in axes], axes)
@@ -51,9 +51,9 @@ def _half_turn(x: Any, axes: Any = None, back: bool = False) -> Any:
 
 EARLY_SIGNALS: dict[str, Expansion] = {
     "frame": _frame,
-    "overlap_and_add": _overlapped,
-    "fftshift": _half_turn,
-    "ifftshift": partial(_half_turn, back=True),
+    "overlap_and_add": _overlap_and_add,
+    "fftshift": _shift_half,
+    "ifftshift": partial(_shift_half, back=True),
     **{
         operation.__name__: multiply_by_matrix(operation)
         for operation in (

@@ -67,7 +67,7 @@ def _norm(tensor: Any, ord: Any = None, axis: Any = None, keepdims: Any = None) 
 
 
 def _center_and_log_sum(x: Any, axis: Any) -> tuple[Any, Any]:
-    """Returns x less its largest value, and the logarithm of the sum of its exponentials."""
+    """Return x minus its largest value, and the logarithm of the sum of its exponentials."""
     below = x - tf.reduce_max(x, axis, keepdims=True)
     return below, tf.math.log(tf.reduce_sum(tf.exp(below), axis, keepdims=True))
 
