@@ -22,7 +22,7 @@ from keras_qat.lowering.channels_last import with_channels_last
 from keras_qat.lowering.clean_up import drop_identities, name_apart
 from keras_qat.lowering.common_subexpressions import merge_common_subexpressions
 from keras_qat.lowering.concatenated_tensors import skip_concatenations
-from keras_qat.lowering.formulas import recognize_formulas
+from keras_qat.lowering.elementwise_chains import recognize_chains
 from keras_qat.lowering.index_types import round_indices
 from keras_qat.lowering.masked_scores import MISSING_VALUES, recognize_masks
 from keras_qat.lowering.patterns import apply_rules
@@ -154,7 +154,7 @@ PASSES = (
     Pass("skip concatenations", skip_concatenations, "no slice reads one part of a concatenation"),
     Pass("apply rules", partial(apply_rules, rules=RULES), "what a rule matches is one call"),
     Pass("recognize masked scores", recognize_masks, "-1e9 sets no range before a softmax"),
-    Pass("recognize formulas", recognize_formulas, "activations and norms are one call each"),
+    Pass("recognize chains", recognize_chains, "chains of elementwise operations are tables"),
     Pass("move channels last", with_channels_last, "every layer has its channels last"),
     Pass("split layers", split_layers, "each call is one operator, if it can be", always=True),
     Pass("cast token ids", cast_token_ids, "so are the inputs of a TimeDistributed"),

@@ -1,4 +1,4 @@
-"""Recognizes functions of one number that a model computes with several operations."""
+"""Recognizes functions of one tensor that a chain of elementwise operations computes."""
 
 from __future__ import annotations
 
@@ -9,45 +9,35 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.operations import is_operation, kind_of
-from keras_qat.graph.tf_operations import arguments_in_order, number, operation_class
+from keras_qat.graph.operations import is_operation
+from keras_qat.graph.tf_operations import number, operation_class
 from keras_qat.helper_layers.elementwise_functions import FUNCTIONS, Formula
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.lowering.activations import split_activation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.read_operations import ACTIVATIONS, read_operation
 from keras_qat.lowering.softmax import log_sum
 from keras_qat.ops.registry import match
 
 LARGEST = 64
 """A formula has at most so many functions."""
 
-WIDE = {"exp", "expm1", "cosh", "sinh", "square", "pow", "product"}
+_WIDE = {"exp", "expm1", "cosh", "sinh", "square", "pow", "product"}
 """Functions whose results differ much in size: 8 bits keep the large ones alone."""
 
-SHARES = "softmax"
+_SOFTMAX = "softmax"
 
-FLAT = {SHARES, "quotient", "root", "reciprocal", "sigmoid", "tanh"}
-"""Functions with results near to 0, or to 1, of which 8 bits keep one."""
+_FLAT = {_SOFTMAX, "quotient", "root", "reciprocal", "sigmoid", "tanh"}
+"""Functions with results near 0, or near 1, of which 8 bits keep one."""
 
-BACK = {"log", "log1p", "sqrt", "rsqrt", "reciprocal", "root", "quotient"}
-"""Functions that make small differences large, or that of numbers of unequal size."""
+_STEEP = {"log", "log1p", "sqrt", "rsqrt", "reciprocal", "root", "quotient"}
+"""Functions that enlarge small differences, or differences of values of unequal size."""
 
-CHOICES = {"exp", "where", "maximum", "minimum", "clip_by_value"}
-"""Functions whose results may be of the smaller numbers alone, as in an ELU by hand."""
+_SELECTING = {"exp", "where", "maximum", "minimum", "clip_by_value"}
+"""Functions whose results may depend on the smaller values alone, as in an ELU by hand."""
 
-ACTIVATIONS = {
-    keras.activations.sigmoid: "sigmoid",
-    keras.activations.tanh: "tanh",
-    keras.activations.exponential: "exp",
-    keras.activations.softplus: "softplus",
-}
-"""Keras' activation -> the function of a formula that it is."""
-
-SPLIT_OFF = [*ACTIVATIONS, keras.activations.softmax]
-"""Activations that are split off where a formula reads them."""
-
-SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
-"""Layers that they are split off."""
+_SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
+"""Layers whose activations are split off if a chain reads them."""
 
 
 class _Chain(NamedTuple):
@@ -57,20 +47,20 @@ class _Chain(NamedTuple):
     formula: Any
     kinds: frozenset[str]
     """Its operations: "product" and "quotient" of two results, "root" for powers below 1."""
-    is_poor: bool
+    needs_table: bool
     """Whether 8 bits between its operations keep little of it."""
     size: int
 
 
-def recognize_formulas(graph: Graph, context: LoweringContext) -> Graph:
-    """Replaces functions of one tensor such as log(1 + exp(x)) by one layer.
+def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
+    """Replaces functions of one tensor such as log(1 + exp(x)) by one layer, which is a table.
 
-    Its table holds the function; of exp(x) alone 8 bits keep little but the largest.
+    8 bits of exp(x) alone keep little but the largest values.
     """
     chains: dict[Value, _Chain] = {}
-    graph = _with_activations_apart(graph, context)
+    graph = _split_activations(graph, context)
     for call in graph.calls:
-        if chain := _chain(call, chains):
+        if chain := _find_chain(call, chains):
             chains[call.output] = chain
     read = set(values_in(graph.outputs))
     read.update(value for call in graph.loss_only for value in call.inputs)
@@ -80,8 +70,8 @@ def recognize_formulas(graph: Graph, context: LoweringContext) -> Graph:
         if values and inside.issuperset(values) and read.isdisjoint(values):
             continue
         parts, chain = [call], chains.get(next(iter(values), None))  # type: ignore[arg-type]
-        if chain and chain.is_poor and call.output.is_float:
-            parts = _in_one(call, chain, context)
+        if chain and chain.needs_table and call.output.is_float:
+            parts = _make_table(call, chain, context)
             if chain.x not in parts[-1].inputs:
                 inside.add(chain.x)  # A softmax, of whose scores the parts are.
         calls += parts[::-1]
@@ -89,20 +79,22 @@ def recognize_formulas(graph: Graph, context: LoweringContext) -> Graph:
     return dataclasses.replace(graph, calls=calls[::-1])
 
 
-def _with_activations_apart(graph: Graph, context: LoweringContext) -> Graph:
-    """Splits off activations of layers of which functions are computed, as log(softmax)."""
+def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
+    """Splits off activations of layers that a chain reads, as in log(softmax)."""
     readers, calls = graph.consumers(), list[Call]()
+    split = [function for function, kind in ACTIVATIONS.items() if kind in FUNCTIONS]
+    split.append(keras.activations.softmax)
     for call in graph.calls:
-        is_split = type(call.layer) in SPLIT and call.layer.activation in SPLIT_OFF
-        is_read = is_split and any(map(_name, readers[call.output]))
+        is_split = type(call.layer) in _SPLIT and call.layer.activation in split
+        is_read = is_split and any(_read(reader)[0] for reader in readers[call.output])
         parts = split_activation(call, context) if is_read else []
         calls += [part.as_part_of(call) for part in parts] or [call]
     return dataclasses.replace(graph, calls=calls)
 
 
-def _in_one(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
-    """Returns the layer that computes a chain: of logarithms, where that is of a softmax."""
-    scores, axis = _softmax_of(chain.x)
+def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
+    """Returns the layer that computes a chain; of logarithms, if the chain reads a softmax."""
+    scores, axis = _find_scores(chain.x)
     if scores is None:
         return [context.pattern(call, Formula, chain.x, formula=json.dumps(chain.formula))]
     parts, subtract = PartsBuilder(call, context), tf.math.subtract
@@ -115,21 +107,20 @@ def _in_one(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
     return parts.end(parts.new("", Formula, formula), x)
 
 
-def _softmax_of(value: Value) -> tuple[Value | None, int]:
-    """Returns the scores and the axis of the softmax that a tensor is; None for others."""
+def _find_scores(value: Value) -> tuple[Value | None, int]:
+    """Returns the scores and the axis of a softmax; None for other tensors."""
     call = value.producer
     if call is None or len(call.inputs) != 1 or call.inputs[0].masked:
         return None, 0
     op, attributes, _ = match(call)
-    is_softmax = op is not None and op.name == SHARES
-    if not is_softmax:
+    if op is None or op.name != _SOFTMAX:
         return None, 0
     return call.inputs[0], attributes["axis"] % len(value.shape)
 
 
-def _chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
+def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
     """Returns what a call computes as a function of one tensor; None for other calls."""
-    name, terms = _name(call), _terms(call)
+    name, terms = _read(call)
     if not name or None in terms or not call.inputs:
         return None
     if call.output.dtype not in ("float32", "bool"):
@@ -152,34 +143,31 @@ def _chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
     read = [inner[term] for term in terms if isinstance(term, Value)]
     kind = name
     if name == "divide" and isinstance(terms[1], Value):
-        kind, behind = "quotient", inner[terms[1]].kinds
+        kind, inputs = "quotient", inner[terms[1]].kinds
     else:
         kind = "product" if name == "multiply" and len(read) == 2 else name
         if name == "pow" and isinstance(terms[1], float) and terms[1] < 1:
             kind = "root"
-        behind = frozenset().union(*(chain.kinds for chain in read))
-    is_poor = any(chain.is_poor for chain in read)
-    is_poor |= kind == "quotient" or (kind in BACK and bool(behind & (WIDE | FLAT)))
-    is_poor |= kind in CHOICES and bool(behind & WIDE)
+        inputs = frozenset().union(*(chain.kinds for chain in read))
+    needs_table = any(chain.needs_table for chain in read)
+    needs_table |= kind == "quotient" or (kind in _STEEP and bool(inputs & (_WIDE | _FLAT)))
+    needs_table |= kind in _SELECTING and bool(inputs & _WIDE)
     size = 1 + sum(chain.size for chain in read)
     formula = [name, *(inner[t].formula if isinstance(t, Value) else t for t in terms)]
     kinds = frozenset({kind}).union(*(chain.kinds for chain in read))
-    return _Chain(x, formula, kinds, is_poor, size) if size <= LARGEST else None
-
-
-def _name(call: Call) -> str:
-    """Returns the name of the function that a call computes; "" of one that is not known."""
-    if type(call.layer) is layers.Activation:
-        functions = (name for f, name in ACTIVATIONS.items() if f is call.layer.activation)
-        return next(functions, "")
-    return kind_of(call) if kind_of(call) in FUNCTIONS else ""
+    return _Chain(x, formula, kinds, needs_table, size) if size <= LARGEST else None
 
 
 def _kinds_of(x: Value) -> frozenset[str]:
-    return frozenset() if _softmax_of(x)[0] is None else frozenset({SHARES})
+    return frozenset() if _find_scores(x)[0] is None else frozenset({_SOFTMAX})
 
 
-def _terms(call: Call) -> list[Any]:
-    """Returns the tensors and numbers that a call computes with; None for what is neither."""
-    given = arguments_in_order(call) if is_operation(call.layer) else call.inputs
-    return [term if isinstance(term, Value) else number(term) for term in given]
+def _read(call: Call) -> tuple[str, list[Any]]:
+    """Returns the function that a call computes, of tensors and numbers; "" for other calls.
+
+    None stands for an argument that is neither.
+    """
+    kind, arguments = read_operation(call)
+    is_known = is_operation(call.layer) or type(call.layer) is layers.Activation
+    terms = [term if isinstance(term, Value) else number(term) for term in arguments]
+    return kind if is_known and kind in FUNCTIONS else "", terms
