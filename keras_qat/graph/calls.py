@@ -190,11 +190,6 @@ def map_values(function: Callable[[Value], Any], structure: Any) -> Any:
     )
 
 
-def copy_outputs(call: Call) -> Any:
-    """Return tensors like a call's outputs, for a trial call: creating it takes no real tensors."""
-    return map_values(lambda value: dataclasses.replace(value, producer=None), call.outputs)
-
-
 def split_loss_only(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:
     """Splits calls into those that the outputs depend on and all others."""
     read, needed = set(values_in(outputs)), set()

@@ -25,10 +25,18 @@ from keras_qat.tracing.cannot_trace import CannotTrace
 from keras_qat.tracing.trace_layer import TracedLayer, trace_layer
 
 
+class _Symbols(dict[Value, Any]):
+    """Value -> the symbolic tensor that stands for it, made when it is asked for."""
+
+    def __missing__(self, value: Value) -> Any:
+        symbol = self[value] = symbolic(value.shape, value.dtype)
+        return symbol
+
+
 class MaskTensors:
     """The masks of a graph's values as values, and the calls that compute them.
 
-    Opening replaces the calls that Keras' masks come from. So each call is noted before.
+    Tracing replaces the calls that Keras' masks come from, so each call is noted before.
     """
 
     def __init__(self, context: LoweringContext) -> None:
@@ -36,11 +44,9 @@ class MaskTensors:
         self.calls: list[Call] = []
         """Calls that compute masks and are not part of the graph yet."""
         self._made_by: dict[Value, Call] = {}
-        self._symbols: dict[Value, Any] = {}
-        self._masks = Masks(self._symbol, self._made_by.get, self._kept)
-        self._tensors: dict[int, Value] = {}
-        """Id of a symbolic mask -> its value in the graph."""
-        self._opened: dict[tuple[Any, str], TracedLayer] = {}
+        self._symbols = _Symbols()
+        self._masks = Masks(self._symbols.__getitem__, self._made_by.get, self._kept)
+        self._traced: dict[tuple[Any, str], TracedLayer] = {}
         self._count = 0
 
     def note(self, call: Call) -> None:
@@ -58,56 +64,56 @@ class MaskTensors:
         calls, self.calls = self.calls, []
         return calls
 
-    def opened(
-        self, call: Call, written_out: Call | None, lenders: Sequence[Any] = ()
+    def trace(
+        self, call: Call, expansion: Call | None, lenders: Sequence[Any] = ()
     ) -> tuple[TracedLayer, list[Value]]:
-        """Opens a layer with the masks that it reads, and returns what it reads, too.
+        """Trace a layer with the masks that it reads, and return all tensors that it reads.
 
         Args:
             call: the call.
-            written_out: another call that computes the same and is opened in its place, or None.
+            expansion: another call that computes the same and is traced in its place, or None.
             lenders: other layers whose weights it reads, and variables that no layer holds.
 
         Raises:
-            CannotTrace, OnlyTrains: if it cannot be opened.
+            CannotTrace, OnlyTrains: if it cannot be traced.
         """
         try:
-            return self._opened_as(call, written_out, lenders)
+            return self._trace(call, expansion, lenders)
         except CannotTrace as error:
             given = with_python_integers(call)
-            if given is None or written_out or type(error) is not CannotTrace:
+            if given is None or expansion or type(error) is not CannotTrace:
                 raise
-        return self._opened_as(given, None, lenders)  # As Python compares and branches by them.
+        return self._trace(given, None, lenders)  # Python compares and branches by them.
 
-    def _opened_as(
-        self, call: Call, written_out: Call | None, lenders: Sequence[Any]
+    def _trace(
+        self, call: Call, expansion: Call | None, lenders: Sequence[Any]
     ) -> tuple[TracedLayer, list[Value]]:
-        inputs = list(dict.fromkeys((written_out or call).inputs))
-        masks = {} if written_out else self.of(inputs)
-        if written_out or masks or lenders:
-            opened = trace_layer(written_out or call, masks, lenders)
+        inputs = list(dict.fromkeys((expansion or call).inputs))
+        masks = {} if expansion else self.of(inputs)
+        if expansion or masks or lenders:
+            traced = trace_layer(expansion or call, masks, lenders)
         else:
-            opened = self._opened_alone(call)
-        of_steps = written_out and isinstance(call.layer, RECURRENT)
-        if opened.carries_masks and not of_steps:
+            traced = self._trace_alone(call)
+        of_steps = expansion and isinstance(call.layer, RECURRENT)
+        if traced.carries_masks and not of_steps:
             self.hand_over(values_in(call.outputs))
         else:
             self.of(values_in(call.outputs))  # Raises if they cannot be traced.
-        return opened, [*inputs, *masks.values()]
+        return traced, [*inputs, *masks.values()]
 
-    def _opened_alone(self, call: Call) -> TracedLayer:
-        """Opens a layer that reads no masks, once for all calls of the same shapes and weights."""
+    def _trace_alone(self, call: Call) -> TracedLayer:
+        """Trace a layer that reads no masks, once for all calls of the same shapes and weights."""
+        leaves = tf.nest.flatten((call.args, call.kwargs))
+        if not all(leaf is None or isinstance(leaf, (Value, bool)) for leaf in leaves):
+            return trace_layer(call)
         args = map_values(
             lambda x: (call.inputs.index(x), x.shape, x.dtype, *weights_in(x)),
             (call.args, call.kwargs),
         )
-        leaves = tf.nest.flatten((call.args, call.kwargs))
-        if not all(leaf is None or isinstance(leaf, (Value, bool)) for leaf in leaves):
-            return trace_layer(call)
         key = call.layer, str(args)
-        if key not in self._opened:
-            self._opened[key] = trace_layer(call)
-        return self._opened[key]
+        if key not in self._traced:
+            self._traced[key] = trace_layer(call)
+        return self._traced[key]
 
     def of(self, values: list[Value]) -> dict[Value, Value]:
         """Returns value -> its mask, for those that carry one.
@@ -125,23 +131,16 @@ class MaskTensors:
             raise
         except Exception as error:  # Whatever a user's own code may raise.
             raise CannotTrace("it reads a mask that cannot be traced") from error
-        if symbol is None:
-            return None
-        return self._tensors[id(symbol)]
-
-    def _symbol(self, value: Value) -> Any:
-        if value not in self._symbols:
-            symbol = self._symbols[value] = symbolic(value.shape, value.dtype)
-            self._tensors[id(symbol)] = value
-        return self._symbols[value]
+        symbols = {id(symbol): value for value, symbol in self._symbols.items()}
+        return symbols.get(id(symbol))
 
     def _kept(self, symbol: Any, call: Call) -> Any:
         """Adds the calls that compute a mask, and returns the symbolic tensor of its value."""
-        if id(symbol) in self._tensors:
+        if any(symbol is known for known in self._symbols.values()):
             return symbol
         if not keras.backend.is_keras_tensor(symbol):
             raise CannotTrace("it reads a mask that is a constant")
-        return self._symbol(self._add(dict(self._symbols), symbol, call))
+        return self._symbols[self._add(dict(self._symbols), symbol, call)]
 
     def of_attention(self, call: Call, inputs: list[Value], given: Value | None) -> Value | None:
         """Returns one mask [batch, queries, keys], as Keras makes it from those of the inputs.
@@ -152,23 +151,23 @@ class MaskTensors:
             given: the mask that it is given, of truth values or integers.
         """
         masks, (query, *others) = self.of(inputs), inputs
-        symbols: dict[Value, Any] = {}
+        symbols = _Symbols()
         parts = []
         for value in dict.fromkeys(others):
             if value in masks:
-                parts.append(_symbol_of(masks[value], symbols)[:, tf.newaxis, :])
+                parts.append(symbols[masks[value]][:, tf.newaxis, :])
         if query in masks:
-            parts.append(_symbol_of(masks[query], symbols)[:, :, tf.newaxis])
+            parts.append(symbols[masks[query]][:, :, tf.newaxis])
         if parts and given is not None:
-            parts.append(tf.cast(_symbol_of(given, symbols), tf.bool))
+            parts.append(tf.cast(symbols[given], tf.bool))
         if not parts:
             return given
         return self._add(symbols, functools.reduce(tf.logical_and, parts), call)
 
     def of_all_steps(self, sequence: Value, call: Call) -> Value:
         """Returns a mask that is True for all steps of a sequence, which a call reads."""
-        symbols: dict[Value, Any] = {}
-        first = _symbol_of(sequence, symbols)[..., 0]
+        symbols = _Symbols()
+        first = symbols[sequence][..., 0]
         return self._add(symbols, tf.equal(first, first), call)
 
     def _add(self, symbols: dict[Value, Any], result: Any, maker: Call) -> Value:
@@ -250,13 +249,6 @@ def is_recurrent(layer: Any) -> bool:
     return isinstance(layer, RECURRENT) and package_of(type(layer).call) in KERAS
 
 
-def _symbol_of(value: Value, symbols: dict[Value, Any]) -> Any:
-    """Returns the symbolic tensor of a value, made on first use."""
-    if value not in symbols:
-        symbols[value] = symbolic(value.shape, value.dtype)
-    return symbols[value]
-
-
 def _in_order(calls: list[Call]) -> list[Call]:
     """Sorts calls so that each comes behind those that it reads, and else as they are."""
     among, done = set(calls), dict[Call, None]()
@@ -273,15 +265,15 @@ def _in_order(calls: list[Call]) -> list[Call]:
     return list(done)
 
 
-_OPENED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePooling1D, layers.Softmax
-"""Keras' layers that are opened if they read a mask."""
+_TRACED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePooling1D, layers.Softmax
+"""Keras' layers that are traced if they read a mask."""
 
 
 def reads_mask(call: Call) -> bool:
     """Returns whether a call of one of Keras' layers reads a mask, as a tensor if it can."""
     is_given = bool(values_in(call.kwargs.get("mask")))
     is_masked = is_given or any(value.masked for value in call.inputs)
-    return is_masked and (type(call.layer) in _OPENED or isinstance(call.layer, RECURRENT))
+    return is_masked and (type(call.layer) in _TRACED or isinstance(call.layer, RECURRENT))
 
 
 def _may_read_masks(call: Call) -> bool:

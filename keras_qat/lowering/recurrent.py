@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, copy_outputs, values_in
+from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.helper_layers.masked_recurrent import MASKED
 from keras_qat.helper_layers.operations import LastStep, ReverseSteps
 from keras_qat.keras2.backend import layers
@@ -15,6 +15,7 @@ from keras_qat.keras2.layers_and_models import clone, layers_in
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.mask_tensors import MaskTensors
 from keras_qat.ops.registry import match
+from keras_qat.tracing.unrolled_loops import MOST_STEPS
 
 DIRECTIONS = ("forward", "backward")
 
@@ -84,7 +85,7 @@ def with_mask(call: Call, context: LoweringContext) -> list[Call]:
     if others or call.kwargs.keys() - {"mask"} or layer.stateful or layer.return_state:
         return []
     new = context.layer(layer, "reading", lambda: _reading_mask(layer), context.weights_of(layer))
-    trial = Call(new, ([sequence, mask],), {}, copy_outputs(call), call.name)
+    trial = Call(new, ([sequence, mask],), {}, call.outputs, call.name)
     has_operator = match(trial).op is not None
     return PartsBuilder(call, context).end(new, *trial.args) if has_operator else []
 
@@ -106,7 +107,7 @@ def given_mask(call: Call, masks: MaskTensors) -> list[Call]:
         return Call(call.layer, call.args, {**call.kwargs, "mask": mask}, outputs, call.name)
 
     if sequence.masked:
-        trial = masked(Value("mask", sequence.shape[:2], "bool"), copy_outputs(call))
+        trial = masked(Value("mask", sequence.shape[:2], "bool"), call.outputs)
         is_pair = isinstance(call.layer, layers.Bidirectional)
         inner = dataclasses.replace(trial, layer=call.layer.forward_layer) if is_pair else trial
         is_whole = why_whole(trial) if is_pair else not with_mask(trial, LoweringContext())
@@ -150,10 +151,6 @@ def split_state(call: Call, context: LoweringContext) -> list[Call]:
     make = (LastStep,) if layer.return_sequences else (layers.Activation, "linear")
     parts.add(parts.new("state", *make), output, output=states[0])
     return parts.calls
-
-
-MOST_STEPS = 32
-"""The most steps that are calls of the cell: each becomes some twenty layers."""
 
 
 def why_not_unrolled(call: Call) -> str:

@@ -221,7 +221,7 @@ class _Attempt:
         lenders = [*borrowed.lenders.get(layer, ()), *list_owners(layer)]
         lenders += borrowed.outside.get(layer, [])
         with in_few_operations(layer), with_dropout(layer):
-            trace, read = self.masks.opened(call, expansion, lenders)
+            trace, read = self.masks.trace(call, expansion, lenders)
         traced = TracedCall(call, trace, read, keeps_weights=layer in self.apart)
         is_model = self._is_entire_model(call)
         symbol = normalizing(traced.graph, traced.of_weights)

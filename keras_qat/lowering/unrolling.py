@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, copy_outputs, values_in
+from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.graph.facts import solve
 from keras_qat.keras2.backend import layers, swapped
 from keras_qat.keras2.layer_names import is_of_keras
@@ -50,8 +50,7 @@ def unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
         return functools.partial(_both_ways, layer) if is_free else None
     if type(layer) not in UNROLLED or why_not_unrolled(call):
         return None
-    trial = Call(layer, call.args, call.kwargs, copy_outputs(call), call.name)
-    has_row = match(call).op is not None or split_recurrent(trial, LoweringContext())
+    has_row = match(call).op is not None or split_recurrent(call, LoweringContext())
     if has_row and not anyway and not _begins_beyond(call):
         return None
     return functools.partial(_steps, layer)

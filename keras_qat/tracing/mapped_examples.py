@@ -17,7 +17,7 @@ from keras_qat.keras2.backend import any_first_sizes, is_symbolic, keras
 
 
 class NotKnown(Exception):
-    """Raised for what cannot be written for all examples at once."""
+    """Raised for loops of unknown length, and for what cannot be computed for all examples."""
 
 
 class _OfOneExample(keras.Model):

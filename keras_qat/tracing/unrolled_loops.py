@@ -15,6 +15,7 @@ from keras_qat.tracing.concrete_sizes import find_value
 from keras_qat.tracing.mapped_examples import NotKnown, map_examples
 
 MOST_STEPS = 32
+"""The most steps that are unrolled: each of a recurrent layer becomes some twenty calls."""
 
 
 @contextlib.contextmanager
@@ -60,7 +61,7 @@ def _or_as_before(new: Callable[..., Any], before: Callable[..., Any]) -> Callab
     """
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.suppress(_NotKnown):
+        with contextlib.suppress(NotKnown):
             if tf.executing_eagerly():
                 return new(*args, **kwargs)
         return before(*args, **kwargs)
@@ -68,16 +69,12 @@ def _or_as_before(new: Callable[..., Any], before: Callable[..., Any]) -> Callab
     return called
 
 
-class _NotKnown(Exception):
-    """Raised for a loop of unknown length, or for arguments that are not read here."""
-
-
 def _rows(elems: Any) -> list[Any]:
     """Returns the steps of tensors."""
     flat = tf.nest.flatten(elems)
     steps = flat[0].shape[:1].as_list() if all(map(tf.is_tensor, flat)) else [None]
     if steps[0] not in range(1, MOST_STEPS + 1):
-        raise _NotKnown
+        raise NotKnown
     columns = [tf.unstack(x, steps[0]) for x in flat]
     return [tf.nest.pack_sequence_as(elems, row) for row in zip(*columns, strict=True)]
 
@@ -91,7 +88,7 @@ def _scan(
     **kwargs: Any,
 ) -> Any:
     if args:
-        raise _NotKnown
+        raise NotKnown
     rows = _rows(elems)
     rows = rows[::-1] if reverse else rows
     states = [rows.pop(0) if initializer is None else initializer]
@@ -122,10 +119,7 @@ def _last_state(fn: Callable[[Any, Any], Any], rows: list[Any], state: Any) -> A
 
 def _map(fn: Callable[[Any], Any], elems: Any, *args: Any, **kwargs: Any) -> Any:
     if tf.nest.flatten(elems)[0].shape[:1] == [None]:
-        try:
-            return map_examples(fn, elems)
-        except NotKnown as error:
-            raise _NotKnown from error
+        return map_examples(fn, elems)
     results = list(map(fn, _rows(elems)))
     return tf.nest.map_structure(lambda *x: tf.stack(x), *results)
 
@@ -147,7 +141,7 @@ def _while_loop(
         state = body(*state)
         state = state if isinstance(state, (list, tuple)) else (state,)
     if maximum_iterations is None and _number(cond(*state)):
-        raise _NotKnown
+        raise NotKnown
     return state
 
 
@@ -157,7 +151,7 @@ def _cond(pred: Any, true_fn: Any = None, false_fn: Any = None, name: Any = None
 
 def _number(x: Any) -> Any:
     if (number := find_value(x)) is None:
-        raise _NotKnown
+        raise NotKnown
     return number
 
 

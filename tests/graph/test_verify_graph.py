@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from keras_qat.graph.calls import Call, Value
+from keras_qat.graph.calls import Value
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.verify_graph import find_problems
 from tests.networks.small import functional, layers
@@ -33,8 +33,7 @@ def test_call_before_its_producer():
 
 def test_value_with_another_producer():
     graph = read(layers.Dense(3, name="dense"))
-    call = graph.calls[0]
-    Call(call.layer, call.args, call.kwargs, call.outputs, "copy")
+    graph.calls[0].in_place(name="copy")
     (problem,) = find_problems(graph)
     assert problem.startswith("dense says that")
 
@@ -49,7 +48,8 @@ def test_wrong_shape(kind):
 
 def test_two_layers_of_one_name():
     graph = read(layers.ReLU(name="a"), layers.ReLU(name="b"))
-    graph.calls[1].name = "a"
+    calls = [graph.calls[0], graph.calls[1].in_place(name="a")]
+    graph = dataclasses.replace(graph, calls=calls)
     assert list(find_problems(graph)) == ["two layers are called a"]
 
 
