@@ -274,7 +274,7 @@ def _calls_of(
         if (source := read(tensor)) is not value:  # Returned unchanged, or twice.
             require(isinstance(source, Value))
             identity = keras.layers.Activation("linear", dtype=policy_of(value.dtype))
-            layer, path = keep(identity, _unused("identity", names) if nodes else "")
+            layer, path = keep(identity, _unused("identity", names) if nodes or pairs[1:] else "")
             calls.append(Call(layer, (source,), {}, value, path))
     return calls
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+import keras_qat
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
@@ -71,3 +72,12 @@ def one_of_a_stack(small, large):
 def test_other_parts_are_of_the_joined_tensor(function):
     graph = read_model(model_of(function))
     assert JOINS & kinds_in(lower(graph).calls)
+
+
+def test_each_tensor_that_is_unstacked_has_a_layer_of_its_own():
+    x = keras.Input((4,))
+    stacked = tf.stack([layers.Dense(3)(x), layers.Dense(3)(x)], axis=1)
+    plan = keras_qat.plan(keras.Model(x, tf.unstack(stacked, axis=1)))
+    identities = [call for call in plan.graph.calls if type(call.layer) is layers.Activation]
+    assert len({call.layer for call in identities}) == len(identities) == 2
+    assert len({call.name for call in identities}) == 2
