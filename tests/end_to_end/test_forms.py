@@ -24,7 +24,7 @@ OPTIONS = {
     "masks": {"kernels": RUNNABLE, "sqnr": 20},
     "masking": {"sqnr": 22},
     "lent weights": {"kernels": RUNNABLE, "trains": True},
-    "states": {"kernels": RUNNABLE, "trains": True, "strips": True},
+    "states": {"kernels": RUNNABLE, "trains": True, "strips": True, "sqnr": 17},
     "compared": {"sqnr": 10},
 }
 """Of networks that are in other tables, too."""
@@ -73,7 +73,9 @@ def test_from_the_float_model_to_the_file(subject, name, tmp_path):
         expected = keras_qat.strip_quantization(qat)(x) if form.strips else in_float(qat, x)
 
     keras_qat.calibrate(qat, x)
-    assert decibels(expected, qat.predict(x, verbose=0)) > form.sqnr
+    # In one batch: some forms read its first example.
+    predicted = qat.predict(x, batch_size=len(tf.nest.flatten(x)[0]), verbose=0)
+    assert decibels(expected, predicted) > form.sqnr
     contents = keras_qat.export_tflite(qat)
     report = keras_qat.verify(qat, contents, x)
     assert report.identical == 1
