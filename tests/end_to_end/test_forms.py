@@ -19,9 +19,10 @@ from tests.networks.forms.form import Form, decibels
 from tests.networks.forms.in_float import IN_FLOAT
 from tests.networks.tables import TABLES
 
+KINDS = ("GRU", "LSTM", "SimpleRNN")
 OPTIONS = {
-    "masked steps": {"sqnr": 20},
-    "masks": {"kernels": RUNNABLE, "sqnr": 20},
+    "masked steps": {},
+    "masks": {"kernels": RUNNABLE},
     "masking": {"sqnr": 22},
     "lent weights": {"kernels": RUNNABLE, "trains": True},
     "states": {"kernels": RUNNABLE, "trains": True, "strips": True, "sqnr": 17},
@@ -29,20 +30,23 @@ OPTIONS = {
 }
 """Of networks that are in other tables, too."""
 
-PARTLY_IN_FLOAT = {
-    *(f"behind_float {kind}" for kind in ("GRU", "LSTM", "SimpleRNN")),
-    *("alone", "read by others", "behind weights", "scaled", "translation"),
+OF_SINGLE_NETWORKS = {
+    **{f"behind_float {kind}": {"in_float": True, "is_random": True} for kind in KINDS},
+    **dict.fromkeys(("alone", "read by others", "behind weights", "scaled"), {"in_float": True}),
+    **dict.fromkeys((f"stacked {kind}" for kind in KINDS), {"is_random": True}),
+    **dict.fromkeys(("two_levels", "nested_output"), {"is_random": True}),
+    "translation": {
+        "recipe": keras_qat.recipes.int8().override("LayerNormalization", quantize=True)
+    },
 }
 FORMS = {
     **forms.FORMS,
     **{
         f"{table}, again" if table in forms.FORMS else table: {
-            name: Form(
-                network.build, network.inputs, in_float=name in PARTLY_IN_FLOAT, **OPTIONS[table]
-            )
+            name: Form(network.build, network.inputs, **options | OF_SINGLE_NETWORKS.get(name, {}))
             for name, network in TABLES[table].items()
         }
-        for table in OPTIONS
+        for table, options in OPTIONS.items()
     },
 }
 CASES = [
