@@ -32,9 +32,9 @@ OPTIONS = {
 
 OF_SINGLE_NETWORKS = {
     **{f"behind_float {kind}": {"in_float": True, "is_random": True} for kind in KINDS},
-    **dict.fromkeys(("alone", "read by others", "behind weights", "scaled"), {"in_float": True}),
-    **dict.fromkeys((f"stacked {kind}" for kind in KINDS), {"is_random": True}),
-    **dict.fromkeys(("two_levels", "nested_output"), {"is_random": True}),
+    **{key: {"in_float": True} for key in ("alone", "read by others", "behind weights", "scaled")},
+    **{f"stacked {kind}": {"is_random": True} for kind in KINDS},
+    **{key: {"is_random": True} for key in ("two_levels", "nested_output")},
     "translation": {
         "recipe": keras_qat.recipes.int8().override("LayerNormalization", quantize=True)
     },
