@@ -142,10 +142,10 @@ SHAPES: dict[Any, tuple[int, ...]] = {
     of_steps: (2, 3, 6, 5, 2),
 }
 RECIPES = {
-    "per tensor": (keras_qat.recipes.int8(per_channel=False), 20),
-    "4 bits": (keras_qat.recipes.int8(weight_bits=4), 5),
-    "activations of 5 bits": (keras_qat.recipes.int8(activation_bits=5), 0),
-    "2 bits": (keras_qat.recipes.int8(weight_bits=2, activation_bits=2), -20),
+    "per tensor": (keras_qat.recipes.int8(per_channel=False), 44),
+    "4 bits": (keras_qat.recipes.int8(weight_bits=4), 39),
+    "activations of 5 bits": (keras_qat.recipes.int8(activation_bits=5), 28),
+    "2 bits": (keras_qat.recipes.int8(weight_bits=2, activation_bits=2), 3),
 }
 CONV_LSTM = {
     **{
