@@ -27,7 +27,7 @@ import re
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +159,13 @@ def record_plan(network: Network, target: str | None) -> Record:
     }
 
 
+def hash_plan(network: Network, target: str | None) -> str:
+    """Return a hash of what a plan decides, without anything that is computed in float."""
+    plan = record_plan(network, target)
+    order = [call.partition(" = ")[2].split()[0] for call in plan.get("calls", {}).values()]
+    return hash_text(str([order, *(plan.get(key) for key in ("rows", "float layers", "error"))]))
+
+
 def describe_config(layer: Any) -> str:
     """Return the configuration of a layer without its name."""
     try:
@@ -182,8 +189,10 @@ def make_recipe(network: Network) -> Any:
     return recipe
 
 
-def list_differences(before: Record, after: Record) -> list[str]:
+def list_differences(before: Any, after: Any) -> list[str]:
     """Return one line for each entry of two records that differs."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return [f"{before} -> {after}"] if before != after else []
     lines = []
     for key in sorted({*before, *after}):
         old, new = before.get(key), after.get(key)
@@ -210,34 +219,52 @@ def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("verb", choices=("record", "compare"))
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("path", type=Path, help="a folder for records, or a text file for hashes")
     parser.add_argument("-k", default="", help="only networks whose names contain this")
     parser.add_argument("--share", type=float, default=1.0, help="share of the networks, 0 to 1")
     parser.add_argument("--plans", action="store_true", help="plans only, without integers")
+    parser.add_argument("--again", action="store_true", help="replace what is recorded")
     parser.add_argument("--draw", default="", help="any text, which decides what is in the share")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    path = arguments.folder / ("plans.jsonl" if arguments.plans else "records.jsonl")
-    take = record_plan if arguments.plans else record
-    lines = path.read_text().splitlines() if path.exists() else []
-    known: dict[str, Record] = dict(json.loads(line) for line in lines)
+    path, is_hashed = arguments.path, arguments.path.suffix == ".txt"
+    take: Callable[[Network, str | None], Any] = record_plan if arguments.plans else record
+    if is_hashed:
+        take = hash_plan
+    else:
+        path.mkdir(parents=True, exist_ok=True)
+        path /= "plans.jsonl" if arguments.plans else "records.jsonl"
+    known = read_records(path)
     seen = differing = 0
     for name, network, target in find_networks():
         if arguments.k not in name or not is_drawn(name, arguments.share, arguments.draw):
             continue
-        if (name in known) == (arguments.verb == "record"):
+        if arguments.verb == "record" and name in known and not arguments.again:
             continue
-        found, seen = take(network, target), seen + 1
+        if arguments.verb == "compare" and name not in known and not is_hashed:
+            continue
+        found, seen = json.loads(json.dumps(take(network, target))), seen + 1
         if arguments.verb == "record":
-            with path.open("a") as file:
-                file.write(json.dumps([name, found]) + "\n")
-        elif differences := list_differences(known[name], json.loads(json.dumps(found))):
+            known[name] = found
+            if not is_hashed:
+                with path.open("a") as file:
+                    file.write(json.dumps([name, found]) + "\n")
+        elif differences := list_differences(known.get(name), found):
             differing += 1
             print("\n  ".join([name, *differences]), flush=True)
         gc.collect()
+    if is_hashed and arguments.verb == "record":
+        path.write_text("".join(f"{known[name]} {name}\n" for name in sorted(known)))
     print(f"{seen} networks" + f", {differing} differ" * (arguments.verb == "compare"))
     sys.exit(bool(differing))
+
+
+def read_records(path: Path) -> dict[str, Any]:
+    """Return the records of a file by the networks' names; the last one of each network counts."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    if path.suffix == ".txt":
+        return {name: record for record, _, name in (line.partition(" ") for line in lines)}
+    return dict(json.loads(line) for line in lines)
 
 
 if __name__ == "__main__":
