@@ -21,7 +21,7 @@ WORKERS := -n 2 --dist worksteal --durations=10
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help demo test test-slow test-legacy test-arm64 test-x86 test-tosa test-gpu test-version lint format docs notebooks dist resolve clean
+.PHONY: help demo test test-slow test-legacy test-arm64 test-x86 test-plans test-tosa test-gpu test-version lint format docs notebooks dist resolve clean
 
 help:
 	@echo "make demo         train, quantize, export and verify a small network (DATA=fashion-mnist)"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-legacy  run the short part of them on TensorFlow 2.15"
 	@echo "make test-arm64   run files as on phones, in LiteRT for 64-bit ARM, emulated (Debian, root)"
 	@echo "make test-x86     run files on x86 processors without AVX-512, emulated (Debian, root)"
+	@echo "make test-plans   compare the plan of every network with the recorded one"
 	@echo "make test-tosa    compare files with Arm's TOSA, its converter and its reference model"
 	@echo "make test-gpu     compare a GPU with the CPU, time steps on it, print a table"
 	@echo "make test-version run it on another (TENSORFLOW=2.19 PYTHON=python3.12 NUMPY='numpy<2')"
@@ -62,6 +63,9 @@ test-x86: $(VENV)/.complete
 	@timeout 300 tests/install_qemu.sh qemu-x86_64 || \
 		echo "No emulator: that needs root, and apt of Debian. Tests that want it are skipped."
 	$(VENV)/bin/python -m pytest tests/x86 -m '' $(PYTEST_ARGS)
+
+test-plans: $(VENV)/.complete
+	$(VENV)/bin/python -m benchmarks.oracle compare tests/networks/plans.txt $(ORACLE_ARGS)
 
 test-tosa: $(VENV)/.complete $(VENV)-tosa/.complete
 	$(VENV)/bin/python -m pytest tests/tosa -m '' $(PYTEST_ARGS)

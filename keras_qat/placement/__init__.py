@@ -68,6 +68,7 @@ def place(
         ValueError: if the scope, an override of the recipe or an output matches no layer.
     """
     names = [] if file_outputs is None else checked_names(file_outputs)
+    given = recipe
     if not has_float:
         recipe = dataclasses.replace(recipe, without_float=True)
     with float32_policy():
@@ -76,7 +77,8 @@ def place(
         graph = ending_inside(graph, read, names) if names else graph
     inputs = [value.name for value in values_in(read.inputs)]
     check_scope(scope, [*read.calls, *read.loss_only, *graph.calls], inputs)
-    return placed(graph, recipe, scope, family, names)
+    plan = placed(graph, recipe, scope, family, names)
+    return dataclasses.replace(plan, recipe=given)
 
 
 def placed(
