@@ -8,7 +8,8 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.helper_layers.operations import MaskScores
 from keras_qat.keras2.backend import keras
-from tests.networks.forms.form import Form
+from tests.networks.forms.attention import VISIBLE, choosing
+from tests.networks.forms.form import Form, decibels
 from tests.networks.forms.masks import SIZE, data, hidden
 
 layers = keras.layers
@@ -47,3 +48,18 @@ def test_another_mask_leaves_what_is_hidden(read):
     model = keras.Model([x, seen], tf.where(read(seen), hidden, 0.0))
     qat = keras_qat.quantize_model(model)
     assert not any(isinstance(layer, MaskScores) for layer in qat._flatten_layers())
+
+
+ADDED = {
+    "scores": lambda mask, scores: tf.where(mask > 0.5, 3.0 * mask + scores, -1e9),
+    "a part": lambda mask, scores: tf.where(mask > 0.5, tf.zeros_like(scores), -1e9)[:, 1:2],
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_values_beside_a_mask_are_added(name):
+    build = choosing(lambda mask, scores: scores + ADDED[name](mask, scores))
+    model = Form(build, VISIBLE).model()
+    qat = keras_qat.quantize_model(model)
+    keras_qat.set_quantization(qat, False)
+    assert decibels(model([*VISIBLE]), qat([*VISIBLE], training=True)) > 60

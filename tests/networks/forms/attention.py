@@ -166,14 +166,6 @@ class Biased(layers.Layer):
         return tf.nn.softmax(scores + (self.bias + np.where(DISTANCES < 0, -1e9, 0.0)))
 
 
-ADDED = {
-    "added beside a mask": lambda mask, scores: (
-        scores + tf.where(mask > 0.5, 3.0 * mask + scores, -1e9)
-    ),
-    "a part of a mask": lambda mask, scores: (
-        scores + tf.where(mask > 0.5, tf.zeros_like(scores), -1e9)[:, 1:2]
-    ),
-}
 SEEN = rng(2).random((64, STEPS)) < 0.7
 SEEN[:, :2] = True
 ROWS = rng(1).normal(size=(64, STEPS)).astype(np.float32)
@@ -202,7 +194,6 @@ FORMS = {
     },
     "masks that choose": {
         **CHOOSING,
-        **forms({name: choosing(f) for name, f in ADDED.items()}, *VISIBLE, sqnr=10),
         **forms(
             {f"copied by {name}": hidden_by_copies(f) for name, f in COPIED.items()},
             *VISIBLE,
