@@ -32,6 +32,7 @@ from keras_qat.training.ranges.observers import LastValue
 from keras_qat.training.schedule import check_process, quantizers_in, scheduled_layers
 from keras_qat.training.steps.between_steps import is_undisturbed
 from keras_qat.training.steps.reused_optimizer import check_optimizer
+from keras_qat.training.steps.shared_update import SharedUpdate
 
 FIRST_STEPS = 300
 """Steps that a graph for both sides of a change serves behind the change, if it did before.
@@ -138,6 +139,7 @@ class PhasedModel:
             return getattr(self, attribute)
         look, layers = phase_finder(self), list(scheduled_layers(self))
         functions: dict[tuple[Phase | None, int], Any] = {}
+        update = SharedUpdate()
 
         def function(iterator: Any) -> Any:
             if name == "train":
@@ -166,7 +168,8 @@ class PhasedModel:
                     check_frozen(self)
                 functions[key] = backend.without_warnings(make(force=True))
                 setattr(self, attribute, function)
-                with backend.without_collection():  # It is traced.
+                optimizer = self.optimizer if name == "train" else None  # type: ignore[attr-defined]
+                with backend.without_collection(), update.of(optimizer):  # It is traced.
                     return functions[key](iterator)
 
         setattr(self, attribute, function)
