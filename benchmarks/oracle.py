@@ -235,13 +235,14 @@ def main() -> None:
         path.mkdir(parents=True, exist_ok=True)
         path /= "plans.jsonl" if arguments.plans else "records.jsonl"
     known = read_records(path)
-    seen = differing = 0
+    seen = differing = new = 0
     for name, network, target in find_networks():
         if arguments.k not in name or not is_drawn(name, arguments.share, arguments.draw):
             continue
         if arguments.verb == "record" and name in known and not arguments.again:
             continue
-        if arguments.verb == "compare" and name not in known and not is_hashed:
+        if arguments.verb == "compare" and name not in known:
+            new += 1
             continue
         found, seen = json.loads(json.dumps(take(network, target))), seen + 1
         if arguments.verb == "record":
@@ -249,13 +250,14 @@ def main() -> None:
             if not is_hashed:
                 with path.open("a") as file:
                     file.write(json.dumps([name, found]) + "\n")
-        elif differences := list_differences(known.get(name), found):
+        elif differences := list_differences(known[name], found):
             differing += 1
             print("\n  ".join([name, *differences]), flush=True)
         gc.collect()
     if is_hashed and arguments.verb == "record":
         path.write_text("".join(f"{known[name]} {name}\n" for name in sorted(known)))
-    print(f"{seen} networks" + f", {differing} differ" * (arguments.verb == "compare"))
+    compared = f", {differing} differ, {new} without a record" * (arguments.verb == "compare")
+    print(f"{seen} networks{compared}")
     sys.exit(bool(differing))
 
 
