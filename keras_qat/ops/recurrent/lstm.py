@@ -38,12 +38,13 @@ from keras_qat.arithmetic.int16_sigmoid import (
 )
 from keras_qat.arithmetic.kernel_families import TFLM
 from keras_qat.arithmetic.quant_params import QuantParams, ratio
-from keras_qat.graph.calls import Call, product_of
+from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.masked_recurrent import reads_mask
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import Part, take_parts
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
+from keras_qat.ops.recurrent.count_products import count_steps
 from keras_qat.ops.recurrent.kept_states import keep_states, kept_states
 from keras_qat.ops.weights import Weights
 
@@ -370,22 +371,6 @@ def _first_numbers(e: Emission, source: int, batch: int | None) -> int:
     firsts: list[Part] = [(0, 1, 1)] * (rank - 1)
     take_parts(e, source, some, [(None, None, 1), *firsts], dropped=range(1, rank - 1))
     return some
-
-
-def count_steps(gates: int, call: Call) -> int | None:
-    """Counts multiply-accumulates: each step multiplies its input and the state with all weights.
-
-    Args:
-        gates: number of gates.
-        call: the call of a recurrent layer. A ConvLSTM does so at each position of an image.
-    """
-    layer, (_, steps, *sizes) = call.layer, call.inputs[0].shape
-    units: int = layer.units if hasattr(layer, "units") else layer.filters
-    weights = None if sizes[-1] is None else gates * units * (sizes[-1] + units)
-    if not hasattr(layer, "kernel_size"):
-        return product_of((steps, weights))
-    positions = call.output.shape[2 if layer.return_sequences else 1 : -1]
-    return product_of((steps, weights, *positions, *layer.kernel_size))
 
 
 LSTM = Op(

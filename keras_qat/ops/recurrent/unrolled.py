@@ -29,8 +29,9 @@ from keras_qat.ops.conv import CONV
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import take_parts
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, held_in
+from keras_qat.ops.recurrent.count_products import count_steps
 from keras_qat.ops.recurrent.kept_states import InFile, keep_states, kept_states
-from keras_qat.ops.recurrent.lstm import HIDDEN, TANH, count_steps, form_of, other_form
+from keras_qat.ops.recurrent.lstm import HIDDEN, TANH, form_of, other_form
 from keras_qat.ops.recurrent.step_math import (
     CONV_LSTMS,
     HARD_SIGMOID,
