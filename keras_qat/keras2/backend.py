@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.framework import func_graph
@@ -31,8 +31,12 @@ def _find_keras_2() -> Any:
     return tf_keras
 
 
-keras = _find_keras_2()
-layers = keras.layers
+if TYPE_CHECKING:
+    import tf_keras as keras
+    from tf_keras import layers
+else:
+    keras = _find_keras_2()
+    layers = keras.layers
 _base_layer: Any = inspect.getmodule(layers.Layer)
 
 register = keras.utils.register_keras_serializable(package="keras_qat")
@@ -163,7 +167,7 @@ def recurrence(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
         yield
 
 
-def forget_dropout(layer: Any) -> None:
+def forget_dropout(layer: keras.layers.Layer) -> None:
     """Resets the dropout mask of a recurrent layer's cell, as each call of the layer does."""
     layer._maybe_reset_cell_dropout_mask(layer.cell)
 

@@ -150,7 +150,7 @@ def own_initializers(layer: Any) -> list[str]:
     ]
 
 
-def rename(layer: Any, name: str) -> None:
+def rename(layer: keras.layers.Layer, name: str) -> None:
     """Renames a layer that is in no model."""
     layer._name = name
 
