@@ -18,7 +18,7 @@ from tensorflow.python.ops import control_flow_util
 def product(x: Any, y: Any) -> Any:
     """Computes x * y; 0 where y is 0."""
     x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
-    if x.dtype == tf.float32 and in_xla():
+    if x.dtype == tf.float32 and is_in_xla():
         # XLA would join it with a sum behind it. In float64 it is exact, and then rounded.
         return tf.cast(tf.cast(x, tf.float64) * tf.cast(y, tf.float64), tf.float32)
     return tf.raw_ops.MulNoNan(x=x, y=y)
@@ -28,7 +28,7 @@ def quotient(x: Any, y: Any) -> Any:
     """Computes x / y; 0 where y is 0."""
     x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
     y = tf.cast(y, x.dtype)
-    if x.dtype == tf.float32 and in_xla():
+    if x.dtype == tf.float32 and is_in_xla():
         # XLA multiplies by 1 / y where y is constant, and on GPUs a fourth of its quotients is a
         # last bit off. In float64 a product with 1 / y is near enough to be rounded as x / y is,
         # which is never closer than 2^-49 to the middle of two float32 numbers.
@@ -37,7 +37,7 @@ def quotient(x: Any, y: Any) -> Any:
     return tf.raw_ops.DivNoNan(x=x, y=y)
 
 
-def hidden(number: float) -> Any:
+def hide_constant(number: float) -> Any:
     """Returns a float32 number as a tensor that graph optimization does not know.
 
     It would move it: `(x - y) - 0.5` becomes `x - (y + 0.5)`, and a division by it a product with
@@ -48,7 +48,7 @@ def hidden(number: float) -> Any:
     return tf.raw_ops.PlaceholderWithDefault(input=tf.constant(number), shape=[])
 
 
-def in_xla() -> bool:
+def is_in_xla() -> bool:
     """Whether XLA compiles the graph that is being traced, as with `jit_compile=True`."""
     graph = tf.compat.v1.get_default_graph()
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(graph)
@@ -59,7 +59,7 @@ def must_not_fuse() -> bool:
 
     XLA does so, and so do kernels that are compiled for GPUs. A `product` stays alone.
     """
-    return in_xla() or has_gpu()
+    return is_in_xla() or has_gpu()
 
 
 def has_gpu() -> bool:

@@ -38,7 +38,7 @@ class Switch(NamedTuple):
     on: Any
 
 
-def selecting(predicate: Any) -> Any:
+def make_switch(predicate: Any) -> Any:
     """Returns a predicate with which `cond` selects, if it is a tensor of a graph.
 
     For branches of few operations, in place of a `tf.cond` with two graphs of its own.
@@ -63,15 +63,13 @@ def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
     if isinstance(predicate, tf.__internal__.EagerTensor):
         predicate = bool(predicate)
     if isinstance(predicate, Switch):
-        return tf.nest.map_structure(
-            functools.partial(selected, predicate.on), true_fn(), false_fn()
-        )
+        return tf.nest.map_structure(functools.partial(select, predicate.on), true_fn(), false_fn())
     if isinstance(predicate, bool):
         return true_fn() if predicate else false_fn()
     return tf.cond(predicate, true_fn, false_fn)
 
 
-def selected(on: Any, x: Any, y: Any) -> Any:
+def select(on: Any, x: Any, y: Any) -> Any:
     """Returns `x` if the scalar tensor `on` is true, else `y`, of the same shape and type.
 
     This operation passes one of the two on. That of `tf.where` copies, element by element.
@@ -89,7 +87,7 @@ def straight_through(function: Callable[[Any], Any], x: Any) -> Any:
     return passes(x)
 
 
-def with_gradient_of(
+def replace_gradient(
     function: Callable[..., list[Any]], owner: Any, other: Callable[..., list[Any]], inputs: Any
 ) -> list[Any]:
     """Computes `function(*inputs)` with the gradient of `other(owner, *inputs)`.
@@ -115,7 +113,7 @@ def with_gradient_of(
     return list(replaced(*inputs))
 
 
-def traced_once(function: Callable[..., Any], signature: Any = None, in_line: bool = False) -> Any:
+def trace_once(function: Callable[..., Any], signature: Any = None, in_line: bool = False) -> Any:
     """Makes a function of tensors one operation of the graphs that call it.
 
     It is traced and optimized once, or once for each combination of other arguments, instead of for

@@ -17,20 +17,20 @@ import tensorflow as tf
 
 from keras_qat.arithmetic import as_written, plain_operations
 from keras_qat.arithmetic.as_written import must_not_fuse, product, quotient
-from keras_qat.arithmetic.control_flow import Switch, cond, selecting, straight_through
+from keras_qat.arithmetic.control_flow import Switch, cond, make_switch, straight_through
 from keras_qat.arithmetic.gradient_masks import (
     Gates,
+    apply_mask,
     mask_of_range,
     mask_of_relu,
-    masked,
-    within_range,
+    zero_outside_range,
 )
 
 LARGE, ROWS = 2**18, 32
 """From `LARGE` weights on, ranges per channel are computed in at most `ROWS` rows at once."""
 
 
-def range_of(
+def find_range(
     x: Any, bits: int = 8, symmetric: bool = False, narrow_range: bool = False
 ) -> tuple[Any, Any]:
     """Returns the smallest range that holds all of `x` and zero.
@@ -98,7 +98,7 @@ def _values(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool) -
     return op(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range)
 
 
-def with_ceiling(x: Any, ceiling: float | None) -> Any:
+def apply_relu(x: Any, ceiling: float | None) -> Any:
     """Returns a ReLU of `x` that ends at the ceiling (infinity: nowhere); without one, `x`."""
     if ceiling is None:
         return x
@@ -135,7 +135,7 @@ def fake_quantize_if(
     """
     if applies is False and ceiling is None:
         return x
-    gates, applies = gates or Gates(), selecting(applies)
+    gates, applies = gates or Gates(), make_switch(applies)
     if must_not_fuse():
         return _fake_quantize_plainly(applies, x, minimum, maximum, bits, narrow_range, ceiling)
     on = applies.on if isinstance(applies, Switch) else True
@@ -149,17 +149,17 @@ def fake_quantize_if(
         return tf.cast(y, x.dtype)
 
     def passing(x: Any) -> Any:
-        return tf.identity(x) if ceiling is None else with_ceiling(x, ceiling)
+        return tf.identity(x) if ceiling is None else apply_relu(x, ceiling)
 
     def inside(x: Any, upstream: Any) -> Any:
-        return masked(mask, upstream, x)
+        return apply_mask(mask, upstream, x)
 
     def passed(x: Any, upstream: Any) -> Any:
         if ceiling is None:
             return tf.identity(upstream)
         if ceiling == math.inf:
             return tf.raw_ops.ReluGrad(gradients=upstream, features=x)
-        return masked(mask_of_relu(ceiling, ceiling, gates), upstream, x)
+        return apply_mask(mask_of_relu(ceiling, ceiling, gates), upstream, x)
 
     @tf.custom_gradient
     def quantized(x: Any) -> Any:
@@ -173,7 +173,7 @@ def fake_quantize_if(
     @tf.custom_gradient
     def quantized_source(*_: Any) -> Any:
         if source.derivative is not None:
-            slope = within_range(source.derivative, x, minimum, maximum, bits, narrow_range)
+            slope = zero_outside_range(source.derivative, x, minimum, maximum, bits, narrow_range)
             return quantizing(x), lambda upstream: upstream * slope
 
         def gradient(upstream: Any) -> Any:
@@ -207,12 +207,12 @@ def _fake_quantize_plainly(
     def passing(x: Any) -> tuple[Any, Any]:
         if ceiling is None:
             return tf.identity(x), tf.ones_like(x, tf.bool)
-        return with_ceiling(x, ceiling), tf.logical_and(x > 0, x < ceiling)
+        return apply_relu(x, ceiling), tf.logical_and(x > 0, x < ceiling)
 
     @tf.custom_gradient
     def quantized(x: Any) -> Any:
         y, inside = cond(applies, lambda: quantizing(x), lambda: passing(x))
-        return y, lambda upstream: plain_operations.where(inside, upstream)
+        return y, lambda upstream: plain_operations.zero_unless(inside, upstream)
 
     return quantized(x)
 
@@ -222,10 +222,10 @@ def channel_limits(weights: Any, channel_axes: tuple[int, ...]) -> Any:
 
     A channel of zeros gets the limit 1: any scale represents it.
     """
-    return without_zeros(largest_magnitudes(weights, channel_axes))
+    return replace_zeros(largest_magnitudes(weights, channel_axes))
 
 
-def without_zeros(limits: Any) -> Any:
+def replace_zeros(limits: Any) -> Any:
     """Returns limits with 1 in place of 0, as any scale represents zeros."""
     return tf.where(limits > 0, limits, 1.0)
 

@@ -4,7 +4,7 @@ All integers are int64 tensors. TFLite multiplies 32-bit sums by 31-bit multipli
 twice. Its int16 kernels add up 64 bits, multiply by 15 bits and round once.
 
 Proved equal to TFLite's definitions for all inputs, by an SMT solver in
-tests/arithmetic/test_proofs.py: `fixed_point`, `multiply`, `divide`, `upper_bits`, and that
+tests/arithmetic/test_proofs.py: `to_fixed_point`, `multiply`, `divide`, `upper_bits`, and that
 `exact_multiplier` loses nothing.
 """
 
@@ -46,7 +46,7 @@ def _in_64_bits(bits: Any) -> Any:
     return bits if isinstance(bits, int) else tf.cast(bits, tf.int64)
 
 
-def exponent_of(number: Any) -> Any:
+def get_exponent(number: Any) -> Any:
     """Returns the exponent of the largest power of two up to a positive float64 number."""
     return shift_back(tf.bitcast(number, tf.int64), MANTISSA) - 1023
 
@@ -95,7 +95,7 @@ def saturate(x: Any, bits: int) -> Any:
     return tf.clip_by_value(x, low, high)
 
 
-def fixed_point(number: Any) -> tuple[Any, Any]:
+def to_fixed_point(number: Any) -> tuple[Any, Any]:
     """Returns a positive number as a multiplier of 31 bits and a power of two.
 
     Args:
@@ -117,7 +117,7 @@ def fixed_point(number: Any) -> tuple[Any, Any]:
 def multiply(
     x: Any, number: tuple[Any, Any], rounding: Literal["away", "up", "once"] = "away"
 ) -> Any:
-    """Multiplies whole numbers of 32 bits by a `fixed_point` number, rounding twice.
+    """Multiplies whole numbers of 32 bits by a `to_fixed_point` number, rounding twice.
 
     The second time halves go away from zero; `up` in some optimized kernels, of which those for
     64-bit ARM round only `once`, halves up.
@@ -137,13 +137,13 @@ def _in_32_bits(x: Any) -> Any:
 
 
 def upper_bits(number: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Returns a `fixed_point` number with a multiplier of 15 bits."""
+    """Returns a `to_fixed_point` number with a multiplier of 15 bits."""
     multiplier, exponent = number
     return tf.minimum(shift_back(multiplier + 2**15, 16), 2**15 - 1), exponent
 
 
 def multiply_sums(x: Any, number: tuple[Any, Any]) -> Any:
-    """Multiplies whole numbers of 48 bits by the upper 15 bits of a `fixed_point` number.
+    """Multiplies whole numbers of 48 bits by the upper 15 bits of a `to_fixed_point` number.
 
     Rounds once, halves up, as int16 kernels do with their sums.
     """
@@ -173,14 +173,14 @@ def exact_multiplier(number: Any) -> Any:
 
 
 def inverse_square_root(number: Any) -> tuple[Any, Any]:
-    """Computes 1 / sqrt(number) as a multiplier and an exponent, like those of `fixed_point`.
+    """Computes 1 / sqrt(number) as a multiplier and an exponent, like those of `to_fixed_point`.
 
     By five steps of Newton's method in 32 bits, with 3 of them in front of the point.
 
     Args:
         number: whole numbers below 2^31. Of 0 and 1 it is the largest multiplier.
     """
-    pairs = shift_back(exponent_of(tf.cast(tf.maximum(number, 1), tf.float64)) + 1, 1)
+    pairs = shift_back(get_exponent(tf.cast(tf.maximum(number, 1), tf.float64)) + 1, 1)
     # Times a power of four: from 2^27 to 2^29.
     scaled = shift_back(shift(number, 2 * tf.maximum(14 - pairs, 0)), 2 * tf.maximum(pairs - 14, 0))
     half = shift_back(shift_back(scaled, 1) + 1, 1)

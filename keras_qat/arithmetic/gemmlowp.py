@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.fixed_point import EXPONENTIALS, divide, high_product, saturate, shift
 
 
-def fixed_point_sigmoid(x: Any, integer_bits: int, bits: int = 31) -> Any:
+def compute_sigmoid(x: Any, integer_bits: int, bits: int = 31) -> Any:
     """Computes sigmoid(x), with as many bits behind the point as there are.
 
     Args:
@@ -33,8 +33,8 @@ def fixed_point_sigmoid(x: Any, integer_bits: int, bits: int = 31) -> Any:
     return tf.where(x > 0, above, below)
 
 
-def fixed_point_tanh(x: Any, integer_bits: int, bits: int = 31) -> Any:
-    """Computes tanh(x) like `fixed_point_sigmoid`, as (1 - e) / (1 + e) with e = exp(-2 |x|)."""
+def compute_tanh(x: Any, integer_bits: int, bits: int = 31) -> Any:
+    """Computes tanh(x) like `compute_sigmoid`, as (1 - e) / (1 + e) with e = exp(-2 |x|)."""
     reciprocal = _reciprocal(_exponential(-tf.abs(x), integer_bits + 1, bits), bits)
     return tf.sign(x) * saturate(shift(reciprocal - 2 ** (bits - 2), 2), bits)
 
@@ -42,13 +42,13 @@ def fixed_point_tanh(x: Any, integer_bits: int, bits: int = 31) -> Any:
 @functools.cache
 def sigmoid_table(integer_bits: int) -> np.ndarray:
     """Tabulates sigmoid(x) in 32768ths for each x of 16 bits, the lowest first."""
-    return _table(fixed_point_sigmoid, integer_bits)
+    return _table(compute_sigmoid, integer_bits)
 
 
 @functools.cache
 def tanh_table(integer_bits: int) -> np.ndarray:
     """Tabulates tanh(x) like `sigmoid_table`."""
-    return _table(fixed_point_tanh, integer_bits)
+    return _table(compute_tanh, integer_bits)
 
 
 def _table(function: Callable[..., Any], integer_bits: int) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.plain_operations import BEYOND, TINY, are_numbers, nudged_range
-from keras_qat.arithmetic.together import Together
+from keras_qat.arithmetic.together import SharedFunction
 
 Mask = Callable[[Any, Any], Any]
 """Function of the upstream gradient and a tensor, which returns the gradient or zeros."""
@@ -30,8 +30,8 @@ class Gates:
     """
 
     def __init__(self) -> None:
-        self.below = Together(below)
-        self.between = Together(between)
+        self.below = SharedFunction(find_relu_end)
+        self.between = SharedFunction(find_range_ends)
 
 
 def mask_of_range(
@@ -49,7 +49,7 @@ def mask_of_range(
     if not are_numbers(minimum, maximum):
         ends = gates.between.later(*nudging, on)
         return lambda upstream, x: _inside(upstream, x, *ends())
-    return lambda upstream, x: _inside(upstream, x, *between(*nudging, on))
+    return lambda upstream, x: _inside(upstream, x, *find_range_ends(*nudging, on))
 
 
 def mask_of_relu(maximum: Any, ceiling: float, gates: Gates, on: Any = True) -> Mask:
@@ -62,11 +62,11 @@ def mask_of_relu(maximum: Any, ceiling: float, gates: Gates, on: Any = True) -> 
         on: True, or a scalar tensor; where that is false, all numbers below the ceiling pass.
     """
     ends = maximum, _before(ceiling), on
-    gate = partial(below, *ends) if isinstance(maximum, float) else gates.below.later(*ends)
+    gate = partial(find_relu_end, *ends) if isinstance(maximum, float) else gates.below.later(*ends)
     return lambda upstream, x: _inside(upstream, x, *gate())
 
 
-def within_range(
+def zero_outside_range(
     gradient: Any, x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool
 ) -> Any:
     """Returns a gradient where `x` is in a range, else zero, as `mask_of_range` does at once.
@@ -79,7 +79,7 @@ def within_range(
     return _inside(gradient, x, *tf.unstack(ends * BEYOND))
 
 
-def masked(mask: Mask, upstream: Any, x: Any) -> Any:
+def apply_mask(mask: Mask, upstream: Any, x: Any) -> Any:
     """Applies a mask in float32, and returns the gradient in the type of `upstream`."""
     if x.dtype != tf.float32:
         with tf.control_dependencies([upstream]):  # Going forward it would be kept until here.
@@ -105,7 +105,7 @@ def _before(ceiling: float) -> float:
     return float(np.nextafter(np.float32(ceiling), np.float32(0)))
 
 
-def below(high: Any, last: Any, on: Any = True) -> tuple[Any]:
+def find_relu_end(high: Any, last: Any, on: Any = True) -> tuple[Any]:
     """Returns the upper end of what passes the gradient of a range from zero, behind a ReLU.
 
     Args:
@@ -118,7 +118,7 @@ def below(high: Any, last: Any, on: Any = True) -> tuple[Any]:
     return (end if on is True else tf.where(on, end, last),)
 
 
-def between(
+def find_range_ends(
     minimum: Any, maximum: Any, bits: Any, narrow_range: Any, on: Any = True
 ) -> tuple[Any, Any]:
     """Returns the upper and the lower end of what passes the gradient of a range.

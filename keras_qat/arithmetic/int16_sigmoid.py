@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import cond, traced_once
+from keras_qat.arithmetic.control_flow import cond, trace_once
 from keras_qat.arithmetic.fixed_point import (
     near_power_of_two,
     power_of_two,
@@ -47,12 +47,12 @@ class Curve:
 
 
 def prepare_sigmoid(family: KernelFamily, scale: Any) -> Curve:
-    """Prepares `sigmoid_of_int16` for inputs of this scale, with the zero point 0."""
+    """Prepares `compute_int16_sigmoid` for inputs of this scale, with the zero point 0."""
     return _prepared(family, scale, wider=0)
 
 
 def prepare_tanh(family: KernelFamily, scale: Any) -> Curve:
-    """Prepares `tanh_of_int16` for inputs of this scale, with the zero point 0."""
+    """Prepares `compute_int16_tanh` for inputs of this scale, with the zero point 0."""
     return _prepared(family, scale, wider=1)
 
 
@@ -63,12 +63,12 @@ def _prepared(family: KernelFamily, scale: Any, wider: int) -> Curve:
     return Curve(is_power if has_gates else False, left, *_factor_to_table(scale))
 
 
-def sigmoid_of_int16(q: Any, numbers: Curve) -> Any:
+def compute_int16_sigmoid(q: Any, numbers: Curve) -> Any:
     """Computes sigmoid(x) of quantized values, in 32768ths, as int64."""
     return _of_int16(q, numbers, _sigmoid_along_lines, sigmoid_table)
 
 
-def tanh_of_int16(q: Any, numbers: Curve) -> Any:
+def compute_int16_tanh(q: Any, numbers: Curve) -> Any:
     """Computes tanh(x) = 2 sigmoid(2x) - 1 of quantized values, in 32768ths, as int64."""
     return _of_int16(q, numbers, _tanh_along_lines, tanh_table)
 
@@ -89,7 +89,7 @@ def _of_int16(
     return cond(numbers.is_power, by_gates, lambda: along_lines(q, numbers))
 
 
-@traced_once
+@trace_once
 def _as_power(scale: Any, wider: int) -> tuple[Any, Any, Any]:
     """Whether a scale counts as a power of two, how far above 2^-12, and the scale that counts."""
     is_near, exponent = near_power_of_two(scale)
@@ -120,7 +120,7 @@ def _in_steps(q: Any, numbers: Curve) -> tuple[Any, Any]:
     return steps, tf.abs(steps)
 
 
-@traced_once
+@trace_once
 def _factor_to_table(scale: Any) -> tuple[Any, Any]:
     factor, bits = scale * (3 * 4096.0), tf.zeros([], tf.int64)
     for _ in range(31):

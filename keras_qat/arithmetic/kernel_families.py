@@ -197,7 +197,7 @@ def kernel_family(kernels: str) -> KernelFamily:
     return FAMILIES[kernels]
 
 
-def saved_family(kernels: str, model_name: str) -> KernelFamily:
+def find_saved_family(kernels: str, model_name: str) -> KernelFamily:
     """Returns the family of a saved model, or a successor with a warning if it was removed."""
     if kernels not in REMOVED:
         return kernel_family(kernels)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import hidden, in_xla, quotient
+from keras_qat.arithmetic.as_written import hide_constant, is_in_xla, quotient
 
 TINY = float(np.finfo(np.float32).tiny)
 """The least positive number."""
@@ -61,7 +61,7 @@ def fake_quantize(
     if are_numbers(minus, below):  # Equal to two differences, but for one number of steps.
         half_below = below - 0.5 if below != 1.0 else 0.5 - 2.0**-25
         return tf.math.ceil(half_below - clipped) * minus, inside
-    return tf.math.ceil(below - clipped - hidden(0.5)) * minus, inside
+    return tf.math.ceil(below - clipped - hide_constant(0.5)) * minus, inside
 
 
 def _are_between(steps: Any, levels: float, is_relu: bool) -> Any:
@@ -74,7 +74,7 @@ def _are_between(steps: Any, levels: float, is_relu: bool) -> Any:
     return tf.math.squared_difference(steps, middle) < farthest * farthest
 
 
-def where(inside: Any, x: Any) -> Any:
+def zero_unless(inside: Any, x: Any) -> Any:
     """Returns `x` where `inside` is true, else zero."""
     # Of a single number in place of these, TensorFlow's layout optimizer for GPUs makes an error.
     zeros = tf.zeros([1] * (inside.shape.rank or 0), x.dtype)
@@ -87,10 +87,10 @@ def _steps(x: Any, scale: Any, sign: float) -> Any:
     On a GPU TensorFlow swaps the axes of images, and swaps them back before operations that it
     takes for sensitive to their order: `quotient` is one of them, and a division is not.
     """
-    if in_xla():
+    if is_in_xla():
         return quotient(x, scale)
     if isinstance(scale, float):
-        return tf.raw_ops.RealDiv(x=x, y=hidden(scale or sign * TINY))
+        return tf.raw_ops.RealDiv(x=x, y=hide_constant(scale or sign * TINY))
     apart = tf.maximum if sign > 0 else tf.minimum
     return tf.raw_ops.RealDiv(x=x, y=apart(scale, sign * TINY))
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import quotient
-from keras_qat.arithmetic.control_flow import traced_once
+from keras_qat.arithmetic.control_flow import trace_once
 from keras_qat.arithmetic.kernel_families import KernelFamily
 
 
@@ -35,7 +35,7 @@ class QuantParams:
     bits: int = 8
 
     @classmethod
-    def of_range(cls, minimum: Any, maximum: Any, bits: int = 8) -> QuantParams:
+    def from_range(cls, minimum: Any, maximum: Any, bits: int = 8) -> QuantParams:
         """Returns the parameters of a range, nudged so that zero is a quantized value.
 
         As TFLite does, the nudged ends are float32 and are divided in double precision. The range
@@ -105,7 +105,7 @@ def _is_eager(value: Any) -> bool:
 def _of_range(bits: int) -> Callable[[Any, Any], tuple[Any, Any]]:
     """Returns a function from the ends of a range to scale and zero point."""
 
-    @partial(traced_once, signature=[tf.TensorSpec([]), tf.TensorSpec([])])
+    @partial(trace_once, signature=[tf.TensorSpec([]), tf.TensorSpec([])])
     def scale_and_zero_point(minimum: Any, maximum: Any) -> tuple[Any, Any]:
         levels = 2.0**bits - 1
         low, high = (tf.cast(end, tf.float64) for end in (minimum, maximum))

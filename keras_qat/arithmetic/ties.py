@@ -24,7 +24,7 @@ ENOUGH = 2e-4
 """Distance to a tie, in steps, that is far enough: float32 gives 255 steps to 3e-5."""
 
 
-def share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
+def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
     """Returns the share by which a range has to be wider, for its values to be far from ties.
 
     The first multiple of `WIDER` that suffices, or the best one, for values on a grid, which repeat
@@ -50,6 +50,6 @@ def share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> fl
     return best
 
 
-def widened(low: Any, high: Any, share: float = WIDER) -> Any:
+def widen_range(low: Any, high: Any, share: float = WIDER) -> Any:
     """Returns the upper end of a range that is wider by a share of its width."""
     return high + (high - low) * share

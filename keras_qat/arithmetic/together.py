@@ -17,7 +17,7 @@ class _Request:
     results: tuple[Any, ...] | None = None
 
 
-class Together:
+class SharedFunction:
     """A function of scalars that computes the results of all who ask with the same operations.
 
     A graph of many operations on single numbers takes longer to launch than to compute. Who asks
@@ -47,13 +47,15 @@ class Together:
             requests = [waiting for waiting in self._waiting if waiting.graph is request.graph]
             self._waiting = [waiting for waiting in self._waiting if waiting not in requests]
             rows = (waiting.scalars for waiting in requests)
-            for waiting, results in zip(requests, stacked(self._function, *rows), strict=True):
+            for waiting, results in zip(
+                requests, apply_to_rows(self._function, *rows), strict=True
+            ):
                 waiting.results = results
         assert request.results is not None
         return request.results
 
 
-def stacked(
+def apply_to_rows(
     function: Callable[..., tuple[Any, ...]], *rows: tuple[Any, ...]
 ) -> list[tuple[Any, ...]]:
     """Applies a function to rows of scalars with operations on vectors; returns rows of results."""

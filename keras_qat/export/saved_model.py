@@ -25,7 +25,7 @@ from keras_qat.io.atomic_files import replacing
 from keras_qat.keras2.backend import one_at_a_time, swapped
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import SharedRange
-from keras_qat.ops.recurrent.step_ops import params_named
+from keras_qat.ops.recurrent.step_ops import get_inner_params
 from keras_qat.ops.weights import Weights
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.recurrent.lstm import lstm_quantized
@@ -184,7 +184,7 @@ def _recurrent(node: Node, weights: Weights, numbers: list[Any]) -> Any:
         part.name: tf.constant((part.q * part.scale).astype(np.float32)) for part in (weights, own)
     }
     if weights.bias is not None or own.bias is not None:
-        input_params, fed_back = node.inputs[0].params, params_named(weights, "hidden")
+        input_params, fed_back = node.inputs[0].params, get_inner_params(weights, "hidden")
         pairs = ((weights, input_params), (own, fed_back))
         biases = [
             part.bias * (np.float64(read.scale) * part.scale).reshape(-1)  # type: ignore[union-attr]
@@ -200,7 +200,7 @@ def _recurrent(node: Node, weights: Weights, numbers: list[Any]) -> Any:
             return lstm_quantized(layer, x, real, phase, node.inputs[0].params.bits)  # type: ignore[union-attr]
 
         def rounded(name: str, x: Any) -> Any:
-            return _rounded(x, params_named(weights, name))
+            return _rounded(x, get_inner_params(weights, name))
 
         return steps_quantized(layer, numbers, real, phase, rounded, rounded)[0]
 

@@ -21,8 +21,8 @@ from keras_qat.graph.calls import Value
 from keras_qat.graph.masks import Masks
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
-from keras_qat.ops.op import Arguments, FixedRange, SharedRange, held_in
-from keras_qat.ops.requantize import Multiplier, requantization, requantized
+from keras_qat.ops.op import Arguments, FixedRange, SharedRange, get_held_dtype
+from keras_qat.ops.requantize import Multiplier, prepare_requantization, requantize
 
 ComputeInFloat = Callable[[Node, list[Any]], Any]
 
@@ -32,7 +32,7 @@ Ends = tuple[Any, Any]
 
 def _scale(params: QuantParams) -> Any:
     """Returns the scale, in the type of the quantized values."""
-    return tf.cast(params.as_tensors().scale, held_in(params))
+    return tf.cast(params.as_tensors().scale, get_held_dtype(params))
 
 
 def _ends(params: QuantParams, maximum: float | None = None) -> Ends:
@@ -43,7 +43,7 @@ def _ends(params: QuantParams, maximum: float | None = None) -> Ends:
         low = tf.maximum(low, 0.0)
         if maximum == 6:
             high = tf.minimum(high, round_half_away(maximum / params.scale))
-    dtype = held_in(params)
+    dtype = get_held_dtype(params)
     return tf.cast(low, dtype), tf.cast(high, dtype)
 
 
@@ -143,14 +143,14 @@ def _prepare_node(node: Node, family: KernelFamily) -> NodeNumbers:
         return NodeNumbers(constants, row)
     if native is output or not (tf.is_tensor(output.scale) or native != output):
         return NodeNumbers(constants, row, _ends(native, node.maximum))
-    conversion = requantization(family, native, output)
+    conversion = prepare_requantization(family, native, output)
     return NodeNumbers(constants, row, _ends(native, node.maximum), conversion, _ends(output))
 
 
 def _spec(operand: Operand) -> Any:
     shape = operand.q.shape if isinstance(operand, Constant) else operand.shape
     if operand.params is not None:
-        return tf.TensorSpec(shape, held_in(operand.params))
+        return tf.TensorSpec(shape, get_held_dtype(operand.params))
     assert isinstance(operand, Tensor)
     return tf.TensorSpec(shape, operand.dtype)
 
@@ -168,7 +168,7 @@ def _constant(operand: Operand) -> Any:
     """Returns the values of a constant minus the zero point; None for a tensor."""
     if not isinstance(operand, Constant):
         return None
-    dtype = held_in(operand.params)
+    dtype = get_held_dtype(operand.params)
     if tf.is_tensor(operand.q):
         return tf.cast(operand.q - operand.params.zero_point, dtype)
     precise = dtype.as_numpy_dtype
@@ -244,7 +244,7 @@ def compute_node(
         y = _clipped(y, ends, is_bound)
         if conversion is None or output_ends is None:
             return y
-        return _clipped(requantized(y, conversion), output_ends)
+        return _clipped(requantize(y, conversion), output_ends)
 
     return [finished(y, tensor) for y, tensor in zip(results, node.outputs, strict=True)]
 

@@ -14,7 +14,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.integer_graph import fold_weights
 from keras_qat.integer_graph.fold_weights import Ends, fitting, for_each_call, quantized
 from keras_qat.ops.recurrent.lstm import HIDDEN
-from keras_qat.ops.recurrent.step_math import parts
+from keras_qat.ops.recurrent.step_math import find_weight_parts
 from keras_qat.ops.weights import Weights
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.recurrent.unrolled import biases
@@ -73,7 +73,7 @@ def _of_unrolled(
         """Returns the output scale of each column's products."""
         blocks = {
             block.start: tf.fill([1, block.stop - block.start], scales[f"{prefix}_{name}"])
-            for name, part in parts(layer).items()
+            for name, part in find_weight_parts(layer).items()
             for block in part.blocks
         }
         return tf.concat([blocks[start] for start in sorted(blocks)], 1)

@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
-from keras_qat.arithmetic.control_flow import traced_once
+from keras_qat.arithmetic.control_flow import trace_once
 from keras_qat.arithmetic.fixed_point import exact_multiplier
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.ops.op import Op
-from keras_qat.ops.weights import Weights, reach_of, terms
+from keras_qat.ops.weights import Weights, compute_reach, count_terms
 from keras_qat.training.batch_norm import per_tensor_fold
 from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled
 from keras_qat.training.layers import QuantizeWrapper
@@ -108,12 +108,12 @@ def weights_of_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool)
     if wide and alike:
         q, scale = _with_exact_multipliers(q, scale, outputs[0] / inputs[0])
     else:
-        if name and not wide and terms(tuple(q.shape), axes) > FEW_FOR_INT32:
+        if name and not wide and count_terms(tuple(q.shape), axes) > FEW_FOR_INT32:
             scale_of_sums = tf.reduce_max(tf.stack(list(map(_least_scale_of_sums, ends))))
             q, scale = _widened(q, scale, tf.maximum(scale, scale_of_sums), divisor)
         q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide, divisor)
-    if in_graph and name and not wide and terms(tuple(q.shape), axes) > FEW:
-        reach = reach_of(q, axes)
+    if in_graph and name and not wide and count_terms(tuple(q.shape), axes) > FEW:
+        reach = compute_reach(q, axes)
     weights = Weights(name, q, scale, bits=bits, reach=reach, rounding=rounding, divisor=divisor)
     return for_each_call(weights, bias, inputs, outputs, in_graph, wide)
 
@@ -231,7 +231,7 @@ def quantized(bits: int, takes_limits: bool = False) -> Any:
     limits_spec = [tf.TensorSpec([1, None])] if takes_limits else []
     levels, divisor = 2 ** (bits - 1) - 1, finer(bits)
 
-    @partial(traced_once, signature=[tf.TensorSpec([None, None]), _VECTOR, *limits_spec])
+    @partial(trace_once, signature=[tf.TensorSpec([None, None]), _VECTOR, *limits_spec])
     def quantize(kernel: Any, factor: Any, *given: Any) -> tuple[Any, Any]:
         limits = given[0] if given else fake_quant.channel_limits(kernel, (-1,))
         q = fake_quant.quantize_channels(kernel, limits, bits)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import cond, straight_through, with_gradient_of
+from keras_qat.arithmetic.control_flow import cond, replace_gradient, straight_through
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.graph.calls import Call, Value, map_values, values_in
 from keras_qat.graph.missing_values import calls_on_missing_values
@@ -220,7 +220,7 @@ class Inference:
             with unchanged(states_of(model)):
                 return tf.nest.flatten(model.simulated(nested, **options))
 
-        outputs = with_gradient_of(exact, self.model, simulate, flat)
+        outputs = replace_gradient(exact, self.model, simulate, flat)
         return tf.nest.pack_sequence_as(nested_outputs(self.model), outputs)
 
     def _if(self, applies: Any, flat: list[Any], y: Any, after: list[Any]) -> Any:

@@ -36,7 +36,7 @@ class Ranges:
                 low, high = quantizer.current_range()
             if not self.in_graph and low == high:  # A ReLU of contrib that never was above 0.
                 high = NEXT_TO_NOTHING
-            self.params[quantizer] = QuantParams.of_range(low, high, spec.bits)
+            self.params[quantizer] = QuantParams.from_range(low, high, spec.bits)
         return self.params[quantizer]
 
     def quantizer_of(self, params: QuantParams) -> Any:
@@ -60,7 +60,7 @@ class Ranges:
             low, high = float(low), float(high)
         bits = max(8, *(part.bits for part in parts))
         return self.fixed(
-            ("joined", *map(id, parts)), lambda: QuantParams.of_range(low, high, bits)
+            ("joined", *map(id, parts)), lambda: QuantParams.from_range(low, high, bits)
         )
 
     def same(self, one: QuantParams, other: QuantParams) -> bool:

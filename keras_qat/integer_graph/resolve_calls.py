@@ -14,7 +14,7 @@ from keras_qat.integer_graph.ranges import Ranges
 from keras_qat.integer_graph.resolve_tensors import Tensors, scope_of
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.op import FixedRange, Op, SharedRange
-from keras_qat.ops.registry import Match, match, on_request, relu_maximum
+from keras_qat.ops.registry import Match, is_on_request, match, relu_maximum
 from keras_qat.ops.requantize import QUANTIZE, REQUANTIZE
 from keras_qat.ops.weights import Weights
 from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
@@ -309,7 +309,7 @@ class _Resolver:
 def _match(call: Call) -> Match:
     """Returns the operator of an unwrapped layer, or why the layer computes in float."""
     reason = why_left_in_float(call.layer)
-    if reason is None and on_request(call.layer) and not asked_for_integers(call.layer):
+    if reason is None and is_on_request(call.layer) and not asked_for_integers(call.layer):
         reason = "in float unless asked for"
     return match(call) if reason is None else Match(None, {}, reason)
 

@@ -14,7 +14,7 @@ from keras_qat.graph.tf_operations import inputs_and_constants
 from keras_qat.integer_graph.ranges import Ranges
 from keras_qat.ops.node import Constant, Operand, Tensor
 from keras_qat.ops.op import Op, SharedRange
-from keras_qat.ops.registry import row_listing
+from keras_qat.ops.registry import find_row
 from keras_qat.tflite.tensor_names import as_scope
 from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
@@ -82,7 +82,7 @@ class Tensors:
         elif input_range is not None and value.is_float:
             low, high = input_range
             params = self.ranges.fixed(
-                ("input", low, high), lambda: QuantParams.of_range(low, high, 8)
+                ("input", low, high), lambda: QuantParams.from_range(low, high, 8)
             )
         self.of_value[value] = tensor = self.new(value, params)
         if quantize is not None:
@@ -116,7 +116,7 @@ class Tensors:
 
 def values_read(call: Call) -> list[Value]:
     """Returns what a call computes with. Quantizers of old files name more tensors."""
-    op = row_listing(call.layer)
+    op = find_row(call.layer)
     if op is not None and op.reads_only_weights:
         return []
     return values_in(call.args[:1]) if isinstance(call.layer, Quantize) else call.inputs

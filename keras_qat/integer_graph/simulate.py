@@ -22,7 +22,7 @@ from keras_qat.io.progress import shown
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.messages import ByName
 from keras_qat.ops.node import Tensor
-from keras_qat.ops.op import held_in
+from keras_qat.ops.op import get_held_dtype
 from keras_qat.training.layers.recurrent.states import Stream
 from keras_qat.training.quantizers import PREFIX
 
@@ -177,6 +177,6 @@ def _as_input(x: np.ndarray, tensor: Tensor, numbers: Numbers) -> Any:
     if params is None:
         return tf.constant(x, tensor.dtype)
     if x.dtype == params.dtype:
-        dtype = held_in(params).as_numpy_dtype
+        dtype = get_held_dtype(params).as_numpy_dtype
         return tf.constant(x.astype(dtype) - dtype(params.zero_point))
     return numbers.quantized(tf.constant(x, tf.float32), tensor)

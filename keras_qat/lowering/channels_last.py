@@ -18,7 +18,7 @@ from keras_qat.keras2.backend import layers
 from keras_qat.lowering.activations import split_activation
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.convolutions import split_separable
-from keras_qat.ops.registry import op_of
+from keras_qat.ops.registry import find_op
 
 
 def with_channels_last(graph: Graph, context: LoweringContext) -> Graph:
@@ -89,7 +89,7 @@ class _Visitor:
     def is_elementwise(self, call: Call) -> bool:
         layer = call.layer
         known = (layers.Activation, layers.Dropout, layers.GaussianNoise, layers.ReLU)
-        op = op_of(call)
+        op = find_op(call)
         is_plain = op.elementwise if op is not None else type(layer) in known
         return is_plain and all(len(x.shape) == len(call.output.shape) for x in call.inputs)
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from keras_qat.graph.calls import Call, Graph, is_batch_norm, values_in
 from keras_qat.lowering.builder import LoweringContext
-from keras_qat.ops.registry import op_of
+from keras_qat.ops.registry import find_op
 
 
 def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
@@ -15,11 +15,11 @@ def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
     outputs = values_in(graph.outputs)
     calls = {call: call for call in graph.calls}
     for call in graph.calls:
-        op = op_of(call)
+        op = find_op(call)
         if op is None or op.name != "linear" or len(consumers[call.output]) != 1:
             continue
         producer, (reader,) = call.inputs[0].producer, consumers[call.output]
-        weighted = op_of(producer) if producer is not None else None
+        weighted = find_op(producer) if producer is not None else None
         if producer is None or weighted is None or not weighted.folds_batch_norm:
             continue
         is_read_once = consumers[producer.output] == [call] and producer.output not in outputs

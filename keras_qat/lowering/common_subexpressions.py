@@ -13,7 +13,7 @@ from keras_qat.graph.structural_keys import StructuralKeys, describe
 from keras_qat.keras2.layer_names import is_of_keras
 from keras_qat.keras2.layers_and_models import takes_training
 from keras_qat.lowering.builder import LoweringContext
-from keras_qat.ops.registry import op_of
+from keras_qat.ops.registry import find_op
 
 
 def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph:
@@ -25,7 +25,7 @@ def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph
     def identify(call: Call) -> Hashable | None:
         """Return a key that calls share if equal inputs give equal outputs."""
         layer = call.layer
-        if op_of(call) is None or not is_known(layer) or takes_training(layer):
+        if find_op(call) is None or not is_known(layer) or takes_training(layer):
             return None
         has_weights = bool(layer.weights or graph.weights.get(layer))
         return type(layer), id(layer) if has_weights else _describe_configuration(layer)

@@ -11,7 +11,7 @@ from keras_qat.graph.operations import READS_SHAPES, is_operation, kind_of
 from keras_qat.graph.tf_operations import arguments_in_order, array, number, operands
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.read_operations import simplify_operation
-from keras_qat.ops.registry import op_of
+from keras_qat.ops.registry import find_op
 
 
 class Distance(NamedTuple):
@@ -171,7 +171,7 @@ def _find_source(mask: Value, where: bool) -> tuple[Value, bool]:
 
 def _find_name(call: Call | None) -> str:
     """Returns the name of the operator that a call is; "" if there is none."""
-    op = None if call is None else op_of(call)
+    op = None if call is None else find_op(call)
     return "" if op is None else op.name
 
 

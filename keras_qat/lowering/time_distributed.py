@@ -15,7 +15,7 @@ from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.keras2.readability import is_graph_model
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
-from keras_qat.ops.registry import is_listed, op_of
+from keras_qat.ops.registry import find_op, is_listed
 
 _SPLIT_LATER = (layers.SeparableConv1D, layers.SeparableConv2D, layers.TimeDistributed)
 """Layers that no row lists, but whose components have rows."""
@@ -103,7 +103,7 @@ def _in_integers(call: Call, layer: Any) -> bool:
     """Returns whether a recurrent layer has integer operators for sequences as examples."""
     (x,), y = call.inputs, call.output
     step, output = (Value(v.name, (None, *v.shape[2:]), v.dtype) for v in (x, y))
-    return not layer.stateful and op_of(Call(layer, (step,), {}, output, call.name)) is not None
+    return not layer.stateful and find_op(Call(layer, (step,), {}, output, call.name)) is not None
 
 
 def _split_model_per_step(parts: PartsBuilder) -> list[Call]:

@@ -20,7 +20,7 @@ from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
-from keras_qat.ops.movement import window
+from keras_qat.ops.movement import read_window
 
 Product = tuple[Value, Any, Any, dict[str, Any]]
 """Input, kernel (a value or an array), layer class and its options."""
@@ -172,7 +172,7 @@ def _convolution(call: Call, depthwise: bool = False) -> Product | None:
     axes, padding = len(kernel.shape) - 2, padding or "VALID"  # As tf.nn.convolution has it.
     if axes not in (1, 2) or not isinstance(x, Value) or len(x.shape) != axes + 2:
         return None
-    sizes = [window(1 if option is None else option, axes) for option in (strides, dilation)]
+    sizes = [read_window(1 if option is None else option, axes) for option in (strides, dilation)]
     plain = isinstance(padding, str) and layout in (None, "NHWC", "NWC") and None not in sizes
     *size, channels, last = kernel.shape
     groups, rest = divmod(x.shape[-1] or 0, channels or 1)
@@ -199,7 +199,10 @@ def _transposed(call: Call) -> Product | None:
     axes = len(kernel.shape) - 2
     if axes not in (1, 2) or not isinstance(x, Value) or None in x.shape[1:-1]:
         return None
-    steps, gaps = window(strides, axes), window(1 if dilations is None else dilations, axes)
+    steps, gaps = (
+        read_window(strides, axes),
+        read_window(1 if dilations is None else dilations, axes),
+    )
     if steps is None or layout not in (None, "NHWC", "NWC") or gaps != (1,) * axes:
         return None
     padding, size = (padding or "SAME").lower(), kernel.shape[:axes]

@@ -11,26 +11,26 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import Choice, cond, traced_once
+from keras_qat.arithmetic.control_flow import Choice, cond, trace_once
 from keras_qat.arithmetic.fixed_point import (
     divide,
     divide_up,
-    exponent_of,
-    fixed_point,
+    get_exponent,
     high_product,
     multiply,
     saturate,
     shift,
     shift_back,
+    to_fixed_point,
     upper_bits,
 )
-from keras_qat.arithmetic.gemmlowp import fixed_point_sigmoid, fixed_point_tanh
+from keras_qat.arithmetic.gemmlowp import compute_sigmoid, compute_tanh
 from keras_qat.arithmetic.int16_sigmoid import (
     Curve,
+    compute_int16_sigmoid,
+    compute_int16_tanh,
     prepare_sigmoid,
     prepare_tanh,
-    sigmoid_of_int16,
-    tanh_of_int16,
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, single
@@ -41,14 +41,14 @@ from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import (
     Entries,
     Kernel,
-    by_table,
-    in_float32,
-    looked_up,
+    accept_float,
+    compute_in_float32,
+    look_up,
     lookup_row,
-    of_reals,
+    prepare_table,
 )
 from keras_qat.ops.op import Arguments, FixedRange, Op, Prepare, SharedRange
-from keras_qat.ops.requantize import requantization, requantized
+from keras_qat.ops.requantize import prepare_requantization, requantize
 
 _activations = keras.activations
 
@@ -88,11 +88,11 @@ def _hard_swish_table(a: Arguments, up: bool = False) -> Any:
     rounded = divide_up if up else divide
     fine = a.params[0].scale / 128.0
     value = shift(tf.cast(a.q[0], tf.int64), 7)
-    factor, exponent = upper_bits(fixed_point(single(fine / a.output.scale)))
+    factor, exponent = upper_bits(to_fixed_point(single(fine / a.output.scale)))
     scaled = high_product(value, factor, 15)
     # The gate relu6(x + 3) / 6: from -1 to 1 at first, in 32768ths.
     gate_ratio = single(fine / np.float64(np.float32(3 / 32768)))
-    gate_factor, gate_exponent = upper_bits(fixed_point(gate_ratio))
+    gate_factor, gate_exponent = upper_bits(to_fixed_point(gate_ratio))
     gate = saturate(shift(value, tf.maximum(gate_exponent - 1, 0)), 15)
     gate = high_product(gate, gate_factor, 15)
     gate = tf.where(gate_exponent > 0, saturate(shift(gate, 1), 15), gate)
@@ -134,15 +134,15 @@ def _prepare_directly(
         of_tflite: the same in the operations of TFLite's table.
         of_micro: the same in fixed point, as TFLite Micro computes it.
     """
-    float32 = in_float32(of_tflite, xnnpack=function)
+    float32 = compute_in_float32(of_tflite, xnnpack=function)
 
     def table(a: Arguments) -> Any:
         is_float = a.family.int8_curves == "float32"
         return float32(a) if is_float else _in_fixed_point(a, of_micro)
 
-    entries = by_table(table)
+    entries = prepare_table(table)
 
-    @traced_once
+    @trace_once
     def is_clear(lowest: Any, scale: Any, output: Any) -> Any:
         numbers = (tf.range(256, dtype=tf.float64) + lowest) * scale
         scaled = function(numbers) / output
@@ -175,10 +175,10 @@ def _directly(scaled: Callable[..., Any]) -> Callable[[Any, _Direct], Any]:
     signature = [tf.TensorSpec([], tf.bool), tf.TensorSpec(None), real, real]
 
     # Training changes every second table's condition: not a branch to trace for good.
-    @partial(traced_once, signature=[*signature, tf.TensorSpec([256]), real], in_line=True)
+    @partial(trace_once, signature=[*signature, tf.TensorSpec([256]), real], in_line=True)
     def chosen(is_clear: Any, q: Any, before: Any, after: Any, values: Any, first: Any) -> Any:
         entries = Entries(values, first)
-        return tf.cond(is_clear, lambda: scaled(q, before, after), lambda: looked_up(q, entries))
+        return tf.cond(is_clear, lambda: scaled(q, before, after), lambda: look_up(q, entries))
 
     def compute(q: Any, numbers: _Direct) -> Any:
         clear, entries = numbers.is_clear, numbers.entries
@@ -196,8 +196,8 @@ def _directly(scaled: Callable[..., Any]) -> Callable[[Any, _Direct], Any]:
 def _in_fixed_point(a: Arguments, function: Callable[[Any, int], Any]) -> Any:
     """Computes the table of a function that takes numbers with 4 bits in front of the point."""
     (q,), (x,), output = a.q, a.params, a.output
-    numbers = multiply(tf.cast(q, tf.int64), fixed_point(tf.cast(x.scale, tf.float64) * 2.0**27))
-    steps = exponent_of(tf.cast(1 / output.scale, tf.float64))
+    numbers = multiply(tf.cast(q, tf.int64), to_fixed_point(tf.cast(x.scale, tf.float64) * 2.0**27))
+    steps = get_exponent(tf.cast(1 / output.scale, tf.float64))
     return tf.cast(divide(function(numbers, 4), 31 - steps), tf.float64)
 
 
@@ -208,7 +208,7 @@ def _ends(x: QuantParams, output: QuantParams, dtype: tf.DType) -> tuple[Any, An
     divided by the power of two above a step, without a remainder: 0 for steps of 8 and more, with
     which 0 is at the lower end too.
     """
-    exponent = tf.cast(exponent_of(tf.cast(x.scale, tf.float64)) + 1, tf.float64)
+    exponent = tf.cast(get_exponent(tf.cast(x.scale, tf.float64)) + 1, tf.float64)
     reach = tf.floor(15.0 / tf.pow(tf.constant(2.0, tf.float64), exponent))
     ends = reach, output.lowest - output.zero_point, output.highest - output.zero_point
     return tuple(tf.cast(end, dtype) for end in ends)
@@ -247,7 +247,7 @@ def _bounded(
             return prepare_int8(a)
         (x,) = a.params
         nearer = dataclasses.replace(x, scale=tf.minimum(x.scale, FARTHEST))
-        conversion = requantization(a.family, x, nearer)
+        conversion = prepare_requantization(a.family, x, nearer)
         return x.scale > FARTHEST, conversion, prepare_curve(a.family, nearer.scale)
 
     def compute(a: Arguments) -> Any:
@@ -257,7 +257,7 @@ def _bounded(
         is_far, conversion, curve = a.numbers
 
         def brought_nearer() -> Any:
-            return tf.clip_by_value(requantized(q, conversion), -highest - 1, highest)
+            return tf.clip_by_value(requantize(q, conversion), -highest - 1, highest)
 
         nearer = cond(is_far, brought_nearer, lambda: tf.identity(q))
         return tf.cast(of_int16(nearer, curve), q.dtype)
@@ -270,7 +270,7 @@ def _bounded(
             e.add("QUANTIZE", outputs=[source])
         e.add(code, [source])
 
-    return Op(name, compute, emit, prepare=prepare, accepts=of_reals, elementwise=True, **how)
+    return Op(name, compute, emit, prepare=prepare, accepts=accept_float, elementwise=True, **how)
 
 
 ACTIVATIONS: tuple[Op, ...] = (
@@ -284,7 +284,9 @@ ACTIVATIONS: tuple[Op, ...] = (
         attributes=lambda call: {"alpha": float(getattr(call.layer, "alpha", 1.0))},
         needs=("alpha",),
         kernel=Kernel(
-            "ELU", in_float32(_elu, xnnpack=_elu), fits=lambda attributes: attributes["alpha"] == 1
+            "ELU",
+            compute_in_float32(_elu, xnnpack=_elu),
+            fits=lambda attributes: attributes["alpha"] == 1,
         ),
     ),
     lookup_row(
@@ -296,7 +298,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         attributes=lambda call: {"approximate": bool(argument(call, "approximate"))},
         needs=("approximate",),
         kernel=Kernel(
-            "GELU", in_float32(_gelu_in_float32), fields=lambda attributes: dict(attributes)
+            "GELU", compute_in_float32(_gelu_in_float32), fields=lambda attributes: dict(attributes)
         ),
     ),
     lookup_row(
@@ -316,9 +318,9 @@ ACTIVATIONS: tuple[Op, ...] = (
         "LOGISTIC",
         tf.sigmoid,
         lambda x: 1.0 / single(1.0 + single(tf.exp(-x))),
-        fixed_point_sigmoid,
+        compute_sigmoid,
         prepare_sigmoid,
-        sigmoid_of_int16,
+        compute_int16_sigmoid,
         _scaled_sigmoid,
         output=FixedRange(0.0, 255 / 256, is_bound=True),
         doc="sigmoid; its output has 256 steps from 0 to 1",
@@ -330,9 +332,9 @@ ACTIVATIONS: tuple[Op, ...] = (
         "TANH",
         tf.tanh,
         tf.tanh,
-        fixed_point_tanh,
+        compute_tanh,
         prepare_tanh,
-        tanh_of_int16,
+        compute_int16_tanh,
         _scaled_tanh,
         output=FixedRange(-1.0, 127 / 128, is_bound=True),
         doc="tanh; its output has 256 steps from -1 to 1",
@@ -345,7 +347,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         lambda e: e.reshape(e.inputs[0], e.outputs[0]),
         doc="the linear activation, which changes nothing",
         functions=(_activations.linear,),
-        accepts=of_reals,
+        accepts=accept_float,
         output=SharedRange(),
         elementwise=True,
         alias=True,

@@ -14,12 +14,12 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.helper_layers.operations import MaskScores
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Op
-from keras_qat.ops.requantize import Multiplier, requantization, requantized
+from keras_qat.ops.requantize import Multiplier, prepare_requantization, requantize
 
 
 def _prepare(a: Arguments) -> tuple[Multiplier, Any]:
     """Prepares the conversion of scores to the output's range, and the end of that range."""
-    numbers = requantization(a.family, a.params[0], a.output)
+    numbers = prepare_requantization(a.family, a.params[0], a.output)
     return numbers, tf.cast(_end(a.output, a.attributes) - a.output.zero_point, a.q[0].dtype)
 
 
@@ -31,7 +31,7 @@ def _end(params: QuantParams, attributes: Any) -> int:
 def _compute(a: Arguments) -> Any:
     """Requantizes the scores to the output's range, and gives masked ones its lowest value."""
     (scores, *masks), (numbers, end) = a.q, a.numbers
-    result = requantized(scores, numbers)
+    result = requantize(scores, numbers)
     for mask in a.call.layer.masks(result, masks):
         result = tf.where(mask, result, end)
     return result

@@ -18,10 +18,10 @@ from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.node import Node, Tensor
-from keras_qat.ops.op import Arguments, Attributes, Op, held_in
+from keras_qat.ops.op import Arguments, Attributes, Op, get_held_dtype
 from keras_qat.ops.weighted_sums import RECENT
 
-Number = tuple[Any, QuantParams]
+Quantized = tuple[Any, QuantParams]
 """Quantized values less their zero point, or a tensor of a file, with quantization parameters."""
 
 Shape = tuple[int | None, ...]
@@ -41,12 +41,12 @@ def wide_params(scale: Any) -> QuantParams:
     return QuantParams(single(scale), tf.zeros([], tf.float64), 16)
 
 
-def whole(bits: int) -> QuantParams:
+def integer_params(bits: int) -> QuantParams:
     """Returns parameters of whole numbers that stand for themselves, in 16 or 32 bits."""
     return QuantParams(np.float32(1), 0, bits)
 
 
-def wide_scale_of(output: QuantParams) -> Any:
+def compute_wide_scale(output: QuantParams) -> Any:
     """Returns the smallest 16-bit scale that holds all numbers of an output's range."""
     ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
     return quotient(tf.maximum(*ends) * output.scale, MOST)
@@ -57,7 +57,7 @@ class _Step:
     """A row that is run once. The fields are arguments of `Machine.run`."""
 
     op: Op
-    inputs: list[Number]
+    inputs: list[Quantized]
     params: QuantParams
     attributes: Attributes
     weights: Any
@@ -82,14 +82,14 @@ class Machine(abc.ABC):
     def run(
         self,
         op: Op,
-        inputs: list[Number],
+        inputs: list[Quantized],
         params: QuantParams,
         *,
         attributes: Attributes | None = None,
         weights: Any = None,
         maximum: float | None = None,
         shape: Shape | None = None,
-    ) -> Number:
+    ) -> Quantized:
         """Runs a row.
 
         Args:
@@ -105,30 +105,30 @@ class Machine(abc.ABC):
         return self._run(_Step(op, inputs, params, chosen, weights, maximum, shape))
 
     @abc.abstractmethod
-    def _run(self, step: _Step) -> Number: ...
+    def _run(self, step: _Step) -> Quantized: ...
 
     @abc.abstractmethod
-    def constant(self, name: str, q: Any, params: QuantParams) -> Number:
+    def constant(self, name: str, q: Any, params: QuantParams) -> Quantized:
         """Makes a number of quantized values."""
 
     @abc.abstractmethod
-    def split(self, x: Number, count: int) -> list[Number]:
+    def split(self, x: Quantized, count: int) -> list[Quantized]:
         """Splits a number into blocks of channels."""
 
     @abc.abstractmethod
-    def widened(self, x: Number) -> Number:
+    def widened(self, x: Quantized) -> Quantized:
         """Turns a number of 8 bits with zero point 0 into 16 bits with the same scale."""
 
     @abc.abstractmethod
-    def codes(self, x: Number, params: QuantParams) -> Number:
+    def codes(self, x: Quantized, params: QuantParams) -> Quantized:
         """Takes quantized values, zero point included, for those of 16 or 32 bits."""
 
     @abc.abstractmethod
-    def reshaped(self, x: Number, shape: Shape) -> Number:
+    def reshaped(self, x: Quantized, shape: Shape) -> Quantized:
         """Gives a number another shape, of which only the first size may be open."""
 
     @abc.abstractmethod
-    def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
+    def looked_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
         """Takes the entry of a table, whose zero point is 0, for each number.
 
         The table has an entry for each number from 0 on, or for each 8-bit number.
@@ -146,10 +146,10 @@ class Preparing(Machine):
     def __init__(self, a: Arguments, numbers: list[Any]) -> None:
         self.a, self.numbers = a, numbers
 
-    def _run(self, step: _Step) -> Number:
+    def _run(self, step: _Step) -> Quantized:
         inputs, output = [x.as_tensors() for _, x in step.inputs], step.params.as_tensors()
         arguments = step.arguments(self.a, params=inputs, output=output, weights=step.weights)
-        dtype, ends = held_in(step.params), None
+        dtype, ends = get_held_dtype(step.params), None
         if step.params.bits < 32:  # They hold all results.
             low, high = (end - output.zero_point for end in (output.lowest, output.highest))
             low = low if step.maximum is None else tf.maximum(low, 0.0)
@@ -160,33 +160,33 @@ class Preparing(Machine):
             shape = [*shape[:-1], step.weights.q.shape[-1]]
         return tf.TensorSpec(shape, dtype), step.params
 
-    def constant(self, name: str, q: Any, params: QuantParams) -> Number:
-        dtype, zero_point = held_in(params), params.as_tensors().zero_point
+    def constant(self, name: str, q: Any, params: QuantParams) -> Quantized:
+        dtype, zero_point = get_held_dtype(params), params.as_tensors().zero_point
         self.numbers.append(tf.cast(tf.cast(q, tf.float64) - zero_point, dtype))
         return tf.TensorSpec(self.numbers[-1].shape, dtype), params
 
-    def split(self, x: Number, count: int) -> list[Number]:
+    def split(self, x: Quantized, count: int) -> list[Quantized]:
         spec, params = x
         shape = [*spec.shape[:-1], spec.shape[-1] // count]
         return [(tf.TensorSpec(shape, spec.dtype), params)] * count
 
-    def widened(self, x: Number) -> Number:
+    def widened(self, x: Quantized) -> Quantized:
         params = dataclasses.replace(x[1], bits=16)
-        return tf.TensorSpec(x[0].shape, held_in(params)), params
+        return tf.TensorSpec(x[0].shape, get_held_dtype(params)), params
 
-    def codes(self, x: Number, params: QuantParams) -> Number:
-        dtype, zero_point = held_in(params), x[1].as_tensors().zero_point
+    def codes(self, x: Quantized, params: QuantParams) -> Quantized:
+        dtype, zero_point = get_held_dtype(params), x[1].as_tensors().zero_point
         self.numbers.append(None if x[1].bits > 8 else tf.cast(zero_point, dtype))
         return tf.TensorSpec(x[0].shape, dtype), params
 
-    def reshaped(self, x: Number, shape: Shape) -> Number:
+    def reshaped(self, x: Quantized, shape: Shape) -> Quantized:
         return tf.TensorSpec(shape, x[0].dtype), x[1]
 
-    def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
+    def looked_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
         first = None
         if x[1].bits <= 8:
             known = x[1].as_tensors()
-            first = tf.cast(known.zero_point - known.lowest, held_in(x[1]))
+            first = tf.cast(known.zero_point - known.lowest, get_held_dtype(x[1]))
         self.numbers.append((table, first))
         return tf.TensorSpec(x[0].shape, table.dtype), params
 
@@ -202,39 +202,39 @@ class Computing(Machine):
     def __init__(self, a: Arguments, numbers: Iterable[Any]) -> None:
         self.a, self.numbers = a, iter(numbers)
 
-    def _run(self, step: _Step) -> Number:
+    def _run(self, step: _Step) -> Quantized:
         prepared, ends = next(self.numbers)
         result = step.op.compute(step.arguments(self.a, numbers=prepared))
-        q = tf.cast(result, held_in(step.params))
+        q = tf.cast(result, get_held_dtype(step.params))
         if ends is not None:
             low, high = ends
             q = tf.minimum(tf.maximum(q, low), high)
         return q, step.params
 
-    def constant(self, name: str, q: Any, params: QuantParams) -> Number:
+    def constant(self, name: str, q: Any, params: QuantParams) -> Quantized:
         return next(self.numbers), params
 
-    def split(self, x: Number, count: int) -> list[Number]:
+    def split(self, x: Quantized, count: int) -> list[Quantized]:
         return [(q, x[1]) for q in tf.split(x[0], count, -1)]
 
-    def widened(self, x: Number) -> Number:
+    def widened(self, x: Quantized) -> Quantized:
         params = dataclasses.replace(x[1], bits=16)
-        return tf.cast(x[0], held_in(params)), params
+        return tf.cast(x[0], get_held_dtype(params)), params
 
-    def codes(self, x: Number, params: QuantParams) -> Number:
-        q, zero_point = tf.cast(x[0], held_in(params)), next(self.numbers)
+    def codes(self, x: Quantized, params: QuantParams) -> Quantized:
+        q, zero_point = tf.cast(x[0], get_held_dtype(params)), next(self.numbers)
         return q if zero_point is None else q + zero_point, params
 
-    def reshaped(self, x: Number, shape: Shape) -> Number:
+    def reshaped(self, x: Quantized, shape: Shape) -> Quantized:
         return tf.reshape(x[0], [-1, *shape[1:]]), x[1]
 
-    def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
+    def looked_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
         table, first = next(self.numbers)
         q = x[0] if first is None else x[0] + first
         return tf.gather(table, tf.cast(q, tf.int32)), params
 
 
-class Writing(Machine):
+class Emitting(Machine):
     """Writes operators to a file.
 
     Args:
@@ -246,7 +246,7 @@ class Writing(Machine):
         self.e, self.image = e, image
         self.counter = itertools.count(1)
 
-    def _run(self, step: _Step) -> Number:
+    def _run(self, step: _Step) -> Quantized:
         e, count, params = self.e, next(self.counter), _in_file(step.params)
         name, shape = f"{e.node.name}/{count}", step.shape or e.shape(step.inputs[-1][0])
         if step.weights is not None:
@@ -263,12 +263,12 @@ class Writing(Machine):
         step.op.emit(Emission(e.builder, node, [index for index, _ in step.inputs], [target]))
         return target, params
 
-    def constant(self, name: str, q: Any, params: QuantParams) -> Number:
+    def constant(self, name: str, q: Any, params: QuantParams) -> Quantized:
         params = _in_file(params)
-        in_file = None if params == whole(32) else params
+        in_file = None if params == integer_params(32) else params
         return self.e.constant(name, np.asarray(q).astype(params.dtype), in_file), params
 
-    def split(self, x: Number, count: int) -> list[Number]:
+    def split(self, x: Quantized, count: int) -> list[Quantized]:
         (index, params), e, number = x, self.e, next(self.counter)
         *sizes, channels = e.shape(index)
         assert channels is not None
@@ -277,27 +277,27 @@ class Writing(Machine):
         e.add("SPLIT", [e.constant("axis", len(sizes)), index], targets, numSplits=count)
         return [(target, params) for target in targets]
 
-    def widened(self, x: Number) -> Number:
+    def widened(self, x: Quantized) -> Quantized:
         index, params = x[0], dataclasses.replace(x[1], bits=16)
         target = self.e.temporary(f"{next(self.counter)}/wide", self.e.shape(index), params)
         self.e.cast(index, target)
         return target, params
 
-    def codes(self, x: Number, params: QuantParams) -> Number:
+    def codes(self, x: Quantized, params: QuantParams) -> Quantized:
         params = _in_file(params)
         target = self._temporary(f"{next(self.counter)}/codes", self.e.shape(x[0]), params)
         self.e.cast(x[0], target)
         return target, params
 
-    def reshaped(self, x: Number, shape: Shape) -> Number:
+    def reshaped(self, x: Quantized, shape: Shape) -> Quantized:
         return self.e.reshaped(x[0], shape, f"{next(self.counter)}/reshaped"), x[1]
 
     def _temporary(self, name: str, shape: Shape, params: QuantParams) -> int:
-        return self.e.temporary(name, shape, "int32" if params == whole(32) else params)
+        return self.e.temporary(name, shape, "int32" if params == integer_params(32) else params)
 
-    def looked_up(self, table: Any, params: QuantParams, x: Number) -> Number:
+    def looked_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
         e, number, params = self.e, next(self.counter), _in_file(params)
-        indices, _ = x if x[1].bits == 32 else self.codes(x, whole(32))
+        indices, _ = x if x[1].bits == 32 else self.codes(x, integer_params(32))
         target = e.temporary(str(number), e.shape(x[0]), params)
         if x[1].bits <= 8:  # Positions count from 0.
             codes, half = indices, e.constant("half", -x[1].lowest)

@@ -27,20 +27,20 @@ from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import (
     ONE_PIXEL,
-    add_on_images,
-    from_image,
-    image_of,
-    image_output,
-    pair,
+    as_image,
+    as_pair,
+    emit_from_image,
+    emit_on_images,
+    make_image_output,
 )
 from keras_qat.ops.node import Node
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.weighted_sums import (
     RECENT,
     Sums,
+    compute_weighted,
     prepare_sums,
     weight_constants,
-    weighted,
 )
 from keras_qat.tflite.schema import TYPES
 
@@ -64,7 +64,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 def _left(a: Attributes, steps: int) -> int:
     """Returns the steps that causal padding adds in front of a sequence."""
-    return (steps - 1) * pair(a["dilation"])[1] if a["padding"] == "causal" else 0
+    return (steps - 1) * as_pair(a["dilation"])[1] if a["padding"] == "causal" else 0
 
 
 def _padding(a: Attributes) -> str:
@@ -78,7 +78,7 @@ def _on_images(function: Any, a: Attributes, x: Any, kernel: Any) -> Any:
     return tf.squeeze(function(a, tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)), 1)
 
 
-def convolved(a: Attributes, x: Any, kernel: Any) -> Any:
+def convolve(a: Attributes, x: Any, kernel: Any) -> Any:
     """Convolves real numbers, with the attributes of CONV."""
     return _on_images(_convolved, a, x, kernel)
 
@@ -87,11 +87,11 @@ def _convolved(a: Attributes, x: Any, kernel: Any) -> Any:
     padding: Any = _padding(a)
     if left := _left(a, kernel.shape[1]):
         padding = [[0, 0], [0, 0], [left, 0], [0, 0]]
-    return tf.nn.conv2d(x, kernel, pair(a["strides"]), padding, dilations=pair(a["dilation"]))
+    return tf.nn.conv2d(x, kernel, as_pair(a["strides"]), padding, dilations=as_pair(a["dilation"]))
 
 
-def convolved_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Computes `convolved` of one group as a product of two matrices: of all patches, and weights.
+def convolve_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
+    """Computes `convolve` of one group as a product of two matrices: of all patches, and weights.
 
     Patches are as many copies of the images as the kernel has pixels.
     """
@@ -101,7 +101,7 @@ def convolved_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
 def _convolved_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
     *sizes, inputs, outputs = kernel.shape
     sides, spans = [], []
-    axes = zip(sizes, pair(a["strides"]), pair(a["dilation"]), strict=True)
+    axes = zip(sizes, as_pair(a["strides"]), as_pair(a["dilation"]), strict=True)
     for axis, (size, stride, dilation) in enumerate(axes, 1):
         length = x.shape[axis] if x.shape[axis] is not None else tf.shape(x)[axis]
         reach = (size - 1) * dilation
@@ -120,16 +120,16 @@ def _convolved_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
     return tf.nn.conv2d(tf.concat(patches, -1), matrix, 1, "VALID")
 
 
-def convolved_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
+def convolve_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
     """Convolves each channel by itself, with the attributes of DEPTHWISE_CONV."""
     if x.shape.rank == 3:  # TensorFlow wants equal strides; there is nothing along the first axis.
-        a = {**a, "strides": pair(a["strides"])[1]}
+        a = {**a, "strides": as_pair(a["strides"])[1]}
     return _on_images(_convolved_by_channel, a, x, kernel)
 
 
 def _convolved_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
-    strides = [1, *pair(a["strides"]), 1]
-    return tf.nn.depthwise_conv2d(x, kernel, strides, _padding(a), dilations=pair(a["dilation"]))
+    strides = [1, *as_pair(a["strides"]), 1]
+    return tf.nn.depthwise_conv2d(x, kernel, strides, _padding(a), dilations=as_pair(a["dilation"]))
 
 
 def _prepare_conv(a: Arguments) -> Sums:
@@ -138,7 +138,9 @@ def _prepare_conv(a: Arguments) -> Sums:
 
 
 def _options(e: Emission) -> dict[str, Any]:
-    (high, wide), (rows, columns) = (pair(e.attributes[name]) for name in ("strides", "dilation"))
+    (high, wide), (rows, columns) = (
+        as_pair(e.attributes[name]) for name in ("strides", "dilation")
+    )
     is_sequence = len(e.shape(e.inputs[0])) == 3
     return {
         "padding": getattr(schema.Padding, _padding(e.attributes)),
@@ -155,14 +157,14 @@ def _emit_conv(e: Emission) -> None:
 
     x = e.inputs[0]
     if left := _left(e.attributes, e.weights.q.shape[0]):
-        x = image_of(e, x)
+        x = as_image(e, x)
         batch, height, width, channels = e.shape(x)
         width = None if width is None else width + left
         padded = e.temporary("padded", (batch, height, width, channels), x)
         pads = e.constant("pads", [[0, 0], [0, 0], [left, 0], [0, 0]])
         e.add("PAD", [x, pads], [padded])
         x = padded
-    add_on_images(e, "CONV_2D", [x, *weight_constants(e, arrange, 0)], **_options(e))
+    emit_on_images(e, "CONV_2D", [x, *weight_constants(e, arrange, 0)], **_options(e))
 
 
 def _emit_depthwise(e: Emission) -> None:
@@ -171,7 +173,7 @@ def _emit_depthwise(e: Emission) -> None:
 
     inputs = [e.inputs[0], *weight_constants(e, arrange, 3)]
     multiplier = int(e.weights.q.shape[-1])
-    add_on_images(e, "DEPTHWISE_CONV_2D", inputs, depthMultiplier=multiplier, **_options(e))
+    emit_on_images(e, "DEPTHWISE_CONV_2D", inputs, depthMultiplier=multiplier, **_options(e))
 
 
 def _kernel_size(call: Call) -> tuple[int, ...]:
@@ -189,8 +191,8 @@ def _count(call: Call) -> int | None:
 
 CONV = Op(
     "conv",
-    lambda a: weighted(
-        a, partial(convolved, a.attributes), partial(convolved_as_matrices, a.attributes)
+    lambda a: compute_weighted(
+        a, partial(convolve, a.attributes), partial(convolve_as_matrices, a.attributes)
     ),
     _emit_conv,
     prepare=_prepare_conv,
@@ -211,7 +213,7 @@ DEPTHWISE_CONV = dataclasses.replace(
     CONV,
     name="depthwise_conv",
     prepare=lambda a: prepare_sums(a, (-2, -1)),
-    compute=lambda a: weighted(a, partial(convolved_by_channel, a.attributes)),
+    compute=lambda a: compute_weighted(a, partial(convolve_by_channel, a.attributes)),
     emit=_emit_depthwise,
     doc="convolutions of each channel by itself",
     layers=(layers.DepthwiseConv1D, layers.DepthwiseConv2D, ComputedDepthwiseConv2D),
@@ -230,7 +232,7 @@ def _transpose_attributes(call: Call) -> Attributes:
 def _accepts_transpose(call: Call, attributes: Attributes) -> str | None:
     if attributes["data_format"] == "channels_first":
         return "its channels come first"
-    return "it has a dilation" if max(pair(attributes["dilation"])) > 1 else None
+    return "it has a dilation" if max(as_pair(attributes["dilation"])) > 1 else None
 
 
 def _sizes(a: Attributes, kernel: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -249,11 +251,11 @@ def _sizes(a: Attributes, kernel: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _strides(a: Attributes, is_sequence: bool) -> tuple[int, int]:
-    height, width = pair(a["strides"])
+    height, width = as_pair(a["strides"])
     return (1, width) if is_sequence else (height, width)
 
 
-def transposed(a: Attributes, x: Any, kernel: Any) -> Any:
+def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
     """Computes a transposed convolution, with the attributes of TRANSPOSE_CONV."""
     is_sequence, factors = len(kernel.shape) == 3, _sizes(a, tuple(kernel.shape))
     if is_sequence:
@@ -286,7 +288,7 @@ def _emit_transpose(e: Emission) -> None:
     def arrange(q: np.ndarray) -> np.ndarray:
         return (q[None] if q.ndim == 3 else q).transpose(2, 0, 1, 3)
 
-    x, image = image_of(e, e.inputs[0]), image_output(e, e.outputs[0])
+    x, image = as_image(e, e.inputs[0]), make_image_output(e, e.outputs[0])
     weights, bias = weight_constants(e, arrange, 0)
     height, width = _strides(e.attributes, e.weights.q.ndim == 3)
     e.add(
@@ -298,7 +300,7 @@ def _emit_transpose(e: Emission) -> None:
         strideW=width,
         fusedActivationFunction=e.activation,
     )
-    from_image(e, image, e.outputs[0])
+    emit_from_image(e, image, e.outputs[0])
 
 
 def _output_shape(e: Emission, x: int, image: int) -> int:
@@ -331,7 +333,7 @@ TRANSPOSE_CONV = dataclasses.replace(
     CONV,
     name="transpose_conv",
     prepare=_prepare_transpose,
-    compute=lambda a: weighted(a, partial(transposed, a.attributes)),
+    compute=lambda a: compute_weighted(a, partial(convolve_transposed, a.attributes)),
     emit=_emit_transpose,
     doc="transposed convolutions along one axis or two",
     layers=(
@@ -362,12 +364,12 @@ def _accepts_affine(call: Call, attributes: Attributes) -> str | None:
 def _emit_affine(e: Emission) -> None:
     weights = weight_constants(e, lambda q: q.reshape(1, 1, 1, -1), 3)
     inputs = [e.inputs[0], *weights]
-    add_on_images(e, "DEPTHWISE_CONV_2D", inputs, depthMultiplier=1, **ONE_PIXEL)
+    emit_on_images(e, "DEPTHWISE_CONV_2D", inputs, depthMultiplier=1, **ONE_PIXEL)
 
 
 AFFINE = Op(
     "affine",
-    lambda a: weighted(a, lambda x, factors: x * factors),
+    lambda a: compute_weighted(a, lambda x, factors: x * factors),
     _emit_affine,
     prepare=lambda a: prepare_sums(a, (-1,)),
     doc="one factor and offset for each channel: BatchNormalization that is not folded",

@@ -20,20 +20,20 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call, product_of
 from keras_qat.helper_layers.computed_kernels import ComputedDense
 from keras_qat.keras2.backend import layers
-from keras_qat.ops.einsum import Axes, add_product, axes_of, places, without_ellipsis
+from keras_qat.ops.einsum import Axes, emit_product, expand_ellipsis, find_positions, parse_equation
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.image_shapes import ONE_PIXEL, add_on_images
-from keras_qat.ops.movement import transposed
+from keras_qat.ops.image_shapes import ONE_PIXEL, emit_on_images
+from keras_qat.ops.movement import transpose
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.weighted_sums import (
     RECENT,
     Rounding,
     Sums,
+    compute_weighted,
     prepare_sums,
     weight_constants,
-    weighted,
 )
-from keras_qat.ops.weights import Weights, terms
+from keras_qat.ops.weights import Weights, count_terms
 
 FORM = "fully_connected" if RECENT else "convolution"
 """The form of layers; their attribute `form` can say otherwise."""
@@ -59,7 +59,7 @@ def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
     is_connected = _is_fully_connected(a.attributes, a.wide)
     is_double = is_connected and a.family.dense == "double"
     # XNNPACK's weights of 4 bits are pairs.
-    is_paired = is_connected and terms(tuple(a.weights.q.shape), channels) % 2 == 0
+    is_paired = is_connected and count_terms(tuple(a.weights.q.shape), channels) % 2 == 0
     rounding: Rounding = "double" if is_double else "fixed"
     return prepare_sums(a, channels, rounding, None if is_paired else "up")
 
@@ -76,7 +76,7 @@ def _emit_product(e: Emission, x: int, end: int, arrange: Any) -> None:
         )
     else:
         weights = weight_constants(e, lambda q: arrange(q)[:, None, None], 0)
-        add_on_images(e, "CONV_2D", [x, *weights], end, **ONE_PIXEL)
+        emit_on_images(e, "CONV_2D", [x, *weights], end, **ONE_PIXEL)
 
 
 def _sizes(x: Any) -> list[Any]:
@@ -89,7 +89,7 @@ def _sizes(x: Any) -> list[Any]:
 
 DENSE = Op(
     "dense",
-    lambda a: weighted(a, product),
+    lambda a: compute_weighted(a, product),
     lambda e: _emit_product(e, e.inputs[0], e.outputs[0], lambda q: q.T),
     prepare=lambda a: _prepare(a, (-1,)),
     doc="products with a matrix along the last axis",
@@ -114,13 +114,13 @@ def _einsum_attributes(call: Call) -> Attributes:
     equation = layer.equation.replace(" ", "")
     inputs, weights, _ = terms = re.split(",|->", equation)
     if "..." in inputs and "." not in weights:
-        first, *other_terms = without_ellipsis(terms, len(call.inputs[0].shape) + 3 - len(inputs))
+        first, *other_terms = expand_ellipsis(terms, len(call.inputs[0].shape) + 3 - len(inputs))
         equation = f"{first},{'->'.join(other_terms)}"
     return {"equation": equation, "bias_axes": layer.bias_axes or "", "form": FORM}
 
 
 def _einsum_accepts(call: Call, attributes: Attributes) -> str | None:
-    axes = axes_of(attributes["equation"])
+    axes = parse_equation(attributes["equation"])
     if not (axes.are_matrices and axes.summed and axes.columns) or axes.batch:
         return f"{attributes['equation']} is no product with a matrix"
     sizes = dict(zip(axes.output, call.output.shape, strict=True))
@@ -139,7 +139,7 @@ def _einsum_per_channel(count: int) -> Any:
         reason = _einsum_accepts(call, attributes)
         if reason is not None:
             return reason
-        axes, bias_axes = axes_of(attributes["equation"]), attributes["bias_axes"]
+        axes, bias_axes = parse_equation(attributes["equation"]), attributes["bias_axes"]
         is_last = len(axes.result) == count and axes.second.endswith(axes.result)
         is_whole = axes.output.endswith(axes.result) and set(bias_axes) == set(axes.result)
         return None if is_last and (is_whole or not bias_axes) else ""
@@ -149,28 +149,28 @@ def _einsum_per_channel(count: int) -> Any:
 
 def _prepare_einsum(a: Arguments) -> Sums:
     """Prepares the product with the weights as a matrix."""
-    axes = axes_of(a.attributes["equation"])
+    axes = parse_equation(a.attributes["equation"])
     weights = _with_whole_bias(a.weights, axes, a.attributes)
     columns = math.prod(_result_sizes(axes, weights.q))
     make: Any = np if isinstance(weights.q, np.ndarray) else tf
-    q = make.transpose(weights.q, places(axes.summed + axes.result, axes.second))
+    q = make.transpose(weights.q, find_positions(axes.summed + axes.result, axes.second))
     weights = dataclasses.replace(weights, q=make.reshape(q, (-1, columns)))
     return _prepare(dataclasses.replace(a, weights=weights), (-1,))
 
 
 def _einsum(a: Arguments) -> Any:
-    axes = axes_of(a.attributes["equation"])
-    x = transposed(a.q[0], places(axes.rows + axes.summed, axes.first))
+    axes = parse_equation(a.attributes["equation"])
+    x = transpose(a.q[0], find_positions(axes.rows + axes.summed, axes.first))
     flat = tf.reshape(x, [-1, a.numbers.kernel.shape[0]])
-    y = weighted(dataclasses.replace(a, q=[flat]), tf.matmul)
+    y = compute_weighted(dataclasses.replace(a, q=[flat]), tf.matmul)
     sizes = dict(zip(axes.output, a.call.output.shape, strict=True))
     stay = _sizes(x)[: len(axes.rows)]
     y = tf.reshape(y, [*stay, *(sizes[axis] for axis in axes.result)])
-    return transposed(y, places(axes.output, axes.rows + axes.result))
+    return transpose(y, find_positions(axes.output, axes.rows + axes.result))
 
 
 def _result_sizes(axes: Axes, kernel: Any) -> tuple[int, ...]:
-    return tuple(kernel.shape[index] for index in places(axes.result, axes.second))
+    return tuple(kernel.shape[index] for index in find_positions(axes.result, axes.second))
 
 
 def _with_whole_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weights:
@@ -185,10 +185,13 @@ def _with_whole_bias(weights: Weights, axes: Axes, attributes: Attributes) -> We
 
 
 def _emit_einsum(e: Emission) -> None:
-    axes = axes_of(e.attributes["equation"])
-    order, sizes = places(axes.summed + axes.result, axes.second), _result_sizes(axes, e.weights.q)
+    axes = parse_equation(e.attributes["equation"])
+    order, sizes = (
+        find_positions(axes.summed + axes.result, axes.second),
+        _result_sizes(axes, e.weights.q),
+    )
     depth = e.weights.q.size // math.prod(sizes)
-    x = e.transpose(e.inputs[0], places(axes.rows + axes.summed, axes.first))
+    x = e.transpose(e.inputs[0], find_positions(axes.rows + axes.summed, axes.first))
     stay = e.shape(x)[: len(axes.rows)]
     x = e.reshaped(x, (*stay, depth), "flat")
     weights = _with_whole_bias(e.weights, axes, e.attributes)
@@ -197,13 +200,13 @@ def _emit_einsum(e: Emission) -> None:
     def add(target: int) -> None:
         _emit_product(inner, x, target, lambda q: q.transpose(order).reshape(depth, -1).T)
 
-    final = places(axes.output, axes.rows + axes.result)
-    add_product(e, add, (*stay, math.prod(sizes)), (*stay, *sizes), final)
+    final = find_positions(axes.output, axes.rows + axes.result)
+    emit_product(e, add, (*stay, math.prod(sizes)), (*stay, *sizes), final)
 
 
 def _count_einsum(call: Call) -> int | None:
     """Counts multiply-accumulates: each value of the output sums products along some axes."""
-    axes = axes_of(_einsum_attributes(call)["equation"])
+    axes = parse_equation(_einsum_attributes(call)["equation"])
     sizes = dict(zip(axes.first, call.inputs[0].shape, strict=True))
     return product_of((call.output.elements, *(sizes[axis] for axis in axes.summed)))
 

@@ -17,13 +17,13 @@ from keras_qat.ops.composed import (
     NO_WIDE,
     WIDE,
     Computing,
+    Emitting,
     Machine,
-    Number,
     Preparing,
+    Quantized,
     Shape,
-    Writing,
+    compute_wide_scale,
     wide_params,
-    wide_scale_of,
 )
 from keras_qat.ops.elementwise import MULTIPLY, accepts_up_to
 from keras_qat.ops.emission import Emission
@@ -57,13 +57,13 @@ def _parts(x: QuantParams, y: QuantParams, output: QuantParams) -> _Parts:
         inverse=inverse,
         # Products of 16 bits overflow where they are multiplied by more than a half.
         quotient=wide_params(
-            tf.maximum(wide_scale_of(output), 2.0 * numerator.scale * inverse.scale)
+            tf.maximum(compute_wide_scale(output), 2.0 * numerator.scale * inverse.scale)
         ),
         table=round_half_away(quotient(MOST, tf.where(q == 0, tf.ones_like(q), q))),
     )
 
 
-def _divided(m: Machine, x: Number, y: Number, shape: Shape, parts: _Parts) -> Number:
+def _divided(m: Machine, x: Quantized, y: Quantized, shape: Shape, parts: _Parts) -> Quantized:
     """Runs the rows that divide, up to the quotient in 16 bits."""
     numerator = m.run(REQUANTIZE, [x], parts.numerator)
     inverse = m.looked_up(parts.table, parts.inverse, y)
@@ -88,7 +88,7 @@ def _compute(a: Arguments) -> Any:
 def _emit(e: Emission) -> None:
     x, y = zip(e.inputs, e.all_params, strict=True)
     parts = _parts(x[1], y[1], e.params)
-    result, _ = _divided(Writing(e), x, y, e.shape(e.outputs[0]), parts)
+    result, _ = _divided(Emitting(e), x, y, e.shape(e.outputs[0]), parts)
     e.add("QUANTIZE", [result])
 
 

@@ -57,23 +57,23 @@ class Axes:
         return all(len(set(term)) == len(term) for term in terms) and stay == set(self.output)
 
 
-def axes_of(equation: str) -> Axes:
+def parse_equation(equation: str) -> Axes:
     """Reads an equation of two terms and an output."""
     return Axes(*re.split(",|->", equation))
 
 
-def without_ellipsis(terms: Sequence[str], count: int) -> list[str]:
+def expand_ellipsis(terms: Sequence[str], count: int) -> list[str]:
     """Returns terms with letters in place of their ellipses, which stand for `count` axes."""
     unused = [letter for letter in string.ascii_letters if letter not in "".join(terms)]
     return [term.replace("...", "".join(unused[:count])) for term in terms]
 
 
-def places(axes: str, among: str) -> tuple[int, ...]:
+def find_positions(axes: str, among: str) -> tuple[int, ...]:
     """Returns the index of each axis among others."""
     return tuple(map(among.index, axes))
 
 
-def add_product(
+def emit_product(
     e: Emission, add: Callable[[int], None], shape: Shape, full: Shape, order: tuple[int, ...]
 ) -> None:
     """Adds a product of matrices, and the operators that turn it into the output.

@@ -10,17 +10,23 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import product
-from keras_qat.arithmetic.control_flow import cond, traced_once
-from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, power_of_two, shift
+from keras_qat.arithmetic.control_flow import cond, trace_once
+from keras_qat.arithmetic.fixed_point import (
+    get_exponent,
+    multiply,
+    power_of_two,
+    shift,
+    to_fixed_point,
+)
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.tf_operations import inputs_and_constants
 from keras_qat.keras2.backend import layers
 from keras_qat.ops import mlas
 from keras_qat.ops.emission import Activation, Emission
-from keras_qat.ops.lookup import by_table, in_float32, looked_up, of_reals
+from keras_qat.ops.lookup import accept_float, compute_in_float32, look_up, prepare_table
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
-from keras_qat.ops.requantize import Multiplier, requantization, requantized
+from keras_qat.ops.requantize import Multiplier, prepare_requantization, requantize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +49,14 @@ class _NativeScale:
         low, high = (
             tf.cast(q - native.zero_point, a.q[0].dtype) for q in (native.lowest, native.highest)
         )
-        conversion = requantization(a.family, native, a.output)
+        conversion = prepare_requantization(a.family, native, a.output)
         return cls(native.scale > a.output.scale, (low, high), conversion)
 
     def brought(self, result: Any) -> Any:
         """Brings a result to the output's scale."""
 
         def brought() -> Any:
-            return requantized(tf.clip_by_value(result, *self.ends), self.conversion)
+            return requantize(tf.clip_by_value(result, *self.ends), self.conversion)
 
         return cond(self.is_wider, brought, lambda: tf.identity(result))
 
@@ -86,7 +92,7 @@ def _prepare_add(a: Arguments) -> Any:
 def _add(a: Arguments) -> Any:
     """Computes a + b or a - b, first in a scale that kernels take, then in the output's."""
     if _in_float32(a):
-        return mlas.sum_of_two(a.q, a.numbers, a.family.halves)
+        return mlas.add(a.q, a.numbers, a.family.halves)
     numbers: _Sum = a.numbers
     return numbers.native.brought(_add_once(a, numbers.once) if numbers.once else _add_twice(a))
 
@@ -126,7 +132,7 @@ def _add_once(a: Arguments, numbers: tuple[Any, ...]) -> Any:
     return cond(is_taken, once, lambda: _add_twice(a))
 
 
-@traced_once
+@trace_once
 def _multipliers(a: Any, b: Any, output: Any, sign: int) -> tuple[Any, Any, Any, Any, Any]:
     """Returns the numbers of `_add_once`: the larger ratio becomes a multiplier of 21 bits.
 
@@ -134,7 +140,7 @@ def _multipliers(a: Any, b: Any, output: Any, sign: int) -> tuple[Any, Any, Any,
     would be as well, but `_native` leaves none.
     """
     ratios = [single(scale / output) for scale in (a, b)]
-    bits = 20 - exponent_of(tf.maximum(*ratios))
+    bits = 20 - get_exponent(tf.maximum(*ratios))
     first, second = (tf.cast(tf.round(factor * power_of_two(bits)), tf.int32) for factor in ratios)
     half = shift(tf.ones_like(bits), bits - 1)
     is_accepted = tf.reduce_all([factor >= 2.0**-10 for factor in ratios])
@@ -176,14 +182,14 @@ def _common_scale(bits: int, first: Any, second: Any, output: Any) -> tuple[Any,
     """Returns the multipliers of both inputs and of their sum."""
     common = 2 * tf.maximum(first, second)
     ratios = first / common, second / common, common / (2.0**bits * output)
-    return tuple(map(fixed_point, ratios))
+    return tuple(map(to_fixed_point, ratios))
 
 
 def _squared(x: Any) -> Any:
     return single(x * x)
 
 
-_square = by_table(in_float32(_squared, xnnpack=_squared))
+_square = prepare_table(compute_in_float32(_squared, xnnpack=_squared))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,13 +228,13 @@ def _prepare_multiply(a: Arguments) -> Any:
         return mlas.prepare_product(a)
     if a.wide:
         factor = ratio(a.family, *(x.scale for x in a.params), by=a.output.scale)
-        return _Product(Multiplier(fixed_point(factor)))
+        return _Product(Multiplier(to_fixed_point(factor)))
     native = _native_of_product(a.params, a.output)
     factor = ratio(a.family, *(x.scale for x in a.params), by=native.scale)
-    multiplier, square = Multiplier(fixed_point(factor)), None
+    multiplier, square = Multiplier(to_fixed_point(factor)), None
     if a.family.products is not None:
         is_float = (factor >= 2.0**-16) & (factor < 2.0**8)
-        multiplier = Multiplier(fixed_point(factor), tf.cast(factor, tf.float32), is_float)
+        multiplier = Multiplier(to_fixed_point(factor), tf.cast(factor, tf.float32), is_float)
         if a.q[0] is a.q[1]:
             of_one = dataclasses.replace(a, q=a.q[:1], params=a.params[:1], output=native)
             square = _square(of_one)
@@ -241,13 +247,13 @@ def _multiply(a: Arguments) -> Any:
     XNNPACK computes a tensor times itself as a square, from a table.
     """
     if _in_float32(a):
-        return mlas.product_of_two(a.q, a.numbers, a.family.halves)
+        return mlas.multiply(a.q, a.numbers, a.family.halves)
     numbers: _Product = a.numbers
     x, y = a.q
 
     def in_float(factor: Any) -> Any:
         if numbers.square is not None:
-            return looked_up(x, numbers.square)
+            return look_up(x, numbers.square)
         assert a.family.products is not None
         return a.family.products(product(x, y), factor)
 
@@ -273,7 +279,7 @@ def accepts_up_to(rank: int, reals: bool = True) -> Callable[[Call, Attributes],
             return "not two inputs"
         if len(set(shapes)) > 1 and max(map(len, shapes)) > rank:
             return f"broadcast with more than {rank} axes"
-        return of_reals(call) if reals else None
+        return accept_float(call) if reals else None
 
     return accepts
 

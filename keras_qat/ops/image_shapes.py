@@ -15,7 +15,7 @@ ONE_PIXEL = {"padding": schema.Padding.VALID, "strideH": 1, "strideW": 1}
 """Options of a convolution with a kernel of one pixel."""
 
 
-def pair(sizes: Any) -> tuple[int, int]:
+def as_pair(sizes: Any) -> tuple[int, int]:
     """Returns a size for each axis of an image, from one number or from one or two sizes."""
     if isinstance(sizes, int):
         return sizes, sizes
@@ -40,7 +40,7 @@ def _is_open(shape: Shape) -> bool:
     return len(shape) == 3 and shape.count(None) > 1
 
 
-def image_of(e: Emission, source: int) -> int:
+def as_image(e: Emission, source: int) -> int:
     """Returns a tensor as an image, reshaped if necessary."""
     shape = e.shape(source)
     if not _is_open(shape):
@@ -50,13 +50,13 @@ def image_of(e: Emission, source: int) -> int:
     return image
 
 
-def image_output(e: Emission, target: int) -> int:
-    """Returns the image that `from_image` turns into `target`; `target` itself if it is one."""
+def make_image_output(e: Emission, target: int) -> int:
+    """Returns the image that `emit_from_image` turns into `target`; or `target` itself."""
     shape = e.shape(target)
     return target if len(shape) == 4 else e.temporary("image_output", _image_shape(shape), target)
 
 
-def from_image(e: Emission, image: int, target: int) -> None:
+def emit_from_image(e: Emission, image: int, target: int) -> None:
     """Reshapes an image to a tensor's shape, unless it is that tensor."""
     if image != target and _is_open(e.shape(target)):
         e.add("SQUEEZE", [image], [target], squeezeDims=[1])
@@ -64,7 +64,7 @@ def from_image(e: Emission, image: int, target: int) -> None:
         e.reshape(image, target)
 
 
-def add_on_images(
+def emit_on_images(
     e: Emission, code: str, inputs: list[int], target: int | None = None, **options: Any
 ) -> None:
     """Adds an operator on images, with its fused ReLU, for tensors of any shape.
@@ -77,7 +77,7 @@ def add_on_images(
         options: its options.
     """
     target = e.outputs[0] if target is None else target
-    image = image_output(e, target)
-    inputs = [image_of(e, inputs[0]), *inputs[1:]]
+    image = make_image_output(e, target)
+    inputs = [as_image(e, inputs[0]), *inputs[1:]]
     e.add(code, inputs, [image], fusedActivationFunction=e.activation, **options)
-    from_image(e, image, target)
+    emit_from_image(e, image, target)

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import traced_once
+from keras_qat.arithmetic.control_flow import trace_once
 from keras_qat.arithmetic.kernel_families import REFERENCE, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.graph.calls import Call
@@ -39,7 +39,7 @@ def _entries_of(
     It takes the parameters of input and output, which may be tensors, and attributes.
     """
 
-    @traced_once
+    @trace_once
     def entries_of(bits: tuple[int, int], attributes: Attributes, *ends: tuple[Any, Any]) -> Any:
         x, output = (QuantParams(*end, of_end) for end, of_end in zip(ends, bits, strict=True))
         q = tf.range(2.0 ** (16 if x.bits == 16 else 8), dtype=tf.float64) + x.lowest
@@ -70,8 +70,8 @@ class Entries:
     of_eights: Any = None
 
 
-def by_table(table: Table, of_neon: Table | None = None) -> Prepare:
-    """Prepares the table as a family of kernels has it; `computed_by_table` computes.
+def prepare_table(table: Table, of_neon: Table | None = None) -> Prepare:
+    """Prepares the table as a family of kernels has it; `compute_by_table` computes.
 
     Args:
         table: the table.
@@ -89,7 +89,7 @@ def by_table(table: Table, of_neon: Table | None = None) -> Prepare:
     return prepare
 
 
-def looked_up(q: Any, entries: Entries) -> Any:
+def look_up(q: Any, entries: Entries) -> Any:
     """Looks up the entry of each quantized value."""
     positions = tf.cast(q + entries.first, tf.int32)
     values = tf.gather(entries.values, positions)
@@ -100,9 +100,9 @@ def looked_up(q: Any, entries: Entries) -> Any:
     return tf.where(in_eights, tf.gather(entries.of_eights, positions), values)
 
 
-def computed_by_table(a: Arguments) -> Any:
-    """Looks up values in the table that `by_table` prepared: an `Op.compute`."""
-    return looked_up(a.q[0], a.numbers)
+def compute_by_table(a: Arguments) -> Any:
+    """Looks up values in the table that `prepare_table` prepared: an `Op.compute`."""
+    return look_up(a.q[0], a.numbers)
 
 
 def _of_function(function: Callable[..., Any]) -> Table:
@@ -121,7 +121,9 @@ def _of_function(function: Callable[..., Any]) -> Table:
     return table
 
 
-def in_float32(function: Callable[..., Any], xnnpack: Callable[..., Any] | None = None) -> Table:
+def compute_in_float32(
+    function: Callable[..., Any], xnnpack: Callable[..., Any] | None = None
+) -> Table:
     """Returns a table as int8 kernels make it: in float32, times the inverse of the output's scale.
 
     TFLite rounds halves away from zero, then adds the zero point. XNNPACK adds it in float32, then
@@ -166,7 +168,7 @@ class Kernel:
     takes: Callable[[QuantParams, QuantParams], Any] = lambda x, output: tf.constant(True)
 
 
-def of_reals(call: Call, attributes: Attributes | None = None) -> str | None:
+def accept_float(call: Call, attributes: Attributes | None = None) -> str | None:
     """Refuses calls that compute something else than real numbers: an `Op.accepts`."""
     return None if call.output.is_float else f"computes {call.output.dtype}"
 
@@ -220,12 +222,12 @@ def lookup_row(
 
     return Op(
         name,
-        computed_by_table,
+        compute_by_table,
         emit,
-        prepare=by_table(table, of_neon),
+        prepare=prepare_table(table, of_neon),
         doc=doc,
         elementwise=True,
-        **{"accepts": of_reals, **fields},
+        **{"accepts": accept_float, **fields},
     )
 
 
@@ -254,12 +256,12 @@ def _options_of_relu(call: Call) -> Attributes:
     }
 
 
-def if_option(name: str, value: Any) -> Callable[[Call, Attributes], str | None]:
+def accept_option(name: str, value: Any) -> Callable[[Call, Attributes], str | None]:
     """Makes an `accepts` that takes, of the layers with an option, those with one value of it."""
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         is_other = getattr(call.layer, name, value) != value
-        return "" if is_other else of_reals(call)
+        return "" if is_other else accept_float(call)
 
     return accepts
 
@@ -310,7 +312,7 @@ LOOKUPS: tuple[Op, ...] = (
         kinds=("exp",),
         functions=(_activations.exponential, tf.exp),
         output=_NON_NEGATIVE,
-        kernel=Kernel("EXP", in_float32(tf.exp)),
+        kernel=Kernel("EXP", compute_in_float32(tf.exp)),
     ),
     lookup_row(
         "log",
@@ -319,8 +321,8 @@ LOOKUPS: tuple[Op, ...] = (
         layers=(Logarithm,),
         kinds=("log",),
         functions=(tf.math.log,),
-        accepts=if_option("plus_one", False),
-        kernel=Kernel("LOG", in_float32(_log)),
+        accepts=accept_option("plus_one", False),
+        kernel=Kernel("LOG", compute_in_float32(_log)),
     ),
     lookup_row(
         "sqrt",
@@ -329,7 +331,7 @@ LOOKUPS: tuple[Op, ...] = (
         layers=(SquareRoot,),
         kinds=("sqrt",),
         functions=(tf.sqrt,),
-        accepts=if_option("inverse", False),
+        accepts=accept_option("inverse", False),
         output=_NON_NEGATIVE,
     ),
     lookup_row(
@@ -339,7 +341,7 @@ LOOKUPS: tuple[Op, ...] = (
         layers=(SquareRoot,),
         kinds=("rsqrt",),
         functions=(tf.math.rsqrt,),
-        accepts=if_option("inverse", True),
+        accepts=accept_option("inverse", True),
         output=_NON_NEGATIVE,
     ),
     lookup_row(

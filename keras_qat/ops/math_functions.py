@@ -10,7 +10,7 @@ from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.operations import kind_of
 from keras_qat.graph.tf_operations import number, operands
 from keras_qat.helper_layers.finite_functions import Logarithm, Power, Reciprocal
-from keras_qat.ops.lookup import if_option, lookup_row, of_reals
+from keras_qat.ops.lookup import accept_float, accept_option, lookup_row
 from keras_qat.ops.op import Attributes, Op
 
 
@@ -30,13 +30,13 @@ def _exponent(call: Call) -> float | None:
 def _accepts_power(call: Call, attributes: Attributes) -> str | None:
     if attributes["exponent"] is None:
         return "with an exponent that is no number"
-    return of_reals(call)
+    return accept_float(call)
 
 
 def _accepts_quotient(call: Call, attributes: Attributes) -> str | None:
     if math.isnan(attributes["numerator"]):
         return ""
-    return of_reals(call)
+    return accept_float(call)
 
 
 def _numerator(call: Call) -> float:
@@ -75,7 +75,7 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
         "log(1 + x)",
         layers=(Logarithm,),
         kinds=("log1p",),
-        accepts=if_option("plus_one", True),
+        accepts=accept_option("plus_one", True),
     ),
     lookup_row(
         "power",

@@ -10,13 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import product
-from keras_qat.arithmetic.fixed_point import fixed_point, multiply_sums
+from keras_qat.arithmetic.fixed_point import multiply_sums, to_fixed_point
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.graph.calls import Call, product_of
 from keras_qat.graph.tf_operations import operands
 from keras_qat.helper_layers.operations import Contract
 from keras_qat.keras2.backend import layers
-from keras_qat.ops.einsum import Axes, add_product, axes_of, places, without_ellipsis
+from keras_qat.ops.einsum import Axes, emit_product, expand_ellipsis, find_positions, parse_equation
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.requantize import Multiplier
@@ -39,10 +39,10 @@ def _prepare(a: Arguments) -> Multiplier:
     product = first.scale * second.scale
     ratio = (product if a.family.ratios == "float64" else single(product)) / a.output.scale
     if a.family.matrix_products is None or a.wide:
-        return Multiplier(fixed_point(ratio))
+        return Multiplier(to_fixed_point(ratio))
     in_float32 = tf.cast(single(ratio), tf.float32)
     takes_all = a.family.in_float
-    return Multiplier(fixed_point(ratio), in_float32, takes_all or second.zero_point == 0)
+    return Multiplier(to_fixed_point(ratio), in_float32, takes_all or second.zero_point == 0)
 
 
 def _product(a: Arguments) -> Any:
@@ -144,7 +144,7 @@ def _equation(call: Call) -> str:
         counts = {rank - len(term) + 3 for rank, term in zip(ranks, terms, strict=False)}
         if len(counts) > 1 or any("..." not in term for term in terms):
             return ""
-        terms = without_ellipsis(terms, counts.pop())
+        terms = expand_ellipsis(terms, counts.pop())
     if len(terms) == 2:
         both = "".join(terms)
         terms.append("".join(sorted(axis for axis in both if both.count(axis) == 1)))
@@ -155,7 +155,7 @@ def _contract_attributes(call: Call) -> Attributes:
     """Returns the `equation`, as for `tf.einsum`, and the `depth` of the sums."""
     equation, depth = _equation(call), None
     if equation:
-        axes, (first, second) = axes_of(equation), call.inputs
+        axes, (first, second) = parse_equation(equation), call.inputs
         sizes = _sizes(axes, first.shape, second.shape)
         depth = product_of([sizes[axis] for axis in axes.summed])
     return {"equation": equation, "depth": depth}
@@ -176,7 +176,7 @@ def _accepts_contract(call: Call, attributes: Attributes) -> str | None:
         return "normalize=True"
     if not attributes["equation"]:
         return "an equation with axes of unknown number"
-    axes = axes_of(attributes["equation"])
+    axes = parse_equation(attributes["equation"])
     if not axes.are_matrices:
         return "no product of matrices"
     first, second = (value.shape for value in call.inputs)
@@ -191,13 +191,13 @@ def _accepts_contract(call: Call, attributes: Attributes) -> str | None:
 
 def _emit_contract(e: Emission) -> None:
     """Writes TRANSPOSE and RESHAPE to matrices, BATCH_MATMUL, and the way back."""
-    axes, (first, second) = axes_of(e.attributes["equation"]), e.inputs
+    axes, (first, second) = parse_equation(e.attributes["equation"]), e.inputs
     sizes = _sizes(axes, e.shape(first), e.shape(second))
     # Whether what is summed comes last in the second tensor.
     turned = axes.second == axes.batch + axes.columns + axes.summed
 
     def matrices(source: int, term: str, axis_groups: tuple[str, str], name: str) -> int:
-        order = places(axes.batch + "".join(axis_groups), term)
+        order = find_positions(axes.batch + "".join(axis_groups), term)
         source = e.transpose(source, order, name=f"{name}_transposed")
         return e.reshaped(source, _grouped(sizes, axes.batch, axis_groups), name)
 
@@ -205,12 +205,12 @@ def _emit_contract(e: Emission) -> None:
     left = matrices(first, axes.first, (axes.rows, axes.summed), "first")
     right = matrices(second, axes.second, inner, "second")
     output = axes.batch + axes.rows + axes.columns
-    add_product(
+    emit_product(
         e,
         lambda target: _multiply_matrices(e, left, right, target, turned),
         _grouped(sizes, axes.batch, (axes.rows, axes.columns)),
         tuple(sizes[axis] for axis in output),
-        places(axes.output, output),
+        find_positions(axes.output, output),
     )
 
 

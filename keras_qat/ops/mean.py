@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import product, quotient
-from keras_qat.arithmetic.fixed_point import exponent_of, fixed_point, multiply, shift
+from keras_qat.arithmetic.fixed_point import get_exponent, multiply, shift, to_fixed_point
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import kind_of
@@ -91,7 +91,7 @@ def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
     """Returns what sums are multiplied by; in XNNPACK without the count where it is not known."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
-        return fixed_point(params.scale / output.scale)
+        return to_fixed_point(params.scale / output.scale)
     count = _known_count(a)
     if a.family.means == "one_factor":
         scales = params.scale, output.scale
@@ -133,7 +133,7 @@ def _mean(a: Arguments) -> Any:
     """Computes means along axes, in several steps if 16-bit sums would overflow."""
     if not a.wide:
         return _mean_at_once(a)
-    (x,), numbers = a.q, fixed_point(tf.constant(1.0))
+    (x,), numbers = a.q, to_fixed_point(tf.constant(1.0))
     # As in the file, where the model's sizes are known.
     sizes = zip(x.shape, a.call.inputs[0].shape, strict=True)
     shape = [there if size is None else size for size, there in sizes]
@@ -166,7 +166,7 @@ def _mean_at_once(a: Arguments) -> Any:
         count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))
     if _is_fixed_point(a):
         multiplier, exponent = a.numbers
-        bits = tf.minimum(tf.minimum(exponent_of(tf.cast(count, tf.float64)), 32), 31 + exponent)
+        bits = tf.minimum(tf.minimum(get_exponent(tf.cast(count, tf.float64)), 32), 31 + exponent)
         factor = shift(multiplier, bits) // count, exponent - bits
         return tf.cast(multiply(tf.cast(sums, tf.int64), factor), x.dtype)
     numbers: Any = a.numbers

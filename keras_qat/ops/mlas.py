@@ -35,7 +35,7 @@ def _rounded(x: Any, zero_point: Any, dtype: tf.DType, halves: Rounding) -> Any:
 
 
 def prepare_sum(a: Arguments) -> tuple[Any, ...]:
-    """Prepares `sum_of_two`: both ratios of scales, both zero points, the offset, the output's."""
+    """Prepares `add`: both ratios of scales, both zero points, the offset, the output's."""
     ratios = [single(quotient(x.scale, a.output.scale)) for x in a.params]
     zero_points = [_zero_point(x) for x in a.params]
     (first, second), (zero_1, zero_2) = ratios, zero_points
@@ -44,7 +44,7 @@ def prepare_sum(a: Arguments) -> tuple[Any, ...]:
     return *ratios, *zero_points, single(output - zeros), output
 
 
-def sum_of_two(q: list[Any], numbers: tuple[Any, ...], halves: Rounding) -> Any:
+def add(q: list[Any], numbers: tuple[Any, ...], halves: Rounding) -> Any:
     """Adds two tensors by two fused multiplications and additions in float32."""
     first, second, zero_1, zero_2, offset, output = numbers
     x, y = (tf.cast(part, tf.float64) for part in q)
@@ -53,12 +53,12 @@ def sum_of_two(q: list[Any], numbers: tuple[Any, ...], halves: Rounding) -> Any:
 
 
 def prepare_product(a: Arguments) -> tuple[Any, Any]:
-    """Prepares `product_of_two`: the ratio of the scales, and the output's zero point."""
+    """Prepares `multiply`: the ratio of the scales, and the output's zero point."""
     first, second = (x.scale for x in a.params)
     return single(quotient(single(first * second), a.output.scale)), _zero_point(a.output)
 
 
-def product_of_two(q: list[Any], numbers: tuple[Any, Any], halves: Rounding) -> Any:
+def multiply(q: list[Any], numbers: tuple[Any, Any], halves: Rounding) -> Any:
     """Multiplies two tensors."""
     ratio, output = numbers
     exact = tf.cast(q[0], tf.float64) * tf.cast(q[1], tf.float64)
@@ -95,11 +95,11 @@ def softmax(q: Any, numbers: SoftmaxNumbers, axis: int) -> Any:
     """Divides exponentials from a table by their sum, which is added up one after another."""
     below = tf.reduce_max(q, axis, keepdims=True) - q
     exponentials = tf.gather(numbers.table, tf.cast(below, tf.int32))
-    total = summed_in_order(exponentials, axis)
+    total = sum_in_order(exponentials, axis)
     return tf.round(quotient(product(exponentials, numbers.levels), total))
 
 
-def summed_in_order(x: Any, axis: int) -> Any:
+def sum_in_order(x: Any, axis: int) -> Any:
     """Adds up numbers along an axis one after another, as their sum in float32 depends on it."""
     sums = tf.cumsum(x, axis)
     return tf.gather(sums, tf.shape(sums)[axis] + tf.constant([-1]), axis=axis)

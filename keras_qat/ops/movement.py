@@ -23,7 +23,7 @@ MAX_SLICED = 5
 """The most axes that TFLite's operators slice."""
 
 
-def moved(a: Arguments) -> Any:
+def call_on_values(a: Arguments) -> Any:
     """Calls the layer itself on the values less their zero point, for which zeros are zeros."""
 
     def in_type(value: Any) -> Any:
@@ -32,17 +32,17 @@ def moved(a: Arguments) -> Any:
     return tf.nest.map_structure(in_type, a.on(a.q))
 
 
-def transposed(x: Any, order: Sequence[int]) -> Any:
+def transpose(x: Any, order: Sequence[int]) -> Any:
     """Transposes a tensor, if that changes anything."""
     return x if list(order) == sorted(order) else tf.transpose(x, order)
 
 
-def first(call: Call) -> Any:
+def get_source(call: Call) -> Any:
     """Returns the tensor that a call works on: Keras hands it on by position."""
     return call.args[0]
 
 
-def integers(argument: Any) -> tuple[int, ...] | None:
+def read_integers(argument: Any) -> tuple[int, ...] | None:
     """Returns an argument as integers; None if it is not given or not known before run time."""
     if argument is None:
         return None
@@ -53,12 +53,12 @@ def integers(argument: Any) -> tuple[int, ...] | None:
     return tuple(int(number) for part in known for number in np.ravel(part))
 
 
-def window(option: Any, axes: int) -> tuple[int, ...] | None:
+def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
     """Returns sizes along `axes` axes between batch and channels, from one or more.
 
     None if they are not known, or if those of batch and channels are given and not 1.
     """
-    sizes = integers(option)
+    sizes = read_integers(option)
     if sizes is None or len(sizes) == axes:
         return sizes
     if len(sizes) == 1:
@@ -66,35 +66,35 @@ def window(option: Any, axes: int) -> tuple[int, ...] | None:
     return sizes[1:-1] if sizes[0] == sizes[-1] == 1 else None
 
 
-def rank_of(call: Call) -> int:
+def get_rank(call: Call) -> int:
     """Returns the number of axes of the tensor that a call works on; 1 if there are several."""
-    return len(getattr(first(call), "shape", ())) or 1
+    return len(getattr(get_source(call), "shape", ())) or 1
 
 
-def axes_of(argument: Any, rank: int) -> tuple[int, ...] | None:
+def read_axes(argument: Any, rank: int) -> tuple[int, ...] | None:
     """Returns axes among `rank`, all of them by default; None if they are not known."""
     if argument is None:
         return tuple(range(rank))
-    axes = integers(argument)
+    axes = read_integers(argument)
     return None if axes is None else tuple(sorted({axis % rank for axis in axes}))
 
 
-def move(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
+def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
     """Makes the row of an operator that only moves values; options that are None are refused."""
     more: Callable[..., str | None] = fields.pop("accepts", lambda call, attributes: None)
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
-        if not isinstance(first(call), Value):
+        if not isinstance(get_source(call), Value):
             return "not of one tensor"
         if any(value is None for value in attributes.values()):
             return "its options are not known before run time"
         return more(call, attributes)
 
-    fields = {"compute": moved, "output": SharedRange(), **fields}
+    fields = {"compute": call_on_values, "output": SharedRange(), **fields}
     return Op(name, emit=emit, doc=doc, accepts=accepts, **fields)
 
 
-def take_parts(
+def emit_slice(
     e: Emission, source: int, target: int, parts: Sequence[Part], dropped: Sequence[int] = ()
 ) -> None:
     """Adds a STRIDED_SLICE with a part for each axis, and one entry of the `dropped` axes."""
@@ -128,7 +128,7 @@ def _accepts_identity(call: Call, attributes: Attributes) -> str | None:
     return None
 
 
-IDENTITY = move(
+IDENTITY = make_movement(
     "identity",
     "nothing at run time: what regularizes or augments in training only, or hands on a mask",
     lambda e: e.builder.copy(e.source, e.outputs[0]),
@@ -148,5 +148,7 @@ IDENTITY = move(
     kinds=("identity", "stop_gradient", "ensure_shape", "convert_to_tensor", "check_numerics"),
 )
 
-MOVE = move("move", "custom layers that only move, copy or select values", emit_by_converter)
+MOVE = make_movement(
+    "move", "custom layers that only move, copy or select values", emit_by_converter
+)
 """The row for layers that a user registers as "move"."""

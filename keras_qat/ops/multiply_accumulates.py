@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from keras_qat.graph.calls import Call, product_of
 from keras_qat.graph.operations import is_operation
-from keras_qat.ops.registry import match, row_listing, rows_listing
+from keras_qat.ops.registry import find_row, find_rows, match
 
 
 def count_products(call: Call) -> int | None:
@@ -17,7 +17,7 @@ def count_products(call: Call) -> int | None:
     each position of its output.
     """
     layer = call.layer
-    if row := match(call).op or next(iter(rows_listing(call)), None) or row_listing(layer):
+    if row := match(call).op or next(iter(find_rows(call)), None) or find_row(layer):
         return row.products(call)
     shapes = [] if is_operation(layer) else [weight.shape for weight in layer.weights]
     sizes = sum(math.prod(shape) for shape in shapes if len(shape) > 1)

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import quotient
-from keras_qat.arithmetic.control_flow import traced_once
+from keras_qat.arithmetic.control_flow import trace_once
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.graph.calls import Call
@@ -32,23 +32,23 @@ from keras_qat.ops.composed import (
     NO_WIDE,
     WIDE,
     Computing,
+    Emitting,
     Machine,
-    Number,
     Preparing,
+    Quantized,
     Shape,
-    Writing,
-    whole,
+    integer_params,
     wide_params,
 )
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.lookup import of_reals
+from keras_qat.ops.lookup import accept_float
 from keras_qat.ops.matmul import ROW_PRODUCTS
-from keras_qat.ops.movement import transposed
+from keras_qat.ops.movement import transpose
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.requantize import REQUANTIZE
 from keras_qat.ops.whole_numbers import LARGER, PRODUCT, SMALLER, SUM
 
-WHOLE = whole(32)
+WHOLE = integer_params(32)
 
 LARGEST = 2.0**31
 """What 32 bits do not hold any more."""
@@ -185,16 +185,16 @@ def _parts(layer: Any, view: _View, epsilon: float, x: QuantParams) -> _Parts:
     )
 
 
-def _inverse(m: Machine, difference: Number, view: _View, parts: _Parts) -> Number:
+def _inverse(m: Machine, difference: Quantized, view: _View, parts: _Parts) -> Quantized:
     """Looks up 32767 / sqrt(variance + epsilon), both in steps of the variance."""
 
-    def run(op: Op, inputs: list[Number], params: QuantParams) -> Number:
+    def run(op: Op, inputs: list[Quantized], params: QuantParams) -> Quantized:
         return m.run(op, inputs, params, shape=view.reduced)
 
     variance = run(ROW_PRODUCTS, [difference, difference], parts.variance)
     shared = run(REQUANTIZE, [variance], parts.shared)
 
-    def plus_epsilon(variance: Number, epsilon: Any, end: Op, limit: float) -> Number:
+    def plus_epsilon(variance: Quantized, epsilon: Any, end: Op, limit: float) -> Quantized:
         epsilon = m.constant("epsilon", epsilon, WHOLE)
         result = run(SUM, [m.codes(variance, WHOLE), epsilon], WHOLE)
         return run(end, [result, m.constant("limit", np.full(1, limit), WHOLE)], WHOLE)
@@ -202,10 +202,10 @@ def _inverse(m: Machine, difference: Number, view: _View, parts: _Parts) -> Numb
     fine = plus_epsilon(variance, parts.epsilon[0], SMALLER, FINE - 1.0)
     coarse = plus_epsilon(shared, parts.epsilon[1], LARGER, FINE / 16.0)
     position = run(SUM, [fine, coarse], WHOLE)
-    return m.codes(m.looked_up(tf.constant(INVERSES), whole(16), position), WHOLE)
+    return m.codes(m.looked_up(tf.constant(INVERSES), integer_params(16), position), WHOLE)
 
 
-def _normalized(m: Machine, x: Number, view: _View, parts: _Parts) -> Number:
+def _normalized(m: Machine, x: Quantized, view: _View, parts: _Parts) -> Quantized:
     """Runs the rows that normalize, up to the result in 32 bits.
 
     Args:
@@ -216,7 +216,9 @@ def _normalized(m: Machine, x: Number, view: _View, parts: _Parts) -> Number:
     """
     of_one = QuantParams(np.float32(1 / view.size), 0, 16)
     ones = m.constant("minus_ones", np.full((1, view.size), -1.0), of_one)
-    mean = m.run(ROW_PRODUCTS, [m.codes(x, whole(16)), ones], parts.mean, shape=view.reduced)
+    mean = m.run(
+        ROW_PRODUCTS, [m.codes(x, integer_params(16)), ones], parts.mean, shape=view.reduced
+    )
     factor = m.constant("factor", np.full(1, 2.0 ** _bits_of_mean(view.size)), WHOLE)
     fine = m.run(PRODUCT, [m.codes(x, WHOLE), factor], WHOLE, shape=view.rows)
     difference = m.run(SUM, [fine, m.codes(mean, WHOLE)], WHOLE, shape=view.rows)
@@ -257,13 +259,13 @@ def _function_of(
     no_call: Any = None
     parts = _Parts(WIDE, WIDE, WIDE, (None, None), WHOLE, *(one or None for one in has))
 
-    @traced_once
+    @trace_once
     def normalize(x: Any, numbers: list[Any]) -> Any:
         m = Computing(Arguments(family, {}, [x], [of_x], output, no_call), numbers)
-        source = transposed(tf.reshape(x, [-1, *view.split[1:]]), view.order)
+        source = transpose(tf.reshape(x, [-1, *view.split[1:]]), view.order)
         rows = tf.reshape(source, [-1, *view.rows[1:]]), of_x
         q, _ = m.run(REQUANTIZE, [_normalized(m, rows, view, parts)], output)
-        return tf.reshape(transposed(q, view.order), tf.shape(x))
+        return tf.reshape(transpose(q, view.order), tf.shape(x))
 
     return normalize
 
@@ -282,7 +284,7 @@ def _emit(e: Emission) -> None:
     parts = _parts(e.node.call.layer, view, e.attributes["epsilon"], params)
     source = e.transpose(e.reshaped(e.inputs[0], view.split, "split"), view.order)
     rows = e.reshaped(source, view.rows, "rows"), params
-    result, _ = _normalized(Writing(e), rows, view, parts)
+    result, _ = _normalized(Emitting(e), rows, view, parts)
     (output,) = e.outputs
     target = output
     if view.shape != e.shape(output):
@@ -303,7 +305,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
         return "of an open size"
     if len(shape) > 4 and shape.count(None) > 1:
         return "several open sizes of five"
-    return of_reals(call)
+    return accept_float(call)
 
 
 def _axes(call: Call) -> list[int]:

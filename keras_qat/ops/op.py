@@ -70,7 +70,7 @@ class FixedRange:
         return _of_range(*limits, 16 if bits == 16 else 8)
 
 
-_of_range = functools.cache(QuantParams.of_range)
+_of_range = functools.cache(QuantParams.from_range)
 
 OutputRange = OwnRange | SharedRange | FixedRange
 
@@ -121,7 +121,7 @@ class Arguments:
             return self.call.layer.call(*args, **kwargs)
 
 
-def held_in(params: QuantParams) -> tf.DType:
+def get_held_dtype(params: QuantParams) -> tf.DType:
     """Returns the type that holds quantized values less the zero point."""
     return tf.float64 if params.bits > 8 else tf.float32
 

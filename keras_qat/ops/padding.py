@@ -9,7 +9,7 @@ from keras_qat.graph.operations import kind_of
 from keras_qat.graph.tf_operations import number, operands
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.movement import integers, move, rank_of
+from keras_qat.ops.movement import get_rank, make_movement, read_integers
 from keras_qat.ops.op import Attributes, Op
 
 MODES = {"REFLECT": 0, "SYMMETRIC": 1}
@@ -18,7 +18,7 @@ MODES = {"REFLECT": 0, "SYMMETRIC": 1}
 Pairs = tuple[tuple[int, int], ...]
 
 
-def pairs(layer: Any, options: Any, rank: int) -> Pairs:
+def read_paddings(layer: Any, options: Any, rank: int) -> Pairs:
     """Returns two numbers for each axis, with zeros for batch and channels.
 
     Args:
@@ -36,11 +36,11 @@ def pairs(layer: Any, options: Any, rank: int) -> Pairs:
 
 
 def _attributes(call: Call) -> Attributes:
-    rank = rank_of(call)
+    rank = get_rank(call)
     if not kind_of(call):
-        return {"paddings": pairs(call.layer, call.layer.padding, rank), "mode": "CONSTANT"}
+        return {"paddings": read_paddings(call.layer, call.layer.padding, rank), "mode": "CONSTANT"}
     paddings, mode, value = operands(call, "paddings", "mode", "constant_values")
-    known = integers(paddings)
+    known = read_integers(paddings)
     both = None if known is None else tuple(zip(known[::2], known[1::2], strict=True))
     attributes: dict[str, Any] = {"paddings": both, "mode": (mode or "CONSTANT").upper()}
     if attributes["mode"] == "CONSTANT":
@@ -68,7 +68,7 @@ def _emit(e: Emission) -> None:
 
 
 def _row(name: str, doc: str, *modes: str, **fields: Any) -> Op:
-    return move(
+    return make_movement(
         name,
         doc,
         _emit,

@@ -14,8 +14,8 @@ from keras_qat.graph.operations import kind_of
 from keras_qat.graph.tf_operations import argument, operands
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.image_shapes import add_on_images, pair
-from keras_qat.ops.movement import axes_of, move, rank_of, window
+from keras_qat.ops.image_shapes import as_pair, emit_on_images
+from keras_qat.ops.movement import get_rank, make_movement, read_axes, read_window
 from keras_qat.ops.op import Arguments, Attributes, Emit, Op, OwnRange, SharedRange
 from keras_qat.tflite.schema import TYPES
 
@@ -25,7 +25,7 @@ PADDINGS = {"SAME": 0, "VALID": 1}
 
 def _pool_attributes(call: Call) -> Attributes:
     """Returns `pool` and `strides` along the axes between batch and channels, and `padding`."""
-    layer, axes = call.layer, rank_of(call) - 2
+    layer, axes = call.layer, get_rank(call) - 2
     if not kind_of(call):
         pool, strides, padding = layer.pool_size, layer.strides, layer.padding
         last = layer.data_format == "channels_last"
@@ -34,8 +34,8 @@ def _pool_attributes(call: Call) -> Attributes:
         pool, strides, padding, data_format = operands(call, *names)
         last = data_format is None or data_format.endswith("C")
     return {
-        "pool": window(pool, axes),
-        "strides": window(strides, axes),
+        "pool": read_window(pool, axes),
+        "strides": read_window(strides, axes),
         "padding": padding.upper() if isinstance(padding, str) else "EXPLICIT",
         "channels_last": last,
     }
@@ -52,8 +52,10 @@ def _accepts_pool(call: Call, attributes: Attributes) -> str | None:
 def _emit_pool(code: str) -> Emit:
     def emit(e: Emission) -> None:
         """Writes a pooling; sequences are images of the height 1."""
-        (height, width), (down, right) = (pair(e.attributes[name]) for name in ("pool", "strides"))
-        add_on_images(
+        (height, width), (down, right) = (
+            as_pair(e.attributes[name]) for name in ("pool", "strides")
+        )
+        emit_on_images(
             e,
             code,
             [e.source],
@@ -67,7 +69,7 @@ def _emit_pool(code: str) -> Emit:
     return emit
 
 
-MAX_POOLING = move(
+MAX_POOLING = make_movement(
     "max_pooling",
     "the largest value of windows",
     _emit_pool("MAX_POOL_2D"),
@@ -107,12 +109,12 @@ AVERAGE_POOLING = dataclasses.replace(
 
 def _reduce_attributes(call: Call) -> Attributes:
     """Returns the `axes`, and `keepdims`: whether they stay, with the size 1."""
-    layer, rank = call.layer, rank_of(call)
+    layer, rank = call.layer, get_rank(call)
     if not kind_of(call):
         start = 2 if layer.data_format == "channels_first" else 1
         return {"axes": tuple(range(start, start + rank - 2)), "keepdims": bool(layer.keepdims)}
     axis, keepdims = operands(call, "axis", "keepdims")
-    return {"axes": axes_of(axis, rank), "keepdims": bool(keepdims)}
+    return {"axes": read_axes(axis, rank), "keepdims": bool(keepdims)}
 
 
 def emit_reduce(code: str) -> Emit:
@@ -125,7 +127,7 @@ def emit_reduce(code: str) -> Emit:
     return emit
 
 
-REDUCE_MAX = move(
+REDUCE_MAX = make_movement(
     "reduce_max",
     "the largest value along axes",
     emit_reduce("REDUCE_MAX"),
@@ -186,7 +188,7 @@ REDUCE_ALL = _of_truth_values("reduce_all", "REDUCE_MIN", "all truth values")
 def _arg_attributes(call: Call) -> Attributes:
     axis = argument(call, "axis")
     axis = call.kwargs.get("dimension", axis)
-    axes = axes_of(axis or 0, rank_of(call))
+    axes = read_axes(axis or 0, get_rank(call))
     return {"axis": axes[0] if axes else None}
 
 
@@ -203,7 +205,7 @@ def _emit_arg(code: str) -> Emit:
     return emit
 
 
-ARGMAX = move(
+ARGMAX = make_movement(
     "argmax",
     "where the largest value is",
     _emit_arg("ARG_MAX"),

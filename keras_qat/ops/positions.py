@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.helper_layers.operations import ROUNDINGS, Positions
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.lookup import Entries, looked_up
+from keras_qat.ops.lookup import Entries, look_up
 from keras_qat.ops.op import Arguments, Op
 
 _LARGEST = 2.0**23 - 1
@@ -60,7 +60,7 @@ def _emit(e: Emission) -> None:
 
 POSITIONS = Op(
     "positions",
-    lambda a: tf.cast(looked_up(a.q[0], a.numbers), tf.int32),
+    lambda a: tf.cast(look_up(a.q[0], a.numbers), tf.int32),
     _emit,
     prepare=_prepare,
     doc="whole numbers of real ones, as `tf.cast` makes them of a position",

@@ -46,7 +46,7 @@ def register_op(
         ...     qat = keras_qat.quantize_model(model)
     """
     _check_class(layer_class)
-    row = registry.with_attributes(registry.op_named(op), layer_class, attributes or {})
+    row = registry.add_attributes(registry.op_named(op), layer_class, attributes or {})
     if bool(weights) != row.is_weighted:
         needs = "weights: name their attribute" if row.is_weighted else "no weights"
         raise ValueError(f"{op} has {needs}, got weights={weights!r}.")

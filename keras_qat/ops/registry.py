@@ -42,7 +42,7 @@ def match(call: Call) -> Match:
         return Match(None, {}, "reads complex numbers")
     row = _REGISTERED.get(type(call.layer))
     if row is None:
-        return _first(rows_listing(call), call)
+        return _first(find_rows(call), call)
     _check_weights(call.layer, weights_listed(call.layer))
     return _first([row], call)
 
@@ -72,7 +72,7 @@ def _check_weights(layer: Any, paths: tuple[str, ...]) -> None:
         )
 
 
-def rows_listing(call: Call) -> list[Op]:
+def find_rows(call: Call) -> list[Op]:
     """Returns the rows that list the layer, operation or function of a call."""
     layer = call.layer
     if is_operation(layer):
@@ -106,12 +106,12 @@ def _refused(op: Op, call: Call) -> str | None:
     return f"more than {op.max_axes} axes" if is_large else None
 
 
-def op_of(call: Call) -> Op | None:
+def find_op(call: Call) -> Op | None:
     """Returns the operator of a call, None for a call that computes in float."""
     return match(call).op
 
 
-def row_listing(layer: Any) -> Op | None:
+def find_row(layer: Any) -> Op | None:
     """Returns the row that lists a layer's class, or the first that lists one of its bases.
 
     Whether or not it accepts the layer's calls.
@@ -120,9 +120,9 @@ def row_listing(layer: Any) -> Op | None:
     return own or next((op for op in ROWS if isinstance(layer, op.layers)), None)
 
 
-def gates_of(layer: Any) -> int:
+def count_gates(layer: Any) -> int:
     """Returns how many gates the weights of a layer are split into; 1 for most layers."""
-    op = row_listing(layer)
+    op = find_row(layer)
     return 1 if op is None else op.gates
 
 
@@ -158,7 +158,7 @@ def is_registered(layer: Any) -> bool:
     return type(layer) in _REGISTERED
 
 
-def on_request(layer: Any) -> bool:
+def is_on_request(layer: Any) -> bool:
     """Returns whether a layer stays in float unless an override asks for integers."""
     return not is_registered(layer) and any(op.on_request for op in _BY_KEY.get(type(layer), []))
 
@@ -230,7 +230,7 @@ def register(layer_class: type, row: Op) -> Registration:
     return Registration(undo)
 
 
-def with_attributes(
+def add_attributes(
     op: Op, layer_class: type, source: Callable[[Any], Mapping[str, Any]] | Mapping[str, Any]
 ) -> Op:
     """Makes a row for a custom layer with the user's attributes.

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.fixed_point import fixed_point, multiply
+from keras_qat.arithmetic.fixed_point import multiply, to_fixed_point
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, round_half_away, single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import is_operation, kind_of
 from keras_qat.graph.tf_operations import argument, number
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.lookup import by_table, computed_by_table, of_reals
+from keras_qat.ops.lookup import accept_float, compute_by_table, prepare_table
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange
 
 _activations = keras.activations
@@ -33,7 +33,7 @@ def _relu_attributes(call: Call) -> Attributes:
 def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
     layer = call.layer  # `thresholded_relu` has the others.
     is_other = getattr(layer, "threshold", 0) or getattr(layer, "negative_slope", 0)
-    return "" if is_other else of_reals(call)
+    return "" if is_other else accept_float(call)
 
 
 def _relu(a: Arguments) -> Any:
@@ -41,7 +41,7 @@ def _relu(a: Arguments) -> Any:
 
     A maximum other than 6 is left to the end of the output's range.
     """
-    factor = fixed_point(ratio(a.family, a.params[0].scale, by=a.output.scale))
+    factor = to_fixed_point(ratio(a.family, a.params[0].scale, by=a.output.scale))
     result = tf.maximum(tf.cast(multiply(tf.cast(a.q[0], tf.int64), factor), tf.float64), 0.0)
     if a.attributes["maximum"] != 6:
         return result
@@ -64,9 +64,9 @@ def _emit_relu(e: Emission) -> None:
 
 RELU = Op(
     "relu",
-    computed_by_table,
+    compute_by_table,
     _emit_relu,
-    prepare=by_table(_relu),
+    prepare=prepare_table(_relu),
     doc="ReLU, also with a maximum",
     layers=(layers.ReLU,),
     kinds=("relu", "relu6"),
@@ -92,7 +92,7 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
     layer = call.layer
     if isinstance(layer, layers.ReLU) and (layer.threshold or layer.max_value is not None):
         return ""
-    return of_reals(call)
+    return accept_float(call)
 
 
 def _leaky_relu(a: Arguments) -> Any:
@@ -118,8 +118,8 @@ def _leaky_relu(a: Arguments) -> Any:
 def _exact_leaky_relu(a: Arguments) -> Any:
     """Makes TFLite's table: a product above zero, and one below with the slope in its scale."""
     steps, scale, slope = tf.cast(a.q[0], tf.int64), a.params[0].scale, a.attributes["slope"]
-    above = fixed_point(ratio(a.family, scale, by=a.output.scale))
-    below = fixed_point(ratio(a.family, scale, abs(slope), by=a.output.scale))
+    above = to_fixed_point(ratio(a.family, scale, by=a.output.scale))
+    below = to_fixed_point(ratio(a.family, scale, abs(slope), by=a.output.scale))
     sign = -1 if slope < 0 else 1
     # The optimized int16 kernel has a negative multiplier: halves go up.
     negates_first = a.family.optimized and a.wide
@@ -129,9 +129,9 @@ def _exact_leaky_relu(a: Arguments) -> Any:
 
 LEAKY_RELU = Op(
     "leaky_relu",
-    computed_by_table,
+    compute_by_table,
     lambda e: e.add("LEAKY_RELU", alpha=e.attributes["slope"]),
-    prepare=by_table(_leaky_relu),
+    prepare=prepare_table(_leaky_relu),
     doc="LeakyReLU, with any slope; |x| is one with the slope -1",
     layers=(layers.LeakyReLU, layers.ReLU),
     kinds=("leaky_relu",),
@@ -147,8 +147,8 @@ def _prepare_prelu(a: Arguments) -> Any:
     """Returns the multipliers of values above zero and below, and the slopes."""
     scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
     before, after = a.params[0].scale, a.output.scale
-    above = fixed_point(ratio(a.family, before, by=after))
-    below = fixed_point(ratio(a.family, before, scale, by=after))
+    above = to_fixed_point(ratio(a.family, before, by=after))
+    below = to_fixed_point(ratio(a.family, before, scale, by=after))
     return above, below, tf.cast(a.weights.q, tf.int64)
 
 
@@ -171,7 +171,7 @@ PRELU = Op(
     prepare=_prepare_prelu,
     doc="PReLU",
     layers=(layers.PReLU,),
-    accepts=of_reals,
+    accepts=accept_float,
     bits=(8,),
     integers=(),
     weights={"alpha": ()},

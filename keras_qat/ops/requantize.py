@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond
-from keras_qat.arithmetic.fixed_point import FINER_STEPS, LEAST_RATIO, fixed_point, multiply
+from keras_qat.arithmetic.fixed_point import FINER_STEPS, LEAST_RATIO, multiply, to_fixed_point
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
-from keras_qat.ops.op import Arguments, Op, held_in
+from keras_qat.ops.op import Arguments, Op, get_held_dtype
 
 
 def _prepare_quantize(a: Arguments) -> Any:
@@ -32,7 +32,7 @@ def _quantize(a: Arguments) -> Any:
         return tf.cast(tf.round(single(x * a.numbers)), tf.float32)
     in_float32 = a.family.quantize == "divided_by_float32"
     rounded = a.family.halves if in_float32 else round_half_away
-    return tf.cast(rounded(single(x / a.numbers)), held_in(a.output))
+    return tf.cast(rounded(single(x / a.numbers)), get_held_dtype(a.output))
 
 
 class Multiplier(NamedTuple):
@@ -68,21 +68,23 @@ class Multiplier(NamedTuple):
         return cond(self.is_other, lambda: in_other(self.other), in_fixed_point)
 
 
-def requantization(family: KernelFamily, params: QuantParams, output: QuantParams) -> Multiplier:
-    """Prepares `requantized`.
+def prepare_requantization(
+    family: KernelFamily, params: QuantParams, output: QuantParams
+) -> Multiplier:
+    """Prepares `requantize`.
 
     XNNPACK multiplies by a whole number of 256ths where the ratio of the scales is from 2^-8 to
     2^7; TFLite's kernel by a 31-bit number. `Builder.quantize` writes what is prepared here.
     """
     before, after = (end.as_tensors().scale for end in (params, output))
     if max(params.bits, output.bits) > 8:
-        return Multiplier(fixed_point(before / after))
+        return Multiplier(to_fixed_point(before / after))
     if family.requantize == "float32":
         return Multiplier(None, (before, after, family.halves), True)
     coarse = single(before / after)
     one, finer = (tf.constant(steps, tf.float64) for steps in (1.0, FINER_STEPS))
     steps = tf.where(coarse < LEAST_RATIO, finer, one)
-    precise = Multiplier(fixed_point(before / steps / after), steps=tf.cast(steps, tf.int64))
+    precise = Multiplier(to_fixed_point(before / steps / after), steps=tf.cast(steps, tf.int64))
     if family.requantize == "fixed_point":
         return precise
     factor = tf.cast(tf.round(256.0 * coarse), tf.float32)
@@ -90,7 +92,7 @@ def requantization(family: KernelFamily, params: QuantParams, output: QuantParam
     return precise._replace(other=factor, is_other=is_coarse)
 
 
-def requantized(q: Any, numbers: Multiplier) -> Any:
+def requantize(q: Any, numbers: Multiplier) -> Any:
     """Expresses the same real values with other parameters.
 
     Zero points are subtracted from `q` and from the result. 256ths are rounded once, half up;
@@ -118,7 +120,7 @@ QUANTIZE = Op(
 REQUANTIZE = dataclasses.replace(
     QUANTIZE,
     name="requantize",
-    prepare=lambda a: requantization(a.family, a.params[0], a.output),
-    compute=lambda a: requantized(a.q[0], a.numbers),
+    prepare=lambda a: prepare_requantization(a.family, a.params[0], a.output),
+    compute=lambda a: requantize(a.q[0], a.numbers),
     doc="other quantization parameters",
 )

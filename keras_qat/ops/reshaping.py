@@ -12,7 +12,7 @@ from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
-from keras_qat.ops.movement import first, integers, move, rank_of
+from keras_qat.ops.movement import get_rank, get_source, make_movement, read_integers
 from keras_qat.ops.op import Attributes, Emit, OwnRange
 from keras_qat.tflite.schema import TYPES
 
@@ -25,12 +25,15 @@ def _emit_reshape(e: Emission) -> None:
 
 
 def _accepts_reshape(call: Call, attributes: Attributes) -> str | None:
-    if getattr(call.layer, "data_format", "") == "channels_first" and len(first(call).shape) > 2:
+    if (
+        getattr(call.layer, "data_format", "") == "channels_first"
+        and len(get_source(call).shape) > 2
+    ):
         return "data_format='channels_first'"
     return None
 
 
-RESHAPE = move(
+RESHAPE = make_movement(
     "reshape",
     "other shapes for the same values",
     _emit_reshape,
@@ -42,14 +45,14 @@ RESHAPE = move(
 
 def _is_of_one(call: Call) -> bool:
     """Returns whether all reduced axes have size 1, so that the call only reshapes."""
-    before, after = first(call).shape, call.output.shape
+    before, after = get_source(call).shape, call.output.shape
     if not before or not after or before[0] != after[0]:
         return False
     count, new_count = (math.prod(size or 0 for size in shape[1:]) for shape in (before, after))
     return 0 < count == new_count
 
 
-MEAN_OF_ONE = move(
+MEAN_OF_ONE = make_movement(
     "mean_of_one",
     "means along axes of size 1",
     _emit_reshape,
@@ -60,7 +63,7 @@ MEAN_OF_ONE = move(
 
 
 def _transpose_attributes(call: Call) -> Attributes:
-    rank = rank_of(call)
+    rank = get_rank(call)
     if isinstance(call.layer, layers.Permute):
         return {"permutation": (0, *call.layer.dims)}
     if kind_of(call) == "matrix_transpose":
@@ -68,11 +71,11 @@ def _transpose_attributes(call: Call) -> Attributes:
     permutation = argument(call, "perm")
     if permutation is None:
         return {"permutation": tuple(range(rank))[::-1]}
-    axes = integers(permutation)
+    axes = read_integers(permutation)
     return {"permutation": None if axes is None else tuple(axis % rank for axis in axes)}
 
 
-TRANSPOSE = move(
+TRANSPOSE = make_movement(
     "transpose",
     "other orders of the axes",
     lambda e: e.transpose(e.source, e.attributes["permutation"], e.outputs[0]),
@@ -86,7 +89,7 @@ TRANSPOSE = move(
 
 def _block_attributes(call: Call) -> Attributes:
     size, data_format = operands(call, "block_size", "data_format")
-    known = integers(size)
+    known = read_integers(size)
     return {"size": known[0] if known else None, "data_format": data_format or "NHWC"}
 
 
@@ -111,7 +114,7 @@ def _emit_blocks(code: str) -> Emit:
     return emit
 
 
-DEPTH_TO_SPACE = move(
+DEPTH_TO_SPACE = make_movement(
     "depth_to_space",
     "channels as blocks of pixels",
     _emit_blocks("DEPTH_TO_SPACE"),
@@ -138,7 +141,7 @@ def _emit_size(e: Emission) -> None:
     e.add("REDUCE_PROD", [sizes, e.constant("axes", [0])], [target], keepDims=False)
 
 
-SHAPE = move(
+SHAPE = make_movement(
     "shape",
     "the sizes of a tensor",
     lambda e: e.add("SHAPE", [e.source], outType=TYPES[e.node.output.dtype]),

@@ -14,11 +14,11 @@ from keras_qat.graph.calls import Call
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
-from keras_qat.ops.movement import first, move, take_parts
+from keras_qat.ops.movement import emit_slice, get_source, make_movement
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 
 
-def options_of_resize(call: Call) -> Attributes:
+def read_resize_options(call: Call) -> Attributes:
     """Returns `height` and `width`, 0 if unknown, and the `crop`: parts of rows and columns."""
     layer, shape = call.layer, call.output.shape
     is_first = getattr(layer, "data_format", "") == "channels_first"
@@ -48,7 +48,7 @@ def _accepts(interpolation: str) -> Any:
         asked = attributes["interpolation"]
         if asked != interpolation:
             return "" if interpolation == "nearest" else f"interpolation={asked!r}"
-        if len(first(call).shape) != 4:
+        if len(get_source(call).shape) != 4:
             return "not of images"
         if not attributes["channels_last"]:
             return "data_format='channels_first'"
@@ -70,17 +70,17 @@ def _row(interpolation: str, code: str, pixels: str, **fields: Any) -> Op:
             batch, *_, channels = e.shape(source)
             sizes = (end - begin for begin, end, _ in crop)
             part = e.temporary("cropped", (batch, *sizes, channels), source)
-            take_parts(e, source, part, (every, *crop, every))
+            emit_slice(e, source, part, (every, *crop, every))
             source = part
         inputs = [source, e.constant("size", [height, width])]
         e.add(code, inputs, halfPixelCenters=True)
 
-    return move(
+    return make_movement(
         f"resize_{interpolation}",
         f"images of other sizes, of {pixels} pixels",
         emit,
         layers=(layers.UpSampling2D, layers.Resizing),
-        attributes=options_of_resize,
+        attributes=read_resize_options,
         needs=("height", "width"),
         defaults={"crop": (), "channels_last": True, "interpolation": interpolation},
         accepts=_accepts(interpolation),

@@ -17,17 +17,17 @@ from keras_qat.ops.composed import (
     NO_WIDE,
     WIDE,
     Computing,
+    Emitting,
     Machine,
-    Number,
     Preparing,
-    Writing,
+    Quantized,
     wide_params,
 )
 from keras_qat.ops.elementwise import accepts_up_to
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.lookup import of_reals
-from keras_qat.ops.movement import integers
-from keras_qat.ops.op import Arguments, Attributes, Op, held_in
+from keras_qat.ops.lookup import accept_float
+from keras_qat.ops.movement import read_integers
+from keras_qat.ops.op import Arguments, Attributes, Op, get_held_dtype
 from keras_qat.ops.requantize import REQUANTIZE
 from keras_qat.tflite.tensor_names import SCOPE
 
@@ -39,7 +39,7 @@ def _common(params: Sequence[QuantParams]) -> QuantParams:
     return wide_params(tf.maximum(first, second) * finer)
 
 
-def _both(m: Machine, inputs: Sequence[Number], common: QuantParams) -> list[Any]:
+def _both(m: Machine, inputs: Sequence[Quantized], common: QuantParams) -> list[Any]:
     """Brings two tensors to a common scale, so that their quantized values can be compared."""
     return [m.run(REQUANTIZE, [x], common)[0] for x in inputs]
 
@@ -60,7 +60,7 @@ def _comparison(name: str, code: str, words: str) -> Op:
         sources: list[Any] = list(e.inputs)
         if params[0] != params[1]:  # Else they are on one grid.
             inputs = list(zip(e.inputs, params, strict=True))
-            sources = _both(Writing(e), inputs, _common(params))
+            sources = _both(Emitting(e), inputs, _common(params))
         for index, source in enumerate(sources):  # Kernels compare int8 after rounding it anew.
             targets.append(e.temporary(f"whole_{index}", e.shape(source), "int32"))
             e.cast(source, targets[-1])
@@ -105,10 +105,10 @@ def _accepts_select(call: Call, attributes: Attributes) -> str | None:
         return "not of a tensor of truth values and two others"
     if max(len(value.shape) for value in [*call.inputs, call.output]) > 4:
         return "broadcast with more than 4 axes"
-    return of_reals(call)
+    return accept_float(call)
 
 
-def _chosen(m: Machine, inputs: Sequence[Number], output: QuantParams) -> list[Any]:
+def _chosen(m: Machine, inputs: Sequence[Quantized], output: QuantParams) -> list[Any]:
     return [m.run(REQUANTIZE, [x], output)[0] for x in inputs]
 
 
@@ -125,7 +125,7 @@ def _select(a: Arguments) -> Any:
 
 def _emit_select(e: Emission) -> None:
     inputs = list(zip(e.inputs[1:], e.all_params, strict=True))
-    e.add("SELECT_V2", [e.inputs[0], *_chosen(Writing(e), inputs, e.params)])
+    e.add("SELECT_V2", [e.inputs[0], *_chosen(Emitting(e), inputs, e.params)])
 
 
 SELECT = Op(
@@ -158,7 +158,7 @@ def _prepare_cast(a: Arguments) -> tuple[Any, Any]:
 def _from_integers(a: Arguments) -> Any:
     numbers, limit = a.numbers
     x = tf.minimum(tf.maximum(tf.cast(a.q[0], tf.int64), -limit), limit)
-    return tf.cast(multiply(x, numbers.fixed), held_in(a.output))
+    return tf.cast(multiply(x, numbers.fixed), get_held_dtype(a.output))
 
 
 def _emit_cast(e: Emission) -> None:
@@ -173,18 +173,18 @@ def _emit_cast(e: Emission) -> None:
         e.add("QUANTIZE", [pixels])
         return
 
-    def integers(name: str) -> int:
+    def make_integers(name: str) -> int:
         return e.builder.tensor(f"{SCOPE}/{e.node.name}/{name}", shape, "int32", _WHOLE)
 
     is_bool = e.dtype(source) == "bool"
     if e.dtype(source) != "int32":
-        in_int32 = integers("int32")
+        in_int32 = make_integers("int32")
         e.cast(source, in_int32)
         source = in_int32
     if not is_bool:
         limit = int(min(_limit(e.params), 2.0**31 - 128))
         for code, end in (("MINIMUM", limit), ("MAXIMUM", -limit)):
-            clipped = integers(code.lower())
+            clipped = make_integers(code.lower())
             e.add(code, [source, e.constant(f"{code.lower()}/end", end)], [clipped])
             source = clipped
     e.add("QUANTIZE", [source])
@@ -192,7 +192,7 @@ def _emit_cast(e: Emission) -> None:
 
 def _accepts_cast(call: Call, attributes: Attributes) -> str | None:
     if not call.inputs[0].is_float:
-        return of_reals(call)
+        return accept_float(call)
     is_integer = tf.as_dtype(call.output.dtype).is_integer
     return "makes integers of quantized values: indices may be off" if is_integer else ""
 
@@ -210,7 +210,7 @@ FROM_INTEGERS = Op(
 
 def _one_hot_attributes(call: Call) -> Attributes:
     depth, *values, axis = operands(call, "depth", "on_value", "off_value", "axis")
-    known, axes = integers(depth), integers(-1 if axis is None else axis)
+    known, axes = read_integers(depth), read_integers(-1 if axis is None else axis)
     on, off = (number(1 if value is None else value) for value in values)
     off = 0.0 if values[1] is None else off
     rank = len(call.output.shape)
@@ -219,7 +219,7 @@ def _one_hot_attributes(call: Call) -> Attributes:
 
 def _prepare_one_hot(a: Arguments) -> tuple[Any, Any]:
     ends = (_code(a.attributes[name], a.output) for name in ("on", "off"))
-    return tuple(tf.cast(end - a.output.zero_point, held_in(a.output)) for end in ends)
+    return tuple(tf.cast(end - a.output.zero_point, get_held_dtype(a.output)) for end in ends)
 
 
 def _code(value: float, output: QuantParams) -> Any:
@@ -264,6 +264,6 @@ ONE_HOT = Op(
     accepts=lambda call, attributes: (
         "its options are not known before run time"
         if None in attributes.values()
-        else of_reals(call)
+        else accept_float(call)
     ),
 )

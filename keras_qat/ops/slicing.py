@@ -17,14 +17,14 @@ from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import (
     MAX_SLICED,
     Part,
-    first,
-    integers,
-    move,
-    moved,
-    take_parts,
+    call_on_values,
+    emit_slice,
+    get_source,
+    make_movement,
+    read_integers,
 )
 from keras_qat.ops.op import Attributes, Op, SharedRange
-from keras_qat.ops.padding import pairs
+from keras_qat.ops.padding import read_paddings
 
 FULL_SLICE = dict.fromkeys(("start", "stop", "step"))
 """The item of `x[:]`, as Keras keeps slices."""
@@ -41,16 +41,16 @@ def items_for_axes(indices: Any, rank: int) -> list[Any]:
 
 def _slice_attributes(call: Call) -> Attributes:
     """Returns `parts` for each axis, `dropped` axes of the input and `added` axes of the output."""
-    x = first(call)
+    x = get_source(call)
     rank = len(getattr(x, "shape", ()))
     if isinstance(call.layer, LastStep):
         return _indexed([FULL_SLICE, -1], rank)
     if not kind_of(call):
-        cropping = pairs(call.layer, call.layer.cropping, rank)
+        cropping = read_paddings(call.layer, call.layer.cropping, rank)
         cropped = [(low or None, -high or None, 1) for low, high in cropping]
         return {"parts": tuple(cropped), "dropped": (), "added": ()}
     if kind_of(call) == "slice":
-        begins, sizes = map(integers, operands(call, "begin", "size"))
+        begins, sizes = map(read_integers, operands(call, "begin", "size"))
         if begins is None or sizes is None:
             return {"parts": None}
         ends = zip(begins, sizes, strict=True)
@@ -63,7 +63,7 @@ def _indexed(indices: Any, rank: int) -> Attributes:
     """Returns the attributes of `x[indices]`. Keras keeps slices as dictionaries."""
     items = items_for_axes(indices, rank)
     leaves = [leaf for leaf in tf.nest.flatten(items) if leaf is not None]
-    if any(integers(leaf) is None for leaf in leaves):
+    if any(read_integers(leaf) is None for leaf in leaves):
         return {"parts": None}
     parts: list[Part] = []
     dropped, added, axis = [], [], 0
@@ -82,7 +82,7 @@ def _indexed(indices: Any, rank: int) -> Attributes:
 
 
 def _number(index: Any) -> int | None:
-    known = integers(index)
+    known = read_integers(index)
     return known[0] if known else None
 
 
@@ -93,7 +93,7 @@ def _emit_slice(e: Emission) -> None:
     if added:
         without_new = tuple(size for axis, size in enumerate(shape) if axis not in added)
         target = e.temporary("part", without_new, target)
-    take_parts(e, e.source, target, e.attributes["parts"], e.attributes["dropped"])
+    emit_slice(e, e.source, target, e.attributes["parts"], e.attributes["dropped"])
     if added and shape.count(None) <= 1:
         e.reshape(target, e.outputs[0])
     elif added:
@@ -110,7 +110,7 @@ def _add_axes(e: Emission, source: int, shape: Any, added: tuple[int, ...]) -> N
         source = target
 
 
-SLICE = move(
+SLICE = make_movement(
     "slice",
     "parts of a tensor, every n-th value, crops",
     _emit_slice,
@@ -126,13 +126,13 @@ SLICE = move(
 def _split_attributes(call: Call) -> Attributes:
     """Returns the `axis`, the `sizes` along it, () for equal ones, and their `count`."""
     parts, axis = operands(call, "num_or_size_splits", "axis")
-    known, axes = integers(parts), integers(axis or 0)
-    if known is None or axes is None or not isinstance(first(call), Value):
+    known, axes = read_integers(parts), read_integers(axis or 0)
+    if known is None or axes is None or not isinstance(get_source(call), Value):
         return {"axis": None}
     sizes: Any = ()
     if tf.nest.is_nested(parts) or np.ndim(parts) > 0:
         sizes = known
-    rank = len(first(call).shape)
+    rank = len(get_source(call).shape)
     return {"axis": axes[0] % rank, "sizes": sizes, "count": len(values_in(call.outputs))}
 
 
@@ -146,7 +146,7 @@ def _emit_split(e: Emission) -> None:
         e.add("SPLIT", [axis, e.source], numSplits=count)
 
 
-SPLIT = move(
+SPLIT = make_movement(
     "split",
     "a tensor in parts",
     _emit_split,
@@ -158,11 +158,11 @@ SPLIT = move(
 
 def _unstack_attributes(call: Call) -> Attributes:
     axis = argument(call, "axis")
-    axes = integers(axis or 0)
+    axes = read_integers(axis or 0)
     return {"axis": axes[0] if axes else None, "count": len(values_in(call.outputs))}
 
 
-UNSTACK = move(
+UNSTACK = make_movement(
     "unstack",
     "the entries of an axis",
     lambda e: e.add("UNPACK", [e.source], axis=e.attributes["axis"], num=e.attributes["count"]),
@@ -178,8 +178,8 @@ GATHER_ARGUMENTS = ("params", "indices", "axis", "batch_dims", "max_norm")
 def _gather_attributes(call: Call) -> Attributes:
     """Returns the `axis`, constant `indices` and their `shape`, or () if they are a tensor."""
     x, indices, axis, batch, limit = operands(call, *GATHER_ARGUMENTS)
-    batch = integers(batch or 0)
-    axes = integers(batch if axis is None else axis)
+    batch = read_integers(batch or 0)
+    axes = read_integers(batch if axis is None else axis)
     if axes is None or batch is None or limit is not None or not isinstance(x, Value):
         return {"axis": None}
     indexed = isinstance(indices, Value)
@@ -187,7 +187,7 @@ def _gather_attributes(call: Call) -> Attributes:
     options = {"axis": axes[0] % ranks[0], "batch": batch[0] + ranks[1] * (batch[0] < 0)}
     if indexed:
         return {**options, "indices": (), "shape": (), "constant": False}
-    known = integers(indices)
+    known = read_integers(indices)
     return {**options, "indices": known, "shape": np.shape(indices), "constant": True}
 
 
@@ -201,7 +201,7 @@ def _emit_gather(e: Emission) -> None:
     e.add("GATHER", [source, positions], axis=e.attributes["axis"], batchDims=e.attributes["batch"])
 
 
-GATHER = move(
+GATHER = make_movement(
     "gather",
     "entries of an axis by their number",
     _emit_gather,
@@ -215,11 +215,11 @@ GATHER = move(
 def _join_attributes(call: Call) -> Attributes:
     """Returns the `axis`, and constants among integer tensors as `numbers`, by position."""
     axis = argument(call, "axis") or 0 if kind_of(call) else call.layer.axis
-    axes, rank = integers(axis), len(call.output.shape)
-    parts = first(call)
+    axes, rank = read_integers(axis), len(call.output.shape)
+    parts = get_source(call)
     parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]
     numbers = tuple(
-        (position, integers(part), tuple(np.shape(part)))
+        (position, read_integers(part), tuple(np.shape(part)))
         for position, part in enumerate(parts)
         if not isinstance(part, Value)
     )
@@ -244,7 +244,7 @@ def _joined(e: Emission) -> list[int]:
 
 CONCATENATE = Op(
     "concatenate",
-    moved,
+    call_on_values,
     lambda e: e.add("CONCATENATION", _joined(e), axis=e.attributes["axis"]),
     doc="tensors side by side",
     layers=(layers.Concatenate,),

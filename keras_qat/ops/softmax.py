@@ -18,14 +18,14 @@ from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import (
     EXPONENTIALS,
     divide,
-    exponent_of,
-    fixed_point,
+    get_exponent,
     high_product,
     inverse_square_root,
     multiply,
     saturate,
     shift,
     shift_back,
+    to_fixed_point,
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import single
@@ -35,9 +35,9 @@ from keras_qat.graph.tf_operations import argument, number, operands
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops import mlas
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.lookup import of_reals
+from keras_qat.ops.lookup import accept_float
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
-from keras_qat.ops.requantize import Multiplier, requantization, requantized
+from keras_qat.ops.requantize import Multiplier, prepare_requantization, requantize
 
 HIGHEST = 2**15 - 1
 """Largest int16 number, which stands for 1 in the tables."""
@@ -73,9 +73,9 @@ def _prepare(a: Arguments) -> Any:
     if a.family.softmax == "float32_table" and not a.wide:
         return mlas.prepare_softmax(a, a.q[0].shape[axis] or 1)
     if a.wide:
-        return fixed_point(quotient(single(x.scale), 10.0 / 65535.0))
+        return to_fixed_point(quotient(single(x.scale), 10.0 / 65535.0))
     wider = dataclasses.replace(x, scale=tf.maximum(x.scale, LEAST_SCALE))
-    is_wider, conversion = x.scale < LEAST_SCALE, requantization(a.family, x, wider)
+    is_wider, conversion = x.scale < LEAST_SCALE, prepare_requantization(a.family, x, wider)
     if a.family.softmax != "fixed_point":
         differences = -wider.scale * tf.range(256, dtype=tf.float64)
         table = tf.cast(tf.exp(single(differences)), tf.float32)
@@ -83,7 +83,7 @@ def _prepare(a: Arguments) -> Any:
             table = tf.cast(single(tf.cast(table, tf.float64) * 65535.0) + 0.5, tf.int64)
         output = tf.cast(a.output.scale, tf.float32)
         return _Numbers(is_wider, conversion, table, output)
-    multiplier, bits = fixed_point(tf.minimum(wider.scale * 2.0**26, 2.0**31 - 1))
+    multiplier, bits = to_fixed_point(tf.minimum(wider.scale * 2.0**26, 2.0**31 - 1))
     return _Numbers(is_wider, conversion, factor=(multiplier, tf.maximum(bits, 0)))
 
 
@@ -95,7 +95,7 @@ def _softmax(a: Arguments) -> Any:
         return mlas.softmax(q, numbers, axis)
     q = cond(
         numbers.is_wider,
-        lambda: requantized(a.q[0], numbers.conversion),
+        lambda: requantize(a.q[0], numbers.conversion),
         lambda: tf.identity(a.q[0]),
     )
     if a.family.softmax == "fixed_point":
@@ -107,7 +107,7 @@ def _in_float32(q: Any, numbers: _Numbers, axis: int) -> Any:
     """Computes TFLite's optimized kernel: exponentials from a table, added up one by one."""
     below = tf.reduce_max(q, axis, keepdims=True) - q
     exponentials = tf.gather(numbers.table, tf.cast(below, tf.int32))
-    total = mlas.summed_in_order(exponentials, axis)
+    total = mlas.sum_in_order(exponentials, axis)
     return tf.floor(exponentials * quotient(1.0, total * numbers.output) + 0.5)
 
 
@@ -116,7 +116,7 @@ def _of_uint16(q: Any, numbers: _Numbers, axis: int) -> Any:
     below = tf.reduce_max(q, axis, keepdims=True) - q
     exponentials = tf.gather(numbers.table, tf.cast(below, tf.int32))
     total = tf.cast(tf.reduce_sum(exponentials, axis, keepdims=True), tf.float32)
-    inverse = fixed_point(quotient(1.0, total * numbers.output))
+    inverse = to_fixed_point(quotient(1.0, total * numbers.output))
     return tf.cast(multiply(exponentials, inverse), q.dtype)
 
 
@@ -139,7 +139,7 @@ def _in_fixed_point(q: Any, factor: tuple[Any, Any], axis: int) -> Any:
     terms = tf.where(counts, divide(exponentials, tf.constant(12, tf.int64)), zero)
     sums = tf.reduce_sum(terms, axis, keepdims=True)
     # The sum as 2^length * (1 + fraction), in Q12.
-    length = exponent_of(tf.cast(sums, tf.float64)) + 1
+    length = get_exponent(tf.cast(sums, tf.float64)) + 1
     inverse = _one_over_one_plus(shift(sums, 32 - length) - 2**31)
     codes = divide(high_product(inverse, exponentials), length + 3)
     return tf.where(counts, codes, zero)
@@ -193,7 +193,7 @@ def _of_int16(family: KernelFamily, q: Any, factor: tuple[Any, Any], axis: int) 
         saturate(below + HIGHEST, 15), _table(np.exp, 10 / 65535, HIGHEST, precise)
     )
     sums = tf.reduce_sum(exponentials, axis, keepdims=True)
-    length = exponent_of(tf.cast(sums, tf.float64)) + 1
+    length = get_exponent(tf.cast(sums, tf.float64)) + 1
     normalized = shift_back(shift(sums, 31 - length) + 2**13, 14)
     table = _table(_reciprocal, 1 / 65535, -(2**15), precise)
     reciprocal = _interpolated(saturate(normalized - 2**15 - 2**16, 15), table)
@@ -253,7 +253,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
         return "a mask"
     if attributes["axis"] == -len(call.output.shape):
         return "along the batch"
-    return of_reals(call)
+    return accept_float(call)
 
 
 def _with_least_scale(e: Emission) -> int:
@@ -323,7 +323,7 @@ def _accepts_norm(call: Call, attributes: Attributes) -> str | None:
         return "not along the last axis"
     if attributes["epsilon"] > LARGEST_EPSILON:
         return f"epsilon above {LARGEST_EPSILON:g}"
-    return of_reals(call)
+    return accept_float(call)
 
 
 UNIT_NORM = Op(

@@ -19,10 +19,10 @@ from keras_qat.ops.composed import (
     NO_WIDE,
     WIDE,
     Computing,
+    Emitting,
     Machine,
-    Number,
     Preparing,
-    Writing,
+    Quantized,
     wide_params,
 )
 from keras_qat.ops.emission import Emission
@@ -46,8 +46,8 @@ def _finer(params: QuantParams) -> QuantParams:
 
 
 def _shares(
-    m: Machine, x: Number, finer: Callable[[QuantParams], QuantParams], axis: int
-) -> Number:
+    m: Machine, x: Quantized, finer: Callable[[QuantParams], QuantParams], axis: int
+) -> Quantized:
     """Runs the rows up to the results in 16 bits."""
     if x[1].bits < 16:
         x = m.run(REQUANTIZE, [x], finer(x[1]))
@@ -69,7 +69,7 @@ def _compute(a: Arguments) -> Any:
 
 def _emit(e: Emission) -> None:
     x = e.inputs[0], e.all_params[0]
-    shares, _ = _shares(Writing(e), x, _finer, e.attributes["axis"])
+    shares, _ = _shares(Emitting(e), x, _finer, e.attributes["axis"])
     e.add("QUANTIZE", [shares])
 
 

@@ -9,13 +9,13 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call
 from keras_qat.graph.tf_operations import argument
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.movement import integers, move
+from keras_qat.ops.movement import make_movement, read_integers
 from keras_qat.ops.op import Arguments, Attributes
 
 
 def _attributes(call: Call) -> Attributes:
     count = argument(call, "k")
-    known = integers(1 if count is None else count)
+    known = read_integers(1 if count is None else count)
     return {"count": known[0] if known else None}
 
 
@@ -28,7 +28,7 @@ def _emit(e: Emission) -> None:
     e.add("TOPK_V2", [e.source, e.constant("count", e.attributes["count"])])
 
 
-TOP_K = move(
+TOP_K = make_movement(
     "top_k",
     "the largest values along the last axis, in order, and where they are",
     _emit,

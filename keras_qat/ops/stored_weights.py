@@ -12,8 +12,8 @@ from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.operations import Indices, OnGrid, WeightTensor
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.lookup import of_reals
-from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange, held_in
+from keras_qat.ops.lookup import accept_float
+from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange, get_held_dtype
 
 INDICES = ("int32", "int64")
 """Types of indices that GATHER takes; others are converted."""
@@ -37,7 +37,7 @@ def _compute(a: Arguments) -> Any:
     if indices.dtype.name not in INDICES:
         indices = tf.cast(indices, tf.int32)
     entries = tf.cast(tf.gather(table, indices), tf.float64)
-    return tf.cast(tf.round(entries * ratio), held_in(a.output))
+    return tf.cast(tf.round(entries * ratio), get_held_dtype(a.output))
 
 
 def _emit(e: Emission) -> None:
@@ -89,12 +89,12 @@ def _quantized(layer: OnGrid | WeightTensor, params: QuantParams) -> Any:
 def _weight(a: Arguments) -> Any:
     if a.output is None:  # Whole numbers.
         return a.call.layer.value()
-    return tf.cast(_quantized(a.call.layer, a.output), held_in(a.output))
+    return tf.cast(_quantized(a.call.layer, a.output), get_held_dtype(a.output))
 
 
 def _accepts_weight(call: Call, attributes: Attributes) -> str | None:
     dtype = tf.as_dtype(call.output.dtype)
-    return None if dtype.is_integer or dtype.is_bool else of_reals(call)
+    return None if dtype.is_integer or dtype.is_bool else accept_float(call)
 
 
 def _emit_weight(e: Emission) -> None:
@@ -123,7 +123,7 @@ def _clipped(a: Arguments) -> Any:
     output = a.output.as_tensors()
     low, high = (end - output.zero_point for end in (output.lowest, output.highest))
     q = tf.clip_by_value(_quantized(a.call.layer, output), low, high)
-    return tf.cast(tf.reshape(q, a.call.output.shape), held_in(a.output))
+    return tf.cast(tf.reshape(q, a.call.output.shape), get_held_dtype(a.output))
 
 
 ON_GRID = Op(
@@ -133,6 +133,6 @@ ON_GRID = Op(
     doc="numbers that a tensor is compared with, in the tensor's range",
     output=SharedRange(rounds=True),
     layers=(OnGrid,),
-    accepts=of_reals,
+    accepts=accept_float,
     is_constant=True,
 )

@@ -14,7 +14,14 @@ from keras_qat.helper_layers.operations import ReverseSteps, Roll
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
-from keras_qat.ops.movement import MAX_SLICED, axes_of, integers, move, rank_of, take_parts
+from keras_qat.ops.movement import (
+    MAX_SLICED,
+    emit_slice,
+    get_rank,
+    make_movement,
+    read_axes,
+    read_integers,
+)
 from keras_qat.ops.op import Attributes, Emit
 
 Entries = list[tuple[int, Any]]
@@ -49,12 +56,12 @@ def _emit_tile(e: Emission) -> None:
     _take(e, source, [(axis, _copies(size, n)) for axis, (size, n) in sizes if n != 1])
 
 
-TILE = move(
+TILE = make_movement(
     "tile",
     "copies of a tensor along its axes",
     _emit_tile,
     kinds=("tile",),
-    attributes=lambda call: {"multiples": integers(argument(call, "multiples"))},
+    attributes=lambda call: {"multiples": read_integers(argument(call, "multiples"))},
     needs=("multiples",),
 )
 
@@ -63,7 +70,7 @@ def _broadcast_attributes(call: Call) -> Attributes:
     """Returns `added`: axes of the output that the input lacks."""
     if isinstance(call.layer, layers.RepeatVector):
         return {"added": (1,)}
-    return {"added": tuple(range(len(call.output.shape) - rank_of(call)))}
+    return {"added": tuple(range(len(call.output.shape) - get_rank(call)))}
 
 
 def _emit_broadcast(e: Emission) -> None:
@@ -85,7 +92,7 @@ def _emit_broadcast(e: Emission) -> None:
     _take(e, source, [(axis, _copies(1, after[axis] or 1)) for axis in repeated])
 
 
-BROADCAST = move(
+BROADCAST = make_movement(
     "broadcast",
     "copies of a tensor along axes of size 1",
     _emit_broadcast,
@@ -98,14 +105,14 @@ BROADCAST = move(
 
 def _repeat_attributes(call: Call) -> Attributes:
     """Returns `times`: axes, with the number of repetitions of all entries or of each one."""
-    layer, rank = call.layer, rank_of(call)
+    layer, rank = call.layer, get_rank(call)
     if isinstance(layer, layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}
     if isinstance(layer, layers.UpSampling3D):
         start = 2 if layer.data_format == "channels_first" else 1
         return {"times": tuple((start + i, int(n)) for i, n in enumerate(layer.size))}
     repeats, axis = operands(call, "repeats", "axis")
-    known, axes = integers(repeats), integers(axis)
+    known, axes = read_integers(repeats), read_integers(axis)
     if known is None or axes is None:
         return {"times": None}
     times = known[0] if len(known) == 1 else known
@@ -126,7 +133,7 @@ def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any]) -> Emit:
     return emit
 
 
-REPEAT = move(
+REPEAT = make_movement(
     "repeat",
     "entries of an axis, each several times",
     _emit_entries("times", np.repeat),
@@ -139,7 +146,7 @@ REPEAT = move(
 
 def _reverse_attributes(call: Call) -> Attributes:
     axis = 1 if isinstance(call.layer, ReverseSteps) else argument(call, "axis")
-    return {"axes": None if axis is None else axes_of(axis, rank_of(call))}
+    return {"axes": None if axis is None else read_axes(axis, get_rank(call))}
 
 
 def _emit_reverse(e: Emission) -> None:
@@ -154,7 +161,7 @@ def _emit_reverse(e: Emission) -> None:
         shape = (*before, math.prod(size or 0 for size in behind))
         source, target = e.reshaped(source, shape, "flat"), e.temporary("turned", shape, source)
     parts = [(None, None, -1 if axis in axes else 1) for axis in range(len(shape))]
-    take_parts(e, source, target, parts)
+    emit_slice(e, source, target, parts)
     if target != output:
         e.reshape(target, output)
 
@@ -163,7 +170,7 @@ SLICED_ANYWHERE = 4
 """Number of axes that all runtimes slice."""
 
 
-REVERSE = move(
+REVERSE = make_movement(
     "reverse",
     "axes turned around",
     _emit_reverse,
@@ -181,14 +188,14 @@ def _roll_attributes(call: Call) -> Attributes:
     options = operands(call, "shift", "axis")
     if isinstance(call.layer, Roll):
         options = [call.layer.shifts, call.layer.axes]
-    shifts, axes = map(integers, options)
+    shifts, axes = map(read_integers, options)
     if shifts is None or axes is None or len(shifts) != len(axes):
         return {"shifts": None}
-    rank = rank_of(call)
+    rank = get_rank(call)
     return {"shifts": tuple(zip((axis % rank for axis in axes), shifts, strict=True))}
 
 
-ROLL = move(
+ROLL = make_movement(
     "roll",
     "values shifted along an axis, from its end back to its start",
     _emit_entries("shifts", np.roll),

@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.as_written import has_gpu
 from keras_qat.arithmetic.control_flow import cond
-from keras_qat.arithmetic.fixed_point import fixed_point, multiply, multiply_sums
+from keras_qat.arithmetic.fixed_point import multiply, multiply_sums, to_fixed_point
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments
-from keras_qat.ops.weights import Weights, reach_of, terms
+from keras_qat.ops.weights import Weights, compute_reach, count_terms
 from keras_qat.tflite.int4 import in_halves
 
 RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
@@ -71,7 +71,7 @@ def prepare_sums(
     rounding: Rounding = "fixed",
     of_int4: Rounding | None = None,
 ) -> Sums:
-    """Prepares `weighted`.
+    """Prepares `compute_weighted`.
 
     Args:
         a: the arguments of a weighted operator.
@@ -96,7 +96,7 @@ def prepare_sums(
         factor = tf.cast(single(before * scale) / after, tf.float32)
     else:
         factor = before * scale / after
-        factor = factor if how == "double" else fixed_point(factor)
+        factor = factor if how == "double" else to_fixed_point(factor)
     kernel = _held_in(weights.q, dtype)
     return Sums(kernel, bias, channels, factor, how, _fits(a, channels))
 
@@ -104,10 +104,10 @@ def prepare_sums(
 def _fits(a: Arguments, channels: tuple[int, ...]) -> Any:
     """Whether float32 holds all sums of products of 8 bits; True where any weights' fit."""
     weights: Weights = a.weights
-    if a.wide or terms(tuple(weights.q.shape), channels) <= _most(a):
+    if a.wide or count_terms(tuple(weights.q.shape), channels) <= _most(a):
         return True
     # The range holds zero: what is above it and below it add up to the largest number.
-    reach = reach_of(weights.q, channels) if weights.reach is None else weights.reach
+    reach = compute_reach(weights.q, channels) if weights.reach is None else weights.reach
     fits = reach * _largest(a) < EXACT
     return fits if tf.is_tensor(fits) else bool(fits)
 
@@ -121,7 +121,7 @@ def _most(a: Arguments) -> int:
     return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
 
 
-def weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = None) -> Any:
+def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = None) -> Any:
     """Computes a weighted operator, given its arguments, with `Sums` as numbers.
 
     Args:
@@ -198,7 +198,7 @@ def _sums_of_8_bits(
 
     def in_parts() -> Any:
         channels, inputs = a.numbers.channels, kernel.shape[-2]
-        count = terms(tuple(kernel.shape), channels)
+        count = count_terms(tuple(kernel.shape), channels)
         size = _most(a) * inputs // count  # Channels whose products fit.
         if channels != (-1,) or x.shape[-1] != inputs or not size:
             sums = linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64))

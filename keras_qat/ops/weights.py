@@ -72,7 +72,7 @@ class Weights:
         )
 
 
-def terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
+def count_terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
     """Returns the number of products that are summed for one output value.
 
     Args:
@@ -82,12 +82,12 @@ def terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
     return math.prod(shape) // max(1, math.prod(shape[axis] for axis in channels))
 
 
-def reach_of(q: Any, channels: tuple[int, ...]) -> Any:
+def compute_reach(q: Any, channels: tuple[int, ...]) -> Any:
     """Returns the largest sum of an output channel's weights of one sign.
 
     Args:
         q: the quantized weights, an array or a tensor.
-        channels: as for `terms`.
+        channels: as for `count_terms`.
 
     Returns:
         A number, or a float64 scalar tensor.
@@ -98,7 +98,7 @@ def reach_of(q: Any, channels: tuple[int, ...]) -> Any:
         return float(np.max(size + np.abs(total), initial=0)) / 2
     q = tf.cast(q, tf.float32)  # Small integers: float32 is exact.
     if channels == tuple(range(-len(channels), 0)):  # Much faster than a reduction.
-        columns = tf.reshape(q, [terms(q.shape, channels), -1])
+        columns = tf.reshape(q, [count_terms(q.shape, channels), -1])
         ones = tf.ones([1, columns.shape[0]])
         size, total = tf.matmul(ones, tf.abs(columns)), tf.matmul(ones, columns)
     else:

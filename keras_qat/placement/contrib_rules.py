@@ -18,7 +18,7 @@ from keras_qat.graph.facts import solve
 from keras_qat.helper_layers.contrib_batch_norm import FusedBatchNormalization
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.op import FixedRange, SharedRange
-from keras_qat.ops.registry import match, op_of
+from keras_qat.ops.registry import find_op, match
 from keras_qat.placement import fusion_groups
 from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.layer_settings import Settings
@@ -158,7 +158,7 @@ class ContribPlacement:
 
     def has_implied_range(self, call: Call) -> bool:
         """Returns whether an output has a fixed range, or its inputs' range."""
-        op = op_of(call)
+        op = find_op(call)
         if op is None or (op.is_weighted and self.kind(call) != "kernel"):
             return False
         is_implied = isinstance(op.output, (SharedRange, FixedRange)) or not call.output.is_float

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, is_batch_norm
 from keras_qat.ops.op import FixedRange
-from keras_qat.ops.registry import op_of
+from keras_qat.ops.registry import find_op
 
 
 @dataclasses.dataclass(eq=False)
@@ -31,7 +31,7 @@ class Group:
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
         """Attribute that holds weights to quantize -> axes of its output channels."""
-        op = op_of(self.kernel)
+        op = find_op(self.kernel)
         return {name: axes for name, axes in op.weights.items() if name} if op else {}
 
     @property
@@ -66,7 +66,7 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         """Returns whether the output has a fixed range."""
         return isinstance(getattr(ops[call], "output", None), FixedRange)
 
-    ops = {call: op_of(call) for call in graph.calls}
+    ops = {call: find_op(call) for call in graph.calls}
     weighted = {call: op for call, op in ops.items() if op is not None and op.is_weighted}
     norms = {call: batch_norm_behind(call) for call, op in weighted.items() if not op.is_affine}
     for call, norm in norms.items():

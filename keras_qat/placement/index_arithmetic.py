@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.lowering.masking import finds_number
 from keras_qat.ops.op import Op
-from keras_qat.ops.registry import on_request, op_of, row_listing
+from keras_qat.ops.registry import find_op, find_row, is_on_request
 
 COMPUTES_INDICES = "computes indices, which rounding would move"
 
@@ -66,7 +66,7 @@ def cuts_in_float(call: Call, row: Op | None) -> bool:
         call: the call.
         row: the operator that computes it in integers; None for a call in float.
     """
-    may_be_asked_for = op_of(call) is None or on_request(call.layer)
+    may_be_asked_for = find_op(call) is None or is_on_request(call.layer)
     return makes_integers(call) and row is None and may_be_asked_for
 
 
@@ -83,5 +83,5 @@ def compares(call: Call) -> bool:
 
 def is_table(call: Call) -> bool:
     """Returns whether a layer's weights are a table, also where kernels do not take the call."""
-    row = row_listing(call.layer)
+    row = find_row(call.layer)
     return row is not None and row.is_table

@@ -15,7 +15,7 @@ from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.recurrent import why_whole
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
-from keras_qat.ops.registry import match, op_of, weights_only
+from keras_qat.ops.registry import find_op, match, weights_only
 from keras_qat.placement import fusion_groups
 from keras_qat.placement.exact_inputs import may_be_labels
 from keras_qat.placement.file_outputs import joined_outputs
@@ -53,7 +53,7 @@ class Int8Placement:
         self.groups = [
             group
             for group in fusion_groups.groups(graph)
-            if settings.quantizes(group.kernel) and self.has_kernel(op_of(group.kernel))
+            if settings.quantizes(group.kernel) and self.has_kernel(find_op(group.kernel))
             if group.kernel.name not in graph.in_float
         ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
@@ -120,7 +120,7 @@ class Int8Placement:
 
     def op(self, call: Call) -> Op | None:
         """Returns the operator of a call computed in integers; None for a call in float."""
-        op = op_of(call)
+        op = find_op(call)
         if op is None or not self.has_kernel(op) or call in self.index_calls:
             return None
         if call.name in self.graph.in_float:
@@ -327,7 +327,7 @@ class Int8Placement:
                 continue
             assert value.producer is not None
             sources = [range_of[x] for x in _sources(value.producer) if x in range_of]
-            op = op_of(value.producer)
+            op = find_op(value.producer)
             is_constant = op is not None and op.is_constant
             if is_constant and np.any(number := value.producer.layer.number):  # 0 is in all.
                 bound = min(0.0, float(np.min(number)))
@@ -350,7 +350,7 @@ class Int8Placement:
 
 def _sources(call: Call) -> list[Value]:
     """Returns the tensors that a call brings together; what is read in training only is none."""
-    op = op_of(call)
+    op = find_op(call)
     return call.inputs[:1] if op is not None and op.alias else call.inputs
 
 
@@ -368,10 +368,10 @@ def _symmetric(graph: Graph) -> set[Value]:
     """
     values: set[Value] = set()
     for call in graph.calls:
-        op = op_of(call)
+        op = find_op(call)
         values.update(call.inputs[index] for index in (op.symmetric if op else ()))
     for call in reversed(graph.calls):
-        op = op_of(call)
+        op = find_op(call)
         keeps_range = op is not None and isinstance(op.output, SharedRange)
         if keeps_range and values.intersection(values_in(call.outputs)):
             values.update(call.inputs)
@@ -380,5 +380,5 @@ def _symmetric(graph: Graph) -> set[Value]:
 
 def _is_of_weights(value: Value) -> bool:
     """Returns whether a tensor is computed from weights alone."""
-    op = None if value.producer is None else op_of(value.producer)
+    op = None if value.producer is None else find_op(value.producer)
     return op is not None and op.reads_only_weights

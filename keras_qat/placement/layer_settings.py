@@ -11,7 +11,7 @@ from keras_qat.config.recipe import Recipe
 from keras_qat.config.specs import QuantSpec
 from keras_qat.graph.calls import Call, Value, values_in
 from keras_qat.ops.op import SharedRange
-from keras_qat.ops.registry import on_request, op_of
+from keras_qat.ops.registry import find_op, is_on_request
 from keras_qat.placement.layer_selection import Scope, matcher
 
 OUT_OF_SCOPE = "outside the scope"
@@ -35,7 +35,7 @@ def may_open(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]
         answers = [default]
         for is_open, matches in matchers:
             # Layers that normalize along other axes than the last ones are turned for integers.
-            if (is_open is not None or on_request(call.layer)) and matches(call):
+            if (is_open is not None or is_on_request(call.layer)) and matches(call):
                 answers.append(True if is_open is None else is_open)
         return answers[-1]
 
@@ -66,11 +66,13 @@ def multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
     """Returns inputs of inner weighted layers and products, and what shares their range."""
     values: set[Value] = set()
     for call in calls:
-        op = op_of(call)
+        op = find_op(call)
         is_product = op is not None and op.multiplies_tensors
         if is_product or (_has_weights(call) and call not in ends):
             values.update(call.inputs)
-    sharing = [call for call in calls if isinstance(getattr(op_of(call), "output", 0), SharedRange)]
+    sharing = [
+        call for call in calls if isinstance(getattr(find_op(call), "output", 0), SharedRange)
+    ]
     count = -1
     while count != len(values):
         count = len(values)
@@ -83,7 +85,7 @@ def multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
 
 def _has_weights(call: Call) -> bool:
     """Returns whether a layer has quantized weights; scale factors and tables do not count."""
-    op = op_of(call)
+    op = find_op(call)
     return op is not None and op.is_weighted and not (op.is_affine or op.is_table)
 
 
@@ -117,7 +119,7 @@ class Settings:
         quantize = self._override(call, "quantize")
         if quantize is not None:
             return None if quantize else BY_RECIPE
-        if on_request(call.layer) and not self.recipe.without_float:
+        if is_on_request(call.layer) and not self.recipe.without_float:
             kind = type(call.layer).__name__
             return f"in float, unless recipe.override({kind!r}, quantize=True) asks for integers"
         return None
@@ -134,7 +136,7 @@ class Settings:
     def weights(self, call: Call, folded: bool = False) -> QuantSpec:
         """Returns the specification of a layer's weights, plain or folded."""
         spec = (folded and self.recipe.folded_weights) or self.recipe.weights
-        bits, op = self._override(call, "weight_bits"), op_of(call)
+        bits, op = self._override(call, "weight_bits"), find_op(call)
         if bits is None and op is not None and not op.takes_int4:
             bits = self.recipe.unpacked_bits
         if bits is None and call in self.ends:

@@ -12,7 +12,7 @@ from keras_qat.config.targets.target import Target
 from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.messages import counted
 from keras_qat.ops.multiply_accumulates import count_products, describe_share, integer_share
-from keras_qat.ops.registry import row_listing
+from keras_qat.ops.registry import find_row
 from keras_qat.placement.file_outputs import JoinedOutput
 from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.layer_settings import BEHIND_THE_FILE
@@ -176,7 +176,7 @@ class Plan:
     def _weight_rows(self, group: Group) -> list[Row]:
         spec: Spec | None = self.weights[group]
         reason = "kernel" if spec else self.reasons[group.output]
-        op = row_listing(group.kernel.layer)
+        op = find_row(group.kernel.layer)
         if op is not None and op.is_table and not spec:
             spec, reason = self.specs.get(group.output), "in the range of its output"
         if spec and group.batch_norm:

@@ -11,7 +11,12 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family, saved_family
+from keras_qat.arithmetic.kernel_families import (
+    XNNPACK,
+    KernelFamily,
+    find_saved_family,
+    kernel_family,
+)
 from keras_qat.config.arguments import switch
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, remembered
@@ -384,7 +389,7 @@ class QuantizedModel(
             leave_in_float(model.get_layer(name), reason)
         for name in asked_for:
             ask_for_integers(model.get_layer(name))
-        model.kernels = saved_family(kernels, model.name).name
+        model.kernels = find_saved_family(kernels, model.name).name
         model.pack_int4 = packs_int4
         if target is not None:
             model.target = remembered(target, model.name)

@@ -20,7 +20,7 @@ from keras_qat.keras2.layers_and_models import (
     own_initializers,
     take,
 )
-from keras_qat.ops.registry import gates_of, on_request
+from keras_qat.ops.registry import count_gates, is_on_request
 from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.plan import Plan, Range
 from keras_qat.rewriting.quantized_model import QuantizedModel
@@ -164,7 +164,7 @@ class _Visitor:
             self._start_from(inner, call.layer)
         if call.name in self.plan.left_in_float:
             leave_in_float(self.layers[call.layer], self.plan.left_in_float[call.name])
-        elif on_request(call.layer):
+        elif is_on_request(call.layer):
             ask_for_integers(self.layers[call.layer])
         return self.layers[call.layer]
 
@@ -202,7 +202,7 @@ class _Visitor:
                 output_spec=self._spec_inside(group.output),
                 tensor=group.output.name,
                 inner_specs=self.plan.inner.get(group),
-                state_bits=16 if gates_of(layer) > 1 and is_wide else 8,
+                state_bits=16 if count_gates(layer) > 1 and is_wide else 8,
                 name=PREFIX + group.kernel.name,
                 mixed=self.mixed,
             )

@@ -9,7 +9,7 @@ from keras_qat.graph.facts import reach
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.layers_and_models import layers_in
 from keras_qat.keras2.readability import is_graph_model
-from keras_qat.ops.registry import row_listing
+from keras_qat.ops.registry import find_row
 from keras_qat.training.layers.weight_quantizer import weight_at
 from keras_qat.training.schedule import is_quantized
 
@@ -62,6 +62,6 @@ def output_layers(model: Any) -> set[Any]:
 
 def _weight_axes(layer: Any) -> dict[str, tuple[int, ...]]:
     """Returns the axes of output channels of each weight that is no table and no single factor."""
-    op = row_listing(layer)
+    op = find_row(layer)
     is_product = op is not None and op.is_weighted and not op.is_table and not op.is_affine
     return dict(op.weights) if op is not None and is_product else {}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.gradient_masks import within_range
+from keras_qat.arithmetic.gradient_masks import zero_outside_range
 
 Back = Callable[[Any], list[Any]]
 """Function from the gradient of a tensor to the gradients of its inputs."""
@@ -69,7 +69,9 @@ def _swish(y: Any, quantized: Any, gate: Any) -> Source:
         return Source([y], None, derivative)
     x, minimum, maximum = op.inputs
     bits, narrow_range = op.get_attr("num_bits"), op.get_attr("narrow_range")
-    return Source([x], None, within_range(derivative, x, minimum, maximum, bits, narrow_range))
+    return Source(
+        [x], None, zero_outside_range(derivative, x, minimum, maximum, bits, narrow_range)
+    )
 
 
 def _quantizer_behind(y: Any) -> Any:

@@ -25,10 +25,10 @@ from keras_qat.arithmetic.fake_quant import (
     LARGE,
     ChannelSteps,
     largest_magnitudes,
-    without_zeros,
+    replace_zeros,
 )
 from keras_qat.arithmetic.gradient_masks import Gates
-from keras_qat.arithmetic.together import stacked
+from keras_qat.arithmetic.together import apply_to_rows
 
 RECENT = 10.0
 """An average spans at most this many batches, or 1 / RECENT of all. Ranges so keep up with weights,
@@ -96,7 +96,9 @@ def _steps(layers: list[Any]) -> dict[Any, Any]:
     # GPUs take whole numbers apart on the host, which would wait.
     if not layers or as_written.has_gpu() or _is_shared():
         return {}
-    steps = stacked(lambda steps: (steps + 1,), *((layer.step.read_value(),) for layer in layers))
+    steps = apply_to_rows(
+        lambda steps: (steps + 1,), *((layer.step.read_value(),) for layer in layers)
+    )
     return {layer: step for layer, (step,) in zip(layers, steps, strict=True)}
 
 
@@ -155,7 +157,7 @@ def _averages(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:
     averages: dict[Any, tuple[Any, Any]] = {}
     for weigh, rows in counted.items():
         numbers = ((tf.convert_to_tensor(counter), decay) for counter, decay in rows)
-        results = stacked(functools.partial(weigh, frozen=frozen), *numbers)
+        results = apply_to_rows(functools.partial(weigh, frozen=frozen), *numbers)
         averages.update(zip((counter.ref() for counter, _ in rows), results, strict=True))
     return averages
 
@@ -221,7 +223,7 @@ def _weights(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:
     quantized: dict[Any, tuple[Any, Any]] = {}
     for (_, axis, bits), members in families.items():
         largest = [block.largest for block in members]
-        levels, *tensors = ChannelSteps.of(without_zeros(_joined(largest, axis)), bits)
+        levels, *tensors = ChannelSteps.of(replace_zeros(_joined(largest, axis)), bits)
         parts = zip(*(_parted(tensor, largest, axis) for tensor in tensors), strict=True)
         for block, part in zip(members, parts, strict=True):
             quantized.update(block.quantized(ChannelSteps(levels, *part)))

@@ -212,7 +212,7 @@ def test_how_far_beyond_a_range_the_gradient_passes(monkeypatch, is_known, on_gp
     ],
 )
 def test_range_holds_the_tensor_and_zero(x, options, expected):
-    result = fake_quant.range_of(np.array(x, np.float32), **options)
+    result = fake_quant.find_range(np.array(x, np.float32), **options)
     np.testing.assert_allclose(result, expected, rtol=1e-6)
 
 
@@ -221,7 +221,7 @@ def test_range_holds_the_tensor_and_zero(x, options, expected):
     [(0.0, 255.0, 1.0, 0), (-128.0, 127.0, 1.0, 128), (-0.4, 254.6, 1.0, 0), (-255.0, 0, 1.0, 255)],
 )
 def test_scale_and_zero_point(minimum, maximum, scale, zero_point):
-    params = QuantParams.of_range(minimum, maximum)
+    params = QuantParams.from_range(minimum, maximum)
     assert (params.scale, params.zero_point + 128) == (scale, zero_point)
 
 

@@ -21,7 +21,7 @@ def rounded(x: Fraction) -> int:
 @pytest.mark.parametrize("number", [1e-6, 0.0123, 0.25, 0.9999999999, 1.0, 3.7, 100.0])
 def test_products_are_rounded_twice(number):
     """To 31 bits behind the point, half up, and then by the shift, half away from zero."""
-    computed = fixed_point.fixed_point(tf.constant(number, tf.float64))
+    computed = fixed_point.to_fixed_point(tf.constant(number, tf.float64))
     multiplier, exponent = (int(item) for item in computed)
     assert 2**30 <= multiplier < 2**31
     assert multiplier * 2.0 ** (exponent - 31) == pytest.approx(number, rel=2**-30)
@@ -41,7 +41,7 @@ def in_32_bits(number):
 
 def test_sums_of_48_bits_are_rounded_once():
     x = np.random.default_rng(1).integers(-(2**40), 2**40, NUMBERS.size)
-    number = fixed_point.fixed_point(tf.constant(NUMBERS))
+    number = fixed_point.to_fixed_point(tf.constant(NUMBERS))
     multipliers, exponents = (np.asarray(part) for part in number)
     expected = []
     for row, multiplier, exponent in zip(x, multipliers, exponents, strict=True):
@@ -61,7 +61,7 @@ def test_division_by_a_power_of_two():
 
 def test_numbers_at_the_ends():
     numbers = np.array([1.0, 2.0**-31, 2.0**-40, 1 - 2.0**-40, 0.75])
-    multiplier, exponent = fixed_point.fixed_point(numbers)
+    multiplier, exponent = fixed_point.to_fixed_point(numbers)
     assert list(np.asarray(multiplier)) == [2**30, 2**30, 0, 2**30, 3 * 2**29]
     assert list(np.asarray(exponent)[[0, 1, 3, 4]]) == [1, -30, 1, 0]
 
@@ -74,7 +74,7 @@ def test_exact_multipliers_survive_float32():
     assert np.abs(exact / numbers - 1).max() < 6.2e-5
     for off in (-1e-7, 0, 1e-7):
         multiplier, exponent = (
-            np.asarray(item) for item in fixed_point.fixed_point(exact * (1 + off))
+            np.asarray(item) for item in fixed_point.to_fixed_point(exact * (1 + off))
         )
         taken = np.minimum((multiplier + 2**15) >> 16, 2**15 - 1) / 2.0**15
         np.testing.assert_array_equal(taken * 2.0**exponent, exact)

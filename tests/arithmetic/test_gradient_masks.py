@@ -24,11 +24,11 @@ RANGES = {
 @pytest.mark.parametrize("name", RANGES)
 def test_within_range_passes_what_the_mask_of_the_range_does(name, bits, narrow_range):
     low, high = (tf.constant(end) for end in RANGES[name])
-    ends = np.float32([low, high, *gradient_masks.between(low, high, bits, narrow_range)])
+    ends = np.float32([low, high, *gradient_masks.find_range_ends(low, high, bits, narrow_range)])
     beside = [np.nextafter(ends, np.float32(side)) for side in (-np.inf, np.inf)]
     x = np.concatenate([ends, *beside, rng(1).normal(size=64) * 4]).astype(np.float32)
     upstream = np.linspace(1.0, 2.0, x.size, dtype=np.float32)
     mask = gradient_masks.mask_of_range(low, high, bits, narrow_range, gradient_masks.Gates())
-    passed = gradient_masks.within_range(upstream, x, low, high, bits, narrow_range)
+    passed = gradient_masks.zero_outside_range(upstream, x, low, high, bits, narrow_range)
     np.testing.assert_array_equal(passed, mask(upstream, x))
     assert 0 < np.count_nonzero(passed) < x.size

@@ -33,7 +33,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
     ],
 )
 def test_ranges_have_these_scales_and_zero_points(ends, bits, scale, zero_point):
-    params = QuantParams.of_range(*ends, bits)
+    params = QuantParams.from_range(*ends, bits)
     np.testing.assert_allclose(params.scale, np.float32(scale), rtol=2e-7)
     assert params.zero_point == zero_point
 
@@ -44,7 +44,7 @@ def test_codes_stand_for_the_levels_of_training(bits):
     numbers = np.random.default_rng(0)
     for high in [1.0, 0.5, np.pi, *numbers.uniform(0.01, 100, 20)]:
         low = -np.float32(high) * (numbers.uniform() if high > 50 else 1)
-        params = QuantParams.of_range(low, high, bits)
+        params = QuantParams.from_range(low, high, bits)
         levels = params.dequantize(np.arange(params.lowest, params.highest + 1))
         trained = fake_quantize(levels, low, high, bits)
         np.testing.assert_allclose(trained, levels, atol=1e-3 * params.scale)

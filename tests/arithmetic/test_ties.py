@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from keras_qat.arithmetic.ties import ENOUGH, TRIES, WIDER, share_off_ties, widened
+from keras_qat.arithmetic.ties import ENOUGH, TRIES, WIDER, find_share_off_ties, widen_range
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
@@ -25,11 +25,11 @@ def test_a_range_of_other_ends_moves_off_the_ties_of_its_values():
     """A mean that was subtracted may have any distance to the grid."""
     scale = (1 + WIDER) / 255
     values = np.float32([-0.25, 0.5 * scale, 0.75] * 2)  # The second is a tie.
-    share = share_off_ties(-0.25, 0.75, values, 8)
+    share = find_share_off_ties(-0.25, 0.75, values, 8)
     assert WIDER < share <= TRIES * WIDER
     steps = values / ((1 + share) / 255)
     assert np.min(np.abs(steps - np.floor(steps) - 0.5)) > ENOUGH
-    assert share_off_ties(-0.25, 0.75, values[[0, 2, 0]], 8) == WIDER
+    assert find_share_off_ties(-0.25, 0.75, values[[0, 2, 0]], 8) == WIDER
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -47,15 +47,15 @@ def test_it_is_the_first_share_that_suffices_or_the_best_one(bits):
         distances = np.min(np.abs(steps - np.floor(steps) - 0.5), axis=0)
         is_far = distances > ENOUGH
         first = np.argmax(is_far) if is_far.any() else np.argmax(distances)
-        assert share_off_ties(low, high, values, bits) == multiples[first], seed
+        assert find_share_off_ties(low, high, values, bits) == multiples[first], seed
 
 
 def test_numbers_that_do_not_repeat_are_on_no_grid():
     values = np.random.default_rng(0).normal(size=10_000).astype(np.float32)
-    assert share_off_ties(float(values.min()), float(values.max()), values, 8) == WIDER
+    assert find_share_off_ties(float(values.min()), float(values.max()), values, 8) == WIDER
 
 
 def test_of_nothing_it_is_the_least():
-    assert share_off_ties(0.0, 0.0, np.zeros(3, np.float32), 8) == WIDER
-    assert share_off_ties(0.0, 1.0, np.float32([2.0]), 8) == WIDER
-    assert widened(0.0, 0.0) == 0
+    assert find_share_off_ties(0.0, 0.0, np.zeros(3, np.float32), 8) == WIDER
+    assert find_share_off_ties(0.0, 1.0, np.float32([2.0]), 8) == WIDER
+    assert widen_range(0.0, 0.0) == 0

@@ -52,7 +52,7 @@ def output_step(found: Case) -> float | None:
         return None
     row = next(row for row in found.manifest["placement"] if "model output" in row["consumers"])
     quantizer = found.quantizers[row["id"]]
-    return float(QuantParams.of_range(*quantizer.current_range(), row["num_bits"]).scale)
+    return float(QuantParams.from_range(*quantizer.current_range(), row["num_bits"]).scale)
 
 
 def without_flips(found: Case, output, k: int):

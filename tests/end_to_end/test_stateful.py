@@ -13,7 +13,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.keras2.backend import keras
-from keras_qat.ops.recurrent.kept_states import kept_states
+from keras_qat.ops.recurrent.kept_states import read_states
 from keras_qat.training.layers.recurrent.states import states_of
 
 layers = keras.layers
@@ -273,5 +273,5 @@ def test_states_are_whole_steps_of_their_range(zero_point):
     q = np.arange(-300, 300)
     params = QuantParams(np.float32(0.1), zero_point, 8)
     layer = types.SimpleNamespace(states=[tf.constant(np.float32(q) * params.scale)])
-    (codes,) = kept_states(layer, [params])
+    (codes,) = read_states(layer, [params])
     np.testing.assert_array_equal(codes, np.clip(q, -128 - zero_point, 127 - zero_point))

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from keras_qat.ops.recurrent.step_math import parts
+from keras_qat.ops.recurrent.step_math import find_weight_parts
 from keras_qat.ops.recurrent.unrolled import SIMPLE_RNN
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.end_to_end.exact import assert_exact_everywhere
@@ -64,7 +64,7 @@ def test_half_precision():
 @pytest.mark.parametrize("kind", [layers.GRU, layers.LSTM, layers.ConvLSTM1D])
 def test_gates_are_keras_hard_sigmoids_lines(kind):
     kwargs = {"kernel_size": 1} if kind is layers.ConvLSTM1D else {}
-    gates = parts(kind(3, recurrent_activation="hard_sigmoid", **kwargs))["gates"]
+    gates = find_weight_parts(kind(3, recurrent_activation="hard_sigmoid", **kwargs))["gates"]
     x = tf.constant(np.linspace(-4, 4, 33, dtype=np.float32))
     line = tf.clip_by_value(gates.slope * (x + gates.offset), 0.0, 1.0)
     np.testing.assert_allclose(line, keras.activations.hard_sigmoid(x), atol=1e-6)

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.integer_graph.resolve_tensors import constant_of
-from keras_qat.ops.weights import reach_of
+from keras_qat.ops.weights import compute_reach
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -33,4 +33,4 @@ def test_the_reach_is_the_largest_sum_of_weights_of_one_sign(make, channels):
         q *= seed > 0  # Of zeros it is 0.
         axes = tuple(axis for axis in range(-4, 0) if axis not in channels)
         above, below = (np.maximum(sign * q, 0).sum(axes) for sign in (1, -1))
-        assert float(reach_of(make(q), channels)) == max(above.max(), below.max())
+        assert float(compute_reach(make(q), channels)) == max(above.max(), below.max())

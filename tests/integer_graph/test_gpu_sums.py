@@ -51,9 +51,9 @@ def test_convolutions_as_products_of_matrices(length, padding, strides, dilation
     x = tf.constant(numbers.integers(-255, 256, (2, *[19, 11][: len(size)], 3)), tf.float32)
     kernel = tf.constant(numbers.integers(-127, 128, (*size, 3, 4)), tf.float32)
     as_matrices = tf.function(
-        lambda x: conv.convolved_as_matrices(attributes, x, kernel),
+        lambda x: conv.convolve_as_matrices(attributes, x, kernel),
         input_signature=[tf.TensorSpec((None, *[length or None] * len(size), 3))],
         autograph=False,
     )
     x = x if length is None else x[(slice(None), *[slice(length)] * len(size))]
-    np.testing.assert_array_equal(as_matrices(x), conv.convolved(attributes, x, kernel))
+    np.testing.assert_array_equal(as_matrices(x), conv.convolve(attributes, x, kernel))

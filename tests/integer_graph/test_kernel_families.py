@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.arithmetic import kernel_families
-from keras_qat.arithmetic.fixed_point import fixed_point, multiply
+from keras_qat.arithmetic.fixed_point import multiply, to_fixed_point
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.keras2.backend import keras
 from keras_qat.training.schedule import scheduled_layers
@@ -22,7 +22,7 @@ PAIRS = np.stack(np.meshgrid(*[np.arange(-128.0, 128.0, 8)] * 2), -1).reshape(-1
 def half_up(numbers, factor):
     """Multiplies in fixed point and rounds halves up."""
     whole = tf.cast(numbers, tf.int64)
-    return tf.cast(multiply(whole, fixed_point(factor), "up"), numbers.dtype)
+    return tf.cast(multiply(whole, to_fixed_point(factor), "up"), numbers.dtype)
 
 
 @pytest.fixture

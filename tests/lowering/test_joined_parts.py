@@ -9,7 +9,7 @@ import keras_qat
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
-from keras_qat.ops.registry import op_of
+from keras_qat.ops.registry import find_op
 from tests.networks.forms.tensors import (
     cropped,
     nested,
@@ -40,7 +40,7 @@ def model_of(function):
 
 
 def kinds_in(calls):
-    return {op.name for op in map(op_of, calls) if op is not None}
+    return {op.name for op in map(find_op, calls) if op is not None}
 
 
 @pytest.mark.parametrize("function", OF_ONE)

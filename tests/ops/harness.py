@@ -46,12 +46,12 @@ def random_params(numbers: np.random.Generator, bits: int, symmetric: bool = Fal
     size = 10.0 ** numbers.uniform(-2, 1.5)
     if symmetric:
         half = 2 ** (bits - 1)
-        return QuantParams.of_range(-size * half / (half - 1), size, bits)
+        return QuantParams.from_range(-size * half / (half - 1), size, bits)
     if bits == 16:
-        return QuantParams.of_range(-size * 32768 / 32767, size, 16)
+        return QuantParams.from_range(-size * 32768 / 32767, size, 16)
     low = -size * numbers.choice([0.0, 1.0, numbers.uniform(0, 1)])
     high = size * numbers.choice([1.0, numbers.uniform(0.05, 1)])
-    return QuantParams.of_range(low, high, bits)
+    return QuantParams.from_range(low, high, bits)
 
 
 def random_weights(
@@ -108,7 +108,7 @@ def random_unrolled_weights(
         size = 10.0 ** numbers.uniform(0, 1)
         low = 0.0 if value.non_negative else -size * numbers.uniform(0.3, 1)
         low = -size * 128 / 127 if value.symmetric else low
-        params[name] = QuantParams.of_range(low, size, 8)
+        params[name] = QuantParams.from_range(low, size, 8)
     recurrent = drawn("cell.recurrent_kernel", layer.cell.recurrent_kernel, own)
     return drawn("cell.kernel", layer.cell.kernel, given, recurrent=recurrent, inner=params)
 
@@ -169,7 +169,7 @@ def make_node(
             params = shared
         elif isinstance(op.output, FixedRange):
             low, high = op.output.wide if bits == 16 else (op.output.minimum, op.output.maximum)
-            params = QuantParams.of_range(low, high, bits)
+            params = QuantParams.from_range(low, high, bits)
         else:
             params = output_params(call, op, operands, weights, bits, numbers)
         outputs.append(Tensor(f"{value.name}_output", value.shape, value.dtype, params))
@@ -197,7 +197,7 @@ def output_params(
         layer = lambda x: x * factors + weights.bias * unit * weights.scale  # noqa: E731
     elif weights is not None and weights.inner:
         end = 255 * float(weights.inner["hidden"].scale)
-        return QuantParams.of_range(0.0, end * numbers.choice([0.7, 1.0, 1.3]), bits)
+        return QuantParams.from_range(0.0, end * numbers.choice([0.7, 1.0, 1.3]), bits)
     elif weights is not None:
         before = layer.get_weights()
         kernel = (weights.q * weights.scale).astype(np.float32)
@@ -209,8 +209,8 @@ def output_params(
         low = 0.0
     if bits == 16:
         high = max(-low, high) or 1.0
-        return QuantParams.of_range(-high * 32768 / 32767, high, 16)
-    return QuantParams.of_range(low, high if high > low else low + 1.0, bits)
+        return QuantParams.from_range(-high * 32768 / 32767, high, 16)
+    return QuantParams.from_range(low, high if high > low else low + 1.0, bits)
 
 
 def random_inputs(node: Node, numbers: Any) -> dict[str, np.ndarray]:

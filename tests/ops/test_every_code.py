@@ -74,7 +74,7 @@ def with_scales(node: Node, bits: int, scale: float, zero: float, width: float) 
         low, high = finite.min(initial=0.0), finite.max(initial=1e-6)
         if bits == 16:
             low, high = -max(-low, high) * 32768 / 32767, max(-low, high)
-        params = QuantParams.of_range(low, high, bits)
+        params = QuantParams.from_range(low, high, bits)
     y = dataclasses.replace(node.output, shape=x.shape, params=params)
     node = dataclasses.replace(node, inputs=(x,), outputs=(y,))
     return node, ({x.name: codes.astype(x.params.dtype)}, real)

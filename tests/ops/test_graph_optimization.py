@@ -19,7 +19,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.integer_graph.execute import _prepare_node, compute_node
 from keras_qat.integer_graph.number_store import NumberStore
 from keras_qat.ops.node import Constant, Tensor
-from keras_qat.ops.op import held_in
+from keras_qat.ops.op import get_held_dtype
 from tests.ops.harness import node_of, random_inputs
 from tests.ops.test_contracts import CASES
 
@@ -143,7 +143,7 @@ def traced_for_inference(node, inputs, family):
 
     params = {tensor.name: tensor.params for tensor in node.inputs if isinstance(tensor, Tensor)}
     specs = [
-        tf.TensorSpec(array.shape, held_in(params[name]) if params[name] else array.dtype)
+        tf.TensorSpec(array.shape, get_held_dtype(params[name]) if params[name] else array.dtype)
         for name, array in inputs.items()
     ]
     return tf.function(infer, autograph=False).get_concrete_function(*specs)
@@ -162,7 +162,7 @@ def test_of_each_operator(op, bits, family):
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_of_ranges(bits):
     def params(minimum, maximum):
-        result = QuantParams.of_range(minimum, maximum, bits)
+        result = QuantParams.from_range(minimum, maximum, bits)
         return result.scale, result.zero_point
 
     number = tf.TensorSpec([], tf.float32)
@@ -171,7 +171,7 @@ def test_of_ranges(bits):
 
 def test_of_a_symmetric_range():
     """Zero lies halfway between two codes there, so that the last bit decides."""
-    traced = tf.function(lambda end: QuantParams.of_range(-end, end).zero_point)
+    traced = tf.function(lambda end: QuantParams.from_range(-end, end).zero_point)
     for end in np.float32(10.0 ** np.random.default_rng(0).uniform(-3, 3, 500)):
         number = tf.constant(end)
-        assert traced(number) == QuantParams.of_range(-number, number).zero_point
+        assert traced(number) == QuantParams.from_range(-number, number).zero_point

@@ -14,7 +14,7 @@ from keras_qat.graph.calls import map_values
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Node, Tensor
-from keras_qat.ops.requantize import requantization, requantized
+from keras_qat.ops.requantize import prepare_requantization, requantize
 from tests.ops.harness import node_of, random_inputs
 from tests.ops.test_contracts import MATCHING
 
@@ -83,5 +83,5 @@ def test_another_scale_rounds_once(family, rounded):
     """Of half the steps every second value is a half."""
     every = np.arange(-128, 128, dtype=np.float32)
     scales = (QuantParams(np.float32(scale), 0).as_tensors() for scale in (0.5, 1.0))
-    numbers = requantization(kernel_family(family), *scales)
-    np.testing.assert_array_equal(requantized(tf.constant(every), numbers), rounded(every / 2))
+    numbers = prepare_requantization(kernel_family(family), *scales)
+    np.testing.assert_array_equal(requantize(tf.constant(every), numbers), rounded(every / 2))

@@ -135,7 +135,7 @@ def test_sums_and_biases_past_what_float32_holds(kind, of, family):
         node = with_weights(node, q=q, bias=bias)
     scale = float(node.inputs[0].params.scale) * weights.scale.max()
     largest = np.abs(q).sum() / q.shape[-2 if "transpose" in kind else -1] * 100
-    params = QuantParams.of_range(-1.0, (np.abs(bias).max() + largest) * scale)
+    params = QuantParams.from_range(-1.0, (np.abs(bias).max() + largest) * scale)
     outputs = (dataclasses.replace(node.outputs[0], params=params),)
     node = dataclasses.replace(node, outputs=outputs)
     inputs = random_inputs(node, numbers)

@@ -188,7 +188,7 @@ def unrounded(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         return infer(call, args, kwargs)
     with swapped(layer, output_quantizer=None):
         real = infer(call, args, kwargs)
-    result = fake_quant.with_ceiling(real, layer.ceiling)
+    result = fake_quant.apply_relu(real, layer.ceiling)
     set_mask(result, mask_of(real))
     return result
 

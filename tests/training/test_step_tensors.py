@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.arithmetic.together import Together
+from keras_qat.arithmetic.together import SharedFunction
 from keras_qat.keras2.backend import keras
 from keras_qat.training.layers.scheduled_layer import Phase, assuming
 from keras_qat.training.schedule import scheduled_layers
@@ -107,7 +107,7 @@ def test_results_together():
 
     @tf.function(autograph=False)
     def run(x):
-        together = Together(double)
+        together = SharedFunction(double)
         first, second = together.later(x, 1.0), together.later(3.0, x)
         early = [*first(), *second()]
         third = together.later(x, x)
@@ -115,13 +115,13 @@ def test_results_together():
 
     assert [float(number) for number in run(tf.constant(5.0))] == [10.0, 6.0, 6.0, 8.0, 10.0, 10.0]
     assert calls == [1, 0]
-    alone = Together(double).later(tf.constant(1.0), 2.0)
+    alone = SharedFunction(double).later(tf.constant(1.0), 2.0)
     assert [float(number) for number in alone()] == [2.0, 3.0]
 
 
 def test_results_in_a_branch():
     """A graph of its own does not wait for others."""
-    together = Together(lambda x: (x + 1.0,))
+    together = SharedFunction(lambda x: (x + 1.0,))
 
     @tf.function(autograph=False)
     def run(x):

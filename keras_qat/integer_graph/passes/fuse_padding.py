@@ -7,7 +7,7 @@ from collections import Counter
 
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.conv import CONV, DEPTHWISE_CONV
-from keras_qat.ops.image_shapes import pair
+from keras_qat.ops.image_shapes import as_pair
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.padding import PAD
 
@@ -41,7 +41,7 @@ def _is_own(pad: Node, node: Node) -> bool:
     if options["padding"] != "valid" or len(sizes) != 2 or len(shape) != 2:
         return False
     same_padding = [(0, 0)]
-    strides, dilations = pair(options["strides"]), pair(options["dilation"])
+    strides, dilations = as_pair(options["strides"]), as_pair(options["dilation"])
     for size, steps, stride, dilation in zip(sizes, shape, strides, dilations, strict=True):
         if size is None:
             return False

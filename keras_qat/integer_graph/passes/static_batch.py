@@ -14,7 +14,7 @@ from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import traced
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
-from keras_qat.ops.op import held_in
+from keras_qat.ops.op import get_held_dtype
 
 
 def with_batch(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
@@ -78,7 +78,7 @@ def _shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, tuple[int | None, .
     numbers = prepare(graph, XNNPACK)
 
     def spec(tensor: Tensor) -> Any:
-        dtype = tensor.dtype if tensor.params is None else held_in(tensor.params)
+        dtype = tensor.dtype if tensor.params is None else get_held_dtype(tensor.params)
         return tf.TensorSpec((size, *tensor.shape[1:]), dtype)
 
     shapes: dict[Tensor, tuple[int | None, ...]] = {}

@@ -33,7 +33,7 @@ from keras_qat.lowering.expand_call import (
     stand_in,
 )
 from keras_qat.lowering.read_operations import find_uniform
-from keras_qat.ops.movement import integers
+from keras_qat.ops.movement import read_integers
 
 COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to": ("shape",)}
 """Operation that copies -> names of its arguments after the tensor."""
@@ -154,7 +154,7 @@ def _repeat_inside(kind: str, x: Any, counts: list[Any]) -> tuple[Any, list[Any]
 
     The constant is None if it is not known.
     """
-    values, known = array(x), integers(counts) if counts else ()
+    values, known = array(x), read_integers(counts) if counts else ()
     if values is None or known is None:
         return None, counts
     if kind == "tile":

@@ -16,8 +16,8 @@ from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.expand_call import Expansion, call_of, require, try_each
 from keras_qat.lowering.expansions.constant_products import expand_resize
 from keras_qat.lowering.expansions.matrices import multiply_by_matrix
-from keras_qat.ops.movement import window
-from keras_qat.ops.resize import options_of_resize
+from keras_qat.ops.movement import read_window
+from keras_qat.ops.resize import read_resize_options
 
 KERNELS = ("bilinear", "nearest")
 """Methods of TFLite's kernels."""
@@ -58,7 +58,7 @@ def _extract_patches(images: Any, sizes: Any, strides: Any, rates: Any, padding:
 
     If patches do not begin at every pixel, a strided pooling of one pixel thins out the crops.
     """
-    windows = [window(option, 2) for option in (sizes, strides, rates)]
+    windows = [read_window(option, 2) for option in (sizes, strides, rates)]
     require(all(windows) and None not in images.shape[1:3])
     sizes, strides, rates = windows
     are_blocks = sizes == strides == (sizes[0],) * 2 and rates == (1, 1) and sizes[0] > 1
@@ -88,7 +88,7 @@ def _extract_patches(images: Any, sizes: Any, strides: Any, rates: Any, padding:
 def _resize_layer(layer: Any, x: Any) -> Any:
     """Use `tf.image.resize` for methods that TFLite's kernels do not have."""
     call = call_of(x)
-    options, sizes = options_of_resize(call), list(call.output.shape[1:3])
+    options, sizes = read_resize_options(call), list(call.output.shape[1:3])
     require(len(x.shape) == 4 and options["channels_last"])
     require(None not in (*sizes, options["crop"]) and layer.interpolation not in KERNELS)
     if options["crop"]:

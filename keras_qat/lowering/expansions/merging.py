@@ -18,7 +18,7 @@ from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.expand_call import Expansion, is_tensor, require, try_each, value_of
 from keras_qat.lowering.expansions.constant_products import expand_einsum, expand_product
 from keras_qat.ops.op import FixedRange, SharedRange
-from keras_qat.ops.registry import op_of
+from keras_qat.ops.registry import find_op
 
 
 def _with_same_axes(expansion: Expansion | None = None) -> Expansion:
@@ -165,7 +165,7 @@ def _call_with_rescaled(
 def find_fixed_range(value: Value) -> Generator[Value, Any, tuple[float, float] | None]:
     """Find the fixed range of a tensor, also through layers that keep their input's range."""
     call = value.producer
-    op = op_of(call) if call else None
+    op = find_op(call) if call else None
     if call is not None and op is not None and isinstance(op.output, SharedRange):
         ranges = set()
         for x in call.inputs:

@@ -11,7 +11,7 @@ from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.expand_call import Expansion, require
 from keras_qat.lowering.expansions.keras_layers import convolve_volumes
-from keras_qat.ops.movement import window
+from keras_qat.ops.movement import read_window
 
 
 def _pool_volumes(layer: Any, x: Any, *, pooling: Any) -> Any:
@@ -50,7 +50,7 @@ def _pool(
 ) -> Any:
     axes = len(input.shape) - 2
     if set(tf.nest.flatten(dilations)) != {1}:
-        sizes = [window(option, axes) for option in (window_shape, dilations)]
+        sizes = [read_window(option, axes) for option in (window_shape, dilations)]
         require((pooling_type, padding) == ("MAX", "VALID") and None not in sizes)
         require(None not in input.shape[1:-1] and strides == 1)
         return _pool_with_gaps(input, *sizes)
@@ -72,7 +72,7 @@ def _pool_with_gaps(x: Any, sizes: Any, steps: Any) -> Any:
 def _pool_with(
     input: Any, ksize: Any, strides: Any, padding: Any = "VALID", *, pooling: Any
 ) -> Any:
-    sizes = [window(option, 3) for option in (ksize, strides)]
+    sizes = [read_window(option, 3) for option in (ksize, strides)]
     require(None not in sizes)
     return pooling(*sizes, padding)(input)
 
@@ -80,14 +80,14 @@ def _pool_with(
 def _convolve_volumes(
     input: Any, filters: Any, strides: Any, padding: Any, dilations: Any = 1
 ) -> Any:
-    sizes = [window(option, 3) for option in (strides, dilations)]
+    sizes = [read_window(option, 3) for option in (strides, dilations)]
     require(None not in [*sizes, *input.shape[1:]])
     return convolve_volumes(input, filters, sizes[0], padding, sizes[1])
 
 
 def _correlate(input: Any, filters: Any, strides: Any, padding: Any, dilations: Any = 1) -> Any:
     """Correlate each example with a kernel of its own, where the channels hold the examples."""
-    steps = [window(option, 2) for option in (strides, dilations)]
+    steps = [read_window(option, 2) for option in (strides, dilations)]
     sizes = filters.shape[:2]
     require(None not in [*steps, *sizes, *input.shape[:3]])
     require((input.shape[0], filters.shape[2], filters.shape[3]) == (1, None, 1))

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.graph.tf_operations import number
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.expand_call import Expansion, is_tensor, require
-from keras_qat.ops.movement import axes_of
+from keras_qat.ops.movement import read_axes
 
 
 def scale(x: Any, factor: float, **options: Any) -> Any:
@@ -24,7 +24,7 @@ def scale(x: Any, factor: float, **options: Any) -> Any:
 
 def _known_axes(x: Any, axis: Any) -> list[int]:
     """Return the axes to reduce, whose sizes have to be known."""
-    axes = list(axes_of(axis, len(x.shape)) or ())
+    axes = list(read_axes(axis, len(x.shape)) or ())
     require(axes and None not in [x.shape[axis] for axis in axes])
     return axes
 

@@ -16,7 +16,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.ops.emission import Emission
 
 
-def kept_states(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
+def read_states(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
     """Returns the states of a layer as quantized values less their zero points, in int64.
 
     States are rounded, as training leaves them between quantized values.
@@ -29,7 +29,7 @@ def kept_states(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
     return quantized
 
 
-def keep_states(
+def store_states(
     layer: Any, params: Sequence[QuantParams], states: Sequence[Any], result: Any
 ) -> Any:
     """Makes a layer keep states, and returns `result` once it has."""
@@ -43,7 +43,7 @@ def keep_states(
         return tf.identity(result)
 
 
-class InFile:
+class StateVariable:
     """A state in a 16-bit variable of a file, for operators that keep no state themselves.
 
     Args:

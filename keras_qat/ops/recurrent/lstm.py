@@ -23,18 +23,18 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.fixed_point import (
     divide,
-    fixed_point,
     multiply,
     multiply_sums,
     saturate,
     shift_back,
+    to_fixed_point,
 )
 from keras_qat.arithmetic.gemmlowp import sigmoid_table, tanh_table
 from keras_qat.arithmetic.int16_sigmoid import (
+    compute_int16_sigmoid,
+    compute_int16_tanh,
     prepare_sigmoid,
     prepare_tanh,
-    sigmoid_of_int16,
-    tanh_of_int16,
 )
 from keras_qat.arithmetic.kernel_families import TFLM
 from keras_qat.arithmetic.quant_params import QuantParams, ratio
@@ -42,10 +42,10 @@ from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.masked_recurrent import reads_mask
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.movement import Part, take_parts
+from keras_qat.ops.movement import Part, emit_slice
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.ops.recurrent.count_products import count_steps
-from keras_qat.ops.recurrent.kept_states import keep_states, kept_states
+from keras_qat.ops.recurrent.kept_states import read_states, store_states
 from keras_qat.ops.weights import Weights
 
 HIDDEN = FixedRange(-1.0, 127 / 128)
@@ -64,7 +64,7 @@ TANH = (keras.activations.tanh, tf.tanh)
 _SIGMOID = (keras.activations.sigmoid, tf.sigmoid)
 
 
-def form_of(call: Call) -> Attributes:
+def read_form(call: Call) -> Attributes:
     """Returns `backwards`, `sequences` (all steps are returned) and `keeps` (its states)."""
     return {
         "backwards": bool(call.layer.go_backwards),
@@ -79,10 +79,10 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
         return "its activations are not tanh and sigmoid"
     if layer.return_state or len(call.inputs) > 1:
         return "its states are read or given"
-    return other_form(call)
+    return explain_form(call)
 
 
-def other_form(call: Call, axes: int = 3) -> str | None:
+def explain_form(call: Call, axes: int = 3) -> str | None:
     """Returns why a recurrent layer does not go once through one sequence; None if it does."""
     layer = call.layer
     is_masked = any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None
@@ -167,7 +167,7 @@ def _compute(a: Arguments) -> Any:
     hidden, cells = tf.scan(step, tf.transpose(products, [1, 0, 2]), _before(a, x))
     if a.attributes["keeps"]:
         last = hidden[-1], cells[-1]
-        hidden = keep_states(a.call.layer, _params_of_states(a), last, hidden)
+        hidden = store_states(a.call.layer, _params_of_states(a), last, hidden)
     hidden = tf.cast(hidden, a.q[0].dtype)
     return tf.transpose(hidden, [1, 0, 2]) if a.attributes["sequences"] else hidden[-1]
 
@@ -176,7 +176,7 @@ def _before(a: Arguments, x: Any) -> tuple[Any, Any]:
     """Returns the states before the first step: zeros, or those that the layer has kept."""
     units, held = a.numbers.recurrent.shape[0], a.numbers.recurrent.dtype
     if a.attributes["keeps"]:
-        hidden, cell = kept_states(a.call.layer, _params_of_states(a))
+        hidden, cell = read_states(a.call.layer, _params_of_states(a))
         return tf.cast(hidden, held), cell
     batch = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
     return tf.zeros([batch, units], held), tf.zeros([batch, units], tf.int64)
@@ -189,7 +189,7 @@ def _params_of_states(a: Arguments) -> tuple[QuantParams, QuantParams]:
 def _to_gates(a: Arguments, scale: Any, of_input: Any) -> tuple[Any, Any]:
     """Returns multipliers that bring sums of products to the scale of the gates."""
     scale = tf.reshape(tf.cast(scale, tf.float64), [-1])
-    return fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
+    return to_fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
 
 
 def _as_gates(a: Arguments, sums: Any, factor: tuple[Any, Any]) -> Any:
@@ -217,9 +217,9 @@ def _tables(a: Arguments) -> list[Any]:
         q = tf.range(-(2**15), 2**15, dtype=tf.int64)
         gate, cell = (params.as_tensors().scale for params in (GATE, CELL))
         tables = (
-            sigmoid_of_int16(q, prepare_sigmoid(a.family, gate)),
-            tanh_of_int16(q, prepare_tanh(a.family, gate)),
-            tanh_of_int16(q, prepare_tanh(a.family, cell)),
+            compute_int16_sigmoid(q, prepare_sigmoid(a.family, gate)),
+            compute_int16_tanh(q, prepare_tanh(a.family, gate)),
+            compute_int16_tanh(q, prepare_tanh(a.family, cell)),
         )
     return [tf.cast(table, tf.int16) for table in tables]
 
@@ -272,7 +272,7 @@ def _emit(e: Emission) -> None:
         e.builder.once_known(lambda: _zeros(e, x, (hidden, cell), times))
     if sequence != output:
         whole_axis = (None, None, 1)
-        take_parts(e, sequence, output, [whole_axis, (-1, None, 1), whole_axis], dropped=[1])
+        emit_slice(e, sequence, output, [whole_axis, (-1, None, 1), whole_axis], dropped=[1])
 
 
 def _gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np.float32]]:
@@ -369,7 +369,7 @@ def _first_numbers(e: Emission, source: int, batch: int | None) -> int:
         return e.reshaped(source, (batch, 1), "some")
     some = e.temporary("some", (batch, 1), source)
     firsts: list[Part] = [(0, 1, 1)] * (rank - 1)
-    take_parts(e, source, some, [(None, None, 1), *firsts], dropped=range(1, rank - 1))
+    emit_slice(e, source, some, [(None, None, 1), *firsts], dropped=range(1, rank - 1))
     return some
 
 
@@ -380,7 +380,7 @@ LSTM = Op(
     prepare=_prepare,
     doc="LSTM over a sequence; its output has 256 steps from -1 to 1",
     layers=(keras.layers.LSTM,),
-    attributes=form_of,
+    attributes=read_form,
     accepts=_accepts,
     integers=(),
     families={16: lambda family: family.int16_lstm},

@@ -84,7 +84,7 @@ def simple_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, relu: 
     return (m.tanh(m.add(inputs["sum"], fed_back, "sum"), "hidden"),)
 
 
-def step_of(attributes: Attributes) -> Step:
+def make_step(attributes: Attributes) -> Step:
     """Returns the step of a layer with these attributes."""
     if "relu" in attributes:
         return lambda m, inputs, states: simple_step(m, inputs, states, attributes["relu"])
@@ -126,7 +126,7 @@ class Part(NamedTuple):
     offset: float = 0.0
 
 
-def parts(layer: Any) -> dict[str, Part]:
+def find_weight_parts(layer: Any) -> dict[str, Part]:
     """Returns the parts of a layer's weights, by name."""
     units = layer.filters if isinstance(layer, CONV_LSTMS) else layer.units
 
@@ -140,17 +140,19 @@ def parts(layer: Any) -> dict[str, Part]:
     return {"gates": Part(gates, *line), "candidate": Part((block(2),))}
 
 
-def offsets(layer: Any) -> np.ndarray:
+def compute_offsets(layer: Any) -> np.ndarray:
     """Returns the offset of each column, in real numbers."""
     blocks = {
-        block.start: (block, part.offset) for part in parts(layer).values() for block in part.blocks
+        block.start: (block, part.offset)
+        for part in find_weight_parts(layer).values()
+        for block in part.blocks
     }
     return np.concatenate(
         [np.full(block.stop - block.start, offset) for _, (block, offset) in sorted(blocks.items())]
     )
 
 
-def columns(x: Any, part: Part) -> Any:
+def select_columns(x: Any, part: Part) -> Any:
     """Returns the columns of an array or a tensor that belong to a part."""
     blocks = [x[..., block] for block in part.blocks]
     if len(blocks) == 1:

@@ -11,13 +11,13 @@ import numpy as np
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.ops import elementwise
 from keras_qat.ops.activations import ACTIVATIONS
-from keras_qat.ops.composed import Computing, Machine, Number, Preparing, Writing
+from keras_qat.ops.composed import Computing, Emitting, Machine, Preparing, Quantized
 from keras_qat.ops.conv import CONV
 from keras_qat.ops.dense import DENSE
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.ops.recurrent.lstm import HIDDEN
-from keras_qat.ops.recurrent.step_math import Part, columns, convolves, parts
+from keras_qat.ops.recurrent.step_math import Part, convolves, find_weight_parts, select_columns
 from keras_qat.ops.requantize import REQUANTIZE
 from keras_qat.ops.weights import Weights
 
@@ -40,15 +40,15 @@ ONE = QuantParams(np.float32(1 / 128), -128, 8)
 """Parameters of the constant 1, whose quantized value is 0."""
 
 
-def fixed_params(name: str) -> QuantParams:
+def get_fixed_params(name: str) -> QuantParams:
     """Returns the parameters of a tensor inside a step that has no inner range."""
     fixed = FIXED[name]
     return fixed.params(8) if isinstance(fixed, FixedRange) else fixed
 
 
-def params_named(weights: Weights, name: str) -> QuantParams:
+def get_inner_params(weights: Weights, name: str) -> QuantParams:
     """Returns the parameters of a tensor inside a step."""
-    return weights.inner[name] if name in weights.inner else fixed_params(name)
+    return weights.inner[name] if name in weights.inner else get_fixed_params(name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +68,14 @@ class Steps:
     weights: Weights
 
     def named(self, name: str) -> QuantParams:
-        return params_named(self.weights, name)
+        return get_inner_params(self.weights, name)
 
-    def input_product(self, part: str, x: Number) -> Number:
+    def input_product(self, part: str, x: Quantized) -> Quantized:
         """Returns the product of inputs with a part of their weights."""
         options = {name: self.attributes[name] for name in CONV.defaults if name in self.attributes}
         return self._product(x, self.weights, self.parts[part], f"input_{part}", options)
 
-    def product(self, part: str, hidden: Number) -> Number:
+    def product(self, part: str, hidden: Quantized) -> Quantized:
         assert self.weights.recurrent is not None
         options = {**CONV.defaults, "padding": "same"}
         return self._product(
@@ -83,8 +83,8 @@ class Steps:
         )
 
     def _product(
-        self, x: Number, weights: Weights, part: Part, name: str, convolved: Attributes
-    ) -> Number:
+        self, x: Quantized, weights: Weights, part: Part, name: str, convolved: Attributes
+    ) -> Quantized:
         row, attributes = (
             (CONV, convolved) if convolves(self.attributes) else (DENSE, DENSE.defaults)
         )
@@ -93,15 +93,17 @@ class Steps:
             row, [x], self.named(name), weights=part_weights, attributes=attributes
         )
 
-    def add(self, first: Number, second: Number, name: str, maximum: float | None = None) -> Number:
+    def add(
+        self, first: Quantized, second: Quantized, name: str, maximum: float | None = None
+    ) -> Quantized:
         return self._of_two(elementwise.ADD, [first, second], self.named(name), maximum)
 
-    def multiply(self, first: Number, second: Number, name: str) -> Number:
+    def multiply(self, first: Quantized, second: Quantized, name: str) -> Quantized:
         return self._of_two(elementwise.MULTIPLY, [first, second], self.named(name))
 
     def _of_two(
-        self, op: Op, numbers: list[Number], params: QuantParams, maximum: float | None = None
-    ) -> Number:
+        self, op: Op, numbers: list[Quantized], params: QuantParams, maximum: float | None = None
+    ) -> Quantized:
         """Runs a row in 8 bits, or in 16 bits if an input or the output has 16."""
         if all(item.bits == 8 for item in (params, *(own for _, own in numbers))):
             return self.machine.run(op, numbers, params, maximum=maximum)
@@ -110,26 +112,26 @@ class Steps:
         result = self.machine.run(op, inputs, wide, maximum=maximum)
         return result if wide is params else self.requantized(result, params)
 
-    def sigmoid(self, x: Number, name: str) -> Number:
+    def sigmoid(self, x: Quantized, name: str) -> Quantized:
         return self.machine.run(SIGMOID, [x], self.named(name))
 
-    def tanh(self, x: Number, name: str) -> Number:
+    def tanh(self, x: Quantized, name: str) -> Quantized:
         return self.machine.run(TANH, [x], self.named(name))
 
-    def from_one(self, x: Number) -> Number:
+    def from_one(self, x: Quantized) -> Quantized:
         return self.machine.run(elementwise.SUBTRACT, [self._zero(ONE), x], self.named("sigmoid"))
 
-    def requantized(self, x: Number, params: QuantParams) -> Number:
+    def requantized(self, x: Quantized, params: QuantParams) -> Quantized:
         return self.machine.run(REQUANTIZE, [x], params)
 
-    def split(self, x: Number, count: int) -> list[Number]:
+    def split(self, x: Quantized, count: int) -> list[Quantized]:
         return self.machine.split(x, count)
 
-    def _zero(self, params: QuantParams) -> Number:
+    def _zero(self, params: QuantParams) -> Quantized:
         """Returns a constant with the quantized value 0."""
         return self.machine.constant("constant", np.zeros([]), params)
 
-    def zeros(self, like: Number, name: str) -> Number:
+    def zeros(self, like: Quantized, name: str) -> Quantized:
         """Returns zeros for any number of examples: a number times zero."""
         zero = QuantParams(np.float32(1.0), 0, self.named(name).bits)
         return self.multiply(self._zero(zero), like, name)
@@ -139,9 +141,9 @@ def _part_of(weights: Weights, part: Part) -> Weights:
     """Returns some columns of weights, with their scales and biases."""
     if weights.q is None:  # They were prepared.
         return weights
-    bias = None if weights.bias is None else columns(weights.bias, part)
-    scale = columns(weights.scale, part) if weights.per_channel else weights.scale
-    scale, q = scale * part.slope, columns(weights.q, part)
+    bias = None if weights.bias is None else select_columns(weights.bias, part)
+    scale = select_columns(weights.scale, part) if weights.per_channel else weights.scale
+    scale, q = scale * part.slope, select_columns(weights.q, part)
     is_array = isinstance(scale, np.ndarray)
     scale = np.float32(scale).astype(np.float64) if is_array else single(scale)
     return dataclasses.replace(weights, q=q, scale=scale, bias=bias, inner={}, recurrent=None)
@@ -149,12 +151,12 @@ def _part_of(weights: Weights, part: Part) -> Weights:
 
 def preparing(a: Arguments, numbers: list[Any]) -> Steps:
     """Returns steps that prepare rows, in order."""
-    return Steps(Preparing(a, numbers), parts(a.call.layer), a.attributes, a.weights)
+    return Steps(Preparing(a, numbers), find_weight_parts(a.call.layer), a.attributes, a.weights)
 
 
 def computing(a: Arguments, weights: Weights, numbers: Iterable[Any]) -> Steps:
     """Returns steps that compute, with weights of which only the inner ranges are left."""
-    return Steps(Computing(a, numbers), parts(a.call.layer), a.attributes, weights)
+    return Steps(Computing(a, numbers), find_weight_parts(a.call.layer), a.attributes, weights)
 
 
 def writing(e: Emission) -> Steps:
@@ -163,4 +165,4 @@ def writing(e: Emission) -> Steps:
     if convolves(e.attributes):
         image = e.shape(e.outputs[0])[2 if e.attributes["sequences"] else 1 : -1]
         image = image if len(image) == 2 else (1, *image)
-    return Steps(Writing(e, image), parts(e.node.call.layer), e.attributes, e.weights)
+    return Steps(Emitting(e, image), find_weight_parts(e.node.call.layer), e.attributes, e.weights)

@@ -24,22 +24,22 @@ from keras_qat.helper_layers.masked_recurrent import (
     zeroes_output,
 )
 from keras_qat.keras2.backend import keras, layers
-from keras_qat.ops.composed import Number
+from keras_qat.ops.composed import Quantized
 from keras_qat.ops.conv import CONV
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.movement import take_parts
-from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, held_in
+from keras_qat.ops.movement import emit_slice
+from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, get_held_dtype
 from keras_qat.ops.recurrent.count_products import count_steps
-from keras_qat.ops.recurrent.kept_states import InFile, keep_states, kept_states
-from keras_qat.ops.recurrent.lstm import HIDDEN, TANH, form_of, other_form
+from keras_qat.ops.recurrent.kept_states import StateVariable, read_states, store_states
+from keras_qat.ops.recurrent.lstm import HIDDEN, TANH, explain_form, read_form
 from keras_qat.ops.recurrent.step_math import (
     CONV_LSTMS,
     HARD_SIGMOID,
     States,
     convolves,
     inner_ranges,
+    make_step,
     names_of_states,
-    step_of,
 )
 from keras_qat.ops.recurrent.step_ops import SIGMOID, Steps, computing, preparing, writing
 from keras_qat.ops.weights import Weights
@@ -62,10 +62,10 @@ def _prepare(a: Arguments) -> dict[str, Any]:
     of_states = [m["step"].named(name) for name in names_of_states(a.attributes)]
     assert weights.recurrent is not None
     units = weights.recurrent.q.shape[-2]
-    states = tuple((tf.TensorSpec([None, units], held_in(own)), own) for own in of_states)
+    states = tuple((tf.TensorSpec([None, units], get_held_dtype(own)), own) for own in of_states)
     if has_initial_state(a):
         m["first"].requantized((a.q[1], a.params[1]), of_states[0])
-    step_of(a.attributes)(m["step"], inputs, states)
+    make_step(a.attributes)(m["step"], inputs, states)
     if "hidden" in weights.inner:
         m["last"].requantized(states[0], a.output)
     cleared: dict[str, Any] = {"q": None, "scale": None, "bias": None, "reach": None}
@@ -83,7 +83,7 @@ def _compute(a: Arguments) -> Any:
     if a.attributes["backwards"]:
         x = tf.reverse(x, [1])
     inputs = {part: _input_products(m, part, (x, params)) for part in m.parts}
-    step, names = step_of(a.attributes), names_of_states(a.attributes)
+    step, names = make_step(a.attributes), names_of_states(a.attributes)
     state_params = [m.named(name).as_tensors() for name in names]
 
     def step_once(states: Any, values: dict[str, Any]) -> Any:
@@ -104,14 +104,14 @@ def _compute(a: Arguments) -> Any:
     if has_initial_state(a):
         initial = [machine("first").requantized((a.q[1], a.params[1]), state_params[0])[0]]
     if a.attributes["keeps"]:
-        initial = kept_states(layer, state_params)
-    initial = [tf.cast(q, held_in(p)) for q, p in zip(initial, state_params, strict=True)]
+        initial = read_states(layer, state_params)
+    initial = [tf.cast(q, get_held_dtype(p)) for q, p in zip(initial, state_params, strict=True)]
     states = tf.scan(step_once, in_order, tuple(initial))
     result = states[0]
     if a.attributes["zeroes"]:
         result = tf.where(in_order[_MASK][..., None], result, tf.zeros_like(result))
     if a.attributes["keeps"]:
-        result = keep_states(layer, state_params, [state[-1] for state in states], result)
+        result = store_states(layer, state_params, [state[-1] for state in states], result)
     result = _steps_first(result) if a.attributes["sequences"] else result[-1]
     if "hidden" not in weights.inner:
         return result
@@ -128,7 +128,7 @@ def has_initial_state(a: Arguments | Emission) -> bool:
     return count > 1 and not a.attributes["masked"]
 
 
-def _input_products(m: Steps, part: str, x: Number) -> Number:
+def _input_products(m: Steps, part: str, x: Quantized) -> Quantized:
     """Returns the products of all steps with a part of the weights; images join the batch."""
     q, params = x
     if not convolves(m.attributes):
@@ -147,10 +147,10 @@ def _emit(e: Emission) -> None:
     (output,), m = e.outputs, writing(e)
     products, steps = _written(e, m), e.shape(e.inputs[0])[1]
     assert steps is not None
-    step, hidden_states = step_of(e.attributes), list[Number]()
+    step, hidden_states = make_step(e.attributes), list[Quantized]()
     masks = _masks(e, steps) if e.attributes["masked"] else None
     states: States = ()
-    stored: InFile | None = None
+    stored: StateVariable | None = None
     for index in range(steps)[:: -1 if e.attributes["backwards"] else 1]:
         inputs = products(index)
         if not states:
@@ -167,11 +167,11 @@ def _emit(e: Emission) -> None:
     _emit_output(e, hidden_states, output)
 
 
-def _begun(e: Emission, m: Steps, like: Number) -> tuple[States, InFile | None]:
+def _begun(e: Emission, m: Steps, like: Quantized) -> tuple[States, StateVariable | None]:
     """Returns the states before the first step: zeros, an input, or a state that the file keeps."""
     hidden = m.named("hidden")
     if e.attributes["keeps"]:
-        stored = InFile(e, e.shape(like[0]), hidden)
+        stored = StateVariable(e, e.shape(like[0]), hidden)
         return ((stored.read(), hidden),), stored
     if has_initial_state(e):
         initial: Any = e.inputs[1], e.node.inputs[1].params
@@ -184,13 +184,13 @@ def _masks(e: Emission, steps: int) -> list[int]:
     mask, (batch, _) = e.inputs[1], e.shape(e.inputs[1])
     masks = [e.temporary(f"mask/{step}", (batch, 1), "bool") for step in range(steps)]
     for step, target in enumerate(masks):
-        take_parts(e, mask, target, [(None, None, 1), (step, step + 1, 1)])
+        emit_slice(e, mask, target, [(None, None, 1), (step, step + 1, 1)])
     return masks
 
 
 def _where(e: Emission, mask: int, after: States, before: States) -> States:
     """Writes the states after a step: those from before it where a mask is False."""
-    states = list[Number]()
+    states = list[Quantized]()
     for (new, params), (old, _) in zip(after, before, strict=True):
         chosen = e.temporary("state", e.shape(new), new)
         e.add("SELECT_V2", [mask, new, old], [chosen])
@@ -198,7 +198,7 @@ def _where(e: Emission, mask: int, after: States, before: States) -> States:
     return tuple(states)
 
 
-def _written(e: Emission, m: Steps) -> Callable[[int], dict[str, Number]]:
+def _written(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized]]:
     """Returns a function that writes the products of a step's input, by part.
 
     Products of all steps are written at once. Products of images, which take more memory, are
@@ -215,7 +215,7 @@ def _written(e: Emission, m: Steps) -> Callable[[int], dict[str, Number]]:
     return lambda index: {part: m.input_product(part, images[index]) for part in m.parts}
 
 
-def _emit_output(e: Emission, hidden_states: list[Number], output: int) -> None:
+def _emit_output(e: Emission, hidden_states: list[Quantized], output: int) -> None:
     """Writes the output: all hidden states, or the last one."""
     hidden, params = hidden_states[-1]
     native = output
@@ -239,7 +239,7 @@ def _emit_output(e: Emission, hidden_states: list[Number], output: int) -> None:
         e.builder.quantize(native, output)
 
 
-def _steps(e: Emission, x: Number, name: str) -> list[Number]:
+def _steps(e: Emission, x: Quantized, name: str) -> list[Quantized]:
     """Splits a sequence into its steps."""
     index, params = x
     batch, steps, *sizes = e.shape(index)
@@ -258,7 +258,7 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         is_image = convolves(attributes)
         axes = 3 + len(attributes["strides"]) if is_image else 3
-        if (reason := other_form(call, axes)) is not None:
+        if (reason := explain_form(call, axes)) is not None:
             return reason
         keeps = call.layer.stateful
         is_given = len(call.inputs) > 1 and not attributes["masked"]
@@ -292,7 +292,7 @@ def _form(call: Call) -> Attributes:
     A GRU has `reset_after`, a SimpleRNN `relu`, and a ConvLSTM the attributes of a convolution.
     """
     layer, masked = call.layer, reads_mask(call.layer)
-    form = {**form_of(call), "masked": masked, "zeroes": masked and zeroes_output(layer)}
+    form = {**read_form(call), "masked": masked, "zeroes": masked and zeroes_output(layer)}
     if isinstance(layer, layers.SimpleRNN):
         return {**form, "relu": layer.activation in RELU}
     form = {**form, "hard": layer.recurrent_activation is HARD_SIGMOID}

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import Switch, selected
+from keras_qat.arithmetic.control_flow import Switch, select
 from keras_qat.keras2 import backend
-from keras_qat.ops.registry import gates_of
+from keras_qat.ops.registry import count_gates
 from keras_qat.training.batch_norm import per_tensor_fold
 from keras_qat.training.batch_norm.contrib_correction import CorrectedFold
 from keras_qat.training.batch_norm.weighted import Weighted
@@ -63,9 +63,9 @@ def _normalized_twice(norm: Any, x: Any, frozen: Switch) -> Any:
 
         def gradient(upstream: Any) -> list[Any]:
             gradients = (back(upstream) for back in backward)
-            return [selected(frozen.on, *pair) for pair in zip(*gradients, strict=True)]
+            return [select(frozen.on, *pair) for pair in zip(*gradients, strict=True)]
 
-        return selected(frozen.on, *results), gradient
+        return select(frozen.on, *results), gradient
 
     return normalized(x, *weights)
 
@@ -112,7 +112,7 @@ def apply_quantized(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
         name: tf.cast(quantizer(weight_at(layer, name), phase), layer.compute_dtype)
         for name, quantizer in wrapper.weight_quantizers.items()
     }
-    if gates_of(layer) > 1:
+    if count_gates(layer) > 1:
         return lstm_quantized(layer, inputs, quantized, phase, wrapper.state_bits)
     if wrapper.inner:
         return unrolled_quantized(wrapper, inputs, quantized, phase)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.ties import WIDER, share_off_ties
+from keras_qat.arithmetic.ties import WIDER, find_share_off_ties
 from keras_qat.config import specs
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.graph.calls import Call, Graph
@@ -209,7 +209,7 @@ def _set(
         low, high = old_low + (low - old_low) * share, old_high + (high - old_high) * share
     wider = WIDER
     if values is not None:
-        wider = share_off_ties(min(low, 0.0), max(high, 0.0), values, observer.spec.bits)
+        wider = find_share_off_ties(min(low, 0.0), max(high, 0.0), values, observer.spec.bits)
         wider = float(of_all_workers(model, wider)[0])
     observer.set(low, high, before + count, wider)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import traced_once
+from keras_qat.arithmetic.control_flow import trace_once
 
 _SHIFT = 14
 """Lowest bits of a float32 that do not count for its bin."""
@@ -55,13 +55,13 @@ def sample_of(x: Any, most: int) -> Any:
     return _sampled(tf.cast(x, tf.float32), size if step > 1 else 1, step)
 
 
-@partial(traced_once, signature=[tf.TensorSpec(None), *[tf.TensorSpec([], tf.int32)] * 2])
+@partial(trace_once, signature=[tf.TensorSpec(None), *[tf.TensorSpec([], tf.int32)] * 2])
 def _sampled(x: Any, size: Any, step: Any) -> Any:
     """Returns every n-th number of examples of a size, as a vector."""
     return tf.reshape(tf.reshape(x, [-1, size])[:, ::step], [-1])
 
 
-@partial(traced_once, signature=[tf.TensorSpec(None), tf.TensorSpec([], tf.int32)])
+@partial(trace_once, signature=[tf.TensorSpec(None), tf.TensorSpec([], tf.int32)])
 def extremes_and_sample(x: Any, most: Any) -> Any:
     """Returns the extremes of a tensor and behind them at most so many of its numbers: a vector.
 

@@ -11,7 +11,7 @@ from keras_qat.config import specs
 from keras_qat.graph.calls import Call, Graph, Value, values_in
 from keras_qat.helper_layers.rescaled_norms import seen_statistics
 from keras_qat.keras2.backend import keras
-from keras_qat.ops.registry import row_listing
+from keras_qat.ops.registry import find_row
 from keras_qat.placement.lost_features import (
     LEVELS,
     Ends,
@@ -144,7 +144,7 @@ def masked_scores(graph: Graph) -> set[ActivationQuantizer]:
     for call in graph.calls:
         if isinstance(call.layer, Quantize):
             for quantizer, value in zip(call.layer.quantizers, call.inputs, strict=False):
-                row = value.producer and row_listing(value.producer.layer)
+                row = value.producer and find_row(value.producer.layer)
                 masked |= {quantizer} if row and row.has_mark else set()
     return masked
 
@@ -176,7 +176,7 @@ def varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
     """
     varying, slots = set(values_in(graph.inputs)), set()
     for call in graph.calls:
-        op = row_listing(call.layer)
+        op = find_row(call.layer)
         is_constant = (op is not None and op.reads_only_weights) or _multiplies_by(call, 0)
         if not is_constant and varying.intersection(call.inputs):
             varying.update(values_in(call.outputs))

@@ -51,7 +51,7 @@ class ActivationQuantizer:
         `ceiling`, a ReLU of `x` with that maximum is quantized.
         """
         if phase.training is False and phase.quantizing is False:
-            y = fake_quant.with_ceiling(x, ceiling)
+            y = fake_quant.apply_relu(x, ceiling)
             if self.watched is not None and slot is not None:
                 self.watched(slot, y)
             return y

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.config import specs
 from keras_qat.keras2 import backend, configurations
-from keras_qat.ops.registry import gates_of, relu_maximum
+from keras_qat.ops.registry import count_gates, relu_maximum
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.layers.quantize import ActivationQuantizer
 from keras_qat.training.layers.scheduled_layer import ScheduledLayer
@@ -171,7 +171,7 @@ class QuantizeWrapper(ScheduledLayer):
 
 
 def _weight_quantizer(wrapper: QuantizeWrapper) -> type[WeightQuantizer]:
-    if gates_of(wrapper.layer) > 1:
+    if count_gates(wrapper.layer) > 1:
         return GateQuantizer
     return CellQuantizer if wrapper.inner_specs else WeightQuantizer
 

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
-from keras_qat.arithmetic.control_flow import cond, selecting, straight_through
+from keras_qat.arithmetic.control_flow import cond, make_switch, straight_through
 from keras_qat.config.specs import QuantSpec
 from keras_qat.keras2 import backend
 from keras_qat.training import step_tensors
@@ -113,7 +113,7 @@ class WeightQuantizer:
             return quantized(weights)  # It passes the gradient by itself.
         return straight_through(
             lambda weights: cond(
-                selecting(quantizing),
+                make_switch(quantizing),
                 lambda: quantized(weights) if together is None else together,
                 lambda: tf.identity(weights),
             ),

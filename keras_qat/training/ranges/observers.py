@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
-from keras_qat.arithmetic.as_written import in_xla, product
+from keras_qat.arithmetic.as_written import is_in_xla, product
 from keras_qat.arithmetic.control_flow import Switch
-from keras_qat.arithmetic.ties import WIDER, widened
+from keras_qat.arithmetic.ties import WIDER, widen_range
 from keras_qat.config.specs import QuantSpec
 from keras_qat.keras2.backend import add_scalar
 from keras_qat.training import step_tensors
@@ -30,7 +30,7 @@ def if_seen(seen: Any, new: Any, old: Any) -> Any:
 
 def subtract_product(variable: Any, factor: Any, x: Any) -> Any:
     """Subtracts `factor * x` from a variable and returns the result, by one operation."""
-    if in_xla():
+    if is_in_xla():
         return variable.assign_sub(product(x, factor), read_value=True)
     tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=factor, delta=x)
     return tf.convert_to_tensor(variable)
@@ -70,7 +70,7 @@ class LastValue:
         """Returns the range of a batch, with zero and up to `ceiling`, averaged over replicas."""
         spec, x = self.spec, tf.stop_gradient(x)
         if not self.ignores_minimum:
-            low, high = fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
+            low, high = fake_quant.find_range(x, spec.bits, spec.symmetric, spec.narrow_range)
         else:
             low, high = tf.zeros([]), tf.cast(tf.reduce_max(x), tf.float32)
             limit = math.inf if ceiling is None else ceiling
@@ -80,7 +80,7 @@ class LastValue:
             is_known = tf.reduce_all(tf.math.is_finite(tf.stack([end(x) for end in ends])))
             low, high = (tf.where(is_known, end, np.nan) for end in (low, high))
         if spec.off_ties:
-            high = widened(low, high)
+            high = widen_range(low, high)
         return mean_over_replicas(low, high)
 
     def extremes(self) -> tuple[float, float]:
@@ -115,11 +115,11 @@ class LastValue:
         With `QuantSpec.off_ties` it is wider by the share `wider`.
         """
         spec = self.spec
-        ends = fake_quant.range_of(
+        ends = fake_quant.find_range(
             tf.constant([low, high]), spec.bits, spec.symmetric, spec.narrow_range
         )
         self.minimum.assign(ends[0])
-        self.maximum.assign(widened(*ends, wider) if spec.off_ties else ends[1])
+        self.maximum.assign(widen_range(*ends, wider) if spec.off_ties else ends[1])
 
     def is_seen(self, low: Any, high: Any, counts: Any) -> Any:
         """Whether a batch with the given extremes counts: True, or in half precision a tensor.
@@ -272,7 +272,7 @@ class CurrentValue:
     def range(self, x: Any) -> tuple[Any, Any]:
         """Returns the range of `x`, zero included."""
         spec, x = self.spec, tf.stop_gradient(x)
-        return fake_quant.range_of(x, spec.bits, spec.symmetric, spec.narrow_range)
+        return fake_quant.find_range(x, spec.bits, spec.symmetric, spec.narrow_range)
 
     def update(self, x: Any, ceiling: float | None = None, counts: Any = True) -> tuple[Any, Any]:
         """Returns the range of `x`; nothing is stored."""

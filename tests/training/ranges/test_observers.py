@@ -151,5 +151,5 @@ def test_symmetric_ranges_of_zeros_have_the_zero_point_of_others(bits):
     """From -1 to 1, zero was halfway between two codes, and kernels refuse another one than 0."""
     layer = Quantize(QuantSpec(bits, symmetric=True))
     layer(tf.zeros([4]), training=True)
-    params = QuantParams.of_range(*layer.quantizer.current_range(), bits)
+    params = QuantParams.from_range(*layer.quantizer.current_range(), bits)
     assert params.zero_point == 2 ** (bits - 1) - 128

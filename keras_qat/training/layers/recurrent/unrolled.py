@@ -16,13 +16,13 @@ from keras_qat.keras2 import backend
 from keras_qat.ops.recurrent.step_math import (
     CONV_LSTMS,
     Part,
-    columns,
+    compute_offsets,
+    find_weight_parts,
+    make_step,
     names_of_states,
-    offsets,
-    parts,
-    step_of,
+    select_columns,
 )
-from keras_qat.ops.recurrent.step_ops import fixed_params
+from keras_qat.ops.recurrent.step_ops import get_fixed_params
 from keras_qat.ops.registry import match
 from keras_qat.training.batch_norm.weighted import Weighted
 from keras_qat.training.layers.recurrent.states import keep_states
@@ -89,7 +89,7 @@ def unrolled_quantized(wrapper: Weighted, x: Any, weights: dict[str, Any], phase
     def rounded(name: str, x: Any) -> Any:
         if name in inner:
             return fake_quant.fake_quantize_if(applies[name], x, *ranges[name])
-        own = fixed_params(name)
+        own = get_fixed_params(name)
         if own.bits == 16 and name != "cell":
             return x  # It is finer than its operands, and its range never clips.
         low, high = (
@@ -120,12 +120,12 @@ def steps_quantized(
         first: fake-quantizes the products of all inputs.
         rounded: fake-quantizes a tensor inside a step.
     """
-    cell, dtype, part_of = layer.cell, layer.compute_dtype, parts(layer)
+    cell, dtype, part_of = layer.cell, layer.compute_dtype, find_weight_parts(layer)
     x, *initial_state = tf.nest.flatten(x)
     mask = initial_state.pop() if reads_mask(layer) else None
     op, attributes, reason = match(Call(layer, (_value(x),), {}, _value(x), ""))
     assert op is not None, reason
-    step_once, inner = step_of(attributes), op.inner(attributes)
+    step_once, inner = make_step(attributes), op.inner(attributes)
     kernel, recurrent = (
         tf.cast(weights[f"cell.{name}"], dtype) for name in ("kernel", "recurrent_kernel")
     )
@@ -224,14 +224,14 @@ def _product(linear: Linear, x: Any, weights: tuple[Any, Any], part: Part, masks
     """Multiplies `x` by a part of the weights and adds its bias; each block has a dropout mask."""
     kernel, bias = weights
     if masks is None:
-        y = linear(x, columns(kernel, part))
+        y = linear(x, select_columns(kernel, part))
     else:
         size = part.blocks[0].stop - part.blocks[0].start
         products = [
             linear(x * masks[block.start // size], kernel[..., block]) for block in part.blocks
         ]
         y = tf.concat(products, -1)
-    y = y if bias is None else y + columns(bias, part)
+    y = y if bias is None else y + select_columns(bias, part)
     return y if part.slope == 1 else y * part.slope
 
 
@@ -245,7 +245,7 @@ def biases(layer: Any, dtype: Any, bias: Any = None) -> tuple[Any, Any]:
     The bias of the inputs holds the offsets of its parts; a given `bias` has to hold them already.
     """
     if bias is None:
-        bias, offset = layer.cell.bias, offsets(layer)
+        bias, offset = layer.cell.bias, compute_offsets(layer)
         if bias is None and not offset.any():
             return None, None
         if bias is not None and bias.shape.rank == 2:
