@@ -118,8 +118,8 @@ EQUIVALENT = {
         "numpy infers any size below zero, -2 like -1"
     ),
     "keras_qat/ops/weighted_sums.py _sums_of_8_bits.products: if not (has_gpu() and is_wide and "
-    "(len(a.numbers.channels) == 1)): -> if not not (has_gpu() and is_wide and "
-    "(len(a.numbers.channels) == 1)):": SLOWER,
+    "(len(a.prepared.channels) == 1)): -> if not not (has_gpu() and is_wide and "
+    "(len(a.prepared.channels) == 1)):": SLOWER,
     "keras_qat/tflite/builder.py Builder.constant: 1 -> 2": (
         "numpy infers any size below zero, -2 like -1"
     ),

@@ -201,7 +201,7 @@ def file_of(
 
 def _show_in_float(graph: ResolvedGraph) -> None:
     """Tells which layers the file computes in float, not those of integers and masks alone."""
-    calls = [(node.call, node.reason) for node in graph.nodes if node.in_float]
+    calls = [(node.call, node.reason) for node in graph.nodes if node.computes_in_float]
     layers = [
         (getattr(call.layer, "layer", call.layer), why_left_in_float(call.layer) or why)
         for call, why in calls

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Graph, values_in
-from keras_qat.integer_graph.execute import Numbers
+from keras_qat.integer_graph.execute import Prepared
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.number_store import NumberStore, ones_unless
 from keras_qat.keras2.backend import traced_in_time
@@ -26,8 +26,8 @@ DECIDES = 3
 changing, it is traced with all branches."""
 
 Resolve = Callable[[], ResolvedGraph]
-Prepare = Callable[[ResolvedGraph], Numbers]
-Compute = Callable[[ResolvedGraph, Numbers, list[Any]], list[Any]]
+Prepare = Callable[[ResolvedGraph], Prepared]
+Compute = Callable[[ResolvedGraph, Prepared, list[Any]], list[Any]]
 
 
 class CachedInference:

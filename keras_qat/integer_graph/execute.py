@@ -56,13 +56,13 @@ def _clipped(q: Any, ends: Ends, is_bound: bool = False) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class NodeNumbers:
-    """Numbers that are prepared for a node with an operator.
+class PreparedNode:
+    """Prepared parameters of a node with an operator.
 
     Args:
         constants: the values of each input that is a constant; None for a tensor.
-        row: the arguments of the row's `compute` that hold numbers: what its `prepare` returned,
-            or ranges and weights if it has none.
+        row: the arguments of the row's `compute` that depend on weights or ranges: the result of
+            its `prepare`, or the ranges and weights themselves.
         ends: the ends of the range that the row computes in; None if its output is in float.
         conversion: from that range to the output's; None if they are the same.
         output_ends: the ends of the output's range if there is a conversion.
@@ -76,18 +76,18 @@ class NodeNumbers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbers:
-    """Numbers that are prepared for a graph.
+class Prepared:
+    """Prepared parameters of a graph.
 
     Args:
-        nodes: the numbers of each node; None for a node in float.
+        nodes: the parameters of each node; None for a node in float.
         scales: name of each quantized tensor -> its scale.
         ends: name of each quantized input -> the ends of its range.
         to_even: whether halves among the inputs are rounded to even, not up, as a family does that
             takes real inputs.
     """
 
-    nodes: tuple[NodeNumbers | None, ...]
+    nodes: tuple[PreparedNode | None, ...]
     scales: dict[str, Any]
     ends: dict[str, Ends]
     to_even: bool = False
@@ -108,23 +108,23 @@ class Numbers:
         return tf.cast(q * tf.cast(self.scales[tensor.name], q.dtype), tf.float32)
 
 
-def prepare(graph: ResolvedGraph, family: KernelFamily) -> Numbers:
+def prepare(graph: ResolvedGraph, family: KernelFamily) -> Prepared:
     """Computes what follows from ranges and weights alone."""
     tensors = [*graph.tensors.values(), *(x for node in graph.nodes for x in node.outputs)]
     scales = {tensor.name: _scale(tensor.params) for tensor in tensors if tensor.params}
     ends = {x.name: _ends(x.params) for x in graph.inputs.values() if x.params}
     nodes = (None if node.op is None else _prepare_node(node, family) for node in graph.nodes)
     to_even = family.quantize == "divided_by_float32" and family.halves is tf.round
-    return Numbers(tuple(nodes), scales, ends, to_even)
+    return Prepared(tuple(nodes), scales, ends, to_even)
 
 
-def _prepare_node(node: Node, family: KernelFamily) -> NodeNumbers:
+def _prepare_node(node: Node, family: KernelFamily) -> PreparedNode:
     op, output = node.op, node.output.params
     assert op is not None
     if computes_in_float(node, family):
         assert output is not None
         ends = _ends(output, node.maximum)
-        return NodeNumbers((), {"numbers": output.as_tensors().scale}, ends)
+        return PreparedNode((), {"prepared": output.as_tensors().scale}, ends)
     # One for each operand, also where it is read twice: rows compare inputs by identity.
     specs = {id(x): _spec(x) for x in node.inputs}
     params: Any = [x.params.as_tensors() if x.params else None for x in node.inputs]
@@ -137,14 +137,14 @@ def _prepare_node(node: Node, family: KernelFamily) -> NodeNumbers:
     )
     row = {"params": params, "output": arguments.output, "weights": node.weights}
     if op.prepare is not None:
-        row = {"numbers": op.prepare(arguments)}
+        row = {"prepared": op.prepare(arguments)}
     constants = tuple(map(_constant, node.inputs))
     if output is None or native is None:
-        return NodeNumbers(constants, row)
+        return PreparedNode(constants, row)
     if native is output or not (tf.is_tensor(output.scale) or native != output):
-        return NodeNumbers(constants, row, _ends(native, node.maximum))
+        return PreparedNode(constants, row, _ends(native, node.maximum))
     conversion = prepare_requantization(family, native, output)
-    return NodeNumbers(constants, row, _ends(native, node.maximum), conversion, _ends(output))
+    return PreparedNode(constants, row, _ends(native, node.maximum), conversion, _ends(output))
 
 
 def _spec(operand: Operand) -> Any:
@@ -204,17 +204,17 @@ def computes_in_float(node: Node, family: KernelFamily) -> bool:
 
 
 def _quantized_results(
-    results: list[Any], family: KernelFamily, prepared: NodeNumbers
+    results: list[Any], family: KernelFamily, prepared: PreparedNode
 ) -> list[Any]:
     """Quantizes what a node computed in float, as the family divides and rounds."""
     assert prepared.ends is not None
-    numbers = prepared.row["numbers"]
-    rounded = [family.halves(single(tf.cast(y, tf.float64) / numbers)) for y in results]
+    scale = prepared.row["prepared"]
+    rounded = [family.halves(single(tf.cast(y, tf.float64) / scale)) for y in results]
     return [tf.cast(_clipped(y, prepared.ends), tf.float32) for y in rounded]
 
 
 def compute_node(
-    node: Node, numbers: list[Any], family: KernelFamily, prepared: NodeNumbers | None = None
+    node: Node, numbers: list[Any], family: KernelFamily, prepared: PreparedNode | None = None
 ) -> list[Any]:
     """Computes the outputs of a node that has an operator.
 
@@ -254,7 +254,7 @@ def run(
     inputs: list[Any],
     family: KernelFamily,
     in_float: ComputeInFloat,
-    numbers: Numbers,
+    numbers: Prepared,
 ) -> dict[Tensor, Any]:
     """Computes all tensors of a graph.
 

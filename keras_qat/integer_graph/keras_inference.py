@@ -21,7 +21,7 @@ from keras_qat.graph.missing_values import calls_on_missing_values
 from keras_qat.graph.precision import computing_in_float32
 from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.cached_inference import CachedInference, add_to_real
-from keras_qat.integer_graph.execute import Numbers, prepare, run
+from keras_qat.integer_graph.execute import Prepared, prepare, run
 from keras_qat.integer_graph.float_inference import Evaluator, evaluator
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -121,10 +121,10 @@ class Inference:
         packing = self.family if self.model.pack_int4 else None
         return resolve_in_graph(self.graph, self.model.target, packing)
 
-    def _prepare(self, resolved: ResolvedGraph) -> Numbers:
+    def _prepare(self, resolved: ResolvedGraph) -> Prepared:
         return prepare(resolved, self.family)
 
-    def _tensors(self, resolved: ResolvedGraph, numbers: Numbers, inputs: list[Any]) -> list[Any]:
+    def _tensors(self, resolved: ResolvedGraph, numbers: Prepared, inputs: list[Any]) -> list[Any]:
         """Computes the outputs, what layers that add losses read, and losses of float layers.
 
         Outputs and what is read are real numbers.

@@ -246,7 +246,7 @@ class _Resolver:
         quantize = self.tensors.quantizer_behind(value)
         if quantize is not None:
             return self.ranges.of(quantize.layer.quantizer), maximum, [quantize]
-        relu = self._relu_behind(value) if op.takes_clip and maximum is None else None
+        relu = self._relu_behind(value) if op.can_merge_relu and maximum is None else None
         if relu is not None:
             call, end, quantize = relu
             return self.ranges.of(quantize.layer.quantizer), end, [call, quantize]

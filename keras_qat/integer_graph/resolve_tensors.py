@@ -102,7 +102,7 @@ class Tensors:
     def operands(self, call: Call, op: Op) -> tuple[Operand, ...]:
         """Returns what an operator reads: tensors, and number arguments if it takes constants."""
         tensors = self.read_by(call)
-        if not op.takes_constants:
+        if not op.quantizes_constants:
             return tensors
         shared = tensors[0].params if isinstance(op.output, SharedRange) and tensors else None
         bits = next((x.params.bits for x in tensors if x.params is not None), 8)

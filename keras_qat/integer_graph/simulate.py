@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import KernelFamily, kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.integer_graph.execute import Numbers, prepare, run
+from keras_qat.integer_graph.execute import Prepared, prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
@@ -148,7 +148,9 @@ def run_examples(
         values = np.concatenate(parts) if has_examples else parts[0]
         return values if tensor.params is None else Codes(values, tensor.params)
 
-    in_float = [node.call.name.removeprefix(PREFIX) for node in graph.nodes if node.in_float]
+    in_float = [
+        node.call.name.removeprefix(PREFIX) for node in graph.nodes if node.computes_in_float
+    ]
     return Simulation(
         family.name,
         ByName({name: joined(parts, graph.outputs[name]) for name, parts in outputs.items()}),
@@ -158,7 +160,7 @@ def run_examples(
 
 
 def run_batch(
-    graph: ResolvedGraph, batch: list[np.ndarray], family: KernelFamily, numbers: Numbers
+    graph: ResolvedGraph, batch: list[np.ndarray], family: KernelFamily, numbers: Prepared
 ) -> dict[Tensor, np.ndarray]:
     """Computes all tensors for a batch: quantized values, or real ones where not quantized."""
     tensors = graph.inputs.values()
@@ -171,7 +173,7 @@ def run_batch(
     }
 
 
-def _as_input(x: np.ndarray, tensor: Tensor, numbers: Numbers) -> Any:
+def _as_input(x: np.ndarray, tensor: Tensor, numbers: Prepared) -> Any:
     """Converts an input to what `run` takes; real numbers are quantized as for the file."""
     params = tensor.params
     if params is None:

@@ -14,7 +14,7 @@ from keras_qat.keras2.readability import is_graph_model
 from keras_qat.lowering.activations import ACTIVATIONS
 from keras_qat.lowering.mask_tensors import is_recurrent
 from keras_qat.lowering.unrolling import CELLS
-from keras_qat.ops.registry import is_listed, is_registered, lists
+from keras_qat.ops.registry import is_listed, is_listed_function, is_registered
 from keras_qat.origins import KERAS, KNOWN, package_of
 from keras_qat.tracing.whole_graph import WholeGraph
 
@@ -49,7 +49,7 @@ def _is_known(function: Any) -> bool:
     if package_of(function) == "tensorflow" and not finds_by_name(function):
         return False
     with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
-        return function in ACTIVATIONS or lists(function)
+        return function in ACTIVATIONS or is_listed_function(function)
     return False
 
 

@@ -144,8 +144,8 @@ def _prepare_directly(
 
     @trace_once
     def is_clear(lowest: Any, scale: Any, output: Any) -> Any:
-        numbers = (tf.range(256, dtype=tf.float64) + lowest) * scale
-        scaled = function(numbers) / output
+        prepared = (tf.range(256, dtype=tf.float64) + lowest) * scale
+        scaled = function(prepared) / output
         return tf.reduce_all(tf.abs(scaled - tf.floor(scaled) - 0.5) > 1e-4)
 
     def prepare(a: Arguments) -> _Direct:
@@ -180,14 +180,14 @@ def _directly(scaled: Callable[..., Any]) -> Callable[[Any, _Direct], Any]:
         entries = Entries(values, first)
         return tf.cond(is_clear, lambda: scaled(q, before, after), lambda: look_up(q, entries))
 
-    def compute(q: Any, numbers: _Direct) -> Any:
-        clear, entries = numbers.is_clear, numbers.entries
+    def compute(q: Any, prepared: _Direct) -> Any:
+        clear, entries = prepared.is_clear, prepared.entries
         clear = clear.tensor if isinstance(clear, Choice) else clear
-        result = chosen(clear, q, numbers.before, numbers.after, entries.values, entries.first)
+        result = chosen(clear, q, prepared.before, prepared.after, entries.values, entries.first)
         result = tf.ensure_shape(result, q.shape)
-        if numbers.ends is None:
+        if prepared.ends is None:
             return result
-        reach, lowest, highest = numbers.ends
+        reach, lowest, highest = prepared.ends
         return tf.where(q <= -reach, lowest, tf.where(q >= reach, highest, result))
 
     return compute
@@ -196,9 +196,11 @@ def _directly(scaled: Callable[..., Any]) -> Callable[[Any, _Direct], Any]:
 def _in_fixed_point(a: Arguments, function: Callable[[Any, int], Any]) -> Any:
     """Computes the table of a function that takes numbers with 4 bits in front of the point."""
     (q,), (x,), output = a.q, a.params, a.output
-    numbers = multiply(tf.cast(q, tf.int64), to_fixed_point(tf.cast(x.scale, tf.float64) * 2.0**27))
+    prepared = multiply(
+        tf.cast(q, tf.int64), to_fixed_point(tf.cast(x.scale, tf.float64) * 2.0**27)
+    )
     steps = get_exponent(tf.cast(1 / output.scale, tf.float64))
-    return tf.cast(divide(function(numbers, 4), 31 - steps), tf.float64)
+    return tf.cast(divide(function(x_fixed, 4), 31 - steps), tf.float64)
 
 
 def _ends(x: QuantParams, output: QuantParams, dtype: tf.DType) -> tuple[Any, Any, Any]:
@@ -253,8 +255,8 @@ def _bounded(
     def compute(a: Arguments) -> Any:
         (q,), highest = a.q, float(a.params[0].highest)
         if not a.wide:
-            return compute_int8(q, a.numbers)
-        is_far, conversion, curve = a.numbers
+            return compute_int8(q, a.prepared)
+        is_far, conversion, curve = a.prepared
 
         def brought_nearer() -> Any:
             return tf.clip_by_value(requantize(q, conversion), -highest - 1, highest)

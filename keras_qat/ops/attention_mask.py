@@ -19,8 +19,8 @@ from keras_qat.ops.requantize import Multiplier, prepare_requantization, requant
 
 def _prepare(a: Arguments) -> tuple[Multiplier, Any]:
     """Prepares the conversion of scores to the output's range, and the end of that range."""
-    numbers = prepare_requantization(a.family, a.params[0], a.output)
-    return numbers, tf.cast(_end(a.output, a.attributes) - a.output.zero_point, a.q[0].dtype)
+    prepared = prepare_requantization(a.family, a.params[0], a.output)
+    return prepared, tf.cast(_end(a.output, a.attributes) - a.output.zero_point, a.q[0].dtype)
 
 
 def _end(params: QuantParams, attributes: Any) -> int:
@@ -30,8 +30,8 @@ def _end(params: QuantParams, attributes: Any) -> int:
 
 def _compute(a: Arguments) -> Any:
     """Requantizes the scores to the output's range, and gives masked ones its lowest value."""
-    (scores, *masks), (numbers, end) = a.q, a.numbers
-    result = requantize(scores, numbers)
+    (scores, *masks), (prepared, end) = a.q, a.prepared
+    result = requantize(scores, prepared)
     for mask in a.call.layer.masks(result, masks):
         result = tf.where(mask, result, end)
     return result

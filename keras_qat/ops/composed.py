@@ -143,8 +143,8 @@ class Preparing(Machine):
         numbers: takes what `Computing` needs.
     """
 
-    def __init__(self, a: Arguments, numbers: list[Any]) -> None:
-        self.a, self.numbers = a, numbers
+    def __init__(self, a: Arguments, prepared: list[Any]) -> None:
+        self.a, self.prepared = a, prepared
 
     def _run(self, step: _Step) -> Quantized:
         inputs, output = [x.as_tensors() for _, x in step.inputs], step.params.as_tensors()
@@ -154,7 +154,7 @@ class Preparing(Machine):
             low, high = (end - output.zero_point for end in (output.lowest, output.highest))
             low = low if step.maximum is None else tf.maximum(low, 0.0)
             ends = tf.cast(low, dtype), tf.cast(high, dtype)
-        self.numbers.append((step.op.prepared(arguments).numbers, ends))
+        self.prepared.append((step.op.prepare_arguments(arguments).prepared, ends))
         shape = step.inputs[-1][0].shape if step.shape is None else step.shape
         if step.weights is not None:
             shape = [*shape[:-1], step.weights.q.shape[-1]]
@@ -162,8 +162,8 @@ class Preparing(Machine):
 
     def constant(self, name: str, q: Any, params: QuantParams) -> Quantized:
         dtype, zero_point = get_held_dtype(params), params.as_tensors().zero_point
-        self.numbers.append(tf.cast(tf.cast(q, tf.float64) - zero_point, dtype))
-        return tf.TensorSpec(self.numbers[-1].shape, dtype), params
+        self.prepared.append(tf.cast(tf.cast(q, tf.float64) - zero_point, dtype))
+        return tf.TensorSpec(self.prepared[-1].shape, dtype), params
 
     def split(self, x: Quantized, count: int) -> list[Quantized]:
         spec, params = x
@@ -176,7 +176,7 @@ class Preparing(Machine):
 
     def codes(self, x: Quantized, params: QuantParams) -> Quantized:
         dtype, zero_point = get_held_dtype(params), x[1].as_tensors().zero_point
-        self.numbers.append(None if x[1].bits > 8 else tf.cast(zero_point, dtype))
+        self.prepared.append(None if x[1].bits > 8 else tf.cast(zero_point, dtype))
         return tf.TensorSpec(x[0].shape, dtype), params
 
     def reshaped(self, x: Quantized, shape: Shape) -> Quantized:
@@ -187,7 +187,7 @@ class Preparing(Machine):
         if x[1].bits <= 8:
             known = x[1].as_tensors()
             first = tf.cast(known.zero_point - known.lowest, get_held_dtype(x[1]))
-        self.numbers.append((table, first))
+        self.prepared.append((table, first))
         return tf.TensorSpec(x[0].shape, table.dtype), params
 
 
@@ -199,12 +199,12 @@ class Computing(Machine):
         numbers: what `Preparing` has found for the same steps.
     """
 
-    def __init__(self, a: Arguments, numbers: Iterable[Any]) -> None:
-        self.a, self.numbers = a, iter(numbers)
+    def __init__(self, a: Arguments, prepared: Iterable[Any]) -> None:
+        self.a, self.prepared = a, iter(prepared)
 
     def _run(self, step: _Step) -> Quantized:
-        prepared, ends = next(self.numbers)
-        result = step.op.compute(step.arguments(self.a, numbers=prepared))
+        prepared, ends = next(self.prepared)
+        result = step.op.compute(step.arguments(self.a, prepared=prepared))
         q = tf.cast(result, get_held_dtype(step.params))
         if ends is not None:
             low, high = ends
@@ -212,7 +212,7 @@ class Computing(Machine):
         return q, step.params
 
     def constant(self, name: str, q: Any, params: QuantParams) -> Quantized:
-        return next(self.numbers), params
+        return next(self.prepared), params
 
     def split(self, x: Quantized, count: int) -> list[Quantized]:
         return [(q, x[1]) for q in tf.split(x[0], count, -1)]
@@ -222,14 +222,14 @@ class Computing(Machine):
         return tf.cast(x[0], get_held_dtype(params)), params
 
     def codes(self, x: Quantized, params: QuantParams) -> Quantized:
-        q, zero_point = tf.cast(x[0], get_held_dtype(params)), next(self.numbers)
+        q, zero_point = tf.cast(x[0], get_held_dtype(params)), next(self.prepared)
         return q if zero_point is None else q + zero_point, params
 
     def reshaped(self, x: Quantized, shape: Shape) -> Quantized:
         return tf.reshape(x[0], [-1, *shape[1:]]), x[1]
 
     def looked_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
-        table, first = next(self.numbers)
+        table, first = next(self.prepared)
         q = x[0] if first is None else x[0] + first
         return tf.gather(table, tf.cast(q, tf.int32)), params
 

@@ -203,9 +203,9 @@ CONV = Op(
     accepts=_accepts,
     integers=(),
     weights={"kernel": (-1,)},
-    takes_int4=True,
+    supports_int4=True,
     folds_batch_norm=True,
-    takes_clip=True,
+    can_merge_relu=True,
     products=_count,
 )
 
@@ -220,7 +220,7 @@ DEPTHWISE_CONV = dataclasses.replace(
     weights={"depthwise_kernel": (-2, -1)},
     products=lambda call: product_of((call.output.elements, *_kernel_size(call))),
     # TFLite's reference kernels refuse them in 4 bits, and CMSIS-NN computes some wrongly.
-    takes_int4=False,
+    supports_int4=False,
 )
 
 
@@ -344,7 +344,7 @@ TRANSPOSE_CONV = dataclasses.replace(
     defaults={**CONV.defaults, "output_padding": None},
     accepts=_accepts_transpose,
     weights={"kernel": (-2,)},
-    takes_int4=False,
+    supports_int4=False,
     products=_count_transposed,
 )
 
@@ -383,5 +383,5 @@ AFFINE = Op(
     accepts=_accepts_affine,
     integers=(),
     weights={"": (-1,)},
-    takes_clip=True,
+    can_merge_relu=True,
 )

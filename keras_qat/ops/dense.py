@@ -98,9 +98,9 @@ DENSE = Op(
     defaults={"form": FORM},
     integers=(),
     weights={"kernel": (-1,)},
-    takes_int4=True,
+    supports_int4=True,
     folds_batch_norm=True,
-    takes_clip=True,
+    can_merge_relu=True,
     products=lambda call: product_of((call.output.elements, call.inputs[0].shape[-1])),
 )
 
@@ -161,7 +161,7 @@ def _prepare_einsum(a: Arguments) -> Sums:
 def _einsum(a: Arguments) -> Any:
     axes = parse_equation(a.attributes["equation"])
     x = transpose(a.q[0], find_positions(axes.rows + axes.summed, axes.first))
-    flat = tf.reshape(x, [-1, a.numbers.kernel.shape[0]])
+    flat = tf.reshape(x, [-1, a.prepared.kernel.shape[0]])
     y = compute_weighted(dataclasses.replace(a, q=[flat]), tf.matmul)
     sizes = dict(zip(axes.output, a.call.output.shape, strict=True))
     stay = _sizes(x)[: len(axes.rows)]

@@ -71,17 +71,17 @@ def _divided(m: Machine, x: Quantized, y: Quantized, shape: Shape, parts: _Parts
 
 
 def _prepare(a: Arguments) -> list[Any]:
-    numbers: list[Any] = []
+    prepared: list[Any] = []
     x, y = zip(a.q, a.params, strict=True)
     shape = tuple(tf.broadcast_static_shape(*(q.shape for q in a.q)))
-    m, parts = Preparing(a, numbers), _parts(x[1], y[1], a.output)
+    m, parts = Preparing(a, prepared), _parts(x[1], y[1], a.output)
     m.run(REQUANTIZE, [_divided(m, x, y, shape, parts)], a.output)
-    return numbers
+    return prepared
 
 
 def _compute(a: Arguments) -> Any:
     x, y = zip(a.q, a.params, strict=True)
-    m, parts = Computing(a, a.numbers), _Parts(WIDE, WIDE, WIDE)
+    m, parts = Computing(a, a.prepared), _Parts(WIDE, WIDE, WIDE)
     return m.run(REQUANTIZE, [_divided(m, x, y, (), parts)], a.output)[0]
 
 
@@ -103,5 +103,5 @@ DIVIDE = Op(
     accepts=lambda call, attributes: NO_WIDE or accepts_up_to(5)(call, attributes),
     max_axes=5,
     bits=(8,),
-    takes_constants=True,
+    quantizes_constants=True,
 )

@@ -92,9 +92,9 @@ def _prepare_add(a: Arguments) -> Any:
 def _add(a: Arguments) -> Any:
     """Computes a + b or a - b, first in a scale that kernels take, then in the output's."""
     if _in_float32(a):
-        return mlas.add(a.q, a.numbers, a.family.halves)
-    numbers: _Sum = a.numbers
-    return numbers.native.brought(_add_once(a, numbers.once) if numbers.once else _add_twice(a))
+        return mlas.add(a.q, a.prepared, a.family.halves)
+    prepared: _Sum = a.prepared
+    return prepared.native.brought(_add_once(a, prepared.once) if prepared.once else _add_twice(a))
 
 
 def _in_float32(a: Arguments) -> bool:
@@ -120,9 +120,9 @@ def _native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
     return dataclasses.replace(output, scale=scale)
 
 
-def _add_once(a: Arguments, numbers: tuple[Any, ...]) -> Any:
+def _add_once(a: Arguments, prepared: tuple[Any, ...]) -> Any:
     """Adds as XNNPACK does: inputs times 21-bit numbers, plus a half; then bits are dropped."""
-    first, second, bits, half, is_taken = numbers
+    first, second, bits, half, is_taken = prepared
 
     def once() -> Any:
         x, y = (tf.cast(q, tf.int32) for q in a.q)
@@ -160,16 +160,16 @@ def _add_twice(a: Arguments) -> Any:
     in other kernels.
     """
     x, y = (tf.cast(q, tf.int64) for q in a.q)
-    bits, (*numbers, to_output) = _bits(a), a.numbers.twice
+    bits, (*prepared, to_output) = _bits(a), a.prepared.twice
 
     def total(scaled: list[Any]) -> Any:
         return multiply(scaled[0] + a.attributes["sign"] * scaled[1], to_output)
 
-    result = total([multiply(shift(q, bits), n) for q, n in zip((x, y), numbers, strict=True)])
+    result = total([multiply(shift(q, bits), n) for q, n in zip((x, y), prepared, strict=True)])
     is_add = a.attributes["sign"] > 0
     if a.wide and is_add and a.family.optimized and x.shape.is_compatible_with(y.shape):
         fast = total(
-            [multiply(q, (n[0], n[1] + bits)) for q, n in zip((x, y), numbers, strict=True)]
+            [multiply(q, (n[0], n[1] + bits)) for q, n in zip((x, y), prepared, strict=True)]
         )
         of_one_shape = tf.reduce_all(tf.equal(tf.shape(x), tf.shape(y)))
         count = tf.where(of_one_shape, tf.size(result) // 16 * 16, 0)
@@ -247,21 +247,21 @@ def _multiply(a: Arguments) -> Any:
     XNNPACK computes a tensor times itself as a square, from a table.
     """
     if _in_float32(a):
-        return mlas.multiply(a.q, a.numbers, a.family.halves)
-    numbers: _Product = a.numbers
+        return mlas.multiply(a.q, a.prepared, a.family.halves)
+    prepared: _Product = a.prepared
     x, y = a.q
 
     def in_float(factor: Any) -> Any:
-        if numbers.square is not None:
-            return look_up(x, numbers.square)
+        if prepared.square is not None:
+            return look_up(x, prepared.square)
         assert a.family.products is not None
         return a.family.products(product(x, y), factor)
 
     def in_int64() -> Any:
         return tf.cast(x, tf.int64) * tf.cast(y, tf.int64)
 
-    result = numbers.ratio.times(in_int64, x.dtype, in_float)
-    return result if numbers.native is None else numbers.native.brought(result)
+    result = prepared.ratio.times(in_int64, x.dtype, in_float)
+    return result if prepared.native is None else prepared.native.brought(result)
 
 
 def accepts_up_to(rank: int, reals: bool = True) -> Callable[[Call, Attributes], str | None]:
@@ -327,9 +327,9 @@ ADD = Op(
     attributes=lambda call: {"sign": 1},
     defaults={"sign": 1},
     accepts=accepts_up_to(6),
-    takes_clip=True,
+    can_merge_relu=True,
     elementwise=True,
-    takes_constants=True,
+    quantizes_constants=True,
     onnx_kernel=True,
 )
 
@@ -373,7 +373,7 @@ def _extremum(name: str, doc: str, function: Callable[[Any, Any], Any], layer: t
         defaults={},
         accepts=accepts_up_to(5),
         output=SharedRange(),
-        takes_clip=False,
+        can_merge_relu=False,
     )
 
 

@@ -102,7 +102,7 @@ def look_up(q: Any, entries: Entries) -> Any:
 
 def compute_by_table(a: Arguments) -> Any:
     """Looks up values in the table that `prepare_table` prepared: an `Op.compute`."""
-    return look_up(a.q[0], a.numbers)
+    return look_up(a.q[0], a.prepared)
 
 
 def _of_function(function: Callable[..., Any]) -> Table:

@@ -47,18 +47,18 @@ def _prepare(a: Arguments) -> Multiplier:
 
 def _product(a: Arguments) -> Any:
     """Computes sums of products in whole numbers, times the ratio of the scales."""
-    depth, numbers, dtype = a.attributes["depth"], a.numbers, a.q[0].dtype
+    depth, prepared, dtype = a.attributes["depth"], a.prepared, a.q[0].dtype
     is_small = depth is not None and depth <= EXACT_DEPTH and not a.wide
     exact = tf.float32 if is_small else tf.float64
     sums = tf.cast(a.on([tf.cast(q, exact) for q in a.q]), tf.float64)
     if a.wide:
-        return tf.cast(multiply_sums(tf.cast(sums, tf.int64), numbers.fixed), dtype)
+        return tf.cast(multiply_sums(tf.cast(sums, tf.int64), prepared.fixed), dtype)
 
     def in_float(factor: Any) -> Any:
         assert a.family.matrix_products is not None
         return a.family.matrix_products(tf.cast(sums, tf.float32), factor)
 
-    return numbers.times(lambda: tf.cast(sums, tf.int64), dtype, in_float)
+    return prepared.times(lambda: tf.cast(sums, tf.int64), dtype, in_float)
 
 
 def _count(call: Call) -> int | None:
@@ -109,7 +109,7 @@ def _row_products(a: Arguments) -> Any:
     x, y = a.q
     products = tf.square(x) if x is y else product(x, y)
     sums = tf.reduce_sum(products, -1, keepdims=True)
-    return multiply_sums(tf.cast(sums, tf.int64), a.numbers.fixed)
+    return multiply_sums(tf.cast(sums, tf.int64), a.prepared.fixed)
 
 
 ROW_PRODUCTS = dataclasses.replace(

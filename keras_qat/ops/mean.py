@@ -96,8 +96,8 @@ def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
     if a.family.means == "one_factor":
         scales = params.scale, output.scale
         return scales if count is None else (_one_factor(scales, count),)
-    numbers = single(params.scale / output.scale), params.zero_point, output.zero_point
-    return numbers if count is None else _factor_and_offset(a, numbers, count)
+    prepared = single(params.scale / output.scale), params.zero_point, output.zero_point
+    return prepared if count is None else _factor_and_offset(a, prepared, count)
 
 
 def _known_count(a: Arguments) -> int | None:
@@ -107,9 +107,9 @@ def _known_count(a: Arguments) -> int | None:
     return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
 
 
-def _factor_and_offset(a: Arguments, numbers: Any, count: Any) -> tuple[Any, ...]:
+def _factor_and_offset(a: Arguments, prepared: Any, count: Any) -> tuple[Any, ...]:
     """Returns XNNPACK's factor for sums, the zero points in a sum, and the offsets that it adds."""
-    (ratio, zero, zero_point), of_all = numbers, tf.cast(count, tf.float64)
+    (ratio, zero, zero_point), of_all = prepared, tf.cast(count, tf.float64)
     factor, of_zeros = single(ratio * single(1.0 / of_all)), of_all * zero
     return factor, of_zeros, single(zero_point - _summand(a, of_zeros * factor)), zero_point
 
@@ -133,7 +133,7 @@ def _mean(a: Arguments) -> Any:
     """Computes means along axes, in several steps if 16-bit sums would overflow."""
     if not a.wide:
         return _mean_at_once(a)
-    (x,), numbers = a.q, to_fixed_point(tf.constant(1.0))
+    (x,), prepared = a.q, to_fixed_point(tf.constant(1.0))
     # As in the file, where the model's sizes are known.
     sizes = zip(x.shape, a.call.inputs[0].shape, strict=True)
     shape = [there if size is None else size for size, there in sizes]
@@ -143,7 +143,7 @@ def _mean(a: Arguments) -> Any:
             split = [sizes_now[:axis], [step.parts, step.size], sizes_now[axis + 1 :]]
             x = tf.reshape(tf.pad(x, step.padding(shape)), tf.concat(split, 0))
         attributes = {"axes": step.averaged, "keepdims": not step.parts}
-        part = dataclasses.replace(a, q=[x], attributes=attributes, numbers=numbers)
+        part = dataclasses.replace(a, q=[x], attributes=attributes, prepared=prepared)
         x, shape = _mean_at_once(part), step.result(shape)
     return _mean_at_once(dataclasses.replace(a, q=[x]))
 
@@ -165,17 +165,17 @@ def _mean_at_once(a: Arguments) -> Any:
     if None in sizes:
         count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))
     if _is_fixed_point(a):
-        multiplier, exponent = a.numbers
+        multiplier, exponent = a.prepared
         bits = tf.minimum(tf.minimum(get_exponent(tf.cast(count, tf.float64)), 32), 31 + exponent)
         factor = shift(multiplier, bits) // count, exponent - bits
         return tf.cast(multiply(tf.cast(sums, tf.int64), factor), x.dtype)
-    numbers: Any = a.numbers
+    prepared: Any = a.prepared
     if a.family.means == "one_factor":
-        (only,) = numbers if len(numbers) == 1 else (_one_factor(numbers, count),)
+        (only,) = prepared if len(prepared) == 1 else (_one_factor(prepared, count),)
         return tf.cast(a.family.halves(single(product(sums, only))), x.dtype)
-    if len(numbers) == 3:  # The count was not known.
-        numbers = _factor_and_offset(a, numbers, count)
-    factor, of_zeros, offset, zero_point = numbers
+    if len(prepared) == 3:  # The count was not known.
+        prepared = _factor_and_offset(a, prepared, count)
+    factor, of_zeros, offset, zero_point = prepared
     scaled = tf.round(single(_summand(a, (sums + of_zeros) * factor) + offset))
     return tf.cast(scaled - zero_point, x.dtype)
 

@@ -44,9 +44,9 @@ def prepare_sum(a: Arguments) -> tuple[Any, ...]:
     return *ratios, *zero_points, single(output - zeros), output
 
 
-def add(q: list[Any], numbers: tuple[Any, ...], halves: Rounding) -> Any:
+def add(q: list[Any], prepared: tuple[Any, ...], halves: Rounding) -> Any:
     """Adds two tensors by two fused multiplications and additions in float32."""
-    first, second, zero_1, zero_2, offset, output = numbers
+    first, second, zero_1, zero_2, offset, output = prepared
     x, y = (tf.cast(part, tf.float64) for part in q)
     partly = single(product(y + zero_2, second) + offset)
     return _rounded(single(product(x + zero_1, first) + partly), output, q[0].dtype, halves)
@@ -58,9 +58,9 @@ def prepare_product(a: Arguments) -> tuple[Any, Any]:
     return single(quotient(single(first * second), a.output.scale)), _zero_point(a.output)
 
 
-def multiply(q: list[Any], numbers: tuple[Any, Any], halves: Rounding) -> Any:
+def multiply(q: list[Any], prepared: tuple[Any, Any], halves: Rounding) -> Any:
     """Multiplies two tensors."""
-    ratio, output = numbers
+    ratio, output = prepared
     exact = tf.cast(q[0], tf.float64) * tf.cast(q[1], tf.float64)
     return _rounded(single(single(product(exact, ratio)) + output), output, q[0].dtype, halves)
 
@@ -91,12 +91,12 @@ def prepare_softmax(a: Arguments, count: int) -> SoftmaxNumbers:
     return SoftmaxNumbers(table, tf.cast(levels, tf.float32), _zero_point(a.output))
 
 
-def softmax(q: Any, numbers: SoftmaxNumbers, axis: int) -> Any:
+def softmax(q: Any, prepared: SoftmaxNumbers, axis: int) -> Any:
     """Divides exponentials from a table by their sum, which is added up one after another."""
     below = tf.reduce_max(q, axis, keepdims=True) - q
-    exponentials = tf.gather(numbers.table, tf.cast(below, tf.int32))
+    exponentials = tf.gather(prepared.table, tf.cast(below, tf.int32))
     total = sum_in_order(exponentials, axis)
-    return tf.round(quotient(product(exponentials, numbers.levels), total))
+    return tf.round(quotient(product(exponentials, prepared.levels), total))
 
 
 def sum_in_order(x: Any, axis: int) -> Any:

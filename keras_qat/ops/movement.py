@@ -102,8 +102,8 @@ def emit_slice(
     for axis in dropped:
         ends[axis] = (begins[axis] or 0) + 1
     constants = [
-        e.constant(name, [number or 0 for number in numbers])
-        for name, numbers in {"begin": begins, "end": ends, "strides": steps}.items()
+        e.constant(name, [number or 0 for number in prepared])
+        for name, prepared in {"begin": begins, "end": ends, "strides": steps}.items()
     ]
     e.add(
         "STRIDED_SLICE",

@@ -103,7 +103,7 @@ class Node:
         return self.outputs[0]
 
     @property
-    def in_float(self) -> bool:
+    def computes_in_float(self) -> bool:
         """Whether it computes real numbers without an operator; indices and masks are none."""
         tensors = [x for x in (*self.inputs, *self.outputs) if isinstance(x, Tensor)]
         return self.op is None and any(tensor.is_float for tensor in tensors)

@@ -236,11 +236,11 @@ def _normalized(m: Machine, x: Quantized, view: _View, parts: _Parts) -> Quantiz
 
 
 def _prepare(a: Arguments) -> list[Any]:
-    view, numbers = _view(a.call.inputs[0].shape, a.attributes), list[Any]()
+    view, prepared = _view(a.call.inputs[0].shape, a.attributes), list[Any]()
     parts = _parts(a.call.layer, view, a.attributes["epsilon"], a.params[0])
-    m, x = Preparing(a, numbers), (tf.TensorSpec(view.rows, a.q[0].dtype), a.params[0])
+    m, x = Preparing(a, prepared), (tf.TensorSpec(view.rows, a.q[0].dtype), a.params[0])
     m.run(REQUANTIZE, [_normalized(m, x, view, parts)], a.output)
-    return numbers
+    return prepared
 
 
 @functools.cache
@@ -260,8 +260,8 @@ def _function_of(
     parts = _Parts(WIDE, WIDE, WIDE, (None, None), WHOLE, *(one or None for one in has))
 
     @trace_once
-    def normalize(x: Any, numbers: list[Any]) -> Any:
-        m = Computing(Arguments(family, {}, [x], [of_x], output, no_call), numbers)
+    def normalize(x: Any, prepared: list[Any]) -> Any:
+        m = Computing(Arguments(family, {}, [x], [of_x], output, no_call), prepared)
         source = transpose(tf.reshape(x, [-1, *view.split[1:]]), view.order)
         rows = tf.reshape(source, [-1, *view.rows[1:]]), of_x
         q, _ = m.run(REQUANTIZE, [_normalized(m, rows, view, parts)], output)
@@ -276,7 +276,7 @@ def _compute(a: Arguments) -> Any:
     view = _view(shape, a.attributes)
     gamma, beta = (getattr(layer, name, None) is not None for name in ("gamma", "beta"))
     bits = a.params[0].bits, a.output.bits
-    return _function_of(view, a.family, bits, (gamma, beta))(a.q[0], a.numbers)
+    return _function_of(view, a.family, bits, (gamma, beta))(a.q[0], a.prepared)
 
 
 def _emit(e: Emission) -> None:

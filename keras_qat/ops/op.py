@@ -104,16 +104,16 @@ class Arguments:
     weights: Any = None
     merges_relu: bool = False
     sized: bool = False
-    numbers: Any = None
+    prepared: Any = None
 
     @property
     def wide(self) -> bool:
         """Whether the inputs have 16 bits."""
         return self.params[0].bits == 16
 
-    def on(self, numbers: list[Any]) -> Any:
+    def on(self, prepared: list[Any]) -> Any:
         """Calls the call's own layer on other numbers, one for each tensor that it reads."""
-        remaining = iter(numbers)
+        remaining = iter(prepared)
         args, kwargs = map_values(lambda value: next(remaining), (self.call.args, self.call.kwargs))
         if takes_training(self.call.layer):
             kwargs = {**kwargs, "training": False}
@@ -221,12 +221,12 @@ class Op:
     output: OutputRange = OWN
     weights: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     trains_weights: bool = True
-    takes_int4: bool = False
+    supports_int4: bool = False
     folds_batch_norm: bool = False
-    takes_clip: bool = False
+    can_merge_relu: bool = False
     clips: bool = False
     elementwise: bool = False
-    takes_constants: bool = False
+    quantizes_constants: bool = False
     inner: Callable[[Attributes], Mapping[str, OwnRange]] = lambda attributes: {}
     symmetric: tuple[int, ...] = ()
     converts: Mapping[int, FixedRange] = dataclasses.field(default_factory=dict)
@@ -270,17 +270,17 @@ class Op:
             return ()
         return tuple(name for name, family in FAMILIES.items() if self.families[bits](family))
 
-    def prepared(self, a: Arguments) -> Arguments:
+    def prepare_arguments(self, a: Arguments) -> Arguments:
         """Returns the arguments with what `prepare` makes of them."""
         if self.prepare is None:
             return a
         specs = {id(q): tf.TensorSpec(q.shape, q.dtype) for q in a.q}
         of_shapes = dataclasses.replace(a, q=[specs[id(q)] for q in a.q])
-        return dataclasses.replace(a, numbers=self.prepare(of_shapes), weights=None)
+        return dataclasses.replace(a, prepared=self.prepare(of_shapes), weights=None)
 
     def __call__(self, a: Arguments) -> Any:
         """Prepares and computes."""
-        return self.compute(self.prepared(a))
+        return self.compute(self.prepare_arguments(a))
 
     def __repr__(self) -> str:
         return f"<Op {self.name}>"

@@ -80,13 +80,13 @@ MAX_POOLING = make_movement(
     defaults={"channels_last": True},
     accepts=_accepts_pool,
     integers=("uint8",),
-    takes_clip=True,
+    can_merge_relu=True,
 )
 
 
 def _average(a: Arguments) -> Any:
     """Averages the quantized values themselves, rounding halves away from zero."""
-    (x,), zero_point = a.q, a.numbers
+    (x,), zero_point = a.q, a.prepared
     averages = a.on([tf.cast(x, tf.float64)]) + zero_point
     # Halves are off by far less than the distance to the next quotient of whole numbers.
     away = tf.sign(averages) * tf.floor(tf.abs(averages) + 0.5 + 1e-7)
@@ -161,11 +161,11 @@ def _of_truth_values(name: str, code: str, words: str) -> Op:
 
     def emit(e: Emission) -> None:
         shape, reduced = e.shape(e.source), e.shape(e.outputs[0])
-        numbers = e.temporary("numbers", shape, _TRUTH)
-        e.cast(e.source, numbers)
+        prepared = e.temporary("numbers", shape, _TRUTH)
+        e.cast(e.source, prepared)
         result = e.temporary("result", reduced, _TRUTH)
         axes = e.constant("axes", e.attributes["axes"])
-        e.add(code, [numbers, axes], [result], keepDims=e.attributes["keepdims"])
+        e.add(code, [prepared, axes], [result], keepDims=e.attributes["keepdims"])
         e.add("NOT_EQUAL", [result, e.constant("zero", np.int8(0), _TRUTH)])
 
     return dataclasses.replace(

@@ -60,7 +60,7 @@ def _emit(e: Emission) -> None:
 
 POSITIONS = Op(
     "positions",
-    lambda a: tf.cast(look_up(a.q[0], a.numbers), tf.int32),
+    lambda a: tf.cast(look_up(a.q[0], a.prepared), tf.int32),
     _emit,
     prepare=_prepare,
     doc="whole numbers of real ones, as `tf.cast` makes them of a position",

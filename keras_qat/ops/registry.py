@@ -163,7 +163,7 @@ def is_on_request(layer: Any) -> bool:
     return not is_registered(layer) and any(op.on_request for op in _BY_KEY.get(type(layer), []))
 
 
-def lists(function: Any) -> bool:
+def is_listed_function(function: Any) -> bool:
     """Returns whether a row lists an activation function."""
     return function in _BY_KEY
 

@@ -154,7 +154,7 @@ def _prepare_prelu(a: Arguments) -> Any:
 
 def _prelu(a: Arguments) -> Any:
     """Computes x above zero and weights times x below, as TFLite's own kernel does."""
-    x, (above, below, slopes) = tf.cast(a.q[0], tf.int64), a.numbers
+    x, (above, below, slopes) = tf.cast(a.q[0], tf.int64), a.prepared
     result = tf.where(x >= 0, multiply(x, above), multiply(x * slopes, below))
     return tf.cast(result, a.q[0].dtype)
 

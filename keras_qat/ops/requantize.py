@@ -29,10 +29,10 @@ def _quantize(a: Arguments) -> Any:
     """Quantizes real numbers: half to even, or half away from zero in TFLite's own kernel."""
     x = tf.cast(a.q[0], tf.float64)
     if _takes_inverse(a):
-        return tf.cast(tf.round(single(x * a.numbers)), tf.float32)
+        return tf.cast(tf.round(single(x * a.prepared)), tf.float32)
     in_float32 = a.family.quantize == "divided_by_float32"
     rounded = a.family.halves if in_float32 else round_half_away
-    return tf.cast(rounded(single(x / a.numbers)), get_held_dtype(a.output))
+    return tf.cast(rounded(single(x / a.prepared)), get_held_dtype(a.output))
 
 
 class Multiplier(NamedTuple):
@@ -92,7 +92,7 @@ def prepare_requantization(
     return precise._replace(other=factor, is_other=is_coarse)
 
 
-def requantize(q: Any, numbers: Multiplier) -> Any:
+def requantize(q: Any, prepared: Multiplier) -> Any:
     """Expresses the same real values with other parameters.
 
     Zero points are subtracted from `q` and from the result. 256ths are rounded once, half up;
@@ -106,7 +106,7 @@ def requantize(q: Any, numbers: Multiplier) -> Any:
             return tf.cast(halves(single(real / after)), q.dtype)
         return tf.floor((q * tf.cast(factor, q.dtype) + 128.0) * 2.0**-8)
 
-    return numbers.times(lambda: tf.cast(q, tf.int64), q.dtype, in_other)
+    return prepared.times(lambda: tf.cast(q, tf.int64), q.dtype, in_other)
 
 
 QUANTIZE = Op(
@@ -121,6 +121,6 @@ REQUANTIZE = dataclasses.replace(
     QUANTIZE,
     name="requantize",
     prepare=lambda a: prepare_requantization(a.family, a.params[0], a.output),
-    compute=lambda a: requantize(a.q[0], a.numbers),
+    compute=lambda a: requantize(a.q[0], a.prepared),
     doc="other quantization parameters",
 )

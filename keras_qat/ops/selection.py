@@ -45,14 +45,14 @@ def _both(m: Machine, inputs: Sequence[Quantized], common: QuantParams) -> list[
 
 
 def _prepare_comparison(a: Arguments) -> list[Any]:
-    numbers: list[Any] = []
-    _both(Preparing(a, numbers), list(zip(a.q, a.params, strict=True)), _common(a.params))
-    return numbers
+    prepared: list[Any] = []
+    _both(Preparing(a, prepared), list(zip(a.q, a.params, strict=True)), _common(a.params))
+    return prepared
 
 
 def _comparison(name: str, code: str, words: str) -> Op:
     def compute(a: Arguments) -> Any:
-        x, y = _both(Computing(a, a.numbers), list(zip(a.q, a.params, strict=True)), WIDE)
+        x, y = _both(Computing(a, a.prepared), list(zip(a.q, a.params, strict=True)), WIDE)
         return getattr(tf.math, name)(x, y)
 
     def emit(e: Emission) -> None:
@@ -75,7 +75,7 @@ def _comparison(name: str, code: str, words: str) -> Op:
         kinds=(name,),
         accepts=_accepts_comparison,
         integers=(),
-        takes_constants=True,
+        quantizes_constants=True,
     )
 
 
@@ -113,14 +113,14 @@ def _chosen(m: Machine, inputs: Sequence[Quantized], output: QuantParams) -> lis
 
 
 def _prepare_select(a: Arguments) -> list[Any]:
-    numbers: list[Any] = []
-    _chosen(Preparing(a, numbers), list(zip(a.q, a.params, strict=True))[1:], a.output)
-    return numbers
+    prepared: list[Any] = []
+    _chosen(Preparing(a, prepared), list(zip(a.q, a.params, strict=True))[1:], a.output)
+    return prepared
 
 
 def _select(a: Arguments) -> Any:
     inputs = list(zip(a.q, a.params, strict=True))[1:]
-    return tf.where(a.q[0], *_chosen(Computing(a, a.numbers), inputs, a.output))
+    return tf.where(a.q[0], *_chosen(Computing(a, a.prepared), inputs, a.output))
 
 
 def _emit_select(e: Emission) -> None:
@@ -136,7 +136,7 @@ SELECT = Op(
     doc="values of one tensor or of another, as truth values say",
     kinds=("where",),
     accepts=_accepts_select,
-    takes_constants=True,
+    quantizes_constants=True,
 )
 
 
@@ -152,13 +152,13 @@ def _limit(output: QuantParams) -> Any:
 def _prepare_cast(a: Arguments) -> tuple[Any, Any]:
     as_integers = dataclasses.replace(a, params=[_WHOLE])
     limit = tf.minimum(_limit(a.output), 2.0**31 - 128)
-    return REQUANTIZE.prepared(as_integers).numbers, tf.cast(limit, tf.int64)
+    return REQUANTIZE.prepare_arguments(as_integers).prepared, tf.cast(limit, tf.int64)
 
 
 def _from_integers(a: Arguments) -> Any:
-    numbers, limit = a.numbers
+    prepared, limit = a.prepared
     x = tf.minimum(tf.maximum(tf.cast(a.q[0], tf.int64), -limit), limit)
-    return tf.cast(multiply(x, numbers.fixed), get_held_dtype(a.output))
+    return tf.cast(multiply(x, prepared.fixed), get_held_dtype(a.output))
 
 
 def _emit_cast(e: Emission) -> None:
@@ -230,7 +230,7 @@ def _code(value: float, output: QuantParams) -> Any:
 
 
 def _one_hot(a: Arguments) -> Any:
-    (on, off), depth, axis = a.numbers, a.attributes["depth"], a.attributes["axis"]
+    (on, off), depth, axis = a.prepared, a.attributes["depth"], a.attributes["axis"]
     return tf.where(tf.one_hot(a.q[0], depth, True, False, axis), on, off)
 
 

@@ -218,12 +218,12 @@ def _join_attributes(call: Call) -> Attributes:
     axes, rank = read_integers(axis), len(call.output.shape)
     parts = get_source(call)
     parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]
-    numbers = tuple(
+    prepared = tuple(
         (position, read_integers(part), tuple(np.shape(part)))
         for position, part in enumerate(parts)
         if not isinstance(part, Value)
     )
-    return {"axis": axes[0] % rank if axes and rank else None, "numbers": numbers}
+    return {"axis": axes[0] % rank if axes and rank else None, "numbers": prepared}
 
 
 def _accepts_join(call: Call, attributes: Attributes) -> str | None:

@@ -88,35 +88,35 @@ def _prepare(a: Arguments) -> Any:
 
 
 def _softmax(a: Arguments) -> Any:
-    (q,), numbers, axis = a.q, a.numbers, a.attributes["axis"]
+    (q,), prepared, axis = a.q, a.prepared, a.attributes["axis"]
     if a.wide:
-        return tf.cast(_of_int16(a.family, tf.cast(q, tf.int64), numbers, axis), q.dtype)
+        return tf.cast(_of_int16(a.family, tf.cast(q, tf.int64), prepared, axis), q.dtype)
     if a.family.softmax == "float32_table":
-        return mlas.softmax(q, numbers, axis)
+        return mlas.softmax(q, prepared, axis)
     q = cond(
-        numbers.is_wider,
-        lambda: requantize(a.q[0], numbers.conversion),
+        prepared.is_wider,
+        lambda: requantize(a.q[0], prepared.conversion),
         lambda: tf.identity(a.q[0]),
     )
     if a.family.softmax == "fixed_point":
-        return tf.cast(_in_fixed_point(tf.cast(q, tf.int64), numbers.factor, axis), q.dtype)
-    return (_in_float32 if a.family.softmax == "float32" else _of_uint16)(q, numbers, axis)
+        return tf.cast(_in_fixed_point(tf.cast(q, tf.int64), prepared.factor, axis), q.dtype)
+    return (_in_float32 if a.family.softmax == "float32" else _of_uint16)(q, prepared, axis)
 
 
-def _in_float32(q: Any, numbers: _Numbers, axis: int) -> Any:
+def _in_float32(q: Any, prepared: _Numbers, axis: int) -> Any:
     """Computes TFLite's optimized kernel: exponentials from a table, added up one by one."""
     below = tf.reduce_max(q, axis, keepdims=True) - q
-    exponentials = tf.gather(numbers.table, tf.cast(below, tf.int32))
+    exponentials = tf.gather(prepared.table, tf.cast(below, tf.int32))
     total = mlas.sum_in_order(exponentials, axis)
-    return tf.floor(exponentials * quotient(1.0, total * numbers.output) + 0.5)
+    return tf.floor(exponentials * quotient(1.0, total * prepared.output) + 0.5)
 
 
-def _of_uint16(q: Any, numbers: _Numbers, axis: int) -> Any:
+def _of_uint16(q: Any, prepared: _Numbers, axis: int) -> Any:
     """Computes the optimized kernel of 64-bit ARM: exponentials in 65535ths, summed as integers."""
     below = tf.reduce_max(q, axis, keepdims=True) - q
-    exponentials = tf.gather(numbers.table, tf.cast(below, tf.int32))
+    exponentials = tf.gather(prepared.table, tf.cast(below, tf.int32))
     total = tf.cast(tf.reduce_sum(exponentials, axis, keepdims=True), tf.float32)
-    inverse = to_fixed_point(quotient(1.0, total * numbers.output))
+    inverse = to_fixed_point(quotient(1.0, total * prepared.output))
     return tf.cast(multiply(exponentials, inverse), q.dtype)
 
 

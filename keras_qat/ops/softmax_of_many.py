@@ -55,14 +55,14 @@ def _shares(
 
 
 def _prepare(a: Arguments) -> list[Any]:
-    numbers: list[Any] = []
-    m, x = Preparing(a, numbers), (a.q[0], a.params[0])
+    prepared: list[Any] = []
+    m, x = Preparing(a, prepared), (a.q[0], a.params[0])
     m.run(REQUANTIZE, [_shares(m, x, _finer, a.attributes["axis"])], a.output)
-    return numbers
+    return prepared
 
 
 def _compute(a: Arguments) -> Any:
-    m, x = Computing(a, a.numbers), (a.q[0], a.params[0])
+    m, x = Computing(a, a.prepared), (a.q[0], a.params[0])
     shares = _shares(m, x, lambda _: WIDE, a.attributes["axis"])
     return m.run(REQUANTIZE, [shares], a.output)[0]
 

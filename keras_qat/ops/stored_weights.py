@@ -33,7 +33,7 @@ def _prepare(a: Arguments) -> tuple[Any, Any]:
 
 
 def _compute(a: Arguments) -> Any:
-    (indices,), (table, ratio) = a.q, a.numbers
+    (indices,), (table, ratio) = a.q, a.prepared
     if indices.dtype.name not in INDICES:
         indices = tf.cast(indices, tf.int32)
     entries = tf.cast(tf.gather(table, indices), tf.float64)

@@ -130,23 +130,23 @@ def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = 
         as_matrices: computes them as one product of matrices, which GPUs do not transform; None if
             that takes long.
     """
-    numbers: Sums = a.numbers
+    prepared: Sums = a.prepared
     sums_of_8_bits = partial(_sums_of_8_bits, a, linear, as_matrices)
-    if numbers.rounding == "family":
+    if prepared.rounding == "family":
         assert a.family.sums is not None
-        return a.family.sums(sums_of_8_bits(tf.float32), numbers.factor)
+        return a.family.sums(sums_of_8_bits(tf.float32), prepared.factor)
     if a.wide:
-        sums = linear(a.q[0], numbers.kernel)
-        sums = sums if numbers.bias is None else sums + numbers.bias
-        return tf.cast(multiply_sums(tf.cast(sums, tf.int64), numbers.factor), tf.float64)
+        sums = linear(a.q[0], prepared.kernel)
+        sums = sums if prepared.bias is None else sums + prepared.bias
+        return tf.cast(multiply_sums(tf.cast(sums, tf.int64), prepared.factor), tf.float64)
     sums = sums_of_8_bits(tf.float64)
-    if numbers.rounding == "double":
-        return tf.cast(_round_half_away(sums * numbers.factor), tf.float32)
+    if prepared.rounding == "double":
+        return tf.cast(_round_half_away(sums * prepared.factor), tf.float32)
     long_sums = tf.cast(sums, tf.int64)
-    result = multiply(long_sums, numbers.factor)
-    if a.family.optimized and numbers.rounding != "fixed":
-        count, is_up = sums.shape[-1], numbers.rounding == "up"
-        up = multiply(long_sums, numbers.factor, "once" if a.family.neon and is_up else "up")
+    result = multiply(long_sums, prepared.factor)
+    if a.family.optimized and prepared.rounding != "fixed":
+        count, is_up = sums.shape[-1], prepared.rounding == "up"
+        up = multiply(long_sums, prepared.factor, "once" if a.family.neon and is_up else "up")
         of_up = count if is_up else count // 8 * 8
         result = tf.where(tf.range(count) < of_up, up, result)
     return tf.cast(result, tf.float32)
@@ -159,8 +159,8 @@ def _round_half_away(x: Any) -> Any:
     return tf.sign(x) * (floor + tf.cast(size - floor >= 0.5, x.dtype))
 
 
-def _row(numbers: Any, dtype: tf.DType) -> Any:
-    return tf.reshape(tf.cast(numbers, dtype), [-1])
+def _row(prepared: Any, dtype: tf.DType) -> Any:
+    return tf.reshape(tf.cast(prepared, dtype), [-1])
 
 
 def _sums_of_8_bits(
@@ -172,7 +172,7 @@ def _sums_of_8_bits(
     input channels at a time that none can are summed up in float32, and then those sums in float64.
     A bias of more bits than float32 has is rounded to them, here and in files.
     """
-    x, kernel, bias = a.q[0], a.numbers.kernel, a.numbers.bias
+    x, kernel, bias = a.q[0], a.prepared.kernel, a.prepared.bias
     has_groups = len(kernel.shape) > 2 and x.shape[-1] != kernel.shape[-2]
 
     def with_bias(sums: Any) -> Any:
@@ -186,7 +186,7 @@ def _sums_of_8_bits(
 
     def products(x: Any, kernel: Any) -> Any:
         is_wide = math.prod(kernel.shape[:-2]) > 1
-        if not (has_gpu() and is_wide and len(a.numbers.channels) == 1):
+        if not (has_gpu() and is_wide and len(a.prepared.channels) == 1):
             return linear(x, kernel)
         # GPUs may transform what they convolve (Winograd, FFT), which float32 rounds.
         if as_matrices is not None and not has_groups:
@@ -197,7 +197,7 @@ def _sums_of_8_bits(
         return with_bias(tf.cast(products(x, kernel), dtype))
 
     def in_parts() -> Any:
-        channels, inputs = a.numbers.channels, kernel.shape[-2]
+        channels, inputs = a.prepared.channels, kernel.shape[-2]
         count = count_terms(tuple(kernel.shape), channels)
         size = _most(a) * inputs // count  # Channels whose products fit.
         if channels != (-1,) or x.shape[-1] != inputs or not size:
@@ -208,7 +208,7 @@ def _sums_of_8_bits(
             sums = tf.add_n([tf.cast(products(*part), tf.float64) for part in parts])
         return tf.cast(with_bias(sums), dtype)
 
-    return cond(a.numbers.fits, at_once, in_parts)
+    return cond(a.prepared.fits, at_once, in_parts)
 
 
 def _held_in(q: Any, dtype: tf.DType) -> Any:

@@ -289,7 +289,7 @@ class Int8Placement:
 
     def merges_into_activation(self, value: Value, op: Op) -> bool:
         """Returns whether the next activation is fused into the operator of this tensor."""
-        if not op.takes_clip or isinstance(op.output, SharedRange):
+        if not op.can_merge_relu or isinstance(op.output, SharedRange):
             return False
         reader = self.op(self.only_readers[value]) if value in self.only_readers else None
         return reader is not None and reader.clips
@@ -298,7 +298,7 @@ class Int8Placement:
         """Returns whether an activation is fused into pooling, whose kernels have one range."""
         (value,) = call.inputs
         op = self.op(value.producer) if value.producer is not None else None
-        if op is None or not op.takes_clip or not isinstance(op.output, SharedRange):
+        if op is None or not op.can_merge_relu or not isinstance(op.output, SharedRange):
             return False
         return value in self.only_readers and value in self.specs
 

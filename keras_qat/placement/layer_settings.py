@@ -137,7 +137,7 @@ class Settings:
         """Returns the specification of a layer's weights, plain or folded."""
         spec = (folded and self.recipe.folded_weights) or self.recipe.weights
         bits, op = self._override(call, "weight_bits"), find_op(call)
-        if bits is None and op is not None and not op.takes_int4:
+        if bits is None and op is not None and not op.supports_int4:
             bits = self.recipe.unpacked_bits
         if bits is None and call in self.ends:
             bits = self.recipe.end_bits

@@ -18,7 +18,7 @@ from keras_qat.arithmetic import fixed_point as arithmetic
 z3 = pytest.importorskip("z3", reason="the solver is not installed: pip install z3-solver")
 
 MULTIPLIERS = 2**30, 2**31 - 1
-"""What `fixed_point` returns, but for 0."""
+"""What `to_fixed_point` returns, but for 0."""
 
 
 def vector(value: int) -> Any:
@@ -149,7 +149,7 @@ def test_a_number_in_fixed_point(code):
     multiplier = z3.If(carries, rounded / 2, rounded)
     shift = z3.If(carries, exponent + 1, exponent)
     too_small = shift < -31
-    ours, our_shift = code.fixed_point(bits)
+    ours, our_shift = code.to_fixed_point(bits)
     prove(
         z3.And(
             ours == z3.If(too_small, vector(0), multiplier),
@@ -164,7 +164,7 @@ def test_exact_multipliers_lose_nothing_in_fifteen_bits(code):
     """Also that they are at most 2^-14 off and never a power of two."""
     bits = z3.BitVec("bits", 64)
     exact = code.exact_multiplier(bits)
-    multiplier, exponent = code.fixed_point(exact)
+    multiplier, exponent = code.to_fixed_point(exact)
     prove(
         z3.And(
             code.upper_bits((multiplier, exponent))[0] << 16 == multiplier,

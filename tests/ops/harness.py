@@ -152,7 +152,7 @@ def make_node(
         return made[value]
 
     operands: list[Any] = []
-    for item in inputs_and_constants(call) if op.takes_constants else call.inputs:
+    for item in inputs_and_constants(call) if op.quantizes_constants else call.inputs:
         if isinstance(item, Value):
             operands.append(tensor(item))
         else:

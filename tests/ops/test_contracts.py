@@ -99,7 +99,7 @@ def test_many_more(op, bits, family, seeds):
     [
         pytest.param(*case.values, id=case.id, marks=[pytest.mark.legacy] * bool(op.weights))
         for case in CASES
-        if (op := case.values[0]).takes_clip and case.values[2] != "tflm"
+        if (op := case.values[0]).can_merge_relu and case.values[2] != "tflm"
     ],
 )
 def test_a_relu_is_merged(op, bits, family, maximum):

@@ -31,7 +31,9 @@ from tests.ops.test_movement import calls_of
 BINARY = [
     case
     for case in CASES
-    if case.values[0].takes_constants and case.values[0].name != "select" and case.values[1] == 8
+    if case.values[0].quantizes_constants
+    and case.values[0].name != "select"
+    and case.values[1] == 8
 ]
 COMPARISONS = ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal")
 MEANS = [case for case in CASES if case.values[0].name == "mean" and case.values[1] == 8]

@@ -51,7 +51,7 @@ def test_results_are_the_real_ones_rounded(op, family):
     """Next to halves the order of operations in float32 decides."""
     # Of weights some have no bias, and of two operands one may be a number, which stays real. The
     # last seed gives two tensors, neither of which begins at its zero point.
-    for seed in (0, 1, 2, 4) if op.weights or op.takes_constants else (0,):
+    for seed in (0, 1, 2, 4) if op.weights or op.quantizes_constants else (0,):
         node, numbers = node_of(op, 8, seed)
         read = [item for item in node.inputs if isinstance(item, Tensor)]
         inputs = {tensor.name: tensor for tensor in read}

@@ -87,7 +87,7 @@ def _rows(graph: ResolvedGraph, layers: dict[Node, LayerSummary]) -> list[_Row]:
         read = [makers[x] for x in node.inputs if isinstance(x, Tensor)]
         color = _color(node.output, colors, layers[node].scale is not None)
         words = _node_words(node, layers[node])
-        rows.append(_Row(node, list(dict.fromkeys(read)), words, color, node.in_float))
+        rows.append(_Row(node, list(dict.fromkeys(read)), words, color, node.computes_in_float))
     for name, tensor in graph.outputs.items():
         words = (name, "output", "", "", "")
         rows.append(_Row(f"output {name}", [makers[tensor]], words, UNSET))

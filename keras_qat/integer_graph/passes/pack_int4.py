@@ -37,7 +37,7 @@ def packed(node: Node, family: KernelFamily = XNNPACK) -> Node:
     TFLite Micro's FULLY_CONNECTED takes one scale for them, and its CONV_2D one for each channel.
     """
     op, weights = node.op, node.weights
-    if op is None or weights is None or weights.divisor is None or not op.takes_int4:
+    if op is None or weights is None or weights.divisor is None or not op.supports_int4:
         return node
     if node.output.params is None or node.output.params.bits == 16:
         return node

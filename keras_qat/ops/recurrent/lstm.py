@@ -141,19 +141,19 @@ def _prepare(a: Arguments) -> _Numbers:
 
 def _compute(a: Arguments) -> Any:
     a = _rounding(a)
-    (x,), numbers = a.q, a.numbers
+    (x,), prepared = a.q, a.prepared
     if a.attributes["backwards"]:
         x = tf.reverse(x, [1])
-    sums = tf.tensordot(tf.cast(x, tf.float64), numbers.kernel, 1)
-    if numbers.bias is not None:
-        sums += numbers.bias
-    products = saturate(_as_gates(a, sums, numbers.factor), BITS)
-    own_bits, held = 15 if a.wide else 7, numbers.recurrent.dtype
-    sigmoid, tanh, tanh_of_cell = numbers.tables
+    sums = tf.tensordot(tf.cast(x, tf.float64), prepared.kernel, 1)
+    if prepared.bias is not None:
+        sums += prepared.bias
+    products = saturate(_as_gates(a, sums, prepared.factor), BITS)
+    own_bits, held = 15 if a.wide else 7, prepared.recurrent.dtype
+    sigmoid, tanh, tanh_of_cell = prepared.tables
 
     def step(states: Any, products: Any) -> Any:
         hidden, cell = states
-        fed_back = _as_gates(a, tf.matmul(hidden, numbers.recurrent), numbers.fed_back)
+        fed_back = _as_gates(a, tf.matmul(hidden, prepared.recurrent), prepared.fed_back)
         if a.family.lstm == "tflite_micro":
             fed_back = saturate(fed_back, BITS)
         gates = tf.split(saturate(products + fed_back, BITS), 4, -1)
@@ -174,7 +174,7 @@ def _compute(a: Arguments) -> Any:
 
 def _before(a: Arguments, x: Any) -> tuple[Any, Any]:
     """Returns the states before the first step: zeros, or those that the layer has kept."""
-    units, held = a.numbers.recurrent.shape[0], a.numbers.recurrent.dtype
+    units, held = a.prepared.recurrent.shape[0], a.prepared.recurrent.dtype
     if a.attributes["keeps"]:
         hidden, cell = read_states(a.call.layer, _params_of_states(a))
         return tf.cast(hidden, held), cell

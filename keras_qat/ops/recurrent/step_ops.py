@@ -102,13 +102,13 @@ class Steps:
         return self._of_two(elementwise.MULTIPLY, [first, second], self.named(name))
 
     def _of_two(
-        self, op: Op, numbers: list[Quantized], params: QuantParams, maximum: float | None = None
+        self, op: Op, prepared: list[Quantized], params: QuantParams, maximum: float | None = None
     ) -> Quantized:
         """Runs a row in 8 bits, or in 16 bits if an input or the output has 16."""
-        if all(item.bits == 8 for item in (params, *(own for _, own in numbers))):
-            return self.machine.run(op, numbers, params, maximum=maximum)
+        if all(item.bits == 8 for item in (params, *(own for _, own in prepared))):
+            return self.machine.run(op, prepared, params, maximum=maximum)
         wide = params if params.bits == 16 else UNIT
-        inputs = [x if x[1].bits == 16 else self.machine.widened(x) for x in numbers]
+        inputs = [x if x[1].bits == 16 else self.machine.widened(x) for x in prepared]
         result = self.machine.run(op, inputs, wide, maximum=maximum)
         return result if wide is params else self.requantized(result, params)
 
@@ -149,14 +149,14 @@ def _part_of(weights: Weights, part: Part) -> Weights:
     return dataclasses.replace(weights, q=q, scale=scale, bias=bias, inner={}, recurrent=None)
 
 
-def preparing(a: Arguments, numbers: list[Any]) -> Steps:
+def preparing(a: Arguments, prepared: list[Any]) -> Steps:
     """Returns steps that prepare rows, in order."""
-    return Steps(Preparing(a, numbers), find_weight_parts(a.call.layer), a.attributes, a.weights)
+    return Steps(Preparing(a, prepared), find_weight_parts(a.call.layer), a.attributes, a.weights)
 
 
-def computing(a: Arguments, weights: Weights, numbers: Iterable[Any]) -> Steps:
+def computing(a: Arguments, weights: Weights, prepared: Iterable[Any]) -> Steps:
     """Returns steps that compute, with weights of which only the inner ranges are left."""
-    return Steps(Computing(a, numbers), find_weight_parts(a.call.layer), a.attributes, weights)
+    return Steps(Computing(a, prepared), find_weight_parts(a.call.layer), a.attributes, weights)
 
 
 def writing(e: Emission) -> Steps:

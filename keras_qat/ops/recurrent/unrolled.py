@@ -54,8 +54,8 @@ def _prepare(a: Arguments) -> dict[str, Any]:
     Returns their numbers by name, and the ranges inside, without the weights.
     """
     weights: Weights = a.weights
-    numbers: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}
-    m = {name: preparing(a, of_name) for name, of_name in numbers.items()}
+    prepared: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}
+    m = {name: preparing(a, of_name) for name, of_name in prepared.items()}
     x, params = a.q[0], a.params[0]
     source = tf.TensorSpec([None, *x.shape[2:]], x.dtype), params
     inputs = {part: m["inputs"].input_product(part, source) for part in m["inputs"].parts}
@@ -70,11 +70,11 @@ def _prepare(a: Arguments) -> dict[str, Any]:
         m["last"].requantized(states[0], a.output)
     cleared: dict[str, Any] = {"q": None, "scale": None, "bias": None, "reach": None}
     recurrent = dataclasses.replace(weights.recurrent, **cleared)
-    return numbers | {"weights": dataclasses.replace(weights, **cleared, recurrent=recurrent)}
+    return prepared | {"weights": dataclasses.replace(weights, **cleared, recurrent=recurrent)}
 
 
 def _compute(a: Arguments) -> Any:
-    prepared, weights = a.numbers, a.numbers["weights"]
+    prepared, weights = a.prepared, a.prepared["weights"]
 
     def machine(name: str) -> Steps:
         return computing(a, weights, prepared[name])
@@ -88,8 +88,8 @@ def _compute(a: Arguments) -> Any:
 
     def step_once(states: Any, values: dict[str, Any]) -> Any:
         products = {part: (values[part], inputs[part][1]) for part in inputs}
-        numbers = tuple(zip(states, state_params, strict=True))
-        after = tuple(q for q, _ in step(machine("step"), products, numbers))
+        prepared = tuple(zip(states, state_params, strict=True))
+        after = tuple(q for q, _ in step(machine("step"), products, prepared))
         if _MASK not in values:
             return after
         is_there = values[_MASK][:, None]
