@@ -196,11 +196,10 @@ def _directly(scaled: Callable[..., Any]) -> Callable[[Any, _Direct], Any]:
 def _in_fixed_point(a: Arguments, function: Callable[[Any, int], Any]) -> Any:
     """Computes the table of a function that takes numbers with 4 bits in front of the point."""
     (q,), (x,), output = a.q, a.params, a.output
-    prepared = multiply(
-        tf.cast(q, tf.int64), to_fixed_point(tf.cast(x.scale, tf.float64) * 2.0**27)
-    )
+    scale = to_fixed_point(tf.cast(x.scale, tf.float64) * 2.0**27)
+    values = function(multiply(tf.cast(q, tf.int64), scale), 4)
     steps = get_exponent(tf.cast(1 / output.scale, tf.float64))
-    return tf.cast(divide(function(x_fixed, 4), 31 - steps), tf.float64)
+    return tf.cast(divide(values, 31 - steps), tf.float64)
 
 
 def _ends(x: QuantParams, output: QuantParams, dtype: tf.DType) -> tuple[Any, Any, Any]:
