@@ -242,7 +242,7 @@ def weights_rounded(model: Any) -> Any:
     return copy
 
 
-def rows_of(
+def count_rows(
     model: Any, images: np.ndarray, test: np.ndarray, weight_bits: int
 ) -> dict[str, Callable[[], Any]]:
     """What is measured: label -> what gives the logits."""
@@ -306,7 +306,7 @@ def main() -> None:
     else:
         images, test = crops(options.images, 1), crops(options.test, 2, tested)
     wanted = model.predict(test, verbose=0)
-    for label, measure in rows_of(model, images, test, options.weight_bits).items():
+    for label, measure in count_rows(model, images, test, options.weight_bits).items():
         if label not in kept and (not options.rows or label in options.rows):
             kept[label] = Likeness.of(measure(), wanted)
             path.write_text(json.dumps(kept, indent=1))

@@ -38,7 +38,7 @@ import keras_qat
 from benchmarks.structures import FAMILIES, Network, given
 from benchmarks.wild.by_hand import BY_HAND
 from benchmarks.zoo_worker import arrays
-from keras_qat.graph.calls import Call, values_in
+from keras_qat.graph.calls import Call, flatten_values
 from keras_qat.graph.structural_keys import describe_arguments
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
@@ -140,7 +140,7 @@ def record_plan(network: Network, target: str | None) -> Record:
 
     def describe_call(call: Call) -> str:
         arguments = describe_arguments(call, lambda value: number.get(value, value.name))
-        outputs = [f"{number[value]} {value!r}" for value in values_in(call.outputs)]
+        outputs = [f"{number[value]} {value!r}" for value in flatten_values(call.outputs)]
         config = hash_text(describe_config(call.layer))
         return f"{outputs} = {type(call.layer).__name__} {config} {hash_text(str(arguments))}"
 

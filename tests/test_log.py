@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import messages, recipes
-from keras_qat.keras2.backend import keras, traced
+from keras_qat.keras2.backend import keras, make_tf_function
 from tests.helpers import images
 from tests.networks.small import functional, layers, tiny_net
 
@@ -27,7 +27,7 @@ def test_no_warnings_of_retracing(caplog):
     """Functions of models are made by `backend.traced`; TensorFlow warns of the fifth one."""
     with caplog.at_level(logging.WARNING, "tensorflow"):
         for number in range(7):
-            traced(lambda x: x + 1)(tf.constant(number))
+            make_tf_function(lambda x: x + 1)(tf.constant(number))
     assert not [message for message in caplog.messages if "retracing" in message]
 
 

@@ -215,7 +215,7 @@ def test_operators_are_asked_for_the_fields_of_their_rows(module):
 
 
 def test_functions_are_traced_without_warnings():
-    """What a model traces for itself is made by `backend.traced`, and TensorFlow is silent."""
+    """Models trace their functions by `backend.make_tf_function`, without warnings."""
     made = {
         str(path.relative_to(PACKAGE))
         for path in MODULES

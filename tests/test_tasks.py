@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.tasks import detection, photographs, shapes, signals
 from benchmarks.tasks.__main__ import TASKS
-from benchmarks.tasks.runner import rows_of, run, table
+from benchmarks.tasks.runner import count_rows, run, table
 from benchmarks.tasks.task import Data, Task
 from tests.helpers import rng
 
@@ -79,7 +79,7 @@ def measured(task: Task) -> dict[str, dict[str, float]]:
     """Runs a task in small, without tfmot."""
     kept: dict[str, dict[str, float]] = {"tfmot QAT": {}}
     run(small(task), 0, kept, lambda: None)
-    assert set(kept) == set(rows_of(task))
+    assert set(kept) == set(count_rows(task))
     return kept
 
 

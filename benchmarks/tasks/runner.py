@@ -51,7 +51,7 @@ def of_tfmot(model: Any, task: Task, data: Data, seed: int) -> Figures:
     return task.score(outputs, data)
 
 
-def rows_of(task: Task) -> list[str]:
+def count_rows(task: Task) -> list[str]:
     """Returns the names of what is measured."""
     remedies = [f"{name}, {way}" for name in task.remedies for way in ("calibrated", "QAT")]
     return ["float", "float, trained on", "calibrated", "QAT", *remedies, "tfmot QAT"]
@@ -114,7 +114,7 @@ def measure(name: str, task: Task, seeds: Iterable[int], directory: Path) -> Non
     for seed in seeds:
         path = directory / f"{name}-{seed}.json"
         kept = json.loads(path.read_text()) if path.exists() else {}
-        if any(row not in kept for row in rows_of(task)):
+        if any(row not in kept for row in count_rows(task)):
             run(task, seed, kept, partial(_keep, path, kept))
 
 
@@ -134,7 +134,7 @@ def table(name: str, task: Task, directory: Path) -> str:
     title = f"{task.title}, {counted(len(runs), 'seed')}"
     lines = [f"| {title} | {' | '.join(figures)} | same codes |"]
     lines.append("| --- " * (len(figures) + 2) + "|")
-    for row in rows_of(task):
+    for row in count_rows(task):
         of_row = [run[row] for run in runs if run.get(row)]
         cells = [_spread([one[key] for one in of_row if key in one]) for key in (*figures, "same")]
         if any(cells):

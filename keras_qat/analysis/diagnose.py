@@ -18,7 +18,7 @@ from keras_qat.analysis.verify.verdict import GOOD, grade_figures
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import int8, int16x8
-from keras_qat.graph.calls import values_in
+from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_to_export
@@ -257,10 +257,10 @@ def _in_float(
     """Computes the outputs without quantization, and each tensor inside that has a range."""
     calls = graph.origin.calls
     inside = {tensor: value for tensor, value in graph.values.items() if tensor.params}
-    computed = [values_in(calls.outputs), list(inside.values())]
+    computed = [flatten_values(calls.outputs), list(inside.values())]
     inputs = [
         tf.constant(x, value.dtype)
-        for x, value in zip(arrays, values_in(calls.inputs), strict=True)
+        for x, value in zip(arrays, flatten_values(calls.inputs), strict=True)
     ]
     with assuming(IN_FLOAT, list(scheduled_layers(model))):
         extended = dataclasses.replace(calls, outputs=computed)

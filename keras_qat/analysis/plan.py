@@ -10,7 +10,7 @@ from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
 from keras_qat.export.target_problems import channel_bytes, file_problems, planned_file
-from keras_qat.graph.precision import float32_policy
+from keras_qat.graph.precision import use_float32
 from keras_qat.imports.keras3 import as_keras_2
 from keras_qat.imports.read_float import read_float
 from keras_qat.integer_graph.resolve import resolve
@@ -72,7 +72,7 @@ def plan(
         planned = place(graph, recipe, scope, family, outputs, has_float, has_int16)
     if device is None:
         return planned
-    with float32_policy():
+    with use_float32():
         qat = rewrite(planned, model)
         check_quantized(qat)
         for observer in (x for quantizer in quantizers_in(qat) for x in quantizer.observers):

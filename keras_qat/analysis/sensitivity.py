@@ -15,7 +15,7 @@ from keras_qat.config import specs
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import get as get_recipe
-from keras_qat.graph.calls import values_in
+from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.computed_kernels import is_computed
 from keras_qat.integer_graph.float_inference import evaluator
@@ -168,7 +168,7 @@ def sensitivity(
     qat = quantize_model(model, recipe)
     read = list(batches(qat, data, batch_size, steps, finite=True))
     graph = read_model(qat)
-    outputs = evaluator(graph, values_in(graph.outputs), untraced_runs=0)
+    outputs = evaluator(graph, flatten_values(graph.outputs), untraced_runs=0)
 
     def all_outputs() -> list[np.ndarray]:
         by_batch = map(outputs, read)

@@ -16,7 +16,7 @@ from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.integer_graph.float_nodes import compute_in_float, weight_scales
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.masks import read_for_masks
-from keras_qat.keras2.layer_names import named_by_attributes
+from keras_qat.keras2.layer_names import use_attribute_names
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import unpack
@@ -184,7 +184,7 @@ def _trace(graph: ResolvedGraph, nodes: Sequence[Node], numbers: dict[Tensor, An
     masks = Masks(number_of)
     for node in nodes:
         layer = _unwrapped(node.call.layer)
-        with tf.name_scope(f"{SCOPE}/{node.name}/"), named_by_attributes(layer):
+        with tf.name_scope(f"{SCOPE}/{node.name}/"), use_attribute_names(layer):
             values = [
                 masks.attached(value, _of_type(numbers[tensor], value.inference_dtype))
                 for value, tensor in zip(node.call.inputs, _tensors(node), strict=True)

@@ -14,8 +14,8 @@ from keras_qat.export.read_back_onnx import check_onnx
 from keras_qat.export.saved_model import inference_module
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import written
-from keras_qat.keras2.backend import one_at_a_time, swapped
-from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.keras2.backend import one_at_a_time, swap_attributes
+from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.ops.weights import Weights
 from keras_qat.training.readiness import check_before_export
 from keras_qat.version import __version__
@@ -83,18 +83,18 @@ def export_onnx(
         is_signed = recipe is not None and recipe.activations.symmetric
         activations = "int8" if is_signed else "uint8"
     module = inference_module(graph, for_onnx=True)
-    layers = {inner for node in graph.nodes for inner in layers_in(node.call.layer)}
+    layers = {inner for node in graph.nodes for inner in list_layers(node.call.layer)}
     with contextlib.ExitStack() as scopes:
         for layer in layers:
             # Keras computes groups in a function of its own, which tf2onnx does not look into.
             # The operation sees from the kernel's shape that there are groups.
             if getattr(layer, "groups", 1) > 1 and hasattr(layer, "kernel_size"):
-                scopes.enter_context(swapped(layer, groups=1))
+                scopes.enter_context(swap_attributes(layer, groups=1))
         for node in graph.nodes:
             # onnxruntime 1.31 ends the process where quantization is inside of loops.
             is_recurrent = node.weights is not None and node.weights.recurrent is not None
             if is_recurrent and node.call.inputs[0].shape[1] is not None:
-                scopes.enter_context(swapped(node.call.layer, unroll=True))
+                scopes.enter_context(swap_attributes(node.call.layer, unroll=True))
         proto, _ = tf2onnx.convert.from_function(
             module.serve, input_signature=module.serve.input_signature, opset=opset
         )

@@ -15,14 +15,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph.precision import computing_in_float32
+from keras_qat.graph.precision import compute_in_float32
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import replacing
-from keras_qat.keras2.backend import one_at_a_time, swapped
+from keras_qat.keras2.backend import one_at_a_time, swap_attributes
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.recurrent.step_ops import get_inner_params
@@ -116,7 +116,7 @@ def _module(graph: ResolvedGraph, compute: Callable[[list[Any]], dict[str, Any]]
     in_float = {node.call.layer for node in graph.nodes if node.op is None}
     module.weights = [
         weight
-        for layer in graph.origin.calls.call_counts()
+        for layer in graph.origin.calls.count_calls()
         if layer in in_float or not isinstance(layer, QuantizeWrapper)
         for weight in layer.weights
     ]
@@ -172,7 +172,7 @@ def _called(node: Node, numbers: list[Any], for_onnx: bool) -> Any:
             replaced["bias"] = tf.constant((weights.bias * unit).astype(np.float32))
             if hasattr(layer, "use_bias"):
                 replaced["use_bias"] = True
-        with swapped(layer, **replaced), computing_in_float32(layer):
+        with swap_attributes(layer, **replaced), compute_in_float32(layer):
             return layer.call(x)
     return compute_in_float(node, numbers, for_file=for_onnx)
 
@@ -194,7 +194,7 @@ def _recurrent(node: Node, weights: Weights, numbers: list[Any]) -> Any:
         bias = np.stack(biases) if len(biases) > 1 else biases[0]
         real["cell.bias"] = tf.constant(bias.astype(np.float32))
     phase = Phase(training=False, quantizing=True, frozen=True)
-    with computing_in_float32(layer):
+    with compute_in_float32(layer):
         if not weights.inner:
             (x,) = numbers
             return lstm_quantized(layer, x, real, phase, node.inputs[0].params.bits)  # type: ignore[union-attr]

@@ -45,7 +45,7 @@ class Value:
     def elements(self) -> int | None:
         """The number of values in one example; None if a size is known only at run time."""
         first, *sizes = self.shape or (1,)
-        rest = product_of(sizes)
+        rest = multiply_sizes(sizes)
         return rest if rest is None else int(rest * (self.rows if first is None else first))
 
     @property
@@ -87,7 +87,7 @@ class Call:
     def __post_init__(self) -> None:
         object.__setattr__(self, "origin", self.origin or self.name)
         object.__setattr__(self, "source", self.layer if self.source is None else self.source)
-        for value in values_in(self.outputs):
+        for value in flatten_values(self.outputs):
             value.producer = value.producer or self
 
     def as_part_of(self, call: Call) -> Call:
@@ -102,18 +102,18 @@ class Call:
 
     def take_over_outputs(self) -> None:
         """Makes this call the producer of its outputs."""
-        for value in values_in(self.outputs):
+        for value in flatten_values(self.outputs):
             value.producer = self
 
     @functools.cached_property
     def inputs(self) -> list[Value]:
         """The values that the call reads, in order."""
-        return values_in((self.args, self.kwargs))
+        return flatten_values((self.args, self.kwargs))
 
     @property
     def output(self) -> Value:
         """The value that a call with one output writes."""
-        return values_in(self.outputs)[0]
+        return flatten_values(self.outputs)[0]
 
     def __repr__(self) -> str:
         return f"<{type(self.layer).__name__} {self.name}>"
@@ -157,28 +157,30 @@ class Graph:
                 consumers.setdefault(value, []).append(call)
         return consumers
 
-    def only_readers(self) -> dict[Value, Call]:
+    def find_single_consumers(self) -> dict[Value, Call]:
         """Returns value -> the call that alone reads it; model outputs are read outside, too."""
-        outputs = set(values_in(self.outputs))
+        outputs = set(flatten_values(self.outputs))
         readers = {value: calls for value, calls in self.consumers().items() if len(calls) == 1}
         return {value: call for value, (call,) in readers.items() if value not in outputs}
 
     def values(self) -> list[Value]:
         """Returns all values: the model's inputs, then the outputs of each call."""
-        return values_in(self.inputs) + [v for call in self.calls for v in values_in(call.outputs)]
+        return flatten_values(self.inputs) + [
+            v for call in self.calls for v in flatten_values(call.outputs)
+        ]
 
-    def call_counts(self) -> dict[Any, int]:
+    def count_calls(self) -> dict[Any, int]:
         """Returns how often each layer is called."""
         return Counter(call.layer for call in self.calls)
 
 
-def product_of(sizes: Iterable[int | None]) -> int | None:
+def multiply_sizes(sizes: Iterable[int | None]) -> int | None:
     """Returns the product of sizes; None if one of them is unknown."""
     known = list(sizes)
     return None if None in known else math.prod(known)  # type: ignore[arg-type]
 
 
-def values_in(structure: Any) -> list[Value]:
+def flatten_values(structure: Any) -> list[Value]:
     """Returns the `Value`s in a structure, in order."""
     return [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, Value)]
 
@@ -192,9 +194,9 @@ def map_values(function: Callable[[Value], Any], structure: Any) -> Any:
 
 def split_loss_only(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:
     """Splits calls into those that the outputs depend on and all others."""
-    read, needed = set(values_in(outputs)), set()
+    read, needed = set(flatten_values(outputs)), set()
     for call in reversed(calls):
-        if read.intersection(values_in(call.outputs)):
+        if read.intersection(flatten_values(call.outputs)):
             needed.add(call)
             read.update(call.inputs)
     return [c for c in calls if c in needed], [c for c in calls if c not in needed]
@@ -202,7 +204,7 @@ def split_loss_only(calls: list[Call], outputs: Any) -> tuple[list[Call], list[C
 
 def drop_unused_calls(graph: Graph) -> Graph:
     """Return the graph without the calls whose outputs nothing reads, such as a layer's state."""
-    read = values_in([graph.outputs, *(call.inputs for call in graph.loss_only)])
+    read = flatten_values([graph.outputs, *(call.inputs for call in graph.loss_only)])
     return dataclasses.replace(graph, calls=split_loss_only(graph.calls, read)[0])
 
 

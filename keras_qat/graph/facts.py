@@ -21,9 +21,9 @@ class Facts:
     Example:
         >>> def is_non_negative(value):
         ...     call = value.producer
-        ...     if call is None or kind_of(call) not in ("exp", "relu", *MOVES):
+        ...     if call is None or get_kind(call) not in ("exp", "relu", *MOVES):
         ...         return False
-        ...     for x in call.inputs if kind_of(call) in MOVES else ():
+        ...     for x in call.inputs if get_kind(call) in MOVES else ():
         ...         if not (yield x):
         ...             return False
         ...     return True

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, map_values, split_loss_only, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values, split_loss_only
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 
@@ -69,7 +69,7 @@ def copy_graph(
         calls.append(Call(layer, (source,), kwargs, copy(value), name))
 
     def finish(values: Any) -> None:
-        for value in values_in(values):
+        for value in flatten_values(values):
             for insertion in inserted[value]:
                 put_behind(value, insertion)
 
@@ -86,11 +86,13 @@ def copy_graph(
     return Graph(graph.name, inputs, outputs, graph.output_names, needed, loss_only=loss_only)
 
 
-def inputs_read(nested: Any, outputs: Any) -> Any:
+def find_used_inputs(nested: Any, outputs: Any) -> Any:
     """Returns the symbolic inputs that outputs depend on, in a list or dict as `nested` is."""
     graph = read_model(keras.Model(nested, outputs))
-    used = {value for call in graph.calls for value in call.inputs} | {*values_in(graph.outputs)}
-    flat = list(zip(tf.nest.flatten(nested), values_in(graph.inputs), strict=True))
+    used = {value for call in graph.calls for value in call.inputs} | {
+        *flatten_values(graph.outputs)
+    }
+    flat = list(zip(tf.nest.flatten(nested), flatten_values(graph.inputs), strict=True))
     kept = {id(x) for x, value in flat if value in used}
     if isinstance(nested, dict) and len(nested) == len(flat):
         return {key: x for key, x in nested.items() if id(x) in kept}

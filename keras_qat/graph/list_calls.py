@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.operations import name_in_tensorflow
 
 _MOST_ELEMENTS = 8
@@ -35,7 +35,7 @@ def describe_call(call: Call) -> str:
     layer = call.layer
     kind = name_in_tensorflow(layer) or type(layer).__name__
     outputs = ", ".join(
-        f"{value.name} {value.dtype} {value.shape}" for value in values_in(call.outputs)
+        f"{value.name} {value.dtype} {value.shape}" for value in flatten_values(call.outputs)
     )
     arguments = [_describe(x) for x in call.args]
     options = {name: x for name, x in call.kwargs.items() if x is not None and name != "name"}

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, map_values, values_in
-from keras_qat.keras2.backend import layers, mask_of, set_mask
+from keras_qat.graph.calls import Call, Value, flatten_values, map_values
+from keras_qat.keras2.backend import get_keras_mask, layers, set_keras_mask
 
 
 def first_argument(call: Call) -> Any:
@@ -52,7 +52,7 @@ class Masks:
         if not value.masked or call is None:
             return None
         if value not in self._masks:
-            values = values_in(call.outputs)
+            values = flatten_values(call.outputs)
             masks = tf.nest.flatten(self._computed_by(call))
             masks = [mask if mask is None else self.kept(mask, call) for mask in masks]
             self._masks.update(itertools.zip_longest(values, masks[: len(values)]))
@@ -74,8 +74,8 @@ class Masks:
     def attached(self, value: Value, number: Any) -> Any:
         """Returns a value's tensor with the value's mask attached, and no other."""
         mask = self.of(value)
-        if mask_of(number) is mask:
+        if get_keras_mask(number) is mask:
             return number
         number = tf.identity(number)
-        set_mask(number, mask)
+        set_keras_mask(number, mask)
         return number

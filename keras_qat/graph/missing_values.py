@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.facts import reach
-from keras_qat.graph.operations import READS_SHAPES, kind_of, moves_elements
+from keras_qat.graph.operations import READS_SHAPES, get_kind, moves_elements
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
 
@@ -46,19 +46,19 @@ _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
 """Operations and layers that return NaN where an input is NaN, like those that move elements."""
 
 
-def calls_on_missing_values(graph: Graph) -> dict[Value, list[Call]]:
+def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
     """Return each input in which the model replaces NaN, with the calls that may read NaN.
 
     An input is left out if other calls, such as a layer with a kernel, would read its NaN, too.
     """
-    consumers, outputs = graph.consumers(), set(values_in(graph.outputs))
+    consumers, outputs = graph.consumers(), set(flatten_values(graph.outputs))
     found = {}
-    for source in values_in(graph.inputs):
+    for source in flatten_values(graph.inputs):
 
         def pass_on(value: Value) -> list[Value]:
             """Return the tensors with NaN where this tensor has NaN."""
             calls = filter(_passes_on, consumers[value])
-            return [result for call in calls for result in values_in(call.outputs)]
+            return [result for call in calls for result in flatten_values(call.outputs)]
 
         with_missing = reach([source], pass_on)
         reading = [call for value in with_missing for call in consumers[value]]
@@ -73,17 +73,17 @@ def calls_on_missing_values(graph: Graph) -> dict[Value, list[Call]]:
 def compares_with_itself(call: Call) -> bool:
     """Returns whether a call asks if a tensor equals itself, which NaN alone does not."""
     is_same = len(call.inputs) == 2 and call.inputs[0] is call.inputs[1]
-    return is_same and call.inputs[0].is_float and kind_of(call) in _COMPARES
+    return is_same and call.inputs[0].is_float and get_kind(call) in _COMPARES
 
 
 def _replaces(call: Call) -> bool:
     """Tell whether a call returns no NaN for NaN, if the model replaces it."""
-    return compares_with_itself(call) or kind_of(call) in READS_SHAPES.union(_CHOOSES)
+    return compares_with_itself(call) or get_kind(call) in READS_SHAPES.union(_CHOOSES)
 
 
 def _passes_on(call: Call) -> bool:
     """Tell whether a call returns NaN where its input is NaN, one value of each."""
     if _replaces(call) or type(call.layer) is WeightTensor:
         return False
-    computes = kind_of(call) in _COMPUTES or isinstance(call.layer, _COMPUTING_LAYERS)
+    computes = get_kind(call) in _COMPUTES or isinstance(call.layer, _COMPUTING_LAYERS)
     return computes or moves_elements(call)

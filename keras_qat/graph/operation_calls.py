@@ -51,7 +51,7 @@ def call_in_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     return OperationCall(call.layer, arguments, name=call.layer.name)(tensors)
 
 
-def with_all_arguments(model: Any) -> Any:
+def copy_with_all_arguments(model: Any) -> Any:
     """Returns a model of the same calls, whose configuration holds all arguments of operations."""
     return rebuild_model(read_model(model), apply=call_in_layer)
 

@@ -1,7 +1,7 @@
 """The table of TensorFlow functions: the names of each in TensorFlow, and its kind.
 
 Keras records a function that is called on a symbolic tensor as a layer with the function's name in
-TensorFlow, such as "math.add" or "compat.v1.shape". `kind_of` returns the kind, "add" or "shape",
+TensorFlow, such as "math.add" or "compat.v1.shape". `get_kind` returns the kind, "add" or "shape",
 which is what other modules compare.
 """
 
@@ -130,7 +130,7 @@ def name_in_tensorflow(layer: Any) -> str:
     return str(layer.symbol) if is_operation(layer) else ""
 
 
-def kind_of(step: Any) -> str:
+def get_kind(step: Any) -> str:
     """Returns the kind of operation of a call or a layer; "" if it is no operation.
 
     The kind of a function that is not in the table is its name in TensorFlow.
@@ -147,4 +147,4 @@ def draws_random_numbers(layer: Any) -> bool:
 
 def moves_elements(call: Call) -> bool:
     """Returns whether the results of a call consist of elements of its inputs."""
-    return kind_of(call) in MOVES or type(call.layer) in MOVING_LAYERS
+    return get_kind(call) in MOVES or type(call.layer) in MOVING_LAYERS

@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Graph, values_in
+from keras_qat.graph.calls import Graph, flatten_values
 from keras_qat.graph.operations import is_operation
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layers_and_models import clone, layers_in
+from keras_qat.keras2.layers_and_models import clone, list_layers
 from keras_qat.messages import counted, warn_caller
 
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
@@ -27,7 +27,7 @@ _POLICY = threading.RLock()
 
 
 @contextlib.contextmanager
-def using_policy(name: str) -> Iterator[None]:
+def use_policy(name: str) -> Iterator[None]:
     """Runs a block in which new layers have this policy, whatever the global policy is."""
     with _POLICY:
         before = keras.mixed_precision.global_policy()
@@ -38,9 +38,9 @@ def using_policy(name: str) -> Iterator[None]:
             keras.mixed_precision.set_global_policy(before)
 
 
-def float32_policy() -> contextlib.AbstractContextManager[None]:
+def use_float32() -> contextlib.AbstractContextManager[None]:
     """Runs a block in which new layers compute in float32, whatever the global policy is."""
-    return using_policy("float32")
+    return use_policy("float32")
 
 
 def is_half(dtype: str) -> bool:
@@ -48,15 +48,15 @@ def is_half(dtype: str) -> bool:
     return dtype in _POLICIES
 
 
-def policy_of(dtype: str) -> str:
+def get_policy(dtype: str) -> str:
     """Returns the policy of layers with outputs of this type and weights in float32."""
     return _POLICIES.get(dtype, "float32")
 
 
 @contextlib.contextmanager
-def computing_in_float32(layer: Any) -> Iterator[None]:
+def compute_in_float32(layer: Any) -> Iterator[None]:
     """Runs a block in which a layer and all layers inside it compute in float32."""
-    half = [inner for inner in layers_in(layer) if is_half(inner.compute_dtype)]
+    half = [inner for inner in list_layers(layer) if is_half(inner.compute_dtype)]
     before = [inner.dtype_policy for inner in half]
     for inner in half:
         inner._set_dtype_policy("float32")
@@ -67,7 +67,7 @@ def computing_in_float32(layer: Any) -> Iterator[None]:
             inner._set_dtype_policy(policy)
 
 
-def constants_in_float32(arguments: Any) -> Any:
+def cast_constants(arguments: Any) -> Any:
     """Casts the constants in half precision in a layer's arguments, of any structure, to float32.
 
     Keras casts only what a call takes first to the layer's own type.
@@ -91,7 +91,7 @@ class ScalesLoss:
         """The policy that `compile` reads: `mixed_float16` if a layer has it."""
         # Keras' `LossScaleOptimizer` fails without variables.
         has_variables = bool(self.trainable_weights)  # type: ignore[attr-defined]
-        policies = [layer.dtype_policy for layer in layers_in(self)[1:] if has_variables]
+        policies = [layer.dtype_policy for layer in list_layers(self)[1:] if has_variables]
         scaled = (policy for policy in policies if policy.name == "mixed_float16")
         return next(scaled, super().dtype_policy)  # type: ignore[misc]
 
@@ -102,7 +102,7 @@ def check_precision(graph: Graph) -> None:
     Constants of NumPy in variables that do not train, as tables and masks, are in float64.
     """
     for call in [*graph.calls, *graph.loss_only]:
-        wrong = {value.dtype for value in values_in(call.outputs)} & {"float64"}
+        wrong = {value.dtype for value in flatten_values(call.outputs)} & {"float64"}
         # Normalization keeps its statistics in the type that it computes in.
         if not isinstance(call.layer, keras.layers.Normalization):
             weights = [weight for weight in call.layer.weights if weight.dtype.is_floating]
@@ -126,12 +126,12 @@ def check_precision(graph: Graph) -> None:
             )
 
 
-def in_float32(model: Any) -> Any:
+def convert_to_float32(model: Any) -> Any:
     """Returns the model, or a float32 copy of one in half precision, with a warning.
 
     The copy has the same layer names and weights.
     """
-    half = [layer.name for layer in layers_in(model)[1:] if is_half(layer.compute_dtype)]
+    half = [layer.name for layer in list_layers(model)[1:] if is_half(layer.compute_dtype)]
     if not half:
         return model
     warn_caller(
@@ -139,7 +139,7 @@ def in_float32(model: Any) -> Any:
         f"{half[0]}), which cannot hold activations of 16 bits: float16 has 11 significant bits, "
         f"bfloat16 has 8. A copy in float32 is quantized; the model itself is not changed."
     )
-    with float32_policy():
+    with use_float32():
         to_float32 = lambda layer: clone(layer, **_with_float32(layer.get_config()))  # noqa: E731
         copy = keras.models.clone_model(model, clone_function=to_float32)
     copy.set_weights(model.get_weights())

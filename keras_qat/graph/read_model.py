@@ -12,18 +12,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, map_values, split_loss_only, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values, split_loss_only
 from keras_qat.graph.loadable_config import as_one_array
-from keras_qat.graph.rebuild_model import symbolic
+from keras_qat.graph.rebuild_model import make_input
 from keras_qat.helper_layers.operations import CarryMask
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import (
+    accepts_training,
     bind_options,
-    nested_inputs,
-    nested_outputs,
-    nodes_of,
-    takes_training,
+    get_nested_inputs,
+    get_nested_outputs,
+    list_nodes,
 )
 from keras_qat.keras2.readability import check_readable, is_graph_model
 
@@ -42,7 +42,7 @@ def read_model(model: Any) -> Graph:
     def new_value(tensor: Any, name: str, mask: Any = None) -> Value | None:
         if _is_none(tensor):
             return None
-        mask = backend.mask_of(tensor) if mask is None else mask
+        mask = backend.get_keras_mask(tensor) if mask is None else mask
         if tensor.shape.rank is None:
             raise ValueError(
                 f"The number of axes of the output of layer '{name}' of '{model.name}' is not "
@@ -57,7 +57,7 @@ def read_model(model: Any) -> Graph:
         return tensors.get(id(leaf), leaf) if hasattr(leaf, "_keras_history") else leaf
 
     inputs = tf.nest.map_structure(
-        lambda tensor: new_value(tensor, tensor._keras_history.layer.name), nested_inputs(model)
+        lambda tensor: new_value(tensor, tensor._keras_history.layer.name), get_nested_inputs(model)
     )
 
     def keep(symbols: Iterable[Any], values: Iterable[Value]) -> None:
@@ -80,14 +80,14 @@ def read_model(model: Any) -> Graph:
 
     def trace(model: Any, inputs: Iterable[Value], path: str, training: Any) -> Any:
         keep(model.inputs, inputs)
-        for node in nodes_of(model):
+        for node in list_nodes(model):
             args, kwargs = tf.nest.map_structure(value_of, (node.call_args, dict(node.call_kwargs)))
             args = tuple(map(as_one_array, args))
             layer, name = node.layer, path + node.layer.name
             args, kwargs = bind_options(layer, args, kwargs)
             if isinstance(layer, keras.layers.InputLayer):
                 # It passes its input on. Keras cannot load a file with such a call.
-                keep([node.outputs], values_in((args, kwargs)))
+                keep([node.outputs], flatten_values((args, kwargs)))
                 continue
             if is_graph_model(layer):
                 inner = kwargs.get("training")
@@ -96,9 +96,9 @@ def read_model(model: Any) -> Graph:
                     given = zip(flat, tf.nest.flatten(kwargs["mask"]), strict=True)
                     flat = [with_mask(value, mask, name) for value, mask in given]
                 outputs = trace(layer, flat, f"{name}/", training if inner is None else inner)
-                keep(tf.nest.flatten(node.outputs), values_in(outputs))
+                keep(tf.nest.flatten(node.outputs), flatten_values(outputs))
                 continue
-            if training is not None and kwargs.get("training") is None and takes_training(layer):
+            if training is not None and kwargs.get("training") is None and accepts_training(layer):
                 kwargs["training"] = training
             counts[layer] += 1
             labels = iter(_output_names(name, counts[layer], node.outputs))
@@ -110,11 +110,11 @@ def read_model(model: Any) -> Graph:
                 node.outputs,
             )
             known = [symbol for symbol in tf.nest.flatten(node.outputs) if not _is_none(symbol)]
-            keep(known, values_in(outputs))
+            keep(known, flatten_values(outputs))
             calls.append(Call(layer, args, kwargs, outputs, name))
-        return tf.nest.map_structure(value_of, nested_outputs(model))
+        return tf.nest.map_structure(value_of, get_nested_outputs(model))
 
-    outputs = trace(model, values_in(inputs), "", None)
+    outputs = trace(model, flatten_values(inputs), "", None)
     needed, loss_only = split_loss_only(calls, outputs)
     if empty := [value.name for value in tensors.values() if 0 in value.shape[1:]]:
         raise ValueError(
@@ -130,7 +130,7 @@ def _masks_handed_on(layer: Any, args: Any, kwargs: Any, masks: Mapping[Value, A
     Of a nested model Keras' own symbolic tensors do not tell: its masks come from outside.
     """
     first = args[0] if args else next(iter(kwargs.values()))
-    like = lambda tensor: None if tensor is None else symbolic(tensor.shape, tensor.dtype)  # noqa: E731
+    like = lambda tensor: None if tensor is None else make_input(tensor.shape, tensor.dtype)  # noqa: E731
     given = kwargs.get("mask")
     read = map_values(lambda value: like(masks.get(value)), first)
     read = read if given is None else map_values(like, given)
@@ -151,11 +151,11 @@ def _output_names(name: str, call_number: int, outputs: Any) -> list[str]:
     return [label] if count == 1 else [f"{label}:{index}" for index in range(count)]
 
 
-def symbols(model: Any) -> dict[str, Any]:
+def list_symbols(model: Any) -> dict[str, Any]:
     """Returns the symbolic tensors of a model without nested ones, by the names `read` gives."""
     tensors: dict[str, Any] = {}
     counts: Counter[Any] = Counter()
-    for node in nodes_of(model):
+    for node in list_nodes(model):
         counts[node.layer] += 1
         names = _output_names(node.layer.name, counts[node.layer], node.outputs)
         tensors.update(zip(names, tf.nest.flatten(node.outputs), strict=True))

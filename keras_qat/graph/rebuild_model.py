@@ -7,21 +7,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.loadable_config import loadable
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layers_and_models import nested_inputs, nested_outputs, nodes_of
+from keras_qat.keras2.layers_and_models import get_nested_inputs, get_nested_outputs, list_nodes
 from keras_qat.keras2.names_in_configs import note_names
 
 _Model = keras.Model
 
 
-def config_of(model: Any) -> dict[str, Any]:
+def get_functional_config(model: Any) -> dict[str, Any]:
     """Returns a model's configuration as a functional one, for `keras.Model.from_config`."""
-    inputs, outputs = nested_inputs(model), nested_outputs(model)
+    inputs, outputs = get_nested_inputs(model), get_nested_outputs(model)
     functional = _Model(inputs, outputs, name=model.name)
     functional.use_legacy_config = getattr(model, "use_legacy_config", None)  # Set for .h5 files.
-    for node in nodes_of(model):
+    for node in list_nodes(model):
         if add := _ADDED.get(type(node.layer).__name__):
             add(functional, node.layer, node.call_args[0])
     config = loadable(functional, functional.get_config())
@@ -48,8 +48,10 @@ Apply = Callable[[Call, Any, dict[str, Any]], Any]
 
 def rebuild_model(graph: Graph, model_class: Any = _Model, apply: Apply = _call_layer) -> Any:
     """Makes a model from a graph, with the layers of its calls or with what `apply` calls."""
-    inputs = map_values(lambda value: symbolic(value.shape, value.dtype, value.name), graph.inputs)
-    tensors = dict(zip(values_in(graph.inputs), tf.nest.flatten(inputs), strict=True))
+    inputs = map_values(
+        lambda value: make_input(value.shape, value.dtype, value.name), graph.inputs
+    )
+    tensors = dict(zip(flatten_values(graph.inputs), tf.nest.flatten(inputs), strict=True))
     _compute(graph.calls, tensors, apply)
     outputs = map_values(tensors.__getitem__, graph.outputs)
     model = model_class(inputs=inputs, outputs=outputs, name=graph.name)
@@ -61,7 +63,7 @@ def rebuild_model(graph: Graph, model_class: Any = _Model, apply: Apply = _call_
     return model
 
 
-def symbolic(shape: Any, dtype: Any, name: str | None = None) -> Any:
+def make_input(shape: Any, dtype: Any, name: str | None = None) -> Any:
     """Returns a symbolic input whose shape includes the batch."""
     return keras.Input(type_spec=tf.TensorSpec(shape, dtype), name=name)
 
@@ -71,9 +73,9 @@ def evaluate_graph(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) 
 
     `apply` computes the outputs of a call from its arguments; by default it calls the layer.
     """
-    tensors = dict(zip(values_in(graph.inputs), inputs, strict=True))
+    tensors = dict(zip(flatten_values(graph.inputs), inputs, strict=True))
     last_readers = {value: call for call in graph.calls for value in call.inputs}
-    outputs = set(values_in(graph.outputs))
+    outputs = set(flatten_values(graph.outputs))
     for call in graph.calls:
         _compute([call], tensors, apply)
         for value in set(call.inputs) - outputs:

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.facts import Facts
-from keras_qat.graph.operations import is_operation, kind_of
+from keras_qat.graph.operations import get_kind, is_operation
 from keras_qat.graph.size_expressions import (
     BATCHES,
+    count_rows,
     evaluate,
     evaluate_shape,
-    known_sizes,
-    rows_of,
+    find_known_sizes,
 )
-from keras_qat.graph.tf_operations import argument, operands
-from keras_qat.keras2.backend import keras, output_shape
+from keras_qat.graph.tf_operations import get_argument, get_operands
+from keras_qat.keras2.backend import infer_output_shape, keras
 from keras_qat.keras2.layer_names import is_of_keras
 
 Shape = tuple[int | None, ...]
@@ -34,19 +34,19 @@ CHANGES_ROWS = {
 """Operations that may return other rows than they read."""
 
 
-def close_sizes(graph: Graph) -> None:
+def set_static_shapes(graph: Graph) -> None:
     """Sets the sizes and rows of values that follow from the inputs of their calls, in place."""
-    for _ in closing_sizes(graph.calls):
+    for _ in set_shapes_in_order(graph.calls):
         pass
 
 
-def closing_sizes(calls: Iterable[Call]) -> Iterator[Call]:
+def set_shapes_in_order(calls: Iterable[Call]) -> Iterator[Call]:
     """Yields calls, each after the sizes and rows are set that follow from its inputs."""
     facts = Facts()  # A call's inputs change no more before they are asked about.
     closed: set[Value] = set()
     for call in calls:
-        values = values_in(call.outputs)
-        kind = kind_of(call)
+        values = flatten_values(call.outputs)
+        kind = get_kind(call)
         is_known = not any(None in value.shape[1:] for value in call.inputs)
         may_close = is_known or not closed.isdisjoint(call.inputs)
         if may_close and any(None in value.shape[1:] for value in values):
@@ -64,9 +64,9 @@ def closing_sizes(calls: Iterable[Call]) -> Iterator[Call]:
 def _infer_rows(call: Call, kind: str, facts: Facts) -> list[Fraction]:
     """Returns how many rows of each output stand for an example, if the first axis is open."""
     read = [value.rows for value in call.inputs if value.shape[:1] == (None,)]
-    values = values_in(call.outputs)
+    values = flatten_values(call.outputs)
     if kind == "reshape":
-        x = argument(call, "tensor")
+        x = get_argument(call, "tensor")
         sizes: Any = call.output.shape[1:]
         if x.shape[:1] == (None,) and not {None, 0} & {*x.shape[1:], *sizes}:
             return [x.rows * math.prod(x.shape[1:]) / math.prod(sizes)]
@@ -74,7 +74,7 @@ def _infer_rows(call: Call, kind: str, facts: Facts) -> list[Fraction]:
 
         def stand_in(value: Value) -> Any:
             """Returns the sizes that a value holds for two examples, or a placeholder for it."""
-            shape: Any = (rows_of(value)[0], *value.shape[1:]) if value.shape else ()
+            shape: Any = (count_rows(value)[0], *value.shape[1:]) if value.shape else ()
             runs = None if value.is_float or None in value.shape else evaluate(value, facts)
             if runs is not None:
                 return tf.constant(np.reshape(runs[0], shape), value.dtype)
@@ -92,7 +92,7 @@ def _infer_reshape(call: Call, facts: Facts) -> list[Shape]:
 
     The first one may be a multiple of that: attention that makes one axis of examples and heads.
     """
-    x, shape = operands(call, "tensor", "shape")
+    x, shape = get_operands(call, "tensor", "shape")
     first, *others = x.shape
     if None in others:
         return []
@@ -115,16 +115,16 @@ def infer_shapes(call: Call, facts: Facts) -> list[Shape]:
         method = type(call.layer).compute_output_shape
         # That of the base class would call the layer.
         knows = is_of_keras(call.layer) and method is not keras.layers.Layer.compute_output_shape
-        has_one = len(call.args) == 1 and not values_in(call.kwargs)
-        if not knows or not has_one or values_in(call.outputs)[1:]:
+        has_one = len(call.args) == 1 and not flatten_values(call.kwargs)
+        if not knows or not has_one or flatten_values(call.outputs)[1:]:
             return []
         shapes = map_values(lambda value: tf.TensorShape(value.shape), call.args[0])
-        return [tuple(tf.TensorShape(output_shape(call.layer, shapes)))]
+        return [tuple(tf.TensorShape(infer_output_shape(call.layer, shapes)))]
 
     def stand_in(value: Value) -> Any:
         """Returns the sizes that a value holds, or a placeholder for it."""
         shape: Any = value.shape
-        sizes = None if value.is_float or None in shape else known_sizes(value, facts)
+        sizes = None if value.is_float or None in shape else find_known_sizes(value, facts)
         if sizes:
             return tf.constant(np.reshape(sizes, shape), value.dtype)
         return tf.compat.v1.placeholder(value.dtype, value.shape)

@@ -17,7 +17,7 @@ from keras_qat.graph.operations import (
 )
 
 
-def describe(leaf: Any) -> Hashable:
+def describe_argument(leaf: Any) -> Hashable:
     """Return a key that equal arguments share.
 
     The text of a large array leaves out the middle, so arrays are described by all their bytes.
@@ -40,7 +40,9 @@ def describe_arguments(call: Call, name: Callable[[Value], Hashable]) -> Hashabl
     arguments = call.args, call.kwargs
     structure = tf.nest.map_structure(lambda _: None, arguments)
     leaves = tf.nest.flatten(arguments)
-    described = [name(leaf) if isinstance(leaf, Value) else describe(leaf) for leaf in leaves]
+    described = [
+        name(leaf) if isinstance(leaf, Value) else describe_argument(leaf) for leaf in leaves
+    ]
     return repr(structure), tuple(described)
 
 

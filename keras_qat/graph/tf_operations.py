@@ -20,7 +20,7 @@ def operation_class() -> type:
     return type(tf.abs(keras.Input((1,)))._keras_history.layer)
 
 
-def operands(call: Call, *names: str) -> list[Any]:
+def get_operands(call: Call, *names: str) -> list[Any]:
     """Returns arguments of a call by name; None for those that are not given.
 
     Functions of TensorFlow 1 with other names understand those of TensorFlow 2.
@@ -32,9 +32,9 @@ def operands(call: Call, *names: str) -> list[Any]:
     return [next((x for x in map(given.get, same) if x is not None), None) for same in aliases]
 
 
-def argument(call: Call, name: str) -> Any:
+def get_argument(call: Call, name: str) -> Any:
     """Returns the argument of a call with a name; None if it is not given."""
-    return operands(call, name)[0]
+    return get_operands(call, name)[0]
 
 
 OTHER_NAMES = {
@@ -103,7 +103,7 @@ def arguments_in_order(call: Call) -> list[Any]:
     return list(given.values())
 
 
-def number(leaf: Any) -> float | None:
+def read_scalar(leaf: Any) -> float | None:
     """Returns an argument that is a scalar as a float; None for any other."""
     if tf.is_tensor(leaf):
         leaf = tf.get_static_value(leaf)
@@ -112,23 +112,23 @@ def number(leaf: Any) -> float | None:
     return float(leaf) if np.ndim(leaf) == 0 and np.asarray(leaf).dtype.kind in "iuf" else None
 
 
-def array(leaf: Any) -> np.ndarray | None:
+def read_array(leaf: Any) -> np.ndarray | None:
     """Returns a numeric argument as an array; None for any other."""
     if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
         leaf = tf.get_static_value(leaf)
     if isinstance(leaf, (list, tuple)) and leaf:  # As Keras saves arrays.
         leaves = tf.nest.flatten(leaf)
-        leaf = np.asarray(leaf) if all(number(item) is not None for item in leaves) else None
+        leaf = np.asarray(leaf) if all(read_scalar(item) is not None for item in leaves) else None
     is_array = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iuf"
-    return leaf if is_array else None if number(leaf) is None else np.asarray(leaf)
+    return leaf if is_array else None if read_scalar(leaf) is None else np.asarray(leaf)
 
 
 def inputs_and_constants(call: Call) -> list[Any]:
     """Returns the tensors (`Value`s) and constants (arrays) among a call's arguments, in order."""
     operands: list[Any] = []
     for argument in (*call.args, *call.kwargs.values()):
-        constant = None if isinstance(argument, Value) else array(argument)
+        constant = None if isinstance(argument, Value) else read_array(argument)
         leaves = tf.nest.flatten(argument) if constant is None else [constant]
-        known = [leaf if isinstance(leaf, Value) else array(leaf) for leaf in leaves]
+        known = [leaf if isinstance(leaf, Value) else read_array(leaf) for leaf in leaves]
         operands += [leaf for leaf in known if leaf is not None]
     return operands

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.facts import Facts
 from keras_qat.graph.static_shapes import infer_shapes
 from keras_qat.keras2.backend import layers
@@ -31,7 +31,7 @@ def verify_graph(graph: Graph, step: str, is_complete: bool = True) -> None:
 
 def find_problems(graph: Graph, is_complete: bool = True) -> Iterator[str]:
     """Yield what is wrong with a graph, one line for each problem."""
-    known: set[Value] = set(values_in(graph.inputs))
+    known: set[Value] = set(flatten_values(graph.inputs))
     for value in known:
         if value.producer is not None:
             yield f"input {value.name} has a producer, {value.producer.name}"
@@ -41,7 +41,7 @@ def find_problems(graph: Graph, is_complete: bool = True) -> Iterator[str]:
         for value in call.inputs:
             if value not in known:
                 yield f"{call.name} reads {value.name}, which no earlier call computes"
-        for value in values_in(call.outputs):
+        for value in flatten_values(call.outputs):
             if value in known:
                 yield f"{call.name} computes {value.name}, which has been computed before"
             if value.producer is not call:
@@ -52,13 +52,13 @@ def find_problems(graph: Graph, is_complete: bool = True) -> Iterator[str]:
         if named.setdefault(call.name, call).layer is not call.layer:
             yield f"two layers are called {call.name}"
         yield from _find_wrong_shapes(call, facts)
-    for value in values_in(graph.outputs):
+    for value in flatten_values(graph.outputs):
         if value not in known:
             yield f"no call computes the output {value.name}"
 
 
 def _find_wrong_shapes(call: Call, facts: Facts) -> Iterator[str]:
-    values, layer = values_in(call.outputs), call.layer
+    values, layer = flatten_values(call.outputs), call.layer
     if isinstance(layer, layers.EinsumDense) and not layer.built:
         return  # Its kernel's shape is not known yet.
     for value, shape in zip(values, infer_shapes(call, facts), strict=False):

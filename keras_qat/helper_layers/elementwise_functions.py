@@ -67,12 +67,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 """Kind of an operation -> the function that computes it."""
 
 
-def evaluated(formula: Any, x: Any) -> Any:
+def evaluate_formula(formula: Any, x: Any) -> Any:
     """Computes a formula of `x`: "x", a number, or [name of a function, operand, ...]."""
     if isinstance(formula, (list, tuple)):
         name, *operands = formula
         kind = name.rpartition(".")[2]  # Older files say "math.exp".
-        return FUNCTIONS[kind](*(evaluated(operand, x) for operand in operands))
+        return FUNCTIONS[kind](*(evaluate_formula(operand, x) for operand in operands))
     return x if formula == "x" else tf.cast(formula, x.dtype)
 
 
@@ -84,7 +84,7 @@ class Formula(SameShape):
     without a gradient.
 
     Args:
-        formula: what `evaluated` takes, as JSON: `'["log", ["add", ["exp", "x"], 1.0]]'`.
+        formula: what `evaluate_formula` takes, as JSON: `'["log", ["add", ["exp", "x"], 1.0]]'`.
     """
 
     def __init__(self, formula: str, **kwargs: Any) -> None:
@@ -93,9 +93,9 @@ class Formula(SameShape):
 
     def call(self, inputs: Any) -> Any:
         steps = json.loads(self.formula)
-        anywhere = tf.stop_gradient(evaluated(steps, inputs))
+        anywhere = tf.stop_gradient(evaluate_formula(steps, inputs))
         is_defined = tf.math.is_finite(anywhere)
-        results = evaluated(steps, tf.where(is_defined, inputs, tf.ones_like(inputs)))
+        results = evaluate_formula(steps, tf.where(is_defined, inputs, tf.ones_like(inputs)))
         known = tf.stop_gradient(tf.where(is_defined, results, tf.zeros_like(results)))
         ends = tf.reduce_min(known), tf.reduce_max(known)
         return tf.where(is_defined, results, tf.where(anywhere < 0, *ends))

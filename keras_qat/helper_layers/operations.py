@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras, register, resolve_training
-from keras_qat.keras2.configurations import model_from
+from keras_qat.keras2.configurations import load_nested_model
 
 
 class SameShape(keras.layers.Layer):
@@ -242,7 +242,7 @@ class TrainingOnly(SameShape):
 
     def __init__(self, model: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.model = model_from(model) if isinstance(model, dict) else model
+        self.model = load_nested_model(model) if isinstance(model, dict) else model
 
     def call(self, inputs: Any, given: Any = None, training: Any = None) -> Any:
         training = resolve_training(training)
@@ -351,7 +351,7 @@ class WeightTensor(keras.layers.Layer):
         self.shapes = [tuple(shape) for shape in shapes]
         self.expression = expression
         if isinstance(expression, dict):
-            self.expression = model_from(expression)
+            self.expression = load_nested_model(expression)
         self.weight_dtype, self.frozen = weight_dtype, tuple(frozen)
         none = [None] * len(self.shapes)
         self.regularizers = [keras.regularizers.get(item) for item in regularizers or none]

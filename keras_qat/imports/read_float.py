@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value
 from keras_qat.graph.operations import is_operation
-from keras_qat.graph.precision import check_precision, float32_policy, in_float32
+from keras_qat.graph.precision import check_precision, convert_to_float32, use_float32
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.size_expressions import with_known_sizes
+from keras_qat.graph.size_expressions import fold_known_sizes
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layers_and_models import clone, layers_in, names_of_outputs
+from keras_qat.keras2.layers_and_models import clone, get_output_names, list_layers
 from keras_qat.keras2.readability import as_functional, check_readable
-from keras_qat.tracing.layer_weights import is_mask, weights_held_by
+from keras_qat.tracing.layer_weights import find_weight_holders, is_constant_mask
 
 
 class ReadsWeight(keras.layers.Lambda):
@@ -48,10 +48,10 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, 
     """
     model = as_functional(model, inputs)
     check_readable(model)
-    model = _with_known_input(model if half else in_float32(model))
-    with float32_policy():
-        graph = with_known_sizes(read_model(model))
-    graph.output_names = names_of_outputs(model)
+    model = _with_known_input(model if half else convert_to_float32(model))
+    with use_float32():
+        graph = fold_known_sizes(read_model(model))
+    graph.output_names = get_output_names(model)
     check_precision(graph)
     return model, _with_readers_of_weights(graph)
 
@@ -64,11 +64,11 @@ def _with_readers_of_weights(graph: Graph) -> Graph:
     Raises:
         ValueError: if one reads a variable that no layer has.
     """
-    layers = dict.fromkeys(inner for call in graph.calls for inner in layers_in(call.layer))
+    layers = dict.fromkeys(inner for call in graph.calls for inner in list_layers(call.layer))
 
     def reader(variable: Any) -> Any:
         """Returns a function that reads a variable from its layer; None if it has none."""
-        for holder, own in (pair for layer in layers for pair in weights_held_by(layer)):
+        for holder, own in (pair for layer in layers for pair in find_weight_holders(layer)):
             for attribute, held in own.items():
                 variables = [id(leaf) for leaf in tf.nest.flatten(held)]
                 if id(variable) in variables:
@@ -119,7 +119,7 @@ def _with_arguments(
 ) -> list[Call]:
     """Returns calls of layers that read variables, and the call, which is given what they read."""
     calls, values = [], dict[int, Value]()
-    read = {id(v): v for v in variables if not is_mask(v)}
+    read = {id(v): v for v in variables if not is_constant_mask(v)}
     for index, variable in enumerate(read.values()):
         name = f"{call.name}/weight_{index}"
         layer = ReadsWeight(partial(_read, readers[id(variable)]), reason, name=name)
@@ -127,7 +127,7 @@ def _with_arguments(
         calls.append(Call(layer, (call.inputs[0],), {}, value, name))
 
     def given(leaf: Any) -> Any:
-        if isinstance(leaf, tf.Variable) and is_mask(leaf):
+        if isinstance(leaf, tf.Variable) and is_constant_mask(leaf):
             return tf.constant(leaf.numpy())
         return values.get(id(leaf), leaf)
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from keras_qat.graph.calls import Call, values_in
+from keras_qat.graph.calls import Call, flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.keras2.backend import keras
@@ -103,7 +103,7 @@ def read(model: Any) -> tuple[Any, Quantization]:
         if layer in copies:
             continue
         if _is(layer, "QuantizeLayer"):
-            (source,) = values_in(call.args)
+            (source,) = flatten_values(call.args)
             if layer.quantizer is not None:
                 quantization.ranges[source.name] = _range(layer, layer.name)
         elif _is(layer, "QuantizeWrapper"):
@@ -120,7 +120,7 @@ def read(model: Any) -> tuple[Any, Quantization]:
         values = {_last_part(weight): weight for weight in layer.weights}
         for weight in copy.weights:
             weight.assign(values[_last_part(weight)])
-    inputs = {value.name for value in values_in(graph.inputs)}
+    inputs = {value.name for value in flatten_values(graph.inputs)}
     trained = [ends for name, ends in quantization.ranges.items() if name not in inputs]
     if set(trained) == {(-6.0, 6.0)}:  # What tfmot begins with.
         raise ValueError(f"'{model.name}' was not trained after tfmot quantized it.")

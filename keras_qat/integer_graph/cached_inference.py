@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Graph, values_in
+from keras_qat.graph.calls import Graph, flatten_values
 from keras_qat.integer_graph.execute import Prepared
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.number_store import NumberStore, ones_unless
-from keras_qat.keras2.backend import traced_in_time
+from keras_qat.keras2.backend import trace_after_few_calls
 
 DECIDES = 3
 """Times that inference is traced for the branches that ranges and weights choose. If they go on
@@ -57,7 +57,7 @@ class CachedInference:
         self._eager: Callable[..., list[Any]] | None = None
         """Inference that is not traced, if the last `refresh` asked for it."""
         # In a function, as reading them one by one takes ten times as long.
-        self._read = traced_in_time(lambda: [weight.value() for weight in model.weights])
+        self._read = trace_after_few_calls(lambda: [weight.value() for weight in model.weights])
 
     def look(self) -> None:
         """Forgets `resolved` if ranges or weights have changed."""
@@ -103,7 +103,9 @@ class CachedInference:
 
     def _trace(self, resolved: ResolvedGraph) -> None:
         """Traces the inference, for any batch size: Keras lets that of an input vary, too."""
-        inputs = [tf.TensorSpec(value.shape, value.dtype) for value in values_in(self.graph.inputs)]
+        inputs = [
+            tf.TensorSpec(value.shape, value.dtype) for value in flatten_values(self.graph.inputs)
+        ]
         open_inputs = [tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) for spec in inputs]
 
         def compute(*inputs: Any) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.operations import is_operation, kind_of
+from keras_qat.graph.operations import get_kind, is_operation
 from keras_qat.keras2.backend import keras, layers
 
 
@@ -134,7 +134,7 @@ _FORMS: dict[type, Callable[..., Any]] = {
 def form_of(layer: Any) -> Callable[..., Any] | None:
     """Returns how files compute a layer in float; None if they compute its own `call`."""
     if is_operation(layer):
-        return _OPERATIONS.get(kind_of(layer))
+        return _OPERATIONS.get(get_kind(layer))
     kind: Any = type(layer)
     bases: list[Any] = [base for base in kind.__mro__ if base in _FORMS]
     return _FORMS[bases[0]] if bases and kind.call is bases[0].call else None

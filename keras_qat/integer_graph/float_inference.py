@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Graph, Value, values_in
+from keras_qat.graph.calls import Graph, Value, flatten_values
 from keras_qat.graph.rebuild_model import evaluate_graph
-from keras_qat.keras2.backend import traced
+from keras_qat.keras2.backend import make_tf_function
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.layers.scheduled_layer import IN_FLOAT, Phase, ScheduledLayer, assuming
 
@@ -39,14 +39,14 @@ def evaluator(
         untraced_runs: how many runs are made before the function is traced.
     """
     graph = dataclasses.replace(graph, outputs=outputs)
-    specs = [tf.TensorSpec(value.shape, value.dtype) for value in values_in(graph.inputs)]
+    specs = [tf.TensorSpec(value.shape, value.dtype) for value in flatten_values(graph.inputs)]
     layers = {call.layer: None for call in graph.calls if isinstance(call.layer, ScheduledLayer)}
 
     def compute(*inputs: Any) -> list[Any]:
         with assuming(phase, layers):
             return evaluate_graph(graph, list(inputs), infer)
 
-    traced_compute, runs = traced(compute, input_signature=specs), 0
+    traced_compute, runs = make_tf_function(compute, input_signature=specs), 0
 
     def evaluate(arrays: Sequence[np.ndarray]) -> list[Any]:
         nonlocal runs

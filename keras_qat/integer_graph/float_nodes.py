@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import map_values
-from keras_qat.graph.precision import computing_in_float32, constants_in_float32
+from keras_qat.graph.precision import cast_constants, compute_in_float32
 from keras_qat.integer_graph.float_forms import form_of
 from keras_qat.integer_graph.float_recurrent import rnn
-from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, recurrence, swapped
-from keras_qat.keras2.layers_and_models import takes_training
+from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, replace_rnn, swap_attributes
+from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.ops.node import Node
 from keras_qat.training.batch_norm import per_tensor_fold
 from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled
@@ -39,11 +39,11 @@ def compute_in_float(node: Node, numbers: list[Any], for_file: bool = False) -> 
     call, remaining = node.call, iter(numbers)
     if node.op is not None and node.op.reads_only_weights:
         return [call.layer.value()]
-    args, kwargs = constants_in_float32((call.args, call.kwargs))
+    args, kwargs = cast_constants((call.args, call.kwargs))
     if for_file:
         args, kwargs = tf.nest.map_structure(_as_array, (args, kwargs))
     args, kwargs = map_values(lambda value: next(remaining), (args, kwargs))
-    with computing_in_float32(call.layer), AUTOGRAPH_AS_USUAL:
+    with compute_in_float32(call.layer), AUTOGRAPH_AS_USUAL:
         outputs = tf.nest.flatten(_computed(call.layer, args, kwargs, for_file))
     return [output for output in outputs if output is not None]
 
@@ -67,11 +67,11 @@ def _as_array(leaf: Any) -> Any:
 def _applied(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> Any:
     """Calls a layer as at inference."""
     kwargs = {name: value for name, value in kwargs.items() if name != "training"}
-    if takes_training(layer):
+    if accepts_training(layer):
         kwargs["training"] = False
     if not for_file:
         return layer(*args, **kwargs)
-    with recurrence(rnn, layer):
+    with replace_rnn(rnn, layer):
         form = form_of(layer)
         return layer(*args, **kwargs) if form is None else form(layer, *args, **kwargs)
 
@@ -102,7 +102,7 @@ def _folded(wrapper: QuantizeWrapper, x: Any, for_file: bool) -> Any:
     else:
         if "bias" in weights and hasattr(layer, "use_bias"):
             weights["use_bias"] = True
-        with swapped(layer, **weights):
+        with swap_attributes(layer, **weights):
             y = layer.call(x)
     if wrapper.activation is None:
         return y

@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import cond, replace_gradient, straight_through
 from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.graph.calls import Call, Value, map_values, values_in
-from keras_qat.graph.missing_values import calls_on_missing_values
-from keras_qat.graph.precision import computing_in_float32
+from keras_qat.graph.calls import Call, Value, flatten_values, map_values
+from keras_qat.graph.missing_values import find_nan_handling
+from keras_qat.graph.precision import compute_in_float32
 from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.cached_inference import CachedInference, add_to_real
 from keras_qat.integer_graph.execute import Prepared, prepare, run
@@ -29,7 +29,7 @@ from keras_qat.integer_graph.number_store import ones_unless
 from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
 from keras_qat.keras2 import backend
 from keras_qat.keras2.layer_losses import take_losses
-from keras_qat.keras2.layers_and_models import flat_inputs, nested_inputs, nested_outputs
+from keras_qat.keras2.layers_and_models import flat_inputs, get_nested_inputs, get_nested_outputs
 from keras_qat.ops.node import Node
 from keras_qat.ops.registry import match
 from keras_qat.training.calibration.watch import watch_of
@@ -59,14 +59,14 @@ class Inference:
         self.read_by_losses = self._read_by_losses()
         self.float_losses: list[Any] = []
         """The layer of each loss that is added while layers compute in float."""
-        self.replaces_nan = calls_on_missing_values(self.graph)
+        self.replaces_nan = find_nan_handling(self.graph)
         self.settled = CachedInference(
             model, self.graph, self._resolve, self._prepare, self._tensors
         )
         self.traced: tuple[int, Any] = (0, None)
         """The function of eager calls, and the version of `settled` that it was traced for."""
-        self._in_float = evaluator(self.graph, values_in(self.graph.outputs))
-        self.traced_whole = backend.traced(self._infer, reduce_retracing=True)
+        self._in_float = evaluator(self.graph, flatten_values(self.graph.outputs))
+        self.traced_whole = backend.make_tf_function(self._infer, reduce_retracing=True)
 
     def resolved(self) -> ResolvedGraph:
         """Returns what `resolve` returns, made anew only after ranges or weights have changed."""
@@ -102,7 +102,7 @@ class Inference:
         if self.model.run_eagerly:
             return self._infer_settled
         if self.traced[0] != self.settled.version:
-            function = backend.traced(self._infer_settled, reduce_retracing=True)
+            function = backend.make_tf_function(self._infer_settled, reduce_retracing=True)
             self.traced = self.settled.version, function
         return self.traced[1]
 
@@ -149,13 +149,15 @@ class Inference:
         return real + [loss for _, loss in losses]
 
     def _read_by_losses(self) -> list[Value]:
-        computed = {value for call in self.graph.loss_only for value in values_in(call.outputs)}
+        computed = {
+            value for call in self.graph.loss_only for value in flatten_values(call.outputs)
+        }
         read = [value for call in self.with_losses for value in call.inputs]
         return [value for value in dict.fromkeys(read) if value not in computed]
 
     def _finished(self, tensors: list[Any], adds_losses: bool = True) -> list[Any]:
         """Returns the outputs among `_tensors`, after adding the losses and metrics of layers."""
-        outputs = values_in(self.graph.outputs)
+        outputs = flatten_values(self.graph.outputs)
         count = len(outputs) + len(self.read_by_losses)
         read, losses = tensors[len(outputs) : count], tensors[count:]
         for layer, loss in zip(self.float_losses, losses, strict=True) if adds_losses else ():
@@ -163,10 +165,10 @@ class Inference:
         real = dict(zip(self.read_by_losses, read, strict=True))
         for call in self.with_losses if adds_losses else []:
             args, kwargs = map_values(real.__getitem__, (call.args, call.kwargs))
-            with computing_in_float32(call.layer):
+            with compute_in_float32(call.layer):
                 outputs_of_layer = call.layer(*args, **kwargs)
             if call in self.graph.loss_only:
-                values = values_in(call.outputs)
+                values = flatten_values(call.outputs)
                 real.update(zip(values, tf.nest.flatten(outputs_of_layer), strict=True))
         return [
             tf.ensure_shape(tensor, [None, *value.shape[1:]] if value.shape else [])
@@ -216,12 +218,12 @@ class Inference:
             exact = self._infer_settled
 
         def simulate(model: Any, *inputs: Any) -> list[Any]:
-            nested = tf.nest.pack_sequence_as(nested_inputs(model), list(inputs))
+            nested = tf.nest.pack_sequence_as(get_nested_inputs(model), list(inputs))
             with unchanged(states_of(model)):
                 return tf.nest.flatten(model.simulated(nested, **options))
 
         outputs = replace_gradient(exact, self.model, simulate, flat)
-        return tf.nest.pack_sequence_as(nested_outputs(self.model), outputs)
+        return tf.nest.pack_sequence_as(get_nested_outputs(self.model), outputs)
 
     def _if(self, applies: Any, flat: list[Any], y: Any, after: list[Any]) -> Any:
         """Returns what TFLite's kernels compute if `applies`, else `y`, with the gradient of `y`.

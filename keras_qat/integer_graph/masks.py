@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.graph.calls import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.graph.masks import first_argument
 from keras_qat.keras2.backend import keras
 from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
@@ -20,11 +20,11 @@ def read_for_masks(call: Call) -> list[Value]:
         if producer is None or producer in seen:
             continue
         seen.add(producer)
-        first = values_in(first_argument(producer))
+        first = flatten_values(first_argument(producer))
         if _reads_inputs(producer.layer):
             read.update(dict.fromkeys(first))
         mask = producer.kwargs.get("mask")
-        read.update(dict.fromkeys(values_in(mask)))
+        read.update(dict.fromkeys(flatten_values(mask)))
         pending += [value.producer for value in first if value.masked]
     return list(read)
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.integer_graph import fold_weights
 from keras_qat.integer_graph.fold_recurrent import weights_of_calls
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -48,7 +48,7 @@ class _Resolver:
         self.unrounded: dict[Tensor, QuantParams] = {}
         self.inputs = {
             value.name: self.tensors.new_input(value, input_range)
-            for value in values_in(graph.inputs)
+            for value in flatten_values(graph.inputs)
         }
 
     def resolved(self) -> ResolvedGraph:
@@ -57,7 +57,7 @@ class _Resolver:
             if call not in self.tensors.absorbed:
                 self._add_call(call)
         self._fold_weights()
-        outputs = [self.tensors.of_value[value] for value in values_in(self.graph.outputs)]
+        outputs = [self.tensors.of_value[value] for value in flatten_values(self.graph.outputs)]
         return ResolvedGraph(
             self.graph.name,
             self.inputs,
@@ -203,7 +203,7 @@ class _Resolver:
         if quantized and not op.has_kernel_for(quantized[0].bits):
             self._add_in_float(call, f"no int16 kernel for {op.name}")
             return
-        values = values_in(call.outputs)
+        values = flatten_values(call.outputs)
 
         def add(operands: tuple[Operand, ...], outputs: tuple[Tensor, ...]) -> None:
             name = scope_of(call)
@@ -290,7 +290,7 @@ class _Resolver:
 
     def _add_in_float(self, call: Call, reason: str) -> None:
         """Adds a node that computes a call in float, and the output quantizer of its wrapper."""
-        values, layer = values_in(call.outputs), call.layer
+        values, layer = flatten_values(call.outputs), call.layer
         quantizer = layer.output_quantizer if isinstance(layer, QuantizeWrapper) else None
         suffix = "" if quantizer is None else "/real"
         outputs = tuple(self.tensors.new(value, None, suffix) for value in values)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
-from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.tf_operations import inputs_and_constants
 from keras_qat.integer_graph.ranges import Ranges
 from keras_qat.ops.node import Constant, Operand, Tensor
@@ -36,7 +36,7 @@ class Tensors:
         """Tensor -> the value it holds, behind its quantizer and the ReLU merged into it."""
         self.absorbed: set[Call] = set()
         """Calls that are part of a node in front of them."""
-        self._outputs = set(values_in(graph.outputs))
+        self._outputs = set(flatten_values(graph.outputs))
         self._readers: dict[Value, list[Call]] = {value: [] for value in graph.values()}
         for call in [*graph.calls, *graph.loss_only]:
             for value in dict.fromkeys(values_read(call)):
@@ -119,7 +119,7 @@ def values_read(call: Call) -> list[Value]:
     op = find_row(call.layer)
     if op is not None and op.reads_only_weights:
         return []
-    return values_in(call.args[:1]) if isinstance(call.layer, Quantize) else call.inputs
+    return flatten_values(call.args[:1]) if isinstance(call.layer, Quantize) else call.inputs
 
 
 def scope_of(call: Call, value: Value | None = None) -> str:
@@ -127,7 +127,7 @@ def scope_of(call: Call, value: Value | None = None) -> str:
 
     The second call of `block/conv` is `block/conv>2`, its second output `block/conv:1`.
     """
-    values = values_in(call.outputs)
+    values = flatten_values(call.outputs)
     name = as_scope(values[0].name.split(":")[0])
     index = 0 if value is None else values.index(value)
     return name if index == 0 else f"{name}:{index}"

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.missing_values import calls_on_missing_values
+from keras_qat.graph.missing_values import find_nan_handling
 from keras_qat.graph.read_model import read_model
-from keras_qat.keras2.layers_and_models import nested_inputs
+from keras_qat.keras2.layers_and_models import get_nested_inputs
 
 
 class Input(NamedTuple):
@@ -57,7 +57,7 @@ def inputs_of(model: Any) -> Inputs:
     """Returns what the verbs read of a model's inputs; `Inputs` stay as they are."""
     if isinstance(model, Inputs):
         return model
-    nested = nested_inputs(model)
+    nested = get_nested_inputs(model)
     is_flat = isinstance(nested, dict) and len(nested) == len(model.inputs)
     keys = sorted(nested) if is_flat else model.input_names
     inputs = [
@@ -66,7 +66,7 @@ def inputs_of(model: Any) -> Inputs:
     ]
 
     def with_nan() -> set[str]:
-        return {value.name for value in calls_on_missing_values(read_model(model))}
+        return {value.name for value in find_nan_handling(read_model(model))}
 
     whole = getattr(model, "part_of", None)
     return Inputs(model.name, inputs, nested, with_nan, whole and inputs_of(whole))

@@ -84,7 +84,7 @@ def is_building() -> bool:
     return name == "keras_graph" or name.endswith("_scratch_graph")
 
 
-def calling_layer() -> tuple[Any, Any]:
+def find_calling_layer() -> tuple[Any, Any]:
     """Returns the layer or model inside whose `call` this is, or None, and its `training`."""
     context = _base_layer.base_layer_utils.call_context()
     return context.layer, context.training
@@ -104,18 +104,18 @@ def is_in_converter() -> bool:
     return False
 
 
-def mask_of(x: Any) -> Any:
+def get_keras_mask(x: Any) -> Any:
     """Returns the mask that a tensor carries, or None."""
     return getattr(x, "_keras_mask", None)
 
 
-def set_mask(x: Any, mask: Any) -> None:
+def set_keras_mask(x: Any, mask: Any) -> None:
     """Makes a tensor carry a mask, for the layers that read it."""
     if mask is not None:
         x._keras_mask = mask
 
 
-def attention_parts(layer: Any) -> dict[str, Any]:
+def get_attention_components(layer: Any) -> dict[str, Any]:
     """Returns the parts of a MultiHeadAttention.
 
     They are its four EinsumDense layers by name, its equations, the axes that it attends over, the
@@ -134,7 +134,7 @@ def attention_parts(layer: Any) -> dict[str, Any]:
     }
 
 
-def takes_mask(layer: Any) -> bool:
+def accepts_mask(layer: Any) -> bool:
     """Returns whether a layer's `call` has an argument `mask`."""
     return bool(layer._call_spec.expects_mask_arg)
 
@@ -144,14 +144,14 @@ def is_symbolic(x: Any) -> bool:
     return hasattr(x, "_keras_history")
 
 
-def is_given_mask(layer: Any, args: Any, kwargs: Any) -> bool:
+def has_mask_argument(layer: Any, args: Any, kwargs: Any) -> bool:
     """Returns whether a call says itself what the argument `mask` of a layer is."""
     by_position = layer._call_spec.arg_was_passed("mask", args, {}, inputs_in_args=True)
     return bool(by_position or kwargs.get("mask") is not None)
 
 
 @contextlib.contextmanager
-def recurrence(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
+def replace_rnn(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
     """Runs a block in which recurrent layers compute with `rnn` in place of `keras.backend.rnn`.
 
     Replaces the function in Keras' module, as no layer takes another loop as an argument: all of
@@ -160,19 +160,19 @@ def recurrence(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
     module: Any = inspect.getmodule(keras.backend.rnn)
     inner = [part for layer in layers for part in layer._flatten_layers()]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(swapped(module, rnn=rnn))
+        stack.enter_context(swap_attributes(module, rnn=rnn))
         for layer in inner:
             if hasattr(layer, "_could_use_gpu_kernel"):
-                stack.enter_context(swapped(layer, _could_use_gpu_kernel=False))
+                stack.enter_context(swap_attributes(layer, _could_use_gpu_kernel=False))
         yield
 
 
-def forget_dropout(layer: keras.layers.Layer) -> None:
+def reset_dropout_mask(layer: keras.layers.Layer) -> None:
     """Resets the dropout mask of a recurrent layer's cell, as each call of the layer does."""
     layer._maybe_reset_cell_dropout_mask(layer.cell)
 
 
-def output_shape(layer: Any, input_shape: Any) -> Any:
+def infer_output_shape(layer: Any, input_shape: Any) -> Any:
     """Returns the shape of a built layer's output, also where EinsumDense leaves sizes out.
 
     An Embedding computes any shape, whatever its `input_length` says.
@@ -189,7 +189,7 @@ def output_shape(layer: Any, input_shape: Any) -> Any:
         return tf.einsum(layer.equation, x, kernel).shape
 
 
-def steps_per_execution(model: Any) -> int:
+def get_steps_per_execution(model: Any) -> int:
     """Returns how many training steps Keras runs at a time."""
     steps = model._steps_per_execution  # A variable, or one for each replica.
     return 1 if steps is None else int(steps.value())
@@ -225,9 +225,9 @@ def make_training_variables(model: Any, batches: Any, training: bool) -> None:
     func_graph.func_graph_from_py_func("measure", measure, (targets, outputs, weights), {})
 
 
-def traced(function: Callable[..., Any], **options: Any) -> Any:
+def make_tf_function(function: Callable[..., Any], **options: Any) -> Any:
     """Makes a `tf.function` that does not warn of frequent tracing, as each model makes its own."""
-    return without_warnings(tf.function(function, autograph=False, **options))
+    return silence_retracing(tf.function(function, autograph=False, **options))
 
 
 AUTOGRAPH_AS_USUAL = tf.__internal__.autograph.control_status_ctx()
@@ -238,19 +238,22 @@ without_autograph = tf.autograph.experimental.do_not_convert
 """Calls Python as it is, also in a `tf.function`, whose code AutoGraph has converted for Keras."""
 
 FEW_CALLS = 20
-"""Number of calls that `traced_in_time` runs without tracing."""
+"""Number of calls that `trace_after_few_calls` runs without tracing."""
 
 
-def traced_in_time(function: Callable[[], Any]) -> Callable[[], Any]:
+def trace_after_few_calls(function: Callable[[], Any]) -> Callable[[], Any]:
     """Returns a function that is traced after `FEW_CALLS` calls, which is what tracing costs.
 
     Its graph is called as it is: to look for it by its arguments takes longer than reading weights.
     """
-    graph, calls = functools.cache(traced(function).get_concrete_function), itertools.count()
+    graph, calls = (
+        functools.cache(make_tf_function(function).get_concrete_function),
+        itertools.count(),
+    )
     return lambda: (graph() if next(calls) >= FEW_CALLS else function)()
 
 
-def without_warnings(function: Any) -> Any:
+def silence_retracing(function: Any) -> Any:
     """Stops a `tf.function` from warning of frequent tracing, and returns it."""
     if hasattr(function, "_omit_frequent_tracing_warning"):
         function._omit_frequent_tracing_warning = True
@@ -258,7 +261,7 @@ def without_warnings(function: Any) -> Any:
 
 
 @contextlib.contextmanager
-def any_first_sizes() -> Iterator[None]:
+def allow_any_batch_sizes() -> Iterator[None]:
     """Runs a block in which Keras does not warn that a model's inputs differ in their first sizes.
 
     Inputs that stand for weights have no batch.
@@ -276,7 +279,7 @@ def any_first_sizes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_collection() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Runs a block with garbage collection off, as it makes many objects that stay."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -293,7 +296,7 @@ _TURN = threading.RLock()
 
 
 def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Decorator: threads take turns, as functions swap weights of layers (see `swapped`)."""
+    """Decorator: threads take turns, because functions swap weights of layers."""
 
     @functools.wraps(verb)
     def in_turn(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
@@ -304,7 +307,7 @@ def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
 
 
 @contextlib.contextmanager
-def patched(owner: Any, **members: Any) -> Iterator[None]:
+def patch_members(owner: Any, **members: Any) -> Iterator[None]:
     """Runs a block in which members of a module or a class are replaced.
 
     Other threads call the functions that were there before.
@@ -333,7 +336,7 @@ def patched(owner: Any, **members: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def swapped(layer: Any, **attributes: Any) -> Iterator[None]:
+def swap_attributes(layer: Any, **attributes: Any) -> Iterator[None]:
     """Runs a block with attributes of `layer` replaced, e.g. its kernel by a quantized one.
 
     Keras' attribute tracking is bypassed, so the layer keeps its weights. The layer's own `call`

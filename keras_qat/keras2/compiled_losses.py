@@ -61,7 +61,7 @@ class CompiledLoss:
         return errors.reshape(len(errors), -1).mean(-1)
 
 
-def losses_of(model: Any, names: Sequence[str]) -> list[CompiledLoss | None]:
+def find_losses(model: Any, names: Sequence[str]) -> list[CompiledLoss | None]:
     """Returns the loss of each output; None for an output without one.
 
     Args:

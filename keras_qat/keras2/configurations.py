@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from keras_qat.keras2.backend import any_first_sizes, keras, swapped
+from keras_qat.keras2.backend import allow_any_batch_sizes, keras, swap_attributes
 from keras_qat.origins import KNOWN, LIBRARIES, package_of
 
 
@@ -29,7 +29,7 @@ def _serialization() -> Any:
     return inspect.getmodule(keras.saving.deserialize_keras_object)
 
 
-def in_safe_mode() -> bool | None:
+def get_safe_mode() -> bool | None:
     """Returns whether Keras is loading a file in safe mode; None if neither is set."""
     mode = _serialization().in_safe_mode()
     frame = inspect.currentframe() if mode is None else None
@@ -80,7 +80,7 @@ class CustomObjects(NamedTuple):
     has_lambda: bool
 
 
-def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
+def collect_custom_objects(layers: Iterable[Any]) -> CustomObjects:
     """Collects custom classes of layers and their parts, and functions in their place.
 
     Not several functions of one name that regularize or constrain: one would be taken for the
@@ -103,7 +103,7 @@ def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
         for name, value in vars(layer).items()
         if inspect.isfunction(value)
         and package_of(value) not in KNOWN
-        and not (package_of(value) == "tensorflow" and finds_by_name(value))
+        and not (package_of(value) == "tensorflow" and can_find_activation(value))
     ]
     of_values = [f for name, f in functions if name.endswith(("activation", "initializer"))]
     of_weights = {f for name, f in functions if name.endswith(("regularizer", "constraint"))}
@@ -114,7 +114,7 @@ def custom_objects_in(layers: Iterable[Any]) -> CustomObjects:
     return CustomObjects(custom, has_lambda)
 
 
-def finds_by_name(function: Any) -> bool:
+def can_find_activation(function: Any) -> bool:
     """Returns whether Keras finds an activation that is TensorFlow's, or its own of that name."""
     with contextlib.suppress(ValueError):
         return callable(keras.activations.get(getattr(function, "__name__", "")))
@@ -139,7 +139,7 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
         yield
 
 
-def missing_config(layer: Any) -> dict[str, Any]:
+def find_missing_config(layer: Any) -> dict[str, Any]:
     """Returns entries that Keras omits from a layer's configuration: `synchronized`, names.
 
     Keras gives names only to constructors whose `**kwargs` are called just so.
@@ -155,7 +155,7 @@ def missing_config(layer: Any) -> dict[str, Any]:
 def serialize(layer: Any) -> dict[str, Any]:
     """Serializes a layer, with the entries that Keras omits."""
     serialized = keras.layers.serialize(layer)
-    serialized["config"].update(missing_config(layer))
+    serialized["config"].update(find_missing_config(layer))
     return serialized
 
 
@@ -166,7 +166,7 @@ def _own_format() -> Iterator[None]:
     While it loads an .h5 file it expects the format of such files, with which it does not know
     registered classes by their names.
     """
-    with swapped(_serialization(), in_tf_saved_model_scope=lambda: False):
+    with swap_attributes(_serialization(), in_tf_saved_model_scope=lambda: False):
         yield
 
 
@@ -176,7 +176,7 @@ def deserialize(config: dict[str, Any]) -> Any:
         return keras.layers.deserialize(config)
 
 
-def model_from(config: dict[str, Any]) -> Any:
+def load_nested_model(config: dict[str, Any]) -> Any:
     """Makes a model of its configuration, inside of a layer's."""
-    with _own_format(), any_first_sizes():
+    with _own_format(), allow_any_batch_sizes():
         return keras.Model.from_config(config)

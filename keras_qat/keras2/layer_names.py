@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from keras_qat.keras2.backend import keras, swapped
+from keras_qat.keras2.backend import keras, swap_attributes
 from keras_qat.origins import KERAS, package_of
 
 
@@ -35,7 +35,7 @@ def names_inside(layer: Any) -> dict[int, str]:
     return names
 
 
-def names_of_calls(layer: Any) -> dict[int, str]:
+def name_inner_calls(layer: Any) -> dict[int, str]:
     """Names the layers inside a layer as `names_inside`, and those of models among them by class.
 
     The latter need not be different.
@@ -65,23 +65,23 @@ def is_of_keras(layer: Any) -> bool:
 
 
 @contextlib.contextmanager
-def named_by_attributes(layer: Any) -> Iterator[None]:
+def use_attribute_names(layer: Any) -> Iterator[None]:
     """Runs a block in which a user's own layers, and layers in them, are named after attributes.
 
     The names that Keras gives differ in every copy, as a counter of the process is part of them.
     """
     with contextlib.ExitStack() as stack:
-        names = names_of_calls(layer)
+        names = name_inner_calls(layer)
         for inner in layer._flatten_layers(include_self=False):
             if id(inner) in names and not (is_of_keras(layer) and is_of_keras(inner)):
                 name = names[id(inner)].rsplit("/", 1)[-1]
-                stack.enter_context(swapped(inner, _name=name))
-                stack.enter_context(named_by_attributes(inner))
+                stack.enter_context(swap_attributes(inner, _name=name))
+                stack.enter_context(use_attribute_names(inner))
         yield
 
 
 @contextlib.contextmanager
-def of_different_names(layer: Any) -> Iterator[None]:
+def use_unique_names(layer: Any) -> Iterator[None]:
     """Runs a block in which no two layers inside a layer have one name, as a Keras model requires.
 
     Keras counts anew in `build`, so that a layer made there may be named as one made before.
@@ -93,5 +93,5 @@ def of_different_names(layer: Any) -> Iterator[None]:
             while name in taken:
                 name, count = f"{inner.name}_{count}", count + 1
             taken.add(name)
-            stack.enter_context(swapped(inner, _name=name))
+            stack.enter_context(swap_attributes(inner, _name=name))
         yield

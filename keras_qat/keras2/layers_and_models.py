@@ -39,19 +39,21 @@ def set_known_sizes(model: Any, x: Any) -> None:
             tensor.set_shape(sizes)
 
 
-def layers_in(model: Any) -> list[Any]:
+def list_layers(model: Any) -> list[Any]:
     """Returns a layer or model and all layers inside it; nothing for any other object."""
     return list(getattr(model, "_flatten_layers", lambda: ())())
 
 
-def layers_directly_in(layer: Any) -> list[Any]:
+def list_sublayers(layer: Any) -> list[Any]:
     """Returns the layers that are attributes of a layer, without those inside of these."""
     return list(layer._flatten_layers(recursive=False, include_self=False))
 
 
-def weights_in_order(layer: Any) -> list[Any]:
+def list_weights(layer: Any) -> list[Any]:
     """Returns a layer's own weights, then its inner layers', whatever is trainable."""
-    own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers_in(layer)]
+    own = [
+        [*inner._trainable_weights, *inner._non_trainable_weights] for inner in list_layers(layer)
+    ]
     unique = {id(weight): weight for weights in own for weight in weights}
     return list(unique.values())
 
@@ -69,18 +71,18 @@ def clone(layer: Any, /, **changes: Any) -> Any:
         )
     activation = vars(layer).get("activation")
     is_function = callable(activation) and not isinstance(activation, keras.layers.Layer)
-    own = own_parts(layer, vars(layer)) if package_of(type(layer)) in KNOWN else {}
+    own = find_custom_attributes(layer, vars(layer)) if package_of(type(layer)) in KNOWN else {}
     without = tf.nest.map_structure(lambda _: None, own)
     if is_function and not getattr(layer, "_auto_get_config", False):
         changes = {"activation": activation, **changes}
         without["activation"] = keras.activations.linear
-    with backend.swapped(layer, **without):  # A config may be unable to hold them.
+    with backend.swap_attributes(layer, **without):  # A config may be unable to hold them.
         config = layer.get_config()
-    changes = {**own_parts(layer, config), **changes}
+    changes = {**find_custom_attributes(layer, config), **changes}
     with configurations.deserialization_scope(
-        configurations.custom_objects_in(layer._flatten_layers())
+        configurations.collect_custom_objects(layer._flatten_layers())
     ):
-        copy = _made_like(layer, {**config, **configurations.missing_config(layer), **changes})
+        copy = _made_like(layer, {**config, **configurations.find_missing_config(layer), **changes})
     _check_arguments(layer, copy, {**config, **changes})
     return copy
 
@@ -98,7 +100,7 @@ def _check_arguments(layer: Any, copy: Any, config: dict[str, Any]) -> None:
             raise TypeError(f"get_config of {type(layer).__name__} does not return {name!r}")
 
 
-def take(new: Any, old: Any) -> None:
+def assign_reshaped(new: Any, old: Any) -> None:
     """Gives a weight the numbers of another, which may have another type or split its axes."""
     new.assign(tf.reshape(tf.cast(old, new.dtype), new.shape))
 
@@ -118,7 +120,7 @@ def _made_like(layer: Any, config: dict[str, Any]) -> Any:
     return made
 
 
-def own_parts(layer: Any, names: Iterable[str]) -> dict[str, Any]:
+def find_custom_attributes(layer: Any, names: Iterable[str]) -> dict[str, Any]:
     """Returns a user's functions and objects that regularize or constrain, by those of the names.
 
     The configuration of a layer has the names of the former, and may have one of the latter that
@@ -137,7 +139,7 @@ def own_parts(layer: Any, names: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def own_initializers(layer: Any) -> list[str]:
+def find_custom_initializers(layer: Any) -> list[str]:
     """Returns the arguments of a layer of Keras that are initializers of a user's own."""
     if not is_of_keras(layer):
         return []
@@ -160,12 +162,12 @@ def name_outputs(model: Any, names: list[str]) -> None:
     object.__setattr__(model, "output_names", list(names))
 
 
-def names_of_outputs(model: Any) -> list[str]:
+def get_output_names(model: Any) -> list[str]:
     """Returns the names of a model's outputs: the keys of a dict, else those that Keras gave them.
 
     Keras' names for a dict are of layers, and in the order of the sorted keys.
     """
-    outputs, names = nested_outputs(model), list(model.output_names)
+    outputs, names = get_nested_outputs(model), list(model.output_names)
     if not isinstance(outputs, Mapping):
         return names
     paths = tf.__internal__.nest.yield_flat_paths(outputs)
@@ -173,45 +175,45 @@ def names_of_outputs(model: Any) -> list[str]:
     return keys if len(set(keys)) == len(names) else names
 
 
-def readers_of(tensor: Any) -> list[tuple[Any, Any]]:
+def find_keras_consumers(tensor: Any) -> list[tuple[Any, Any]]:
     """Returns the calls that read a symbolic tensor: each layer with its symbolic outputs."""
     nodes = tensor._keras_history.layer.outbound_nodes
     readers = [node for node in nodes if any(x is tensor for x in node.keras_inputs)]
     return [(node.layer, node.outputs) for node in readers]
 
 
-def end_at(model: Any, outputs: Any) -> None:
+def set_outputs(model: Any, outputs: Any) -> None:
     """Makes a functional model return other symbolic tensors, under the names of its outputs."""
-    names = names_of_outputs(model)
+    names = get_output_names(model)
     model._init_graph_network(model._nested_inputs, outputs)
     name_outputs(model, names)
 
 
-def class_path(layer: Any) -> str:
+def get_class_path(layer: Any) -> str:
     """Returns the module path of a layer class that Keras does not export."""
     module = type(layer).__module__
     inside = module.split("keras.src.")[-1] if "keras.src." in module else module
     return f"{inside}.{type(layer).__name__}"
 
 
-def nested_inputs(model: Any) -> Any:
+def get_nested_inputs(model: Any) -> Any:
     """Returns the symbolic inputs of a model, in the structure that it takes."""
     return model.inputs[0] if isinstance(model, keras.Sequential) else model._nested_inputs
 
 
-def nested_outputs(model: Any) -> Any:
+def get_nested_outputs(model: Any) -> Any:
     """Returns the symbolic outputs of a model, in the structure that it returns."""
     return model.outputs[0] if isinstance(model, keras.Sequential) else model._nested_outputs
 
 
-def nodes_of(model: Any) -> list[Any]:
+def list_nodes(model: Any) -> list[Any]:
     """Returns Keras' nodes for the layer calls in a model, in the order of computation."""
     depths = sorted(model._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
     return [node for node in nodes if not node.is_input]
 
 
-def takes_training(layer: Any) -> bool:
+def accepts_training(layer: Any) -> bool:
     """Returns whether a layer computes differently in training."""
     return bool(layer._call_spec.expects_training_arg)
 

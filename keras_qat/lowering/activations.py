@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.helper_layers.operations import HardSwish, Regularize
 from keras_qat.imports.keras3 import activations as keras_3
 from keras_qat.keras2.backend import keras, layers
@@ -39,7 +39,7 @@ def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Cal
     A wrapped layer's own call, which the regularizer would see, is not computed at inference.
     """
     layer = call.layer
-    if layer.activity_regularizer is None or len(values_in(call.outputs)) > 1:
+    if layer.activity_regularizer is None or len(flatten_values(call.outputs)) > 1:
         return []
     if type(layer) in _REGULARIZED_IN_PARTS or "activity_regularizer" not in layer.get_config():
         return []

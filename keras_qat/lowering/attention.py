@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.tf_operations import operands
+from keras_qat.graph.tf_operations import get_operands
 from keras_qat.helper_layers.operations import Contract, MaskScores, Regularize
-from keras_qat.keras2.backend import attention_parts, layers
+from keras_qat.keras2.backend import get_attention_components, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.mask_tensors import MaskTensors
@@ -34,9 +34,9 @@ def split_multi_head_attention(
     """
     layer = call.layer
     names = ("query", "value", "key", "attention_mask", "return_attention_scores")
-    query, value, key, mask, with_scores, causal = operands(call, *names, "use_causal_mask")
+    query, value, key, mask, with_scores, causal = get_operands(call, *names, "use_causal_mask")
     key = value if key is None else key
-    details = {**attention_parts(layer), "changes": {}}
+    details = {**get_attention_components(layer), "changes": {}}
     steps = (query.shape[1], value.shape[1])
     is_masked = any(x.masked for x in (query, value, key))
     if (is_masked and masks is None) or (causal and None in steps):
@@ -163,7 +163,7 @@ def split_attention(call: Call, context: LoweringContext) -> list[Call]:
     """
     layer = call.layer
     names = ("inputs", "mask", "return_attention_scores", "use_causal_mask")
-    (query, value, *key), mask, with_scores, causal = operands(call, *names)
+    (query, value, *key), mask, with_scores, causal = get_operands(call, *names)
     masks = [m for m in tf.nest.flatten(mask) if m is not None]
     is_masked = masks or any(x.masked for x in (query, value, *key))
     size, more = (query.shape[-2], value.shape[-2]), "xyz"[: len(query.shape) - 3]

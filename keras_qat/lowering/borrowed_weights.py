@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Graph
-from keras_qat.keras2.layers_and_models import layers_directly_in, layers_in
-from keras_qat.tracing.layer_weights import weights_held_by
+from keras_qat.keras2.layers_and_models import list_layers, list_sublayers
+from keras_qat.tracing.layer_weights import find_weight_holders
 
 
 class BorrowedWeights:
@@ -30,8 +30,8 @@ class BorrowedWeights:
         self._refused: set[Any] = set()
         self._top = list(dict.fromkeys(call.layer for call in graph.calls))
         self._parents: dict[Any, set[Any]] = {}
-        for layer in {inner for top in self._top for inner in layers_in(top)}:
-            for inner in layers_directly_in(layer):
+        for layer in {inner for top in self._top for inner in list_layers(top)}:
+            for inner in list_sublayers(layer):
                 self._parents.setdefault(inner, set()).add(layer)
 
     def note(self, layer: Any, variables: Sequence[Any]) -> bool:
@@ -81,4 +81,4 @@ class BorrowedWeights:
 
 
 def _weights_of(layer: Any) -> list[Any]:
-    return tf.nest.flatten([list(held.values()) for _, held in weights_held_by(layer)])
+    return tf.nest.flatten([list(held.values()) for _, held in find_weight_holders(layer)])

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.facts import solve
-from keras_qat.graph.precision import policy_of
-from keras_qat.graph.structural_keys import describe
+from keras_qat.graph.precision import get_policy
+from keras_qat.graph.structural_keys import describe_argument
 from keras_qat.keras2.layers_and_models import clone
 
 _PLAIN = bool, int, float, str, np.generic
@@ -85,9 +85,9 @@ class LoweringContext:
             suffix: what follows the names of the call and its layer.
         """
         made = self._patterns.setdefault((call.layer, suffix), {})
-        options["dtype"] = policy_of(call.output.dtype)
+        options["dtype"] = get_policy(call.output.dtype)
         config = make(**options, name=suffix or "pattern").get_config()
-        key = repr((make, tf.nest.map_structure(describe, config)))
+        key = repr((make, tf.nest.map_structure(describe_argument, config)))
         if key not in made:
             end = f"{suffix}_{len(made)}" if made else suffix
             made[key] = make(**options, name=call.layer.name + end), end
@@ -135,7 +135,7 @@ class PartsBuilder:
         part = self.context.part_for(layer, part, (args, options))
         name = f"{layer.name}_{part}" if part else layer.name
         if make is not clone:
-            options = {"dtype": policy_of(self.call.output.dtype), **options}
+            options = {"dtype": get_policy(self.call.output.dtype), **options}
         return self.context.layer(layer, part, lambda: make(*args, **options, name=name), weights)
 
     def add(

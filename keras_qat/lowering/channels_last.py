@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, is_batch_norm, map_values, values_in
-from keras_qat.graph.precision import policy_of
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, is_batch_norm, map_values
+from keras_qat.graph.precision import get_policy
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.activations import split_activation
 from keras_qat.lowering.builder import LoweringContext
@@ -29,7 +29,10 @@ def with_channels_last(graph: Graph, context: LoweringContext) -> Graph:
     for call in graph.calls:
         for part in _without_activation(call, context):
             visitor.visit(part)
-    for value in [*values_in(graph.outputs), *(v for call in graph.loss_only for v in call.inputs)]:
+    for value in [
+        *flatten_values(graph.outputs),
+        *(v for call in graph.loss_only for v in call.inputs),
+    ]:
         visitor.turn_back(value)
     return dataclasses.replace(graph, calls=visitor.calls)
 
@@ -71,7 +74,7 @@ class _Visitor:
         for value in call.inputs:
             self.turn_back(value)
         self.calls.append(call)
-        self.computed.update(values_in(call.outputs))
+        self.computed.update(flatten_values(call.outputs))
 
     def channels_last_layer(self, call: Call) -> Any:
         """Returns the layer that computes a call on channels last; None if it has none."""
@@ -130,7 +133,7 @@ class _Visitor:
         order = _order(len(value.shape), to_last)
         suffix = "channels_last" if to_last else "channels_first"
         name = f"{value.name.replace('/', '_').replace('#', '_call').replace(':', '_')}_{suffix}"
-        dtype = policy_of(value.dtype)
+        dtype = get_policy(value.dtype)
         make = lambda: layers.Permute(order, name=name, dtype=dtype)  # noqa: E731
         layer = self.context.layer(value, suffix, make)
         if output is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from keras_qat.graph.calls import Call, Graph, is_batch_norm, values_in
+from keras_qat.graph.calls import Call, Graph, flatten_values, is_batch_norm
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.ops.registry import find_op
 
@@ -12,7 +12,7 @@ from keras_qat.ops.registry import find_op
 def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
     """Drops linear activations in front of a BatchNormalization, which would prevent folding."""
     consumers = graph.consumers()
-    outputs = values_in(graph.outputs)
+    outputs = flatten_values(graph.outputs)
     calls = {call: call for call in graph.calls}
     for call in graph.calls:
         op = find_op(call)
@@ -38,7 +38,7 @@ def name_apart(graph: Graph, context: LoweringContext) -> Graph:
         name = call.name
         while owners.setdefault(name, call.layer) is not call.layer:
             name += "_"
-        for value in values_in(call.outputs):
+        for value in flatten_values(call.outputs):
             if name != call.name and value.name.startswith(call.name):
                 value.name = name + value.name.removeprefix(call.name)
         return dataclasses.replace(call, name=name)

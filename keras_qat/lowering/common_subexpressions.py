@@ -9,9 +9,9 @@ from typing import Any
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values
 from keras_qat.graph.operations import is_operation
-from keras_qat.graph.structural_keys import StructuralKeys, describe
+from keras_qat.graph.structural_keys import StructuralKeys, describe_argument
 from keras_qat.keras2.layer_names import is_of_keras
-from keras_qat.keras2.layers_and_models import takes_training
+from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.ops.registry import find_op
 
@@ -25,7 +25,7 @@ def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph
     def identify(call: Call) -> Hashable | None:
         """Return a key that calls share if equal inputs give equal outputs."""
         layer = call.layer
-        if find_op(call) is None or not is_known(layer) or takes_training(layer):
+        if find_op(call) is None or not is_known(layer) or accepts_training(layer):
             return None
         has_weights = bool(layer.weights or graph.weights.get(layer))
         return type(layer), id(layer) if has_weights else _describe_configuration(layer)
@@ -55,7 +55,7 @@ def _replace(merged: Mapping[Value, Value], structure: Any) -> Any:
 
 def _describe_configuration(layer: Any) -> str:
     config = {key: value for key, value in layer.get_config().items() if key != "name"}
-    return json.dumps(config, sort_keys=True, default=lambda leaf: repr(describe(leaf)))
+    return json.dumps(config, sort_keys=True, default=lambda leaf: repr(describe_argument(leaf)))
 
 
 def is_known(layer: Any) -> bool:

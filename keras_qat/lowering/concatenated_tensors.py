@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.operations import kind_of
-from keras_qat.graph.tf_operations import argument
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
+from keras_qat.graph.operations import get_kind
+from keras_qat.graph.tf_operations import get_argument
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.expand_call import expand_call, known, require, stand_in
@@ -100,7 +100,7 @@ def _find(value: Value) -> _Concatenation:
 def _cuts(call: Call) -> bool:
     """Tell whether a call returns parts of a tensor."""
     is_cropping = type(call.layer) is layers.Cropping1D
-    return is_cropping or kind_of(call) in ("getitem", "slice", "split", "unstack")
+    return is_cropping or get_kind(call) in ("getitem", "slice", "split", "unstack")
 
 
 def _reshape_tensors(call: Call) -> Any:
@@ -121,12 +121,12 @@ def _read_tensors(call: Call) -> Any:
     """Trace what a call cuts out of a concatenation from the concatenated tensors."""
     require(len(call.inputs) == 1)
     attributes, joined = match(call).attributes, _find(call.inputs[0])
-    require(not any(x.masked for x in [*joined.tensors, *values_in(call.outputs)]))
-    if kind_of(call) not in ("split", "unstack"):
+    require(not any(x.masked for x in [*joined.tensors, *flatten_values(call.outputs)]))
+    if get_kind(call) not in ("split", "unstack"):
         return _slice_tensors(call, joined, attributes)
-    axis, is_unstack = known(attributes.get("axis")), kind_of(call) == "unstack"
+    axis, is_unstack = known(attributes.get("axis")), get_kind(call) == "unstack"
     require(axis % len(call.inputs[0].shape) == joined.axis and is_unstack == joined.is_stacked)
-    sizes = [1 if is_unstack else int(x.shape[axis] or 0) for x in values_in(call.outputs)]
+    sizes = [1 if is_unstack else int(x.shape[axis] or 0) for x in flatten_values(call.outputs)]
     ends = itertools.accumulate(sizes)
     return [joined.read(joined.cut(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
@@ -139,11 +139,11 @@ def _slice_tensors(call: Call, joined: _Concatenation, attributes: Any) -> Any:
     entries = entries[start:][:1] if is_index else entries[start:stop:step]
     require(entries and entries.step == 1 and joined.is_stacked <= is_index)
     pieces = joined.cut(entries[0], entries[-1] + 1)
-    if kind_of(call) != "getitem":
+    if get_kind(call) != "getitem":
         cut = [index for index, part in enumerate(parts) if _leaves_out(part, shape[index])]
         require(cut == [axis])
         return joined.read(pieces)
-    items = items_for_axes(argument(call, "slice_spec"), len(shape))
+    items = items_for_axes(get_argument(call, "slice_spec"), len(shape))
     position = [index for index, item in enumerate(items) if item is not None][axis]
     piece, is_joined = pieces[0], len(pieces) > 1
     if joined.is_stacked:

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.tf_operations import array, operands
+from keras_qat.graph.tf_operations import get_operands, read_array
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
@@ -17,9 +17,9 @@ _FLAGS = ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
 
 def split_product(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers tf.matmul of a tensor and a constant matrix to Dense."""
-    x, constant, *flags = operands(call, "a", "b", *_FLAGS)
+    x, constant, *flags = get_operands(call, "a", "b", *_FLAGS)
     turns_x, turns_matrix = flags[0] or flags[2], flags[1] or flags[3]
-    matrix = array(constant)
+    matrix = read_array(constant)
     if not isinstance(x, Value) or matrix is None or matrix.ndim != 2 or turns_x:
         return []
     matrix = (matrix.T if turns_matrix else matrix).astype(np.float32)
@@ -37,7 +37,7 @@ def with_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
     of two tensors.
     """
     arguments = [*call.args, *call.kwargs.values()]
-    constants = [leaf for leaf in arguments if getattr(array(leaf), "ndim", 0) > 2]
+    constants = [leaf for leaf in arguments if getattr(read_array(leaf), "ndim", 0) > 2]
     if len(call.inputs) != 1 or not call.inputs[0].is_float or len(constants) != 1:
         return []
     matrices = np.asarray(constants[0], np.float32)
@@ -52,8 +52,8 @@ def with_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
 
 def split_constant_table(call: Call, context: LoweringContext) -> list[Call]:
     """Lowers tf.gather of a constant's rows, by a tensor of their numbers, to an Embedding."""
-    table, indices, *options = operands(call, *GATHER_ARGUMENTS)
-    table, shape = array(table), call.output.shape[1:]
+    table, indices, *options = get_operands(call, *GATHER_ARGUMENTS)
+    table, shape = read_array(table), call.output.shape[1:]
     if table is None or not table.ndim or any(options) or not call.output.is_float:
         return []
     if not isinstance(indices, Value) or not indices.shape or None in shape:

@@ -9,7 +9,7 @@ from keras_qat.graph.operations import is_operation
 from keras_qat.graph.read_model import read_model
 from keras_qat.imports.read_float import ReadsWeight
 from keras_qat.keras2.backend import layers
-from keras_qat.keras2.configurations import finds_by_name
+from keras_qat.keras2.configurations import can_find_activation
 from keras_qat.keras2.readability import is_graph_model
 from keras_qat.lowering.activations import ACTIVATIONS
 from keras_qat.lowering.mask_tensors import is_recurrent
@@ -46,7 +46,7 @@ def runs_custom_code(layer: Any) -> bool:
 
 def _is_known(function: Any) -> bool:
     """Returns whether an activation function has a row or a lowering, and is saved as it is."""
-    if package_of(function) == "tensorflow" and not finds_by_name(function):
+    if package_of(function) == "tensorflow" and not can_find_activation(function):
         return False
     with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
         return function in ACTIVATIONS or is_listed_function(function)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_qat.graph.calls import Call, map_values
-from keras_qat.graph.operations import is_operation, kind_of
+from keras_qat.graph.operations import get_kind, is_operation
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.expand_call import copy_outputs, expand_call
@@ -47,7 +47,7 @@ def expand_operation(call: Call, context: LoweringContext, forced: bool) -> list
         context: keeps the layers.
         forced: whether to expand operations that are better in float.
     """
-    kind = kind_of(call)
+    kind = get_kind(call)
     reads_floats = all(value.is_float for value in call.inputs)
     table = EARLY_OPERATIONS if reads_floats else EARLY_OPERATIONS_OF_INTEGERS
     if kind not in table or (kind in BETTER_IN_FLOAT and not forced):

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.operations import is_operation
-from keras_qat.graph.tf_operations import number, operation_class
+from keras_qat.graph.tf_operations import operation_class, read_scalar
 from keras_qat.helper_layers.elementwise_functions import FUNCTIONS, Formula
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.lowering.activations import split_activation
@@ -62,11 +62,11 @@ def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
     for call in graph.calls:
         if chain := _find_chain(call, chains):
             chains[call.output] = chain
-    read = set(values_in(graph.outputs))
+    read = set(flatten_values(graph.outputs))
     read.update(value for call in graph.loss_only for value in call.inputs)
     inside, calls = set(chains), []
     for call in reversed(graph.calls):
-        values = values_in(call.outputs)
+        values = flatten_values(call.outputs)
         if values and inside.issuperset(values) and read.isdisjoint(values):
             continue
         parts, chain = [call], chains.get(next(iter(values), None))  # type: ignore[arg-type]
@@ -169,5 +169,5 @@ def _read(call: Call) -> tuple[str, list[Any]]:
     """
     kind, arguments = read_operation(call)
     is_known = is_operation(call.layer) or type(call.layer) is layers.Activation
-    terms = [term if isinstance(term, Value) else number(term) for term in arguments]
+    terms = [term if isinstance(term, Value) else read_scalar(term) for term in arguments]
     return kind if is_known and kind in FUNCTIONS else "", terms

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Value, flatten_values, map_values
 from keras_qat.graph.operations import is_operation, name_in_tensorflow
-from keras_qat.graph.precision import is_half, policy_of, using_policy
+from keras_qat.graph.precision import get_policy, is_half, use_policy
 from keras_qat.graph.structural_keys import describe_arguments
 from keras_qat.graph.tf_operations import bind_arguments
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layers_and_models import rename, takes_training
+from keras_qat.keras2.layers_and_models import accepts_training, rename
 from keras_qat.keras2.symbolic_calls import SymbolicTensor, take_nodes
 from keras_qat.lowering.builder import LoweringContext, suffix_of
 
@@ -123,7 +123,7 @@ def expand_call(
     try:
         given = bind_arguments(call) if is_operation(call.layer) else (call.args, dict(call.kwargs))
         args, kwargs = map_values(stand_ins.__getitem__, given)
-        with using_policy(policy_of(call.output.dtype)):
+        with use_policy(get_policy(call.output.dtype)):
             outputs = tf.nest.flatten(function(*args, **kwargs))
     except Exception:  # What TensorFlow raises for arguments that fit nothing, too.
         return []
@@ -201,7 +201,7 @@ def _compare(
 
     def compute(layer: Any, args: Any, kwargs: Any) -> list[Any]:
         args, kwargs = tf.nest.map_structure(find, (args, dict(kwargs)))
-        if takes_training(layer) and kwargs.get("training") is None:
+        if accepts_training(layer) and kwargs.get("training") is None:
             kwargs["training"] = False
         return tf.nest.flatten(layer(*args, **kwargs))
 
@@ -231,7 +231,7 @@ def _calls_of(
 ) -> list[Call]:
     """Return traced nodes as calls that write the outputs of `call`."""
     names, calls = set[str](), list[Call]()
-    pairs = list(zip(outputs, values_in(call.outputs), strict=True))
+    pairs = list(zip(outputs, flatten_values(call.outputs), strict=True))
     values = {id(tensor): value for tensor, value in reversed(pairs)}
     traced = [node.layer for node in nodes]
     keeps_name = any(layer is call.layer or _is_copy(layer, call.layer) for layer in traced)
@@ -273,7 +273,7 @@ def _calls_of(
             value.shape = tuple(size or traced for size, traced in sizes)
         if (source := read(tensor)) is not value:  # Returned unchanged, or twice.
             require(isinstance(source, Value))
-            identity = keras.layers.Activation("linear", dtype=policy_of(value.dtype))
+            identity = keras.layers.Activation("linear", dtype=get_policy(value.dtype))
             layer, path = keep(identity, _unused("identity", names) if nodes or pairs[1:] else "")
             calls.append(Call(layer, (source,), {}, value, path))
     return calls

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.facts import Facts, reach
-from keras_qat.graph.operations import MOVES, kind_of
-from keras_qat.graph.tf_operations import array
+from keras_qat.graph.operations import MOVES, get_kind
+from keras_qat.graph.tf_operations import read_array
 from keras_qat.helper_layers.operations import Positions
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, suffix_of
 
@@ -31,7 +31,7 @@ def find_values(value: Value) -> Generator[Value, Any, Values]:
     call = value.producer
     if call is None:
         return "moved inputs"
-    kind = kind_of(call)
+    kind = get_kind(call)
     if kind == "cast":
         return "fractions" if call.inputs[0].is_float else "integers"
     if kind not in ROUNDS and kind not in KEEPS_INTEGERS:
@@ -63,7 +63,7 @@ def round_indices(graph: Graph, context: LoweringContext) -> Graph:
     casts = {
         call: found
         for call in graph.calls
-        if kind_of(call) == "cast" and call.inputs[0].is_float
+        if get_kind(call) == "cast" and call.inputs[0].is_float
         if call.output.dtype in ("int32", "int64")
         if (found := facts.find(find_values, call.inputs[0])) in ("integers", "fractions")
     }
@@ -78,7 +78,7 @@ def round_indices(graph: Graph, context: LoweringContext) -> Graph:
 def _read_integers(value: Value) -> list[Value]:
     """Return the tensors that have to become integers for a tensor to become integers."""
     call = value.producer
-    is_start = call is None or kind_of(call) in (*ROUNDS, "cast")
+    is_start = call is None or get_kind(call) in (*ROUNDS, "cast")
     return [] if call is None or is_start else [x for x in call.inputs if x.is_float]
 
 
@@ -98,7 +98,7 @@ def _compute_in_integers(
     call: Call, integers: dict[Value, Value], context: LoweringContext
 ) -> list[Call]:
     """Return the calls that compute the outputs of a call as int32, which `integers` gets."""
-    parts, kind = PartsBuilder(call, context), kind_of(call)
+    parts, kind = PartsBuilder(call, context), get_kind(call)
     args: Any = tuple(call.inputs)
     kwargs: Any = {}
     if kind in ROUNDS:
@@ -110,7 +110,7 @@ def _compute_in_integers(
         arguments = map_values(lambda x: integers.get(x, x), (call.args, call.kwargs))
         args, kwargs = tf.nest.map_structure(_as_integer, arguments)
         layer = parts.new("whole", type(call.layer), call.layer.function, dtype="int32")
-    for value in values_in(call.outputs):
+    for value in flatten_values(call.outputs):
         name = parts.path(layer) + suffix_of(value.name, call.name)
         integers[value] = Value(name, value.shape, "int32", rows=value.rows)
     parts.add(layer, *args, kwargs=kwargs, output=map_values(integers.get, call.outputs))
@@ -119,13 +119,13 @@ def _compute_in_integers(
 
 def _reads_fractions(call: Call) -> bool:
     """Tell whether a constant among the arguments of a call is not an integer."""
-    known = map(array, tf.nest.flatten((call.args, call.kwargs)))
+    known = map(read_array, tf.nest.flatten((call.args, call.kwargs)))
     return any(np.any(values != np.round(values)) for values in known if values is not None)
 
 
 def _as_integer(leaf: Any) -> Any:
     """Return a float constant as an integer, and any other argument unchanged."""
-    values = array(leaf)
+    values = read_array(leaf)
     if values is None or values.dtype.kind != "f":
         return leaf
     return values.astype(np.int32) if values.ndim else int(values)

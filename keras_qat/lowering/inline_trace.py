@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.operation_calls import call_in_layer
 from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.graph.rebuild_model import rebuild_model
-from keras_qat.graph.size_expressions import with_known_sizes
-from keras_qat.graph.static_shapes import close_sizes
+from keras_qat.graph.size_expressions import fold_known_sizes
+from keras_qat.graph.static_shapes import set_static_shapes
 from keras_qat.helper_layers.operations import WeightTensor
-from keras_qat.keras2.backend import any_first_sizes, layers
-from keras_qat.keras2.layers_and_models import layers_in, rename
+from keras_qat.keras2.backend import allow_any_batch_sizes, layers
+from keras_qat.keras2.layers_and_models import list_layers, rename
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, calls_behind
 from keras_qat.lowering.inner_names import InnerNames, expression_of, name_of_weight, weights_behind
 from keras_qat.lowering.masked_scores import has_constant_mask
@@ -40,10 +40,10 @@ class TracedCall:
         self, call: Call, trace: TracedLayer, read: list[Value], keeps_weights: bool
     ) -> None:
         self.call, self.trace, self.read = call, trace, read
-        self.graph = graph = with_known_sizes(trace.graph)
-        for value, outer in zip(values_in(graph.inputs), read, strict=False):
+        self.graph = graph = fold_known_sizes(trace.graph)
+        for value, outer in zip(flatten_values(graph.inputs), read, strict=False):
             value.rows = outer.rows
-        close_sizes(graph)
+        set_static_shapes(graph)
         if any(weight.is_complex for weight in trace.weights):
             raise CannotTrace("its weights are complex numbers")
         self.of_weights = set(trace.weights)
@@ -106,9 +106,11 @@ class _Inlined:
         count = inliner.counts[traced.call.layer]
         self.mark = f"#{count}" if count > 1 else ""
         graph, call, trace = traced.graph, traced.call, traced.trace
-        self.tensors = dict(zip(values_in(graph.inputs), traced.read, strict=False))
+        self.tensors = dict(zip(flatten_values(graph.inputs), traced.read, strict=False))
         """Value inside the layer -> the tensor in its place."""
-        self.ends = list(zip(values_in(graph.outputs), values_in(call.outputs), strict=False))
+        self.ends = list(
+            zip(flatten_values(graph.outputs), flatten_values(call.outputs), strict=False)
+        )
         for value, output in self.ends:
             output.shape = value.shape if len(value.shape) == len(output.shape) else output.shape
             output.rows = value.rows
@@ -133,7 +135,7 @@ class _Inlined:
         return self.parts.calls
 
     def _add(self, inner: Call, calls: list[Call]) -> None:
-        values = values_in(inner.outputs)
+        values = flatten_values(inner.outputs)
         if self.traced.of_weights.issuperset(values):
             return
         args, kwargs = map_values(self._tensor_of, (inner.args, inner.kwargs))
@@ -194,11 +196,11 @@ def find_computed_weights(graph: Graph, weights: Mapping[Value, Any]) -> set[Val
             and not has_constant_mask(call)
         ):
             read = set[Value]().union(*(sources[value] for value in call.inputs))
-            sources.update(dict.fromkeys(values_in(call.outputs), read))
-    outputs, readers = set(values_in(graph.outputs)), graph.consumers()
+            sources.update(dict.fromkeys(flatten_values(call.outputs), read))
+    outputs, readers = set(flatten_values(graph.outputs)), graph.consumers()
 
     def has_other_consumers(value: Value) -> bool:
-        results = [set(values_in(call.outputs)) for call in readers[value]]
+        results = [set(flatten_values(call.outputs)) for call in readers[value]]
         return value in outputs or not all(map(sources.keys().__ge__, results))
 
     while values := [x for x in sources if x.is_complex and has_other_consumers(x)]:
@@ -209,7 +211,7 @@ def find_computed_weights(graph: Graph, weights: Mapping[Value, Any]) -> set[Val
     return set(sources)
 
 
-@any_first_sizes()
+@allow_any_batch_sizes()
 def _make_weight_tensor(
     value: Value, traced: TracedCall, context: LoweringContext, name: str, owner: Any
 ) -> Any:
@@ -223,7 +225,7 @@ def _make_weight_tensor(
         owner: the layer that the weight belongs to, if other layers read it; else None.
     """
     trace, owner = traced.trace, traced.call.layer if owner is None else owner
-    inside = [inner for inner in layers_in(owner)[1:] if not inner.trainable]
+    inside = [inner for inner in list_layers(owner)[1:] if not inner.trainable]
     frozen = {id(variable) for inner in inside for variable in inner.weights}
     known = {id(variable) for variable in owner.weights}
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.graph.facts import solve
 from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.graph.structural_keys import describe_arguments
-from keras_qat.graph.tf_operations import array
+from keras_qat.graph.tf_operations import read_array
 from keras_qat.helper_layers.operations import WeightTensor
-from keras_qat.keras2.layer_names import names_of_calls
+from keras_qat.keras2.layer_names import name_inner_calls
 from keras_qat.tracing.trace_layer import TracedLayer
 from keras_qat.tracing.whole_graph import WholeGraph
 
@@ -33,7 +33,7 @@ class InnerNames:
     def __init__(self, call: Call, prefix: str, named: dict[str, Any], taken: set[str]) -> None:
         self.call, self.prefix, self.taken, self.named = call, prefix, taken, named
         whole = isinstance(call.layer, WholeGraph)
-        self.inside = call.layer.names if whole else names_of_calls(call.layer)
+        self.inside = call.layer.names if whole else name_inner_calls(call.layer)
         self.of_layer: dict[Any, str] = {}
         self.gave_output = False
 
@@ -78,7 +78,7 @@ def weights_in(arguments: Any) -> list[Any]:
     leaves = tf.nest.flatten(arguments)
     producers = [leaf.producer for leaf in leaves if isinstance(leaf, Value)]
     weights = [id(call.layer) for call in producers if call and type(call.layer) is WeightTensor]
-    arrays = [array(leaf) for leaf in leaves if not isinstance(leaf, Value)]
+    arrays = [read_array(leaf) for leaf in leaves if not isinstance(leaf, Value)]
     return weights + [x.tobytes() for x in arrays if x is not None and x.ndim]
 
 
@@ -99,7 +99,7 @@ def _find_expression(value: Value, opened: TracedLayer) -> Generator[Value, Any,
         return f"weight {id(opened.weights[value])}"
     call = value.producer
     assert call is not None
-    layer, index = call.layer, values_in(call.outputs).index(value)
+    layer, index = call.layer, flatten_values(call.outputs).index(value)
     expressions = {}
     for read in call.inputs:
         expressions[read] = yield read

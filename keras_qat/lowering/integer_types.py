@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.operations import kind_of
-from keras_qat.graph.tf_operations import array, operands
+from keras_qat.graph.operations import get_kind
+from keras_qat.graph.tf_operations import get_operands, read_array
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.expand_call import expand_call, is_tensor
 
@@ -29,9 +29,9 @@ def with_int32_constants(call: Call, context: LoweringContext) -> list[Call]:
     Keras saves constants without their type, and reads integers as int32.
     """
     layer = call.layer
-    if kind_of(layer) not in TYPED or call.output.dtype != "int64":
+    if get_kind(layer) not in TYPED or call.output.dtype != "int64":
         return []
-    if any(isinstance(x, Value) for x in operands(call, *TYPED[kind_of(layer)])):
+    if any(isinstance(x, Value) for x in get_operands(call, *TYPED[get_kind(layer)])):
         return []
     return expand_call(call, functools.partial(_compute_in_int32, call), context)
 
@@ -42,5 +42,5 @@ def _compute_in_int32(call: Call, *args: Any, **kwargs: Any) -> Any:
 
 
 def _narrow(leaf: Any) -> Any:
-    values = None if is_tensor(leaf) or isinstance(leaf, int) else array(leaf)
+    values = None if is_tensor(leaf) or isinstance(leaf, int) else read_array(leaf)
     return leaf if values is None or values.dtype != np.int64 else values.astype(np.int32)

@@ -9,14 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.masks import Masks
 from keras_qat.graph.operations import is_operation
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.rebuild_model import symbolic
-from keras_qat.graph.size_expressions import with_known_sizes, with_python_integers
+from keras_qat.graph.rebuild_model import make_input
+from keras_qat.graph.size_expressions import fold_known_sizes, use_python_integers
 from keras_qat.helper_layers.operations import CarryMask
-from keras_qat.keras2.backend import keras, layers, takes_mask
+from keras_qat.keras2.backend import accepts_mask, keras, layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.inner_names import weights_in
 from keras_qat.ops.registry import is_listed
@@ -29,7 +29,7 @@ class _Symbols(dict[Value, Any]):
     """Value -> the symbolic tensor that stands for it, made when it is asked for."""
 
     def __missing__(self, value: Value) -> Any:
-        symbol = self[value] = symbolic(value.shape, value.dtype)
+        symbol = self[value] = make_input(value.shape, value.dtype)
         return symbol
 
 
@@ -51,7 +51,7 @@ class MaskTensors:
 
     def note(self, call: Call) -> None:
         """Notes which call made values, before it is replaced."""
-        for value in values_in(call.outputs):
+        for value in flatten_values(call.outputs):
             self._made_by.setdefault(value, call)
 
     def hand_over(self, values: list[Value]) -> None:
@@ -80,7 +80,7 @@ class MaskTensors:
         try:
             return self._trace(call, expansion, lenders)
         except CannotTrace as error:
-            given = with_python_integers(call)
+            given = use_python_integers(call)
             if given is None or expansion or type(error) is not CannotTrace:
                 raise
         return self._trace(given, None, lenders)  # Python compares and branches by them.
@@ -96,9 +96,9 @@ class MaskTensors:
             traced = self._trace_alone(call)
         of_steps = expansion and isinstance(call.layer, RECURRENT)
         if traced.carries_masks and not of_steps:
-            self.hand_over(values_in(call.outputs))
+            self.hand_over(flatten_values(call.outputs))
         else:
-            self.of(values_in(call.outputs))  # Raises if they cannot be traced.
+            self.of(flatten_values(call.outputs))  # Raises if they cannot be traced.
         return traced, [*inputs, *masks.values()]
 
     def _trace_alone(self, call: Call) -> TracedLayer:
@@ -182,11 +182,11 @@ class MaskTensors:
             graph = read_model(keras.Model(list(symbols.values()), result))
         except ValueError as error:
             raise CannotTrace("it reads a mask that cannot be traced") from error
-        current = dict(zip(values_in(graph.inputs), symbols, strict=True))
-        for call in with_known_sizes(graph).calls:
+        current = dict(zip(flatten_values(graph.inputs), symbols, strict=True))
+        for call in fold_known_sizes(graph).calls:
             self._count += 1
             name = f"{maker.name}/mask_{self._count}"
-            for value in values_in(call.outputs):
+            for value in flatten_values(call.outputs):
                 label = name + value.name.removeprefix(call.name)
                 current[value] = Value(label, value.shape, value.dtype)
             args, kwargs, outputs = map_values(
@@ -194,7 +194,7 @@ class MaskTensors:
             )
             layer = self.context.keep(call.layer, name, call.layer)
             self.calls.append(Call(layer, args, kwargs, outputs, name).as_part_of(maker))
-        return current[values_in(graph.outputs)[0]]
+        return current[flatten_values(graph.outputs)[0]]
 
     def carried(self, graph: Graph) -> Graph:
         """Attaches masks to what operations compute, where whole layers or the model need them.
@@ -204,14 +204,14 @@ class MaskTensors:
         lost = {
             value
             for call in graph.calls
-            for value in values_in(call.outputs)
+            for value in flatten_values(call.outputs)
             if value.masked and self._made_by.get(value) is not call
         }
         if not lost:
             return graph
-        needed = {value for value in values_in(graph.outputs) if value.masked}
+        needed = {value for value in flatten_values(graph.outputs) if value.masked}
         for call in [*reversed(graph.loss_only), *reversed(graph.calls)]:
-            passes_on = needed.intersection(values_in(call.outputs)) - lost
+            passes_on = needed.intersection(flatten_values(call.outputs)) - lost
             if passes_on or _may_read_masks(call):
                 needed.update(value for value in call.inputs if value.masked)
         masks = self.of([value for value in graph.values() if value in lost & needed])
@@ -227,7 +227,7 @@ class MaskTensors:
         calls: list[Call] = []
         for call in graph.calls:
             calls.append(call if is_operation(call.layer) else with_masked_inputs(call))
-            for index, value in enumerate(values_in(call.outputs)):
+            for index, value in enumerate(flatten_values(call.outputs)):
                 if value in masks:
                     parts = PartsBuilder(call, self.context)
                     layer = parts.new(f"masked_{index}" if index else "masked", CarryMask)
@@ -271,7 +271,7 @@ _TRACED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePoolin
 
 def reads_mask(call: Call) -> bool:
     """Returns whether a call of one of Keras' layers reads a mask, as a tensor if it can."""
-    is_given = bool(values_in(call.kwargs.get("mask")))
+    is_given = bool(flatten_values(call.kwargs.get("mask")))
     is_masked = is_given or any(value.masked for value in call.inputs)
     return is_masked and (type(call.layer) in _TRACED or isinstance(call.layer, RECURRENT))
 
@@ -283,4 +283,4 @@ def _may_read_masks(call: Call) -> bool:
         return False
     if type(call.layer) is layers.MultiHeadAttention or not is_listed(call.layer):
         return True
-    return takes_mask(call.layer)
+    return accepts_mask(call.layer)

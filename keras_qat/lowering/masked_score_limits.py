@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
-from keras_qat.graph.calls import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.graph.facts import solve
-from keras_qat.graph.operations import READS_SHAPES, is_operation, kind_of
-from keras_qat.graph.tf_operations import arguments_in_order, array, number, operands
+from keras_qat.graph.operations import READS_SHAPES, get_kind, is_operation
+from keras_qat.graph.tf_operations import arguments_in_order, get_operands, read_array, read_scalar
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.read_operations import simplify_operation
 from keras_qat.ops.registry import find_op
@@ -67,7 +67,7 @@ class ScoreLimits:
         mask: Value | None = None,
         where_true: bool = False,
     ) -> None:
-        self._readers, self._outputs, self._masked = readers, set(values_in(outputs)), masked
+        self._readers, self._outputs, self._masked = readers, set(flatten_values(outputs)), masked
         self._mask = (None, False) if mask is None else _find_source(mask, where_true)
         self._known: dict[tuple[Value, int], Distance | None] = {}
 
@@ -98,8 +98,8 @@ class ScoreLimits:
 
     def _ask_consumer(self, call: Call, value: Value, side: int) -> Steps:
         name = _find_name(call)
-        if (call.inputs[0] is value and kind_of(call) == "reshape") or (
-            kind_of(call) == "cast" and call.output.is_float
+        if (call.inputs[0] is value and get_kind(call) == "reshape") or (
+            get_kind(call) == "cast" and call.output.is_float
         ):
             name = "identity"  # Also a reshape to sizes that are tensors.
         if known := (BELOW if side > 0 else ABOVE).get(name):
@@ -143,16 +143,16 @@ class ScoreLimits:
 
     def _replaces_masked(self, call: Call, value: Value) -> bool:
         """Returns whether a call replaces the scores that the same mask has masked."""
-        if kind_of(call) != "where":
+        if get_kind(call) != "where":
             return False
-        condition, first, second = operands(call, "condition", "x", "y")
+        condition, first, second = get_operands(call, "condition", "x", "y")
         replaced = [where for where, x in ((False, first), (True, second)) if x is value]
         known = isinstance(condition, Value) and len(replaced) == 1
         return known and _find_source(condition, replaced[0]) == self._mask
 
     def _reads_shape(self, call: Call) -> bool:
         """Returns whether a call reads no values of a tensor: `tf.ones_like(x[0])`."""
-        kind = kind_of(call)
+        kind = get_kind(call)
         if kind in READS_SHAPES:
             return True
         is_part = kind == "getitem" and self._readers[call.output]
@@ -162,8 +162,8 @@ class ScoreLimits:
 def _find_source(mask: Value, where: bool) -> tuple[Value, bool]:
     """Returns the mask that another is the negation or a cast of, and where both are `where`."""
     while (call := mask.producer) is not None:
-        is_negated = kind_of(call) == "logical_not" or find_line(call) == (-1.0, 1.0)
-        if not is_negated and kind_of(call) not in ("cast", "identity"):
+        is_negated = get_kind(call) == "logical_not" or find_line(call) == (-1.0, 1.0)
+        if not is_negated and get_kind(call) not in ("cast", "identity"):
             break
         (mask, *_), where = call.inputs, where != is_negated
     return mask, where
@@ -178,10 +178,10 @@ def _find_name(call: Call | None) -> str:
 def find_line(call: Call) -> tuple[float, float] | None:
     """Returns a and b of a call that computes a * x + b with numbers; None for any other."""
     if type(call.layer) is layers.Rescaling:
-        scale, offset = number(call.layer.scale), number(call.layer.offset)
+        scale, offset = read_scalar(call.layer.scale), read_scalar(call.layer.offset)
         return (scale, offset) if scale and offset is not None else None
     kind, terms = simplify_operation(call)
-    numbers = [number(term) for term in terms if not isinstance(term, Value)]
+    numbers = [read_scalar(term) for term in terms if not isinstance(term, Value)]
     if len(call.inputs) != 1 or len(numbers) != 1 or numbers[0] is None:
         return None
     if kind == "multiply":
@@ -194,5 +194,5 @@ def _find_terms(call: Call) -> list[Any]:
     """Returns the tensors and arrays that a call combines."""
     if not is_operation(call.layer):
         return list(call.inputs)
-    known = [arg if isinstance(arg, Value) else array(arg) for arg in arguments_in_order(call)]
+    known = [arg if isinstance(arg, Value) else read_array(arg) for arg in arguments_in_order(call)]
     return [term for term in known if term is not None]

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.operations import MOVES, kind_of
-from keras_qat.graph.size_expressions import example_of
-from keras_qat.graph.tf_operations import array
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
+from keras_qat.graph.operations import MOVES, get_kind
+from keras_qat.graph.size_expressions import find_example
+from keras_qat.graph.tf_operations import read_array
 from keras_qat.helper_layers.operations import MaskScores
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, calls_behind, replace_by
@@ -133,7 +133,7 @@ def _read_added(match: Match, _: Any = None) -> _Mask | None:
     while value is not found["added"]:
         steps.append(value.producer)
         value = value.producer.inputs[0]
-    for call in (step for step in reversed(steps) if kind_of(step) != "cast"):
+    for call in (step for step in reversed(steps) if get_kind(step) != "cast"):
         source = call.inputs[0]
         if mask.shape != source.shape or len(call.inputs) > 1:
             return None  # What is broadcast after the mask has other axes.
@@ -151,7 +151,7 @@ def _read_constant(match: Match, _: Any = None) -> _Mask | None:
     constant, is_difference = _find_constant(match.found["constant"]), "difference" in match.found
     if constant is None:
         return None
-    if kind_of(total) == "subtract" and not is_difference:  # Matched as `scores + -constant`.
+    if get_kind(total) == "subtract" and not is_difference:  # Matched as `scores + -constant`.
         constant, is_difference = -constant, True
     added = -constant if is_difference else constant
     masks = ((side, _find_visible(side * added)) for side in (1, -1))
@@ -251,7 +251,7 @@ def _copy_call(call: Call, replace: Callable[[Any], Any], output: Value) -> Call
     """Returns the same call with other arguments and another output."""
 
     def visit(arg: Any) -> Any:
-        if isinstance(arg, list) and values_in(arg):  # layers.Add([x, y])
+        if isinstance(arg, list) and flatten_values(arg):  # layers.Add([x, y])
             return [replace(item) for item in arg]
         return arg if arg is None or isinstance(arg, str) else replace(arg)
 
@@ -265,16 +265,16 @@ COPIES = ("tile", "broadcast_to", "cast")
 def _find_constant(term: Any) -> np.ndarray | None:
     """Returns a constant, also one that is copied for each example; None for other tensors."""
     if not isinstance(term, Value):
-        return array(term)
-    is_copy = term.producer is not None and term.shape and kind_of(term.producer) in COPIES
-    example = example_of(term) if is_copy else None
+        return read_array(term)
+    is_copy = term.producer is not None and term.shape and get_kind(term.producer) in COPIES
+    example = find_example(term) if is_copy else None
     return None if example is None else example[np.newaxis]
 
 
 def has_constant_mask(call: Call) -> bool:
     """Returns whether a call adds a constant that masks scores."""
     kind, operands = read_operation(call)
-    constants = map(array, operands) if kind in ("add", "subtract") else ()
+    constants = map(read_array, operands) if kind in ("add", "subtract") else ()
     visible = (_find_visible(sign * c) for c in constants if c is not None for sign in (1, -1))
     return any(v is not None for v in visible)
 

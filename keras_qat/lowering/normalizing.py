@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.operations import kind_of, name_in_tensorflow
-from keras_qat.graph.tf_operations import operands
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
+from keras_qat.graph.operations import get_kind, name_in_tensorflow
+from keras_qat.graph.tf_operations import get_operands
 
 WHOLE = (*("batch_normalization", "fused_batch_norm", "local_response_normalization", "normalize"),)
 """Operations that normalize by themselves."""
@@ -30,8 +30,8 @@ def normalizing(graph: Graph, of_weights: set[Value]) -> str:
     """
     readers = graph.consumers()
     for call in graph.calls:
-        kind = kind_of(call)
-        if of_weights.issuperset(values_in(call.outputs)):
+        kind = get_kind(call)
+        if of_weights.issuperset(flatten_values(call.outputs)):
             continue
         if kind in WHOLE:
             return name_in_tensorflow(call.layer)
@@ -43,7 +43,7 @@ def normalizing(graph: Graph, of_weights: set[Value]) -> str:
 
 def _has_size_behind(call: Call) -> bool:
     """Returns whether a root is of what measures a tensor."""
-    return any(kind_of(earlier) in SIZES for earlier in _before(call, set()))
+    return any(get_kind(earlier) in SIZES for earlier in _before(call, set()))
 
 
 def _before(call: Call, seen: set[Call]) -> Iterable[Call]:
@@ -56,15 +56,15 @@ def _before(call: Call, seen: set[Call]) -> Iterable[Call]:
 
 def _divides(call: Call, readers: dict[Value, list[Call]]) -> bool:
     """Returns whether what is behind a call divides by what it returns."""
-    reached, queue = set(values_in(call.outputs)), [call]
+    reached, queue = set(flatten_values(call.outputs)), [call]
     while queue:
-        for value in values_in(queue.pop().outputs):
+        for value in flatten_values(queue.pop().outputs):
             for reader in readers[value]:
-                if kind_of(reader) in ("reciprocal", "rsqrt"):
+                if get_kind(reader) in ("reciprocal", "rsqrt"):
                     return True
-                if "div" in kind_of(reader) and operands(reader, "x", "y")[1] in reached:
+                if "div" in get_kind(reader) and get_operands(reader, "x", "y")[1] in reached:
                     return True
-                if not reached.issuperset(values_in(reader.outputs)):
-                    reached.update(values_in(reader.outputs))
+                if not reached.issuperset(flatten_values(reader.outputs)):
+                    reached.update(flatten_values(reader.outputs))
                     queue.append(reader)
     return False

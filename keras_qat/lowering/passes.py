@@ -11,9 +11,9 @@ from functools import partial
 
 from keras_qat.graph.calls import Call, Graph, drop_unused_calls
 from keras_qat.graph.list_calls import list_calls, list_changes
-from keras_qat.graph.missing_values import REPLACES_NAN, calls_on_missing_values
-from keras_qat.graph.size_expressions import with_known_sizes
-from keras_qat.graph.static_shapes import close_sizes
+from keras_qat.graph.missing_values import REPLACES_NAN, find_nan_handling
+from keras_qat.graph.size_expressions import fold_known_sizes
+from keras_qat.graph.static_shapes import set_static_shapes
 from keras_qat.graph.verify_graph import verify_graph
 from keras_qat.imports.read_float import ReadsWeight
 from keras_qat.lowering.activations import HARD_SWISH
@@ -106,15 +106,15 @@ def showing_passes(shows: bool = True) -> Iterator[None]:
 
 def set_shapes(graph: Graph, context: LoweringContext) -> Graph:
     """Set the sizes that follow from the inputs of each call."""
-    close_sizes(graph)
+    set_static_shapes(graph)
     return graph
 
 
 def fold_sizes(graph: Graph, context: LoweringContext) -> Graph:
     """Replace integers that depend on known sizes alone by constants."""
-    close_sizes(graph)
-    graph = with_known_sizes(graph)
-    close_sizes(graph)
+    set_static_shapes(graph)
+    graph = fold_known_sizes(graph)
+    set_static_shapes(graph)
     return graph
 
 
@@ -134,7 +134,7 @@ def mark_missing_values(graph: Graph, context: LoweringContext) -> Graph:
     """Keep the calls in float that replace NaN, if the model may get NaN."""
     if not context.has_float:
         return graph
-    calls = [call for calls in calls_on_missing_values(graph).values() for call in calls]
+    calls = [call for calls in find_nan_handling(graph).values() for call in calls]
     return dataclasses.replace(graph, in_float={call.name: REPLACES_NAN for call in calls})
 
 

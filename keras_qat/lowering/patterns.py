@@ -16,10 +16,10 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from keras_qat.graph.calls import Call, Graph, Value, drop_unused_calls, values_in
+from keras_qat.graph.calls import Call, Graph, Value, drop_unused_calls, flatten_values
 from keras_qat.graph.facts import Facts
 from keras_qat.graph.operations import COMMUTES
-from keras_qat.graph.structural_keys import StructuralKeys, describe
+from keras_qat.graph.structural_keys import StructuralKeys, describe_argument
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.read_operations import find_uniform, simplify_operation
 
@@ -144,7 +144,7 @@ class Matcher:
 
     def find(self, pattern: Pattern, call: Call) -> Iterator[Match]:
         """Yield the matches of a pattern that end in a call."""
-        outputs = values_in(call.outputs)
+        outputs = flatten_values(call.outputs)
         return self._match(pattern, outputs[0], Match({}, ())) if outputs else iter(())
 
     def _match(self, pattern: Pattern, operand: Any, begun: Match) -> Iterator[Match]:
@@ -171,7 +171,11 @@ class Matcher:
             self._operations[call] = simplify_operation(call)
         kind, operands = self._operations[call]
         count = len(pattern.operands)
-        if kind not in pattern.kinds or len(operands) < count or len(values_in(call.outputs)) != 1:
+        if (
+            kind not in pattern.kinds
+            or len(operands) < count
+            or len(flatten_values(call.outputs)) != 1
+        ):
             return
         match = match._replace(calls=(*match.calls, call))
         is_free = kind in COMMUTES and len(operands) == count == 2
@@ -204,7 +208,7 @@ class Matcher:
         known = match.found[name]
         if isinstance(known, Value) and isinstance(operand, Value):
             return match if self._keys.is_same(known, operand) else None
-        return match if describe(known) == describe(operand) else None
+        return match if describe_argument(known) == describe_argument(operand) else None
 
 
 def _is_within(value: float, limits: tuple[float, float] | None) -> bool:
@@ -223,10 +227,12 @@ def apply_rules(graph: Graph, context: LoweringContext, rules: Sequence[Rule]) -
     """Apply each rule to the whole graph, one after the other."""
     for rule in rules:
         matcher, readers, replaced = Matcher(), graph.consumers(), dict[Call, list[Call]]()
-        outputs, used = set(values_in(graph.outputs)), set[Call]()
+        outputs, used = set(flatten_values(graph.outputs)), set[Call]()
         for call in graph.calls:
             for match in matcher.find(rule.pattern, call):
-                inner = [value for part in match.calls[1:] for value in values_in(part.outputs)]
+                inner = [
+                    value for part in match.calls[1:] for value in flatten_values(part.outputs)
+                ]
                 is_alone = all(set(readers[value]).issubset(match.calls) for value in inner)
                 if not is_alone or not outputs.isdisjoint(inner) or used.intersection(match.calls):
                     continue

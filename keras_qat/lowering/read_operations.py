@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.facts import Facts
-from keras_qat.graph.operations import is_operation, kind_of
-from keras_qat.graph.tf_operations import arguments_in_order, array
+from keras_qat.graph.operations import get_kind, is_operation
+from keras_qat.graph.tf_operations import arguments_in_order, read_array
 from keras_qat.keras2.backend import keras, layers
 
 LAYERS = {
@@ -46,7 +46,7 @@ def read_operation(call: Call) -> tuple[str, list[Any]]:
     """
     layer = call.layer
     if is_operation(layer):
-        kind, arguments = kind_of(call), arguments_in_order(call)
+        kind, arguments = get_kind(call), arguments_in_order(call)
         keys = tf.nest.flatten(arguments[1:]) if kind == "getitem" else []
         is_new_axis = keys and all(key is None or key is Ellipsis for key in keys)
         return "expand_dims" if is_new_axis else kind, arguments
@@ -66,7 +66,7 @@ def simplify_operation(call: Call) -> tuple[str, list[Any]]:
     kind, operands = read_operation(call)
     if kind == "negative":
         return "multiply", [operands[0], -1.0]
-    constant = array(operands[1]) if kind in INVERSE and len(operands) > 1 else None
+    constant = read_array(operands[1]) if kind in INVERSE and len(operands) > 1 else None
     if constant is None or (kind == "divide" and not np.all(constant)):
         return kind, operands
     exact = constant.astype(np.float64)
@@ -82,7 +82,7 @@ def find_uniform(operand: Any, facts: Facts) -> float | None:
     """
     if isinstance(operand, Value):
         return facts.find(_find_uniform, operand)
-    values = array(operand)
+    values = read_array(operand)
     if values is None or not values.size or np.ptp(values) > 0:
         return None
     return float(values.flat[0])

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.helper_layers.masked_recurrent import MASKED
 from keras_qat.helper_layers.operations import LastStep, ReverseSteps
 from keras_qat.keras2.backend import layers
-from keras_qat.keras2.layers_and_models import clone, layers_in
+from keras_qat.keras2.layers_and_models import clone, list_layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.mask_tensors import MaskTensors
 from keras_qat.ops.registry import match
@@ -37,7 +37,7 @@ def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
     if call.kwargs.get("training") is not None or why_whole(call):
         return []
     parts, sequences, sequence = PartsBuilder(call, context), [], call.inputs[0]
-    merge, outputs = MERGES.get(layer.merge_mode), values_in(call.outputs)
+    merge, outputs = MERGES.get(layer.merge_mode), flatten_values(call.outputs)
     states = [outputs.pop(-2), outputs.pop()] if layer.return_state else []
     for index, direction in enumerate(DIRECTIONS):
         inner = _inner(layer, direction)
@@ -79,7 +79,11 @@ def with_mask(call: Call, context: LoweringContext) -> list[Call]:
 
     It stays whole where the layer has no integer operator.
     """
-    layer, mask, (sequence, *others) = call.layer, call.kwargs.get("mask"), values_in(call.args)
+    layer, mask, (sequence, *others) = (
+        call.layer,
+        call.kwargs.get("mask"),
+        flatten_values(call.args),
+    )
     if not isinstance(mask, Value) or mask.dtype != "bool" or type(layer) not in MASKED:
         return []
     if others or call.kwargs.keys() - {"mask"} or layer.stateful or layer.return_state:
@@ -99,7 +103,7 @@ def given_mask(call: Call, masks: MaskTensors) -> list[Call]:
     Raises:
         CannotTrace: if the mask cannot be traced.
     """
-    sequence = values_in(call.args)[0]
+    sequence = flatten_values(call.args)[0]
     if call.kwargs.get("mask") is not None or len(sequence.shape) != 3:
         return []
 
@@ -140,7 +144,7 @@ def split_state(call: Call, context: LoweringContext) -> list[Call]:
 
     It stays whole unless the layer without states has integer operators.
     """
-    layer, (output, *states) = call.layer, values_in(call.outputs)
+    layer, (output, *states) = call.layer, flatten_values(call.outputs)
     one = Value(output.name, output.shape, output.dtype)
     if not states or match(Call(layer, call.args, call.kwargs, one, call.name)).op is None:
         return []
@@ -168,7 +172,7 @@ def why_not_unrolled(call: Call) -> str:
         return "its sequences are in another form"
     if call.kwargs.get("initial_state") is not None or getattr(layer, "_num_constants", None):
         return "it is given constants"
-    if any(map(_drops, layers_in(layer.cell))) and not _drops_inputs(layer):
+    if any(map(_drops, list_layers(layer.cell))) and not _drops_inputs(layer):
         return "its cell has dropout"
     shapes = [tf.TensorShape(size) for size in tf.nest.flatten(layer.cell.state_size)]
     if not isinstance(layer.cell, layers.Layer) or not all(s.is_fully_defined() for s in shapes):

@@ -26,7 +26,7 @@ def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
     so the model computes the same to the last bit. The multiplication is part of the normalization,
     whose factors are exact for each channel.
     """
-    readers, counts = graph.only_readers(), graph.call_counts()
+    readers, counts = graph.find_single_consumers(), graph.count_calls()
     replaced: dict[Call, list[Call]] = {}
     for call in graph.calls:
         norm = readers.get(call.output) if isinstance(call.output, Value) else None

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.tf_operations import number, operation_class
+from keras_qat.graph.tf_operations import operation_class, read_scalar
 from keras_qat.helper_layers.finite_functions import SoftmaxOfMany
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
@@ -87,7 +87,7 @@ LOG_SUM_EXP = Rule(operation("log")(_TOTAL), _subtract_largest)
 def _single_axis(match: Match) -> int | None:
     """Return the axis that a pattern reduces along; None for several."""
     (axis, *others) = tf.nest.flatten(match.found["axis"])
-    if others or number(axis) is None:
+    if others or read_scalar(axis) is None:
         return None
     return int(axis) % len(match.found["x"].shape)
 

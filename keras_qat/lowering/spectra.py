@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, map_values, values_in
-from keras_qat.graph.operations import MOVES, is_operation, kind_of
+from keras_qat.graph.calls import Call, Value, flatten_values, map_values
+from keras_qat.graph.operations import MOVES, get_kind, is_operation
 from keras_qat.lowering.expand_call import require
 from keras_qat.tracing.cannot_trace import TooLarge
 
@@ -45,20 +45,20 @@ class Spectrum:
         for call in self.inside:
             args, kwargs = map_values(known.__getitem__, (call.args, call.kwargs))
             results = tf.nest.flatten(call.layer(*args, **kwargs))
-            known.update(zip(values_in(call.outputs), results, strict=True))
+            known.update(zip(flatten_values(call.outputs), results, strict=True))
         return known[self.end.output]
 
     def in_pairs(self, *tensors: Any) -> Any:
         """Computes the same with floats alone."""
         known: dict[Value, Any] = dict(zip(self.reals, tensors, strict=True))
         for call in self.inside:
-            known.update(zip(values_in(call.outputs), _compute(call, known), strict=True))
+            known.update(zip(flatten_values(call.outputs), _compute(call, known), strict=True))
         return known[self.end.output]
 
     @property
     def has_kernels(self) -> bool:
         """Whether TFLite computes it in float: it does so for transforms of real signals."""
-        kinds = {kind_of(call) for call in self.inside}
+        kinds = {get_kind(call) for call in self.inside}
         return bool(kinds.intersection(OF_REAL)) and kinds <= HAVE_KERNELS
 
 
@@ -68,19 +68,19 @@ def spectrum(call: Call) -> Spectrum | None:
     if not is_end or not is_operation(call.layer):
         return None
     found = Spectrum(call)
-    return found if all(kind_of(inner) in KNOWN for inner in found.inside) else None
+    return found if all(get_kind(inner) in KNOWN for inner in found.inside) else None
 
 
 def _is_inside(value: Value) -> bool:
     """Returns whether a value is complex, or zeros that stand for an imaginary part."""
     return value.producer is not None and (
-        value.is_complex or kind_of(value.producer) == "zeros_like"
+        value.is_complex or get_kind(value.producer) == "zeros_like"
     )
 
 
 def _compute(call: Call, known: Mapping[Value, Any]) -> list[Any]:
     """Returns the results of a call, with pairs in place of complex tensors."""
-    kind, values = kind_of(call), [x for x in call.inputs if x.is_complex]
+    kind, values = get_kind(call), [x for x in call.inputs if x.is_complex]
     if kind == "zeros_like":
         return [(tf.zeros_like(known[values[0]][0]), None) if values else None]
     if kind not in PARTWISE:

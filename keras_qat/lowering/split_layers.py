@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_qat.graph.calls import Call, Graph, values_in
-from keras_qat.graph.operations import kind_of
+from keras_qat.graph.calls import Call, Graph, flatten_values
+from keras_qat.graph.operations import get_kind
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.activations import (
     split_activation,
@@ -38,7 +38,7 @@ from keras_qat.lowering.weighted_products import CONVOLUTIONS, split_convolution
 def split_layers(graph: Graph, context: LoweringContext) -> Graph:
     """Split every layer that `LOWERINGS` lists. Shared layers stay shared."""
     table = LOWERINGS if context.activations else ALWAYS
-    ends = set(values_in(graph.outputs))
+    ends = set(flatten_values(graph.outputs))
 
     def replace(call: Call) -> list[Call]:
         """Return the calls that an expansion or a lowering puts in place of a call."""
@@ -50,7 +50,7 @@ def split_layers(graph: Graph, context: LoweringContext) -> Graph:
         expansion = find_expansion(call, context.activations)
         if expansion and (parts := expand_call(call, expansion, context)):
             return parts
-        lowering = table.get(kind_of(layer) or type(layer))
+        lowering = table.get(get_kind(layer) or type(layer))
         return lowering(call, context) if lowering else []
 
     def split(call: Call) -> list[Call]:
@@ -58,7 +58,7 @@ def split_layers(graph: Graph, context: LoweringContext) -> Graph:
             return [call]
         parts = split_activity_regularizer(call, context) or with_int32_constants(call, context)
         parts = parts or replace(call)
-        if context.activations and not parts and ends.isdisjoint(values_in(call.outputs)):
+        if context.activations and not parts and ends.isdisjoint(flatten_values(call.outputs)):
             parts = softmax_of_many(call, context, context.has_int16)
         return [c for part in parts for c in split(part.as_part_of(call))] or [call]
 

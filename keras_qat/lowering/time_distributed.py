@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Value, flatten_values, map_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.tf_operations import operation_class
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
@@ -111,7 +111,7 @@ def _split_model_per_step(parts: PartsBuilder) -> list[Call]:
     call = parts.call
     (sequence,), name = call.inputs, call.layer.name
     inner = read_model(call.layer.layer)
-    inputs, outputs = values_in(inner.inputs), values_in(inner.outputs)
+    inputs, outputs = flatten_values(inner.inputs), flatten_values(inner.outputs)
     is_single = len(inputs) == len(outputs) == 1 and outputs != inputs and not inner.loss_only
     is_first = any(
         getattr(inner_call.layer, "data_format", "") == "channels_first"

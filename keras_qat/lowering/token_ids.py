@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.facts import reach
-from keras_qat.graph.operations import is_operation, kind_of, moves_elements
-from keras_qat.graph.tf_operations import argument, number
+from keras_qat.graph.operations import get_kind, is_operation, moves_elements
+from keras_qat.graph.tf_operations import get_argument, read_scalar
 from keras_qat.helper_layers.operations import Indices, WeightTensor
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
@@ -32,10 +32,10 @@ def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     consumers = graph.consumers()
 
     def expand(call: Call) -> list[Call]:
-        readers = [consumers[value] for value in values_in(call.outputs)]
+        readers = [consumers[value] for value in flatten_values(call.outputs)]
         are_tokens = [any(map(_reads_token_ids, calls)) for calls in readers]
         function: Expansion | None = None
-        if kind_of(call) in ("split", "unstack") and any(are_tokens) and not all(are_tokens):
+        if get_kind(call) in ("split", "unstack") and any(are_tokens) and not all(are_tokens):
             function = functools.partial(_slice_outputs, call)
         elif len(call.inputs) == 1 and _reads_token_ids(call):
             is_table = all(type(reader.layer) is layers.Embedding for reader in readers[0])
@@ -50,11 +50,11 @@ def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
 
 def _slice_outputs(call: Call, value: Any, *_: Any, **__: Any) -> list[Any]:
     """Compute the outputs of `tf.split` or `tf.unstack` one by one."""
-    axis = int(known(number(argument(call, "axis")))) % len(value.shape)
-    is_split = kind_of(call) == "split"
+    axis = int(known(read_scalar(get_argument(call, "axis")))) % len(value.shape)
+    is_split = get_kind(call) == "split"
     require(axis and None not in value.shape[1:])
     outputs, begin = [], 0
-    for output in values_in(call.outputs):
+    for output in flatten_values(call.outputs):
         end = begin + (known(output.shape[axis]) if is_split else 1)
         part = slice_axis(value, axis, begin, end, "part")
         outputs.append(part if is_split else tf.squeeze(part, axis))
@@ -75,9 +75,9 @@ def _is_cut_from_input(x: Value) -> bool:
     """Tell whether a tensor is a part of an input of the model."""
     is_cut = False
     while (call := x.producer) is not None:
-        if len(call.inputs) != 1 or kind_of(call) not in (*CUTS, *_RESHAPES):
+        if len(call.inputs) != 1 or get_kind(call) not in (*CUTS, *_RESHAPES):
             return False
-        is_cut = kind_of(call) in CUTS
+        is_cut = get_kind(call) in CUTS
         (x,) = call.inputs
     return is_cut
 
@@ -92,7 +92,7 @@ def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     """
     consumers, integers = graph.consumers(), dict[Value, Value]()
     tokens, calls = _find_token_ids(graph), list[Call]()
-    for value in (value for value in values_in(graph.inputs) if value in tokens):
+    for value in (value for value in flatten_values(graph.inputs) if value in tokens):
         parts = PartsBuilder(consumers[value][0], context)
         layer = parts.new("indices", Indices)
         integers[value] = Value(parts.path(layer), value.shape, "int32")
@@ -116,18 +116,18 @@ def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _as_integer(x: Any) -> Any:
-    value = number(x)
+    value = read_scalar(x)
     return x if value is None else int(value)
 
 
 def _find_token_ids(graph: Graph) -> set[Value]:
     """Return the float inputs that are only used as token ids, and the tensors moved from them."""
-    consumers, ends = graph.consumers(), set(values_in(graph.outputs))
+    consumers, ends = graph.consumers(), set(flatten_values(graph.outputs))
 
     def find_moved(value: Value) -> list[Value]:
         """Return the tensors with which a tensor shares its type."""
         calls = [call for call in [value.producer, *consumers[value]] if call and _moves(call)]
-        return [x for call in calls for x in [*call.inputs, *values_in(call.outputs)]]
+        return [x for call in calls for x in [*call.inputs, *flatten_values(call.outputs)]]
 
     def is_token(value: Value) -> bool:
         is_moved = value.producer is None or _moves(value.producer)
@@ -135,13 +135,15 @@ def _find_token_ids(graph: Graph) -> set[Value]:
         is_read = readers and all(_reads_token_ids(call) or _moves(call) for call in readers)
         return value.is_float and value not in ends and is_moved and bool(is_read)
 
-    groups = [reach([value], find_moved) for value in values_in(graph.inputs) if value.is_float]
+    groups = [
+        reach([value], find_moved) for value in flatten_values(graph.inputs) if value.is_float
+    ]
     return {value for group in groups if all(map(is_token, group)) for value in group}
 
 
 def _moves(call: Call) -> bool:
     """Tell whether a call only moves values, or shifts one tensor by an integer."""
-    if kind_of(call) in SHIFTS:
+    if get_kind(call) in SHIFTS:
         return _reads_one_integer(call)
     return moves_elements(call)
 
@@ -150,7 +152,7 @@ def _reads_token_ids(call: Call) -> bool:
     """Tell whether a call casts floats to integers, or is an Embedding, which does."""
     layer = call.layer
     if is_operation(layer):
-        return kind_of(layer) == "cast" and call.output.dtype in ("int32", "int64")
+        return get_kind(layer) == "cast" and call.output.dtype in ("int32", "int64")
     while type(layer) is layers.TimeDistributed:
         layer = layer.layer
     return isinstance(layer, layers.Embedding)
@@ -160,12 +162,12 @@ def _keeps_result(call: Call) -> bool:
     """Tell whether a call returns the same for integers as for floats: a shape or a comparison."""
     if type(call.layer) is WeightTensor:  # Reads no values.
         return True
-    kind = kind_of(call)
+    kind = get_kind(call)
     return kind == "shape" or (kind in COMPARISONS and _reads_one_integer(call))
 
 
 def _reads_one_integer(call: Call) -> bool:
     """Tell whether a call reads one tensor and one integer."""
     given = [x for x in [*call.args, *call.kwargs.values()] if not isinstance(x, Value)]
-    numbers = [x for x in map(number, given) if x is not None]
+    numbers = [x for x in map(read_scalar, given) if x is not None]
     return len(call.inputs) == len(numbers) == 1 and numbers[0] == int(numbers[0])

@@ -15,8 +15,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_qat.graph.calls import Call, Graph, values_in
-from keras_qat.graph.static_shapes import closing_sizes
+from keras_qat.graph.calls import Call, Graph, flatten_values
+from keras_qat.graph.static_shapes import set_shapes_in_order
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.lowering.activations import split_activation
@@ -33,7 +33,7 @@ from keras_qat.lowering.masking import finds_number, reads_floats, split_masking
 from keras_qat.lowering.normalizing import normalizing
 from keras_qat.lowering.recurrent import given_mask
 from keras_qat.lowering.unrolling import in_few_operations, refused_cells
-from keras_qat.tracing.attention_dropout import with_dropout
+from keras_qat.tracing.attention_dropout import trace_attention_dropout
 from keras_qat.tracing.cannot_trace import (
     READS_OTHERS,
     CannotTrace,
@@ -107,17 +107,22 @@ class _Attempt:
         self.changes_before = agreed.borrowed.changes
         self.owners = set(agreed.borrowed.owners.values())
         self.apart = agreed.apart | agreed.borrowed.find_sharing()
-        self.inliner = Inliner(context, values_in(read.inputs)[0], agreed.borrowed.owners)
+        self.inliner = Inliner(context, flatten_values(read.inputs)[0], agreed.borrowed.owners)
         self.closed: dict[str, str] = {}
         """Name of a call that stays opaque -> the reason."""
         self.refused: dict[Any, str] = {}
         """Layer that stays opaque in one of its calls -> the reason."""
-        self._readers, self._outputs = self.graph.consumers(), set(values_in(self.graph.outputs))
+        self._readers, self._outputs = (
+            self.graph.consumers(),
+            set(flatten_values(self.graph.outputs)),
+        )
         self._masked = {call.layer for call in calls if reads_mask(call)}
 
     def run(self) -> Graph:
         """Trace all layers."""
-        calls = [new for call in closing_sizes(self.graph.calls) for new in self._replace(call)]
+        calls = [
+            new for call in set_shapes_in_order(self.graph.calls) for new in self._replace(call)
+        ]
         losses = [*self.graph.loss_only, *self.inliner.losses]
         return self.masks.carried(
             dataclasses.replace(self.graph, calls=calls, closed=self.closed, loss_only=losses)
@@ -136,9 +141,9 @@ class _Attempt:
         replaced = (choice(self, call, siblings) for choice in CHOICES)
         parts = next((parts for parts in replaced if parts is not None), [])
         siblings = [*siblings, *parts]
-        return [new for part in closing_sizes(parts) for new in self._replace(part, siblings)] or [
-            call
-        ]
+        return [
+            new for part in set_shapes_in_order(parts) for new in self._replace(part, siblings)
+        ] or [call]
 
     def split_custom_activation(self, call: Call, _: Any) -> list[Call] | None:
         """Split a custom activation, a function or a layer, off a Keras layer."""
@@ -156,7 +161,7 @@ class _Attempt:
     def _with_masks_of(self, parts: list[Call], call: Call) -> list[Call] | None:
         """Let the masks of a call's outputs come from the calls that replace it, if any do."""
         if parts:
-            self.masks.hand_over(values_in(call.outputs))
+            self.masks.hand_over(flatten_values(call.outputs))
         return parts or None
 
     def expand_operation(self, call: Call, _: Any) -> list[Call] | None:
@@ -220,7 +225,7 @@ class _Attempt:
             raise CannotTrace(self.agreed.opaque[layer])
         lenders = [*borrowed.lenders.get(layer, ()), *list_owners(layer)]
         lenders += borrowed.outside.get(layer, [])
-        with in_few_operations(layer), with_dropout(layer):
+        with in_few_operations(layer), trace_attention_dropout(layer):
             trace, read = self.masks.trace(call, expansion, lenders)
         traced = TracedCall(call, trace, read, keeps_weights=layer in self.apart)
         is_model = self._is_entire_model(call)

@@ -12,8 +12,8 @@ import numpy as np
 
 from keras_qat.graph.calls import Call, Graph, Value
 from keras_qat.graph.facts import Facts
-from keras_qat.graph.operations import kind_of
-from keras_qat.graph.tf_operations import number, operands
+from keras_qat.graph.operations import get_kind
+from keras_qat.graph.tf_operations import get_operands, read_scalar
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.masked_scores import HIDES
@@ -42,7 +42,7 @@ def find_nearly_uniform(value: Value, facts: Facts) -> Generator[Value, Any, Uni
     call, exact = value.producer, find_uniform(value, facts)
     if exact is not None and value.is_float and None not in value.shape[1:]:
         return Uniform(exact)
-    kind = "" if call is None else kind_of(call)
+    kind = "" if call is None else get_kind(call)
     if call is None or not all(x.is_float for x in [value, *call.inputs]):
         return None
     if kind == "exp":
@@ -51,8 +51,8 @@ def find_nearly_uniform(value: Value, facts: Facts) -> Generator[Value, Any, Uni
     if kind not in COMPUTES or None in value.shape[1:]:
         return None
     terms = []
-    for x in operands(call, "x", "y"):
-        constant = None if isinstance(x, Value) else number(x)
+    for x in get_operands(call, "x", "y"):
+        constant = None if isinstance(x, Value) else read_scalar(x)
         found = (yield x) if isinstance(x, Value) else None
         terms.append(found if constant is None else Uniform(constant))
     values = [term.value for term in terms if term is not None and term.is_exact]
@@ -85,7 +85,7 @@ def fold_uniform_constants(graph: Graph, context: LoweringContext) -> Graph:
 
 def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) -> list[Call]:
     """Returns a call without zeros that it adds, and with a constant that it compares with."""
-    kind = kind_of(call)
+    kind = get_kind(call)
     others = [value for value in call.inputs if value not in known]
     values = [known[value].value for value in call.inputs if value in known]
     if (

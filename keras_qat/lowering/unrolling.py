@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.graph.facts import solve
-from keras_qat.keras2.backend import layers, swapped
+from keras_qat.keras2.backend import layers, swap_attributes
 from keras_qat.keras2.layer_names import is_of_keras
-from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.recurrent import split_recurrent, why_not_unrolled, why_whole
 from keras_qat.ops.op import SharedRange
@@ -62,7 +62,7 @@ def _begins_beyond(call: Call) -> bool:
     An input of the model is taken for what the layer itself has returned.
     """
     low, high = BOUNDS.get(getattr(call.layer, "activation", None), (-1.0, 1.0))
-    given = [solve(value, find_bounds) for value in values_in(call.args)[1:]]
+    given = [solve(value, find_bounds) for value in flatten_values(call.args)[1:]]
     return any(bounds[0] < low or bounds[1] > high for bounds in given)
 
 
@@ -79,7 +79,7 @@ def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
     call = value.producer
     if call is None:
         return 0.0, 0.0
-    is_carry = isinstance(call.layer, layers.LSTM) and values_in(call.outputs)[-1] is value
+    is_carry = isinstance(call.layer, layers.LSTM) and flatten_values(call.outputs)[-1] is value
     activation = getattr(call.layer, "activation", None)
     if activation in BOUNDS and not (is_carry and call.layer.return_state):
         return BOUNDS[activation]
@@ -99,7 +99,7 @@ def refused_cells(opened: Iterable[Any], refused: Mapping[Any, str]) -> dict[Any
         layer: refused[cell]
         for layer in opened
         if type(layer) in UNROLLED
-        for cell in layers_in(layer.cell)
+        for cell in list_layers(layer.cell)
         if cell in refused
     }
 
@@ -113,10 +113,10 @@ def in_few_operations(cell: Any) -> contextlib.AbstractContextManager[None]:
     if type(cell) not in CELLS or type(cell) is layers.StackedRNNCells:
         return contextlib.nullcontext()
     if type(cell) is layers.LSTMCell and cell.use_bias:
-        return swapped(cell, call=functools.partial(_lstm, cell))
+        return swap_attributes(cell, call=functools.partial(_lstm, cell))
     if type(cell) is layers.GRUCell and not cell.reset_after:  # Keras splits off an empty part.
-        return swapped(cell, implementation=1, dropout=0.0)
-    return swapped(cell, implementation=2, dropout=0.0)
+        return swap_attributes(cell, implementation=1, dropout=0.0)
+    return swap_attributes(cell, implementation=2, dropout=0.0)
 
 
 def _lstm(cell: Any, inputs: Any, states: Any, training: Any = None) -> Any:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, values_in
-from keras_qat.graph.operations import kind_of
-from keras_qat.graph.size_expressions import computed_sizes
-from keras_qat.graph.tf_operations import argument, array, operands
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
+from keras_qat.graph.operations import get_kind
+from keras_qat.graph.size_expressions import find_sizes
+from keras_qat.graph.tf_operations import get_argument, get_operands, read_array
 from keras_qat.helper_layers.computed_kernels import COMPUTED
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
@@ -28,7 +28,7 @@ Product = tuple[Value, Any, Any, dict[str, Any]]
 
 def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
     """Makes a layer of every product with a weight and of the bias added to it."""
-    consumers, outputs = graph.consumers(), set(values_in(graph.outputs))
+    consumers, outputs = graph.consumers(), set(flatten_values(graph.outputs))
     shared, replaced = _read_twice(graph), dict[Call, list[Call]]()
     for call in graph.calls:
         product = _product(call)
@@ -141,18 +141,18 @@ def _is_weight(value: Any, rank: int | None = None) -> bool:
 
 
 def _product(call: Call) -> Product | None:
-    read = PRODUCTS.get(kind_of(call))
+    read = PRODUCTS.get(get_kind(call))
     return read(call) if read else None
 
 
 def _bias(call: Call, product: Value) -> Value | None:
     """Returns the weight that a call adds to a product, with one number for each channel."""
-    if kind_of(call) not in SUMS:
+    if get_kind(call) not in SUMS:
         return None
-    x, bias = operands(call, *SUMS[kind_of(call)])
+    x, bias = get_operands(call, *SUMS[get_kind(call)])
     if bias is product:
         x, bias = bias, x
-    is_last = not str(argument(call, "data_format")).startswith("NC")
+    is_last = not str(get_argument(call, "data_format")).startswith("NC")
     fits = _is_weight(bias, 1) and _is_plain(_source(bias)) and bias.shape[0] == product.shape[-1]
     return bias if x is product and fits and is_last else None
 
@@ -165,8 +165,8 @@ _OF_CONVOLUTIONS = ("input", "filters", "strides", "padding", "data_format", "di
 
 
 def _convolution(call: Call, depthwise: bool = False) -> Product | None:
-    x, kernel, strides, padding, layout, dilation = operands(call, *_OF_CONVOLUTIONS)
-    kernel = kernel if isinstance(kernel, Value) else array(kernel)
+    x, kernel, strides, padding, layout, dilation = get_operands(call, *_OF_CONVOLUTIONS)
+    kernel = kernel if isinstance(kernel, Value) else read_array(kernel)
     if kernel is None or None in kernel.shape:
         return None
     axes, padding = len(kernel.shape) - 2, padding or "VALID"  # As tf.nn.convolution has it.
@@ -192,8 +192,8 @@ def _convolution(call: Call, depthwise: bool = False) -> Product | None:
 
 def _transposed(call: Call) -> Product | None:
     """Reads a transposed convolution to the size that the layer has."""
-    x, kernel, strides, padding, layout, dilations = operands(call, *_OF_CONVOLUTIONS)
-    kernel = kernel if isinstance(kernel, Value) else array(kernel)
+    x, kernel, strides, padding, layout, dilations = get_operands(call, *_OF_CONVOLUTIONS)
+    kernel = kernel if isinstance(kernel, Value) else read_array(kernel)
     if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
         return None
     axes = len(kernel.shape) - 2
@@ -210,7 +210,7 @@ def _transposed(call: Call) -> Product | None:
     sizes = [(n or 0) * s + m for n, s, m in zip(x.shape[1:-1], steps, more, strict=True)]
     known = list(call.output.shape[1:-1])
     if None in known:
-        known = (computed_sizes(argument(call, "output_shape")) or [])[1:-1]
+        known = (find_sizes(get_argument(call, "output_shape")) or [])[1:-1]
     if sizes != known:
         return None
     options = {"kernel_size": size, "strides": steps, "padding": padding}
@@ -225,7 +225,7 @@ def _dense(x: Any, kernel: Any) -> Product | None:
 
 
 def _matmul(call: Call) -> Product | None:
-    x, kernel, *flags = operands(call, "a", "b", *_FLAGS)
+    x, kernel, *flags = get_operands(call, "a", "b", *_FLAGS)
     return None if any(flags) else _dense(x, kernel)
 
 
@@ -233,7 +233,7 @@ _FLAGS = ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b", "a_is_sparse",
 
 
 def _tensordot(call: Call) -> Product | None:
-    x, kernel, axes = operands(call, "a", "b", "axes")
+    x, kernel, axes = get_operands(call, "a", "b", "axes")
     last = len(x.shape) - 1 if isinstance(x, Value) else 0
     flat = [axis for axis in tf.nest.flatten(axes) if isinstance(axis, int)]
     return _dense(x, kernel) if flat in ([1], [last, 0], [-1, 0]) else None

@@ -34,7 +34,7 @@ from keras_qat.arithmetic.int16_sigmoid import (
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, single
-from keras_qat.graph.tf_operations import argument
+from keras_qat.graph.tf_operations import get_argument
 from keras_qat.helper_layers.operations import HardSwish
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission
@@ -296,7 +296,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         "GELU, exact or approximated with a hyperbolic tangent",
         kinds=("gelu",),
         functions=(_activations.gelu, tf.nn.gelu),
-        attributes=lambda call: {"approximate": bool(argument(call, "approximate"))},
+        attributes=lambda call: {"approximate": bool(get_argument(call, "approximate"))},
         needs=("approximate",),
         kernel=Kernel(
             "GELU", compute_in_float32(_gelu_in_float32), fields=lambda attributes: dict(attributes)

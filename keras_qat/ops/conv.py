@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.graph.calls import Call, product_of
+from keras_qat.graph.calls import Call, multiply_sizes
 from keras_qat.helper_layers.computed_kernels import (
     ComputedConv1D,
     ComputedConv1DTranspose,
@@ -185,7 +185,9 @@ def _kernel_size(call: Call) -> tuple[int, ...]:
 def _count(call: Call) -> int | None:
     """Counts multiply-accumulates: each value of the output sums a kernel over its inputs."""
     axis = 1 if getattr(call.layer, "data_format", "") == "channels_first" else -1
-    products = product_of((call.output.elements, *_kernel_size(call), call.inputs[0].shape[axis]))
+    products = multiply_sizes(
+        (call.output.elements, *_kernel_size(call), call.inputs[0].shape[axis])
+    )
     return products and products // getattr(call.layer, "groups", 1)
 
 
@@ -218,7 +220,7 @@ DEPTHWISE_CONV = dataclasses.replace(
     doc="convolutions of each channel by itself",
     layers=(layers.DepthwiseConv1D, layers.DepthwiseConv2D, ComputedDepthwiseConv2D),
     weights={"depthwise_kernel": (-2, -1)},
-    products=lambda call: product_of((call.output.elements, *_kernel_size(call))),
+    products=lambda call: multiply_sizes((call.output.elements, *_kernel_size(call))),
     # TFLite's reference kernels refuse them in 4 bits, and CMSIS-NN computes some wrongly.
     supports_int4=False,
 )
@@ -326,7 +328,7 @@ def _output_shape(e: Emission, x: int, image: int) -> int:
 
 def _count_transposed(call: Call) -> int | None:
     """Counts multiply-accumulates: each value of the input meets all weights of its channel."""
-    return product_of((call.inputs[0].elements, *_kernel_size(call), call.output.shape[-1]))
+    return multiply_sizes((call.inputs[0].elements, *_kernel_size(call), call.output.shape[-1]))
 
 
 TRANSPOSE_CONV = dataclasses.replace(

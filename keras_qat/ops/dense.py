@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, product_of
+from keras_qat.graph.calls import Call, multiply_sizes
 from keras_qat.helper_layers.computed_kernels import ComputedDense
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.einsum import Axes, emit_product, expand_ellipsis, find_positions, parse_equation
@@ -101,7 +101,7 @@ DENSE = Op(
     supports_int4=True,
     folds_batch_norm=True,
     can_merge_relu=True,
-    products=lambda call: product_of((call.output.elements, call.inputs[0].shape[-1])),
+    products=lambda call: multiply_sizes((call.output.elements, call.inputs[0].shape[-1])),
 )
 
 
@@ -208,7 +208,7 @@ def _count_einsum(call: Call) -> int | None:
     """Counts multiply-accumulates: each value of the output sums products along some axes."""
     axes = parse_equation(_einsum_attributes(call)["equation"])
     sizes = dict(zip(axes.first, call.inputs[0].shape, strict=True))
-    return product_of((call.output.elements, *(sizes[axis] for axis in axes.summed)))
+    return multiply_sizes((call.output.elements, *(sizes[axis] for axis in axes.summed)))
 
 
 EINSUM_DENSE = dataclasses.replace(

@@ -19,7 +19,7 @@ from keras_qat.arithmetic.control_flow import trace_once
 from keras_qat.arithmetic.kernel_families import REFERENCE, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.graph.calls import Call
-from keras_qat.helper_layers.elementwise_functions import Formula, evaluated
+from keras_qat.helper_layers.elementwise_functions import Formula, evaluate_formula
 from keras_qat.helper_layers.finite_functions import Logarithm, SquareRoot
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission
@@ -346,7 +346,7 @@ LOOKUPS: tuple[Op, ...] = (
     ),
     lookup_row(
         "formula",
-        lambda x, formula: evaluated(json.loads(formula), x),
+        lambda x, formula: evaluate_formula(json.loads(formula), x),
         "a function that code computes with several operations, such as log(1 + exp(x))",
         layers=(Formula,),
         attributes=lambda call: {"formula": call.layer.formula},

@@ -7,8 +7,8 @@ import math
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.operations import kind_of
-from keras_qat.graph.tf_operations import number, operands
+from keras_qat.graph.operations import get_kind
+from keras_qat.graph.tf_operations import get_operands, read_scalar
 from keras_qat.helper_layers.finite_functions import Logarithm, Power, Reciprocal
 from keras_qat.ops.lookup import accept_float, accept_option, lookup_row
 from keras_qat.ops.op import Attributes, Op
@@ -23,8 +23,8 @@ def _exponent(call: Call) -> float | None:
     """Returns the exponent of a power of a tensor; None if it is no number."""
     if isinstance(call.layer, Power):
         return call.layer.exponent
-    x, exponent = operands(call, "x", "y")
-    return number(exponent) if isinstance(x, Value) else None
+    x, exponent = get_operands(call, "x", "y")
+    return read_scalar(exponent) if isinstance(x, Value) else None
 
 
 def _accepts_power(call: Call, attributes: Attributes) -> str | None:
@@ -43,10 +43,10 @@ def _numerator(call: Call) -> float:
     """Returns the number that a call divides by a tensor; NaN for other divisions."""
     if isinstance(call.layer, Reciprocal):
         return call.layer.numerator
-    if kind_of(call) == "reciprocal":
+    if get_kind(call) == "reciprocal":
         return 1.0
-    x, y = operands(call, "x", "y")
-    known = number(x) if isinstance(y, Value) else None
+    x, y = get_operands(call, "x", "y")
+    known = read_scalar(x) if isinstance(y, Value) else None
     return math.nan if known is None else known
 
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras_qat.arithmetic.as_written import product
 from keras_qat.arithmetic.fixed_point import multiply_sums, to_fixed_point
 from keras_qat.arithmetic.quant_params import single
-from keras_qat.graph.calls import Call, product_of
-from keras_qat.graph.tf_operations import operands
+from keras_qat.graph.calls import Call, multiply_sizes
+from keras_qat.graph.tf_operations import get_operands
 from keras_qat.helper_layers.operations import Contract
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.einsum import Axes, emit_product, expand_ellipsis, find_positions, parse_equation
@@ -63,7 +63,7 @@ def _product(a: Arguments) -> Any:
 
 def _count(call: Call) -> int | None:
     """Counts multiply-accumulates: each value of the output sums products along an axis."""
-    return product_of((call.output.elements, _matmul_attributes(call)["depth"]))
+    return multiply_sizes((call.output.elements, _matmul_attributes(call)["depth"]))
 
 
 def _multiply_matrices(e: Emission, first: int, second: int, target: int, adjoint: bool) -> None:
@@ -73,7 +73,7 @@ def _multiply_matrices(e: Emission, first: int, second: int, target: int, adjoin
 def _matmul_attributes(call: Call) -> Attributes:
     """Returns whether each matrix is `transposed`, and the `depth` of the sums."""
     names = ("a", "transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
-    a, *flags = operands(call, *names)
+    a, *flags = get_operands(call, *names)
     flipped = tuple(bool(flags[index] or flags[index + 2]) for index in (0, 1))
     shape = getattr(a, "shape", (None, None))
     return {"transposed": flipped, "depth": shape[-2 if flipped[0] else -1]}
@@ -157,7 +157,7 @@ def _contract_attributes(call: Call) -> Attributes:
     if equation:
         axes, (first, second) = parse_equation(equation), call.inputs
         sizes = _sizes(axes, first.shape, second.shape)
-        depth = product_of([sizes[axis] for axis in axes.summed])
+        depth = multiply_sizes([sizes[axis] for axis in axes.summed])
     return {"equation": equation, "depth": depth}
 
 
@@ -217,13 +217,15 @@ def _emit_contract(e: Emission) -> None:
 def _count_contract(call: Call) -> int | None:
     """Counts multiply-accumulates: each value of the output sums products along shared axes."""
     attributes = _contract_attributes(call)
-    return product_of((call.output.elements, attributes["depth"])) if attributes["equation"] else 0
+    return (
+        multiply_sizes((call.output.elements, attributes["depth"])) if attributes["equation"] else 0
+    )
 
 
 def _grouped(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
     """Returns the shape of matrices, in which several axes make one."""
     lead = [batch] if len(batch) > MAX_AXES - 2 else list(batch)
-    return tuple(product_of([sizes[axis] for axis in group]) for group in (*lead, *groups))
+    return tuple(multiply_sizes([sizes[axis] for axis in group]) for group in (*lead, *groups))
 
 
 CONTRACT = dataclasses.replace(

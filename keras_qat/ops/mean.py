@@ -17,7 +17,7 @@ from keras_qat.arithmetic.as_written import product, quotient
 from keras_qat.arithmetic.fixed_point import get_exponent, multiply, shift, to_fixed_point
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.graph.calls import Call
-from keras_qat.graph.operations import kind_of
+from keras_qat.graph.operations import get_kind
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, OwnRange
@@ -206,7 +206,7 @@ def _split(e: Emission, source: int, step: Step, name: str) -> int:
 
 
 def _accepts_mean(call: Call, attributes: Attributes) -> str | None:
-    is_masked = not kind_of(call) and any(value.masked for value in call.inputs)
+    is_masked = not get_kind(call) and any(value.masked for value in call.inputs)
     return REDUCE_MAX.accepts(call, attributes) or ("with a mask" if is_masked else None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from keras_qat.graph.calls import Call, product_of
+from keras_qat.graph.calls import Call, multiply_sizes
 from keras_qat.graph.operations import is_operation
 from keras_qat.ops.registry import find_row, find_rows, match
 
@@ -21,7 +21,7 @@ def count_products(call: Call) -> int | None:
         return row.products(call)
     shapes = [] if is_operation(layer) else [weight.shape for weight in layer.weights]
     sizes = sum(math.prod(shape) for shape in shapes if len(shape) > 1)
-    return product_of((sizes, *call.output.shape[1:-1])) if sizes else 0
+    return multiply_sizes((sizes, *call.output.shape[1:-1])) if sizes else 0
 
 
 def integer_share(counts: Iterable[tuple[bool, int | None]]) -> float | None:

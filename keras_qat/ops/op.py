@@ -16,8 +16,8 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import FAMILIES, KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Call, map_values
-from keras_qat.graph.precision import computing_in_float32
-from keras_qat.keras2.layers_and_models import takes_training
+from keras_qat.graph.precision import compute_in_float32
+from keras_qat.keras2.layers_and_models import accepts_training
 
 if TYPE_CHECKING:
     from keras_qat.ops.emission import Emission
@@ -115,9 +115,9 @@ class Arguments:
         """Calls the call's own layer on other numbers, one for each tensor that it reads."""
         remaining = iter(prepared)
         args, kwargs = map_values(lambda value: next(remaining), (self.call.args, self.call.kwargs))
-        if takes_training(self.call.layer):
+        if accepts_training(self.call.layer):
             kwargs = {**kwargs, "training": False}
-        with computing_in_float32(self.call.layer):
+        with compute_in_float32(self.call.layer):
             return self.call.layer.call(*args, **kwargs)
 
 
@@ -151,7 +151,7 @@ class Op:
         doc: its description on the page of operators.
         layers: Keras layer classes that are this operator. Where several rows list a class, the
             first one that accepts a call has it.
-        paths: module paths of such classes that Keras does not export, as `class_path` returns.
+        paths: module paths of such classes that Keras does not export, as `get_class_path` returns.
         kinds: kinds of operations on symbolic tensors that are this operator.
         functions: activation functions that are this operator.
         attributes: reads the options of a call, once; everything else uses what it returns.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.operations import kind_of
-from keras_qat.graph.tf_operations import number, operands
+from keras_qat.graph.operations import get_kind
+from keras_qat.graph.tf_operations import get_operands, read_scalar
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import get_rank, make_movement, read_integers
@@ -37,14 +37,14 @@ def read_paddings(layer: Any, options: Any, rank: int) -> Pairs:
 
 def _attributes(call: Call) -> Attributes:
     rank = get_rank(call)
-    if not kind_of(call):
+    if not get_kind(call):
         return {"paddings": read_paddings(call.layer, call.layer.padding, rank), "mode": "CONSTANT"}
-    paddings, mode, value = operands(call, "paddings", "mode", "constant_values")
+    paddings, mode, value = get_operands(call, "paddings", "mode", "constant_values")
     known = read_integers(paddings)
     both = None if known is None else tuple(zip(known[::2], known[1::2], strict=True))
     attributes: dict[str, Any] = {"paddings": both, "mode": (mode or "CONSTANT").upper()}
     if attributes["mode"] == "CONSTANT":
-        attributes["value"] = 0.0 if value is None else number(value)
+        attributes["value"] = 0.0 if value is None else read_scalar(value)
     return attributes
 
 

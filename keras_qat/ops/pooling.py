@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Call
-from keras_qat.graph.operations import kind_of
-from keras_qat.graph.tf_operations import argument, operands
+from keras_qat.graph.operations import get_kind
+from keras_qat.graph.tf_operations import get_argument, get_operands
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import as_pair, emit_on_images
@@ -26,12 +26,12 @@ PADDINGS = {"SAME": 0, "VALID": 1}
 def _pool_attributes(call: Call) -> Attributes:
     """Returns `pool` and `strides` along the axes between batch and channels, and `padding`."""
     layer, axes = call.layer, get_rank(call) - 2
-    if not kind_of(call):
+    if not get_kind(call):
         pool, strides, padding = layer.pool_size, layer.strides, layer.padding
         last = layer.data_format == "channels_last"
     else:
         names = ("ksize", "strides", "padding", "data_format")
-        pool, strides, padding, data_format = operands(call, *names)
+        pool, strides, padding, data_format = get_operands(call, *names)
         last = data_format is None or data_format.endswith("C")
     return {
         "pool": read_window(pool, axes),
@@ -110,10 +110,10 @@ AVERAGE_POOLING = dataclasses.replace(
 def _reduce_attributes(call: Call) -> Attributes:
     """Returns the `axes`, and `keepdims`: whether they stay, with the size 1."""
     layer, rank = call.layer, get_rank(call)
-    if not kind_of(call):
+    if not get_kind(call):
         start = 2 if layer.data_format == "channels_first" else 1
         return {"axes": tuple(range(start, start + rank - 2)), "keepdims": bool(layer.keepdims)}
-    axis, keepdims = operands(call, "axis", "keepdims")
+    axis, keepdims = get_operands(call, "axis", "keepdims")
     return {"axes": read_axes(axis, rank), "keepdims": bool(keepdims)}
 
 
@@ -186,7 +186,7 @@ REDUCE_ALL = _of_truth_values("reduce_all", "REDUCE_MIN", "all truth values")
 
 
 def _arg_attributes(call: Call) -> Attributes:
-    axis = argument(call, "axis")
+    axis = get_argument(call, "axis")
     axis = call.kwargs.get("dimension", axis)
     axes = read_axes(axis or 0, get_rank(call))
     return {"axis": axes[0] if axes else None}

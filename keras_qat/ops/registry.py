@@ -8,10 +8,10 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from keras_qat.graph.calls import Call, Value, values_in
-from keras_qat.graph.operations import is_operation, kind_of
+from keras_qat.graph.calls import Call, Value, flatten_values
+from keras_qat.graph.operations import get_kind, is_operation
 from keras_qat.keras2.backend import layers
-from keras_qat.keras2.layers_and_models import class_path
+from keras_qat.keras2.layers_and_models import get_class_path
 from keras_qat.messages import suggestion
 from keras_qat.ops.all_ops import ROWS
 from keras_qat.ops.op import Attributes, Op
@@ -76,8 +76,8 @@ def find_rows(call: Call) -> list[Op]:
     """Returns the rows that list the layer, operation or function of a call."""
     layer = call.layer
     if is_operation(layer):
-        return _BY_KEY.get(kind_of(layer), [])
-    rows = _BY_KEY.get(type(layer)) or _BY_KEY.get(class_path(layer), [])
+        return _BY_KEY.get(get_kind(layer), [])
+    rows = _BY_KEY.get(type(layer)) or _BY_KEY.get(get_class_path(layer), [])
     if not rows and type(layer).__name__ == "Activation":
         with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
             rows = _BY_KEY.get(layer.activation, [])
@@ -99,7 +99,7 @@ def _first(rows: list[Op], call: Call) -> Match:
 def _refused(op: Op, call: Call) -> str | None:
     """Returns why an operator has no kernel for such inputs."""
     for x in call.inputs[:1]:
-        same = values_in(call.outputs)[0].dtype == x.dtype
+        same = flatten_values(call.outputs)[0].dtype == x.dtype
         if op.integers is not None and not x.is_float and not (same and x.dtype in op.integers):
             return f"reads {x.dtype}"
     is_large = any(len(x.shape) > op.max_axes for x in call.inputs)

@@ -11,8 +11,8 @@ import tensorflow as tf
 from keras_qat.arithmetic.fixed_point import multiply, to_fixed_point
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, round_half_away, single
 from keras_qat.graph.calls import Call
-from keras_qat.graph.operations import is_operation, kind_of
-from keras_qat.graph.tf_operations import argument, number
+from keras_qat.graph.operations import get_kind, is_operation
+from keras_qat.graph.tf_operations import get_argument, read_scalar
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import accept_float, compute_by_table, prepare_table
@@ -24,7 +24,7 @@ _activations = keras.activations
 def _relu_attributes(call: Call) -> Attributes:
     layer = call.layer
     if is_operation(layer):
-        return {"maximum": 6.0 if kind_of(layer) == "relu6" else math.inf}
+        return {"maximum": 6.0 if get_kind(layer) == "relu6" else math.inf}
     if isinstance(layer, layers.ReLU):
         return {"maximum": math.inf if layer.max_value is None else float(layer.max_value)}
     return {"maximum": 6.0 if layer.activation is tf.nn.relu6 else math.inf}
@@ -83,9 +83,9 @@ RELU = Op(
 def _leaky_attributes(call: Call) -> Attributes:
     slope = getattr(call.layer, "negative_slope", getattr(call.layer, "alpha", None))
     if is_operation(call.layer):
-        slope = argument(call, "alpha")
+        slope = get_argument(call, "alpha")
     # The default is that of tf.nn.leaky_relu.
-    return {"slope": float(np.float32(0.2 if slope is None else number(slope) or 0.0))}
+    return {"slope": float(np.float32(0.2 if slope is None else read_scalar(slope) or 0.0))}
 
 
 def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:

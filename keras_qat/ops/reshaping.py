@@ -6,8 +6,8 @@ import dataclasses
 import math
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.operations import kind_of
-from keras_qat.graph.tf_operations import argument, operands
+from keras_qat.graph.operations import get_kind
+from keras_qat.graph.tf_operations import get_argument, get_operands
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
@@ -66,9 +66,9 @@ def _transpose_attributes(call: Call) -> Attributes:
     rank = get_rank(call)
     if isinstance(call.layer, layers.Permute):
         return {"permutation": (0, *call.layer.dims)}
-    if kind_of(call) == "matrix_transpose":
+    if get_kind(call) == "matrix_transpose":
         return {"permutation": (*range(rank - 2), rank - 1, rank - 2)}
-    permutation = argument(call, "perm")
+    permutation = get_argument(call, "perm")
     if permutation is None:
         return {"permutation": tuple(range(rank))[::-1]}
     axes = read_integers(permutation)
@@ -88,7 +88,7 @@ TRANSPOSE = make_movement(
 
 
 def _block_attributes(call: Call) -> Attributes:
-    size, data_format = operands(call, "block_size", "data_format")
+    size, data_format = get_operands(call, "block_size", "data_format")
     known = read_integers(size)
     return {"size": known[0] if known else None, "data_format": data_format or "NHWC"}
 

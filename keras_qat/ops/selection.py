@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.fixed_point import multiply
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.tf_operations import number, operands
+from keras_qat.graph.tf_operations import get_operands, read_scalar
 from keras_qat.ops.composed import (
     NO_WIDE,
     WIDE,
@@ -209,9 +209,9 @@ FROM_INTEGERS = Op(
 
 
 def _one_hot_attributes(call: Call) -> Attributes:
-    depth, *values, axis = operands(call, "depth", "on_value", "off_value", "axis")
+    depth, *values, axis = get_operands(call, "depth", "on_value", "off_value", "axis")
     known, axes = read_integers(depth), read_integers(-1 if axis is None else axis)
-    on, off = (number(1 if value is None else value) for value in values)
+    on, off = (read_scalar(1 if value is None else value) for value in values)
     off = 0.0 if values[1] is None else off
     rank = len(call.output.shape)
     return {"depth": known and known[0], "on": on, "off": off, "axis": axes and axes[0] % rank}

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, values_in
-from keras_qat.graph.operations import kind_of
-from keras_qat.graph.tf_operations import argument, operands
+from keras_qat.graph.calls import Call, Value, flatten_values
+from keras_qat.graph.operations import get_kind
+from keras_qat.graph.tf_operations import get_argument, get_operands
 from keras_qat.helper_layers.operations import LastStep
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
@@ -45,18 +45,18 @@ def _slice_attributes(call: Call) -> Attributes:
     rank = len(getattr(x, "shape", ()))
     if isinstance(call.layer, LastStep):
         return _indexed([FULL_SLICE, -1], rank)
-    if not kind_of(call):
+    if not get_kind(call):
         cropping = read_paddings(call.layer, call.layer.cropping, rank)
         cropped = [(low or None, -high or None, 1) for low, high in cropping]
         return {"parts": tuple(cropped), "dropped": (), "added": ()}
-    if kind_of(call) == "slice":
-        begins, sizes = map(read_integers, operands(call, "begin", "size"))
+    if get_kind(call) == "slice":
+        begins, sizes = map(read_integers, get_operands(call, "begin", "size"))
         if begins is None or sizes is None:
             return {"parts": None}
         ends = zip(begins, sizes, strict=True)
         parts = [(low or None, None if size < 0 else low + size, 1) for low, size in ends]
         return {"parts": tuple(parts), "dropped": (), "added": ()}
-    return _indexed(argument(call, "slice_spec"), rank)
+    return _indexed(get_argument(call, "slice_spec"), rank)
 
 
 def _indexed(indices: Any, rank: int) -> Attributes:
@@ -125,7 +125,7 @@ SLICE = make_movement(
 
 def _split_attributes(call: Call) -> Attributes:
     """Returns the `axis`, the `sizes` along it, () for equal ones, and their `count`."""
-    parts, axis = operands(call, "num_or_size_splits", "axis")
+    parts, axis = get_operands(call, "num_or_size_splits", "axis")
     known, axes = read_integers(parts), read_integers(axis or 0)
     if known is None or axes is None or not isinstance(get_source(call), Value):
         return {"axis": None}
@@ -133,7 +133,7 @@ def _split_attributes(call: Call) -> Attributes:
     if tf.nest.is_nested(parts) or np.ndim(parts) > 0:
         sizes = known
     rank = len(get_source(call).shape)
-    return {"axis": axes[0] % rank, "sizes": sizes, "count": len(values_in(call.outputs))}
+    return {"axis": axes[0] % rank, "sizes": sizes, "count": len(flatten_values(call.outputs))}
 
 
 def _emit_split(e: Emission) -> None:
@@ -157,9 +157,9 @@ SPLIT = make_movement(
 
 
 def _unstack_attributes(call: Call) -> Attributes:
-    axis = argument(call, "axis")
+    axis = get_argument(call, "axis")
     axes = read_integers(axis or 0)
-    return {"axis": axes[0] if axes else None, "count": len(values_in(call.outputs))}
+    return {"axis": axes[0] if axes else None, "count": len(flatten_values(call.outputs))}
 
 
 UNSTACK = make_movement(
@@ -177,7 +177,7 @@ GATHER_ARGUMENTS = ("params", "indices", "axis", "batch_dims", "max_norm")
 
 def _gather_attributes(call: Call) -> Attributes:
     """Returns the `axis`, constant `indices` and their `shape`, or () if they are a tensor."""
-    x, indices, axis, batch, limit = operands(call, *GATHER_ARGUMENTS)
+    x, indices, axis, batch, limit = get_operands(call, *GATHER_ARGUMENTS)
     batch = read_integers(batch or 0)
     axes = read_integers(batch if axis is None else axis)
     if axes is None or batch is None or limit is not None or not isinstance(x, Value):
@@ -214,7 +214,7 @@ GATHER = make_movement(
 
 def _join_attributes(call: Call) -> Attributes:
     """Returns the `axis`, and constants among integer tensors as `numbers`, by position."""
-    axis = argument(call, "axis") or 0 if kind_of(call) else call.layer.axis
+    axis = get_argument(call, "axis") or 0 if get_kind(call) else call.layer.axis
     axes, rank = read_integers(axis), len(call.output.shape)
     parts = get_source(call)
     parts = list(parts) if isinstance(parts, (list, tuple)) else [parts]

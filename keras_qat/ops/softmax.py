@@ -31,7 +31,7 @@ from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import is_operation
-from keras_qat.graph.tf_operations import argument, number, operands
+from keras_qat.graph.tf_operations import get_argument, get_operands, read_scalar
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops import mlas
 from keras_qat.ops.emission import Emission
@@ -238,7 +238,7 @@ def _round(x: np.ndarray) -> np.ndarray:
 def _attributes(call: Call) -> Attributes:
     axis = getattr(call.layer, "axis", -1)
     if is_operation(call.layer):
-        axis = argument(call, "axis")
+        axis = get_argument(call, "axis")
     axes = [-1 if item is None else int(item) for item in tf.nest.flatten([axis])]
     rank = len(call.output.shape)
     counted = [item if item < 0 else item - rank for item in axes]
@@ -311,10 +311,10 @@ def _unit_norm(a: Arguments) -> Any:
 def _norm_attributes(call: Call) -> Attributes:
     axis, epsilon = getattr(call.layer, "axis", None), None
     if is_operation(call.layer):
-        axis, epsilon = operands(call, "axis", "epsilon")
+        axis, epsilon = get_operands(call, "axis", "epsilon")
     rank = len(call.output.shape)
     axes = tuple(int(item) % rank - rank for item in tf.nest.flatten([axis]) if item is not None)
-    return {"axes": axes, "epsilon": number(epsilon) or 0.0}
+    return {"axes": axes, "epsilon": read_scalar(epsilon) or 0.0}
 
 
 def _accepts_norm(call: Call, attributes: Attributes) -> str | None:

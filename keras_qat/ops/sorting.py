@@ -7,14 +7,14 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.tf_operations import argument
+from keras_qat.graph.tf_operations import get_argument
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import make_movement, read_integers
 from keras_qat.ops.op import Arguments, Attributes
 
 
 def _attributes(call: Call) -> Attributes:
-    count = argument(call, "k")
+    count = get_argument(call, "k")
     known = read_integers(1 if count is None else count)
     return {"count": known[0] if known else None}
 

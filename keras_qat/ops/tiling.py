@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.tf_operations import argument, operands
+from keras_qat.graph.tf_operations import get_argument, get_operands
 from keras_qat.helper_layers.operations import ReverseSteps, Roll
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
@@ -61,7 +61,7 @@ TILE = make_movement(
     "copies of a tensor along its axes",
     _emit_tile,
     kinds=("tile",),
-    attributes=lambda call: {"multiples": read_integers(argument(call, "multiples"))},
+    attributes=lambda call: {"multiples": read_integers(get_argument(call, "multiples"))},
     needs=("multiples",),
 )
 
@@ -111,7 +111,7 @@ def _repeat_attributes(call: Call) -> Attributes:
     if isinstance(layer, layers.UpSampling3D):
         start = 2 if layer.data_format == "channels_first" else 1
         return {"times": tuple((start + i, int(n)) for i, n in enumerate(layer.size))}
-    repeats, axis = operands(call, "repeats", "axis")
+    repeats, axis = get_operands(call, "repeats", "axis")
     known, axes = read_integers(repeats), read_integers(axis)
     if known is None or axes is None:
         return {"times": None}
@@ -145,7 +145,7 @@ REPEAT = make_movement(
 
 
 def _reverse_attributes(call: Call) -> Attributes:
-    axis = 1 if isinstance(call.layer, ReverseSteps) else argument(call, "axis")
+    axis = 1 if isinstance(call.layer, ReverseSteps) else get_argument(call, "axis")
     return {"axes": None if axis is None else read_axes(axis, get_rank(call))}
 
 
@@ -185,7 +185,7 @@ REVERSE = make_movement(
 
 def _roll_attributes(call: Call) -> Attributes:
     """Returns `shifts`: axes, with the number of elements to shift by."""
-    options = operands(call, "shift", "axis")
+    options = get_operands(call, "shift", "axis")
     if isinstance(call.layer, Roll):
         options = [call.layer.shifts, call.layer.axes]
     shifts, axes = map(read_integers, options)

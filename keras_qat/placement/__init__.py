@@ -8,8 +8,8 @@ from typing import Any
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipe import Recipe
-from keras_qat.graph.calls import Call, Graph, split_loss_only, values_in
-from keras_qat.graph.precision import float32_policy
+from keras_qat.graph.calls import Call, Graph, flatten_values, split_loss_only
+from keras_qat.graph.precision import use_float32
 from keras_qat.lowering import lower
 from keras_qat.placement.contrib_rules import ContribPlacement
 from keras_qat.placement.file_outputs import checked_names, ending_at, ending_inside
@@ -71,11 +71,11 @@ def place(
     given = recipe
     if not has_float:
         recipe = dataclasses.replace(recipe, without_float=True)
-    with float32_policy():
+    with use_float32():
         ending = ending_at(read, names, recipe) if names else read
         graph = lowered(ending, recipe, has_int16=has_int16)
         graph = ending_inside(graph, read, names) if names else graph
-    inputs = [value.name for value in values_in(read.inputs)]
+    inputs = [value.name for value in flatten_values(read.inputs)]
     check_scope(scope, [*read.calls, *read.loss_only, *graph.calls], inputs)
     plan = placed(graph, recipe, scope, family, names)
     return dataclasses.replace(plan, recipe=given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.facts import reach
 
 
@@ -25,9 +25,9 @@ def may_be_labels(value: Value, graph: Graph, op_of: Callable[[Call], Any]) -> b
         """Tell whether a call in integers reads a tensor, or one that is computed from it."""
 
         def compute_in_float(x: Value) -> list[Value]:
-            return [y for c in consumers[x] if op_of(c) is None for y in values_in(c.outputs)]
+            return [y for c in consumers[x] if op_of(c) is None for y in flatten_values(c.outputs)]
 
         return any(op_of(c) for x in reach([value], compute_in_float) for c in consumers[x])
 
-    others = map(reaches_integers, values_in(graph.inputs))
+    others = map(reaches_integers, flatten_values(graph.inputs))
     return bool(consumers[value]) and not reaches_integers(value) and any(others)

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 from keras_qat.config.recipe import Recipe
-from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.facts import solve
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import match
@@ -116,6 +116,6 @@ def ending_inside(lowered: Graph, read: Graph, names: list[str]) -> Graph:
                 f"'{lowered.name}'.{meant} The last ones are: {', '.join(known[-8:])}"
             )
     chosen = [values[name] for name in names]
-    if loose := [value.name for value in chosen if value in values_in(lowered.inputs)]:
+    if loose := [value.name for value in chosen if value in flatten_values(lowered.inputs)]:
         raise ValueError(f"outputs names {loose[0]!r}, an input of the model.")
     return dataclasses.replace(lowered, outputs=(outputs, chosen))

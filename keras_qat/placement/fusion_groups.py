@@ -52,7 +52,7 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         folds_bias: whether a BatchNormalization folds into a layer that has a bias.
         affine: whether affine layers that are not folded form groups of their own.
     """
-    readers, counts = graph.only_readers(), graph.call_counts()
+    readers, counts = graph.find_single_consumers(), graph.count_calls()
 
     def batch_norm_behind(call: Call) -> Call | None:
         follower, op = readers.get(call.output), ops[call]

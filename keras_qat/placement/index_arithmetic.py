@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.lowering.masking import finds_number
 from keras_qat.ops.op import Op
 from keras_qat.ops.registry import find_op, find_row, is_on_request
@@ -45,7 +45,7 @@ def index_calls(
     cuts: set[Call] = set()
     finders = {call.layer for call in calls if finds_number(call)}
     for call in reversed(calls):
-        outputs, row = values_in(call.outputs), op(call)
+        outputs, row = flatten_values(call.outputs), op(call)
         is_cut = is_table(call) or cuts_in_float(call, row) or call.source in finders
         readers = [reader for value in outputs for reader in consumers[value]]
         is_before = readers and cuts.issuperset(readers) and not set(outputs).intersection(kept)
@@ -72,13 +72,13 @@ def cuts_in_float(call: Call, row: Op | None) -> bool:
 
 def makes_integers(call: Call) -> bool:
     """Returns whether a call makes integers, truth values aside, of real numbers."""
-    types = [tf.as_dtype(value.dtype) for value in values_in(call.outputs)]
+    types = [tf.as_dtype(value.dtype) for value in flatten_values(call.outputs)]
     return any(value.is_float for value in call.inputs) and all(t.is_integer for t in types)
 
 
 def compares(call: Call) -> bool:
     """Returns whether a call makes truth values alone."""
-    return all(tf.as_dtype(value.dtype).is_bool for value in values_in(call.outputs))
+    return all(tf.as_dtype(value.dtype).is_bool for value in flatten_values(call.outputs))
 
 
 def is_table(call: Call) -> bool:

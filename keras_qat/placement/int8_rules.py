@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.config.specs import FixedSpec, QuantSpec, SharedSpec, Spec
-from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.facts import solve
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
@@ -47,8 +47,11 @@ class Int8Placement:
         self.graph, self.settings = graph, settings
         self.bits = settings.recipe.activations.bits
         self.is_int16 = self.bits == 16
-        self.consumers, self.only_readers = graph.consumers(), graph.only_readers()
-        ends = values_in(graph.outputs)
+        self.consumers, self.find_single_consumers = (
+            graph.consumers(),
+            graph.find_single_consumers(),
+        )
+        ends = flatten_values(graph.outputs)
         self.outputs = {value for value in ends if value.producer not in settings.behind}
         self.groups = [
             group
@@ -235,7 +238,7 @@ class Int8Placement:
         return all(
             isinstance(op.output, SharedRange)
             and len(call.inputs) == 1
-            and all(map(self.reaches_outputs_alone, values_in(call.outputs)))
+            and all(map(self.reaches_outputs_alone, flatten_values(call.outputs)))
             for call in self.consumers[value]
             if (op := self.op(call))
         )
@@ -291,7 +294,11 @@ class Int8Placement:
         """Returns whether the next activation is fused into the operator of this tensor."""
         if not op.can_merge_relu or isinstance(op.output, SharedRange):
             return False
-        reader = self.op(self.only_readers[value]) if value in self.only_readers else None
+        reader = (
+            self.op(self.find_single_consumers[value])
+            if value in self.find_single_consumers
+            else None
+        )
         return reader is not None and reader.clips
 
     def follows_pooling(self, call: Call) -> bool:
@@ -300,7 +307,7 @@ class Int8Placement:
         op = self.op(value.producer) if value.producer is not None else None
         if op is None or not op.can_merge_relu or not isinstance(op.output, SharedRange):
             return False
-        return value in self.only_readers and value in self.specs
+        return value in self.find_single_consumers and value in self.specs
 
     def roots_of(self, values: Iterable[Value]) -> frozenset[Spec | None]:
         """Returns specifications of tensors, traced back through operators that keep a range."""
@@ -373,7 +380,7 @@ def _symmetric(graph: Graph) -> set[Value]:
     for call in reversed(graph.calls):
         op = find_op(call)
         keeps_range = op is not None and isinstance(op.output, SharedRange)
-        if keeps_range and values.intersection(values_in(call.outputs)):
+        if keeps_range and values.intersection(flatten_values(call.outputs)):
             values.update(call.inputs)
     return values
 

@@ -9,7 +9,7 @@ from typing import Any
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.specs import QuantSpec
-from keras_qat.graph.calls import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import find_op, is_on_request
 from keras_qat.placement.layer_selection import Scope, matcher
@@ -44,7 +44,7 @@ def may_open(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]
 
 def first_and_last(calls: list[Call]) -> set[Call]:
     """Returns the weighted calls with no weighted call before them, or none after them."""
-    steps = [(call, set(call.inputs), set(values_in(call.outputs))) for call in calls]
+    steps = [(call, set(call.inputs), set(flatten_values(call.outputs))) for call in calls]
     backwards = [(call, after, before) for call, before, after in reversed(steps)]
     return _first(steps) | _first(backwards)
 
@@ -77,7 +77,7 @@ def multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
     while count != len(values):
         count = len(values)
         for call in sharing:
-            joined = {*call.inputs, *values_in(call.outputs)}
+            joined = {*call.inputs, *flatten_values(call.outputs)}
             if not values.isdisjoint(joined):
                 values |= joined
     return values

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.config.specs import QuantSpec
-from keras_qat.graph.calls import Graph, Value, values_in
+from keras_qat.graph.calls import Graph, Value, flatten_values
 from keras_qat.helper_layers.rescaled_norms import seen_statistics
 
 Ends = tuple[float, float]
@@ -36,7 +36,7 @@ def planned_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
         specs: how its tensors are quantized.
     """
     readers = graph.consumers()
-    for value in values_in(graph.inputs):
+    for value in flatten_values(graph.inputs):
         spec = specs.get(value)
         norms = [call.layer for call in readers[value] if seen_by(call.layer)]
         if isinstance(spec, QuantSpec) and norms:

@@ -9,7 +9,7 @@ from keras_qat.config.recipe import Recipe
 from keras_qat.config.specs import FixedSpec, QuantSpec, Spec
 from keras_qat.config.targets.problem import Problem, described
 from keras_qat.config.targets.target import Target
-from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.messages import counted
 from keras_qat.ops.multiply_accumulates import count_products, describe_share, integer_share
 from keras_qat.ops.registry import find_row
@@ -148,7 +148,7 @@ class Plan:
     @property
     def rows(self) -> list[Row]:
         """The lines of the plan, one for each tensor, in the order of computation."""
-        inputs = set(values_in(self.graph.inputs))
+        inputs = set(flatten_values(self.graph.inputs))
         groups = {group.kernel: group for group in self.groups}
         rows = []
         for value in self.graph.values():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Graph, Value, values_in
+from keras_qat.graph.calls import Graph, Value, flatten_values
 from keras_qat.graph.facts import reach
 from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.graph.read_model import read_model
@@ -66,7 +66,7 @@ def _different_outputs(graph: Graph, flags: set[Value], qat: Any) -> list[str]:
     before = [tf.convert_to_tensor(variable).numpy() for variable in variables.values()]
     try:
         runs = [
-            [np.asarray(y) for y in evaluator(each, values_in(each.outputs))(inputs)]
+            [np.asarray(y) for y in evaluator(each, flatten_values(each.outputs))(inputs)]
             for each in (graph, ours, graph)
         ]
     except Exception:  # Random numbers may be nothing that the model takes.
@@ -92,7 +92,9 @@ def _flags(lowered: Graph) -> set[Value]:
 
 def random_inputs(graph: Graph, flags: Collection[Value] = ()) -> list[np.ndarray]:
     """Returns random numbers for the inputs of a model, of those among `flags` 0 or 1."""
-    return [_random(value, value in flags, i) for i, value in enumerate(values_in(graph.inputs))]
+    return [
+        _random(value, value in flags, i) for i, value in enumerate(flatten_values(graph.inputs))
+    ]
 
 
 def _random(value: Value, is_flag: bool, seed: int) -> np.ndarray:

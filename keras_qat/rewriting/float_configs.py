@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.graph.rebuild_model import config_of
+from keras_qat.graph.rebuild_model import get_functional_config
 from keras_qat.keras2.backend import keras
 
 _INPUT = "InputLayer"
@@ -12,7 +12,7 @@ _INPUT = "InputLayer"
 
 def float_config_of(model: Any) -> dict[str, Any]:
     """Returns a functional configuration of a model, marked if the model is a `Sequential`."""
-    config = config_of(model)
+    config = get_functional_config(model)
     if type(model) is keras.Sequential:
         entries = [entry for entry in config["layers"] if entry["class_name"] != _INPUT]
         # A loss that was added to the model has an entry, but is no layer.

@@ -7,11 +7,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.keras2.layers_and_models import (
-    end_at,
-    layers_in,
-    nested_inputs,
-    nested_outputs,
-    readers_of,
+    find_keras_consumers,
+    get_nested_inputs,
+    get_nested_outputs,
+    list_layers,
+    set_outputs,
 )
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.training.layers import Quantize, ScheduledLayer
@@ -29,14 +29,14 @@ def make_exact(model: Any) -> None:
     Args:
         model: a functional or Sequential model, such as `keras.Model(qat.inputs, inner)`.
     """
-    outputs = tf.nest.map_structure(_quantized, nested_outputs(model))
+    outputs = tf.nest.map_structure(_quantized, get_nested_outputs(model))
     # Keras changes the bases of a class when it makes the first functional model of it.
-    QuantizedModel(inputs=nested_inputs(model), outputs=outputs)
+    QuantizedModel(inputs=get_nested_inputs(model), outputs=outputs)
     trained_as = class_config(model) if trains_itself(model) else None
     derive: Any = derived_class  # Classes have hashes, which mypy does not know.
     model.__class__ = derive(QuantizedModel, type(model)) if trained_as else QuantizedModel
     model.train_function = model.test_function = model.predict_function = None
-    end_at(model, outputs)
+    set_outputs(model, outputs)
     object.__setattr__(model, "trained_as", trained_as)
     object.__setattr__(model, "float_config", None)
     model.recipe = recipe_of(model)
@@ -47,13 +47,15 @@ def make_exact(model: Any) -> None:
 
 def _quantized(output: Any) -> Any:
     """Returns what the quantizer behind an output returns; without one the output itself."""
-    behind = [outputs for layer, outputs in readers_of(output) if isinstance(layer, Quantize)]
+    behind = [
+        outputs for layer, outputs in find_keras_consumers(output) if isinstance(layer, Quantize)
+    ]
     return behind[0] if behind else output
 
 
 def _owner(model: Any) -> QuantizedModel | None:
     """Returns the model that the layers of another one were made for, if it still exists."""
-    inside = [layer for layer in layers_in(model)[1:] if isinstance(layer, QuantizedModel)]
+    inside = [layer for layer in list_layers(model)[1:] if isinstance(layer, QuantizedModel)]
     made_for = (layer.made_for() for layer in scheduled_layers(model) if layer.made_for)
     return next((owner for owner in [*inside, *made_for] if owner is not None), None)
 

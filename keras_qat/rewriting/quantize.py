@@ -12,7 +12,7 @@ from keras_qat.config.other_libraries import ARGUMENTS
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
-from keras_qat.graph.precision import float32_policy
+from keras_qat.graph.precision import use_float32
 from keras_qat.imports.keras3 import as_keras_2
 from keras_qat.imports.read_float import read_float
 from keras_qat.keras2.configurations import deserialization_scope
@@ -116,7 +116,7 @@ def quantize_model(
             + "\n".join(lines)
             + "\nLeave strict=False to let them compute in float."
         )
-    with float32_policy(), strategy_scope(model):
+    with use_float32(), strategy_scope(model):
         qat = rewrite(plan, model)
     if trains_itself(original):
         qat.keep_training(original, attributes_computed_with(original, plan.graph))

@@ -20,10 +20,10 @@ from keras_qat.arithmetic.kernel_families import (
 from keras_qat.config.arguments import switch
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, remembered
-from keras_qat.graph.graph_copy import inputs_read
-from keras_qat.graph.precision import ScalesLoss, computing_in_float32, float32_policy
-from keras_qat.graph.read_model import symbols
-from keras_qat.graph.rebuild_model import config_of
+from keras_qat.graph.graph_copy import find_used_inputs
+from keras_qat.graph.precision import ScalesLoss, compute_in_float32, use_float32
+from keras_qat.graph.read_model import list_symbols
+from keras_qat.graph.rebuild_model import get_functional_config
 from keras_qat.imports.keras3.backend import refuse_files
 from keras_qat.imports.keras3.parts import RefusesKeras3
 from keras_qat.integer_graph.keras_inference import Inference
@@ -39,14 +39,14 @@ from keras_qat.keras2.configurations import (
     CustomObjects,
     applications_scope,
     check_modules,
-    custom_objects_in,
-    in_safe_mode,
-    missing_config,
+    collect_custom_objects,
+    find_missing_config,
+    get_safe_mode,
 )
 from keras_qat.keras2.layers_and_models import (
-    layers_in,
+    get_nested_inputs,
+    list_layers,
     name_outputs,
-    nested_inputs,
     set_known_sizes,
 )
 from keras_qat.keras2.names_in_configs import restore_names
@@ -55,7 +55,7 @@ from keras_qat.messages import warn_caller
 from keras_qat.rewriting.atomic_saving import WholeFiles
 from keras_qat.rewriting.float_configs import float_config_of
 from keras_qat.rewriting.instead import INSTEAD
-from keras_qat.tracing.layer_weights import checksums_of_masks
+from keras_qat.tracing.layer_weights import hash_constant_masks
 from keras_qat.training.distribution import agree, observed_alike
 from keras_qat.training.fixed_settings import check_settings, settings_of
 from keras_qat.training.layers.float_marks import (
@@ -201,7 +201,7 @@ class QuantizedModel(
         set_known_sizes(self, inputs)
         is_inference = resolve_training(training_argument) is False
         layers = scheduled_layers(self)
-        scope = computing_in_float32(self) if is_inference else computed_together(layers)
+        scope = compute_in_float32(self) if is_inference else computed_together(layers)
         with scope, AUTOGRAPH_AS_USUAL:
             outputs = super().call(inputs, training=training_argument, mask=mask)
         if not is_inference:
@@ -246,8 +246,8 @@ class QuantizedModel(
         with contextlib.suppress(TypeError, ValueError, NotImplementedError):
             config = float_config_of(model)
         object.__setattr__(self, "float_config", config)
-        object.__setattr__(self, "float_masks", checksums_of_masks(model))
-        object.__setattr__(self, "customs", custom_objects_in(layers_in(model)))
+        object.__setattr__(self, "float_masks", hash_constant_masks(model))
+        object.__setattr__(self, "customs", collect_custom_objects(list_layers(model)))
 
     def keep_file_outputs(self, outputs: Mapping[str, str]) -> None:
         """Sets `file_outputs`, past Keras, which would track them."""
@@ -263,9 +263,9 @@ class QuantizedModel(
             return self
         part = self._file_model
         if part is None:
-            tensors = symbols(self)
+            tensors = list_symbols(self)
             ends = [tensors[tensor] for tensor in self.file_outputs.values()]
-            inputs = inputs_read(nested_inputs(self), ends)
+            inputs = find_used_inputs(get_nested_inputs(self), ends)
             part = QuantizedModel(inputs=inputs, outputs=ends, name=self.name)
             object.__setattr__(part, "part_of", self)
             part.recipe, part.target = self.recipe, self.target
@@ -335,11 +335,14 @@ class QuantizedModel(
 
     def get_config(self) -> dict[str, Any]:
         reasons = {layer.name: why_left_in_float(layer) for layer in self.layers}
-        config = {**config_of(self), "trainable": self.trainable}  # Users' classes may differ.
+        config = {
+            **get_functional_config(self),
+            "trainable": self.trainable,
+        }  # Users' classes may differ.
         layers = {layer.name: layer for layer in self.layers}
         for entry in config["layers"]:
             if layer := layers.get(entry["name"]):  # Added losses have other names in it.
-                entry["config"].update(missing_config(layer))
+                entry["config"].update(find_missing_config(layer))
         return {
             "load_with": LOADER,
             **config,
@@ -362,7 +365,7 @@ class QuantizedModel(
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         config = dict(config)
         trained_as = config.pop("trained_as", None)
-        if in_safe_mode() is not False:
+        if get_safe_mode() is not False:
             check_modules(config)
         config.pop("load_with", None)
         recipe, output_names = config.pop("recipe"), config.pop("output_names")
@@ -371,11 +374,11 @@ class QuantizedModel(
         file_outputs, masks = config.pop("file_outputs", {}), config.pop("float_masks", ())
         packs_int4, differing = config.pop("pack_int4", False), config.pop("differing_outputs", "")
         kernels, target = config.pop("kernels", XNNPACK.name), config.pop("target", None)
-        with applications_scope(), shapes_only(), float32_policy(), observed_alike():
+        with applications_scope(), shapes_only(), use_float32(), observed_alike():
             plain_class: Any = cls.class_before or cls
             model = super(QuantizedModel, plain_class).from_config(config, custom_objects)
         restore_names(model, config)
-        model.safe_mode = in_safe_mode() is not False
+        model.safe_mode = get_safe_mode() is not False
         if recipe is not None:  # Not known of a part that Keras saved before it was exact.
             model.keep_recipe(Recipe.from_config(recipe))
         object.__setattr__(model, "float_config", float_config)

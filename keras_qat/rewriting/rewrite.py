@@ -7,18 +7,18 @@ import re
 from typing import Any
 
 from keras_qat.config import specs
-from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.graph_copy import InsertedCall, Replacement, copy_graph
-from keras_qat.graph.precision import is_half, policy_of
-from keras_qat.graph.read_model import symbols
+from keras_qat.graph.precision import get_policy, is_half
+from keras_qat.graph.read_model import list_symbols
 from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.configurations import missing_config
+from keras_qat.keras2.configurations import find_missing_config
 from keras_qat.keras2.layers_and_models import (
+    assign_reshaped,
     clone,
+    find_custom_initializers,
     name_outputs,
-    own_initializers,
-    take,
 )
 from keras_qat.ops.registry import count_gates, is_on_request
 from keras_qat.placement.fusion_groups import Group
@@ -52,7 +52,7 @@ def _clone(layer: Any, **changes: Any) -> Any:
     """
     if isinstance(layer, keras.layers.Normalization):
         changes["dtype"] = "float32"
-    return clone(layer, **dict.fromkeys(own_initializers(layer), "zeros"), **changes)
+    return clone(layer, **dict.fromkeys(find_custom_initializers(layer), "zeros"), **changes)
 
 
 def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:
@@ -67,7 +67,7 @@ def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:
     name_outputs(model, graph.output_names)
     for layer, weights in visitor.sources.items():
         for new, old in zip(layer.weights, weights, strict=True):
-            take(new, old)
+            assign_reshaped(new, old)
         layer.finalize_state()  # Normalization precomputes from its weights.
     start_limits(model)
     recipe = plan.recipe
@@ -83,7 +83,7 @@ def _model(file_outputs: tuple[str, ...], inputs: Any, outputs: Any, name: str) 
         return QuantizedModel(inputs=inputs, outputs=outputs, name=name)
     outputs, ends = outputs
     model = QuantizedModel(inputs=inputs, outputs=outputs, name=name)
-    named = {id(tensor): name for name, tensor in symbols(model).items()}
+    named = {id(tensor): name for name, tensor in list_symbols(model).items()}
     if lost := [name for name, end in zip(file_outputs, ends, strict=True) if id(end) not in named]:
         raise ValueError(
             f"outputs names {lost[0]!r}, but the model's outputs are computed without it, as of "
@@ -122,13 +122,13 @@ class _Visitor:
                 replacements[call] = Replacement(self._clone(call), call)
             elif call is group.calls[-1]:
                 replacements[call] = Replacement(self._wrap(group), group.kernel)
-        values = values_in([graph.inputs, [call.outputs for call in replacements]])
+        values = flatten_values([graph.inputs, [call.outputs for call in replacements]])
         behind = {value: self._behind(value) for value in values}
         # Files compute in float32, and need no conversion at ends of their own.
         outputs = graph.outputs[0] if self.plan.file_outputs else graph.outputs
         ends = {
             value: self._conversion(value, "float32")
-            for value in dict.fromkeys(values_in(outputs))
+            for value in dict.fromkeys(flatten_values(outputs))
             if is_half(value.dtype)
         }
         return copy_graph(graph, replacements, behind, ends)
@@ -137,7 +137,7 @@ class _Visitor:
         """Returns the calls to insert behind a value: its quantizer, a cast to half precision."""
         calls = [self._quantizer(value)]
         if value.producer is None and is_half(value.dtype):
-            calls.append(self._conversion(value, policy_of(value.dtype)))
+            calls.append(self._conversion(value, get_policy(value.dtype)))
         return [call for call in calls if call is not None]
 
     def _conversion(self, value: Value, policy: str) -> InsertedCall:
@@ -158,7 +158,7 @@ class _Visitor:
             if call.layer in self.plan.replaced:
                 new_class = self.plan.replaced[call.layer]
                 layer = inner = new_class.from_config(
-                    {**layer.get_config(), **missing_config(layer)}
+                    {**layer.get_config(), **find_missing_config(layer)}
                 )
             self.layers[call.layer] = layer
             self._start_from(inner, call.layer)

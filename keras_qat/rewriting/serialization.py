@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layers_and_models import own_parts
+from keras_qat.keras2.layers_and_models import find_custom_attributes
 from keras_qat.keras2.user_errors import first_line
 from keras_qat.messages import warn_caller
 from keras_qat.origins import LIBRARIES, package_of
@@ -51,7 +51,7 @@ def why_not_saved(call: Call) -> str | None:
     arguments = tf.nest.flatten([call.args, call.kwargs])
     if any(argument is Ellipsis for argument in arguments):
         return "no .keras file holds an Ellipsis; write x[:, :, a] for x[..., a]"
-    for part in tf.nest.flatten(own_parts(call.layer, vars(call.layer))):
+    for part in tf.nest.flatten(find_custom_attributes(call.layer, vars(call.layer))):
         regularizes = isinstance(part, keras.regularizers.Regularizer)
         module = keras.regularizers if regularizes else keras.constraints
         try:

@@ -9,14 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.config.arguments import switch
-from keras_qat.graph.calls import Call, Graph, values_in
+from keras_qat.graph.calls import Call, Graph, flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.helper_layers.operations import Regularize
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.configurations import custom_objects_in, deserialization_scope
-from keras_qat.keras2.layers_and_models import clone, layers_in, take
+from keras_qat.keras2.configurations import collect_custom_objects, deserialization_scope
+from keras_qat.keras2.layers_and_models import assign_reshaped, clone, list_layers
 from keras_qat.keras2.names_in_configs import restore_names
 from keras_qat.keras2.readability import check_readable
 from keras_qat.lowering import lower
@@ -25,7 +25,7 @@ from keras_qat.placement.fusion_groups import Group, groups
 from keras_qat.rewriting.check_values import random_inputs
 from keras_qat.rewriting.float_configs import from_config
 from keras_qat.rewriting.quantized_model import QuantizedModel
-from keras_qat.tracing.layer_weights import checksums_of_masks, is_mask
+from keras_qat.tracing.layer_weights import hash_constant_masks, is_constant_mask
 from keras_qat.training.batch_norm.factor_and_bias import normalization, scaled
 from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
@@ -71,7 +71,7 @@ def strip_quantization(model: Any, folded: bool = False) -> Any:
             f"it, such as a layer of a class without get_config, or an activation that is a "
             f"functools.partial."
         )
-    customs = custom_objects_in(layers_in(model)), model.customs
+    customs = collect_custom_objects(list_layers(model)), model.customs
     with deserialization_scope(*customs, safe=model.safe_mode):
         # A copy, as some layers of Keras remove entries from the configuration.
         try:
@@ -142,13 +142,13 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
                 part.source.synchronized = True
             trains = set(map(id, source.trainable_weights))
             for new, old in zip(weights, source.weights, strict=True):
-                take(new, old)
+                assign_reshaped(new, old)
                 given.add(id(new))
                 if new.trainable and id(old) not in trains:
                     frozen.add(id(new))
     given |= {id(weight) for metric in plain.metrics for weight in metric.weights}
-    if list(model.float_masks) == checksums_of_masks(plain):  # As they were before.
-        given |= {id(weight) for weight in plain.weights if is_mask(weight)}
+    if list(model.float_masks) == hash_constant_masks(plain):  # As they were before.
+        given |= {id(weight) for weight in plain.weights if is_constant_mask(weight)}
     missing = [weight for weight in plain.weights if id(weight) not in given]
     of_losses = tf.nest.flatten(
         [graph.weights.get(call.layer, call.layer.weights) for call in graph.loss_only]
@@ -156,7 +156,7 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
     is_lost = not set(map(id, missing)).isdisjoint(map(id, of_losses))
     if is_lost or (missing and _are_read(missing, float_graph)):
         raise _cannot_copy(f"nothing of the quantized model is '{missing[0].name}' in it")
-    for layer in layers_in(plain)[1:]:
+    for layer in list_layers(plain)[1:]:
         if isinstance(layer, keras.Model) and not layer.trainable_weights:
             layer.trainable = False
         if layer.weights and frozen.issuperset(map(id, layer.weights)):  # Inside of another.
@@ -166,7 +166,7 @@ def _take_weights(plain: Any, model: QuantizedModel) -> None:
 
 def _are_read(weights: list[Any], graph: Graph) -> bool:
     """Returns whether a model computes with weights, which its layers may as well only hold."""
-    evaluate, inputs = evaluator(graph, values_in(graph.outputs)), random_inputs(graph)
+    evaluate, inputs = evaluator(graph, flatten_values(graph.outputs)), random_inputs(graph)
     numbers, held = np.random.default_rng(0), [weight.numpy() for weight in weights]
     try:
         before = evaluate(inputs)

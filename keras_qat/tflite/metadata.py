@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.keras2.layers_and_models import weights_in_order
+from keras_qat.keras2.layers_and_models import list_weights
 from keras_qat.tflite.schema import contents_of
 
 DAMAGED = (struct.error, zlib.error)
@@ -28,7 +28,7 @@ def fingerprint(model: Any) -> dict[str, str]:
         `weights`, a digest of the numbers, and `shapes`, a digest of their shapes.
     """
     arrays = [
-        np.asarray(weight.value()) for weight in weights_in_order(model) if weight.dtype.is_floating
+        np.asarray(weight.value()) for weight in list_weights(model) if weight.dtype.is_floating
     ]
     shapes = [repr(array.shape).encode() for array in arrays]
     numbers = [

@@ -8,13 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.keras2.backend import layers, swapped
+from keras_qat.keras2.backend import layers, swap_attributes
 
 _dropouts: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """Attention layer -> its dropout, the same in all of its calls."""
 
 
-def with_dropout(layer: Any) -> contextlib.AbstractContextManager[None]:
+def trace_attention_dropout(layer: Any) -> contextlib.AbstractContextManager[None]:
     """Returns a block in which Keras' attention drops weights with a layer, which can be traced."""
     if type(layer) not in (layers.Attention, layers.AdditiveAttention) or not layer.dropout:
         return contextlib.nullcontext()
@@ -26,4 +26,4 @@ def with_dropout(layer: Any) -> contextlib.AbstractContextManager[None]:
         weights = drop(apply(scores, value, **options)[1])
         return tf.matmul(weights, value), weights
 
-    return swapped(layer, dropout=0.0, _apply_scores=apply_scores)
+    return swap_attributes(layer, dropout=0.0, _apply_scores=apply_scores)

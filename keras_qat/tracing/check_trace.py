@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, map_values
-from keras_qat.keras2.backend import set_mask
-from keras_qat.keras2.layers_and_models import takes_training
+from keras_qat.keras2.backend import set_keras_mask
+from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.tracing.replaced_functions import deny_eager_execution
 
 SIZE = 8
@@ -34,9 +34,9 @@ def find_deviation(call: Call, trace: Any) -> str:
     drawn = random_inputs(trace)
     numbers = dict(zip(trace.inputs, drawn, strict=False))
     for value, mask in zip(trace.masks, drawn[len(numbers) :], strict=True):
-        set_mask(numbers[value], mask)
+        set_keras_mask(numbers[value], mask)
     args, kwargs = map_values(numbers.__getitem__, (call.args, dict(call.kwargs)))
-    if takes_training(call.layer) and kwargs.get("training") is None:
+    if accepts_training(call.layer) and kwargs.get("training") is None:
         kwargs["training"] = False
     assigned = [weight for weight in trace.weights if id(weight) in trace.assigned]
     before, after = _values_of(assigned), []

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.operations import draws_random_numbers, is_operation, kind_of
+from keras_qat.graph.operations import draws_random_numbers, get_kind, is_operation
 from keras_qat.graph.size_expressions import BATCHES
-from keras_qat.graph.tf_operations import array
-from keras_qat.keras2.backend import is_symbolic, keras, patched
+from keras_qat.graph.tf_operations import read_array
+from keras_qat.keras2.backend import is_symbolic, keras, patch_members
 
 HELD = "keras_qat: the number"
 """Attribute of a symbol with the number that it holds, if that is known."""
@@ -41,7 +41,7 @@ def _computed(tensor: Any, batch: int) -> Any:
         return np.asarray(number)  # That a layer returned.
     if not is_operation(layer) or draws_random_numbers(layer):
         raise _Unknown
-    node, kind = tensor.node, kind_of(layer)
+    node, kind = tensor.node, get_kind(layer)
     if kind in ("rank", "shape", "size"):
         shape = node.keras_inputs[0].shape
         if shape.rank is None or None in shape[1:]:
@@ -66,7 +66,7 @@ def make_symbols_of_values(outputs: Any) -> Any:
             return output
         if isinstance(output, bool):
             return tf.equal(0 * tf.shape(computed)[0] + output, 1)
-        if array(output) is None:
+        if read_array(output) is None:
             return output
         held = tf.convert_to_tensor(output)
         return tf.cast(0 * tf.shape(computed)[0], held.dtype) + held
@@ -113,7 +113,7 @@ def read_sizes_as_integers() -> Iterator[None]:
         return before["__iter__"](tensor) if number is None else iter(tf.constant(number))
 
     new = length, convert(bool), convert(int), steps, staticmethod(symbol_of)
-    with patched(kind, **dict(zip(names, new, strict=True))):
+    with patch_members(kind, **dict(zip(names, new, strict=True))):
         yield
 
 
@@ -124,7 +124,9 @@ def asked_by_user(*others: str) -> bool:
         others: packages that are not a user's, besides Keras, NumPy and TensorFlow.
     """
     frame: Any = sys._getframe(2)
-    while frame.f_code.co_name == "called" and frame.f_globals["__name__"] == patched.__module__:
+    while (
+        frame.f_code.co_name == "called" and frame.f_globals["__name__"] == patch_members.__module__
+    ):
         frame = frame.f_back  # What calls the function for one thread alone.
     module = str(frame.f_globals.get("__name__", ""))
     return module.split(".")[0] not in ("keras", "numpy", "tensorflow", "tf_keras", *others)

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from keras_qat.graph.operations import draws_random_numbers, name_in_tensorflow
 from keras_qat.helper_layers.operations import SameShape
-from keras_qat.keras2.backend import is_symbolic, keras, patched, register
-from keras_qat.keras2.configurations import model_from
+from keras_qat.keras2.backend import is_symbolic, keras, patch_members, register
+from keras_qat.keras2.configurations import load_nested_model
 
 
 @register
@@ -28,7 +28,7 @@ class OwnGradient(SameShape):
 
     def __init__(self, model: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.model = model_from(model) if isinstance(model, dict) else model
+        self.model = load_nested_model(model) if isinstance(model, dict) else model
 
     def call(self, inputs: Any, given: Any = None) -> Any:
         @tf.custom_gradient
@@ -73,7 +73,7 @@ def record_custom_gradients() -> Iterator[None]:
         return layer(y, given=read)
 
     made: list[Any] = []
-    with patched(module, _eager_mode_decorator=applied):
+    with patch_members(module, _eager_mode_decorator=applied):
         yield
     for layer, *ends in made:  # A `Lambda` would not let models make their variables.
         layer.model = keras.Model(*ends)

@@ -13,16 +13,16 @@ import tensorflow as tf
 from keras_qat.graph.operations import is_operation
 from keras_qat.keras2.backend import (
     AUTOGRAPH_AS_USUAL,
-    is_given_mask,
+    accepts_mask,
+    get_keras_mask,
+    has_mask_argument,
     is_symbolic,
     keras,
-    mask_of,
-    patched,
-    set_mask,
-    swapped,
-    takes_mask,
+    patch_members,
+    set_keras_mask,
+    swap_attributes,
 )
-from keras_qat.keras2.layers_and_models import bind_options, layers_in
+from keras_qat.keras2.layers_and_models import bind_options, list_layers
 from keras_qat.origins import KNOWN, package_of
 
 
@@ -61,7 +61,7 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
         if is_operation(layer):
             with AUTOGRAPH_AS_USUAL:  # Keras 2.15 forgets a function's arguments without it.
                 return call(layer, *args, **kwargs)
-        lends = any(inner is lender for inner in layers_in(layer) for lender in lenders)
+        lends = any(inner is lender for inner in list_layers(layer) for lender in lenders)
         is_new = id(layer) not in known
         if is_new and isinstance(layer, keras.layers.RNN) and _holds_symbols(layer.cell):
             return _steps_inline(layer, *args, **kwargs)
@@ -80,7 +80,7 @@ def calls_inside(tape: tf.GradientTape, outer: Any, lenders: Sequence[Any] = ())
             if _keeps_tensors(layer):
                 keeping.add(id(layer))
 
-    with patched(keras.layers.Layer, __call__=called):
+    with patch_members(keras.layers.Layer, __call__=called):
         yield
 
 
@@ -137,18 +137,18 @@ def _inline(layer: Any, *args: Any, **kwargs: Any) -> Any:
         inputs, rest = kwargs.pop(name), ()
     (inputs, *rest), kwargs = bind_options(layer, (inputs, *rest), kwargs)
     inputs = tf.nest.map_structure(_as_tensor, inputs)
-    is_given, mask = is_given_mask(layer, (inputs, *rest), kwargs), kwargs.get("mask")
+    is_given, mask = has_mask_argument(layer, (inputs, *rest), kwargs), kwargs.get("mask")
     if not is_given:
-        mask = tf.nest.map_structure(mask_of, inputs)
+        mask = tf.nest.map_structure(get_keras_mask, inputs)
         if all(item is None for item in tf.nest.flatten(mask)):
             mask = None
-    if takes_mask(layer) and not is_given:
+    if accepts_mask(layer) and not is_given:
         kwargs["mask"] = mask
     outputs = layer.call(inputs, *rest, **kwargs)
     if layer.supports_masking:
         masks = layer.compute_mask(inputs, mask)
         for output, own in zip(tf.nest.flatten(outputs), tf.nest.flatten(masks), strict=False):
-            set_mask(output, own)
+            set_keras_mask(output, own)
     return outputs
 
 
@@ -182,5 +182,5 @@ def keeping_symbols(layer: Any) -> Iterator[None]:
                 for name, value in vars(owner).items()
                 if hasattr(value, "_keras_history")
             }
-            block.enter_context(swapped(owner, **symbols))
+            block.enter_context(swap_attributes(owner, **symbols))
         yield

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.rebuild_model import symbolic
-from keras_qat.keras2.backend import is_symbolic, keras, patched
+from keras_qat.graph.rebuild_model import make_input
+from keras_qat.keras2.backend import is_symbolic, keras, patch_members
 from keras_qat.origins import LIBRARIES, package_of
 from keras_qat.tracing.concrete_sizes import HELD, asked_by_user
 
@@ -42,7 +42,7 @@ def weight_attributes(layer: Any) -> dict[str, Any]:
     }
 
 
-def weights_held_by(layer: Any) -> list[tuple[Any, dict[str, Any]]]:
+def find_weight_holders(layer: Any) -> list[tuple[Any, dict[str, Any]]]:
     """Returns a layer and the objects in its attributes that are no layers, each with its weights.
 
     Such are instances of a user's own classes, as of `tf.Module`. Keras does not train the
@@ -78,14 +78,14 @@ def symbol_of_weight(variable: Any) -> Any:
 
     What a flag or a counter holds that does not train, Python reads as a number.
     """
-    symbol = symbolic(variable.shape, variable.dtype)
+    symbol = make_input(variable.shape, variable.dtype)
     if not (variable.trainable or variable.dtype.is_floating or variable.dtype.is_complex):
         vars(symbol)[HELD] = variable.numpy()
     symbol.value = symbol.read_value = lambda: symbol
     return symbol
 
 
-def is_mask(variable: Any) -> bool:
+def is_constant_mask(variable: Any) -> bool:
     """Returns whether a variable that does not train says what to leave out, as masks of windows.
 
     It holds truth values, zeros and ones, or large negative numbers, and counts as a constant.
@@ -102,14 +102,18 @@ def is_mask(variable: Any) -> bool:
     return hidden.any() and not hidden.all() and np.abs(numbers[~hidden]).max() <= -HIDES / 10
 
 
-def stand_in(variable: Any) -> Any:
+def make_stand_in(variable: Any) -> Any:
     """Returns what code reads instead of a variable: a mask's numbers, or a symbol."""
-    return tf.constant(variable.numpy()) if is_mask(variable) else symbol_of_weight(variable)
+    return (
+        tf.constant(variable.numpy()) if is_constant_mask(variable) else symbol_of_weight(variable)
+    )
 
 
-def checksums_of_masks(model: Any) -> list[int]:
+def hash_constant_masks(model: Any) -> list[int]:
     """Returns a checksum of each mask among a model's variables."""
-    return [zlib.crc32(weight.numpy().tobytes()) for weight in model.weights if is_mask(weight)]
+    return [
+        zlib.crc32(weight.numpy().tobytes()) for weight in model.weights if is_constant_mask(weight)
+    ]
 
 
 def with_symbols(value: Any, symbols: dict[int, Any]) -> Any:
@@ -141,7 +145,7 @@ def listed_as_symbols(symbols: dict[int, Any]) -> Iterator[None]:
     with contextlib.ExitStack() as block:
         for kind in kinds:
             lists = {name: listed(vars(kind)[name]) for name in names if name in vars(kind)}
-            block.enter_context(patched(kind, **lists))
+            block.enter_context(patch_members(kind, **lists))
         yield
 
 

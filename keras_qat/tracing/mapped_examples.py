@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, map_values, values_in
-from keras_qat.graph.operations import is_operation, kind_of
+from keras_qat.graph.calls import Call, Value, flatten_values, map_values
+from keras_qat.graph.operations import get_kind, is_operation
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.rebuild_model import symbolic
-from keras_qat.keras2.backend import any_first_sizes, is_symbolic, keras
+from keras_qat.graph.rebuild_model import make_input
+from keras_qat.keras2.backend import allow_any_batch_sizes, is_symbolic, keras
 
 
 class NotKnown(Exception):
@@ -40,28 +40,30 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
     for x in batches:
         if not is_symbolic(x) or x.shape[0] is not None or None in x.shape[1:]:
             raise NotKnown
-    ones = [symbolic(x.shape[1:], x.dtype) for x in batches]
+    ones = [make_input(x.shape[1:], x.dtype) for x in batches]
     results = fn(tf.nest.pack_sequence_as(elems, ones))
     outputs = tf.nest.flatten(results)
     if not all(map(is_symbolic, outputs)):
         raise NotKnown
     shared = _shared(ones, outputs)
     try:
-        with any_first_sizes():
+        with allow_any_batch_sizes():
             graph = read_model(_OfOneExample([*ones, *shared], outputs))
     except ValueError as error:
         raise NotKnown from error
-    inputs = values_in(graph.inputs)
+    inputs = flatten_values(graph.inputs)
     known: dict[Value, Any] = dict(zip(inputs, [*batches, *shared], strict=True))
     mapped = set(inputs[: len(ones)])
     """What is known of all examples; the rest is the same for each."""
     for call in graph.calls:
-        known.update(zip(values_in(call.outputs), _of_all(call, known, mapped), strict=True))
+        known.update(zip(flatten_values(call.outputs), _of_all(call, known, mapped), strict=True))
         if not mapped.isdisjoint(call.inputs):
-            mapped.update(value for value in values_in(call.outputs) if is_symbolic(known[value]))
-    if not mapped.issuperset(values_in(graph.outputs)):
+            mapped.update(
+                value for value in flatten_values(call.outputs) if is_symbolic(known[value])
+            )
+    if not mapped.issuperset(flatten_values(graph.outputs)):
         raise NotKnown
-    results_of_all = [known[value] for value in values_in(graph.outputs)]
+    results_of_all = [known[value] for value in flatten_values(graph.outputs)]
     return tf.nest.pack_sequence_as(results, results_of_all)
 
 
@@ -99,9 +101,9 @@ def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[
         known: its inputs for all examples, or what is the same for each: tensors or numbers.
         mapped: the inputs that are of all examples.
     """
-    if not is_operation(call.layer) or any(None in x.shape for x in values_in(call.outputs)):
+    if not is_operation(call.layer) or any(None in x.shape for x in flatten_values(call.outputs)):
         raise NotKnown
-    kind = kind_of(call)
+    kind = get_kind(call)
     if kind == "shape":
         return [np.array(call.inputs[0].shape, call.output.dtype)]
     args, kwargs = map_values(known.__getitem__, (call.args, dict(call.kwargs)))

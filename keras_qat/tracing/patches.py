@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from keras_qat.keras2.backend import swapped
+from keras_qat.keras2.backend import swap_attributes
 from keras_qat.tracing.concrete_sizes import read_sizes_as_integers
 from keras_qat.tracing.custom_gradients import record_custom_gradients
 from keras_qat.tracing.inner_calls import calls_inside
@@ -56,7 +56,7 @@ def apply_patches(trace: Any) -> Iterator[None]:
 def _weights_as_symbols(trace: Any) -> Iterator[None]:
     with contextlib.ExitStack() as block:
         for owner, held in trace.holders:
-            block.enter_context(swapped(owner, **with_symbols(held, trace.stand_ins)))
+            block.enter_context(swap_attributes(owner, **with_symbols(held, trace.stand_ins)))
             let_assign(owner, held, trace.stand_ins, trace.assigned)
         yield
 
@@ -75,7 +75,7 @@ PATCHES = (
     ),
     Patch(
         "losses and metrics are collected",
-        lambda trace: swapped(trace.layer, **trace.replacements),
+        lambda trace: swap_attributes(trace.layer, **trace.replacements),
         "`self.add_loss` would add to the layer itself",
     ),
     Patch(

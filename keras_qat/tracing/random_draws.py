@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import is_symbolic, patched
+from keras_qat.keras2.backend import is_symbolic, patch_members
 
 
 @contextlib.contextmanager
@@ -30,8 +30,8 @@ def largest_draws() -> Iterator[None]:
     drawn = np.random.uniform
     numpy_names = "random", "rand", "random_sample"
     with (
-        patched(random, uniform=uniform, random=unit),
-        patched(np.random, uniform=uniform, **dict.fromkeys(numpy_names, unit)),
+        patch_members(random, uniform=uniform, random=unit),
+        patch_members(np.random, uniform=uniform, **dict.fromkeys(numpy_names, unit)),
     ):
         yield
 
@@ -59,7 +59,11 @@ def draws_in_each_step(x: Any) -> Iterator[None]:
         return drawn
 
     draws = {name: in_each_step(getattr(tf.random, name)) for name in _DRAWS}
-    with patched(tf.random, **draws), patched(tf.compat.v2.random, **draws), _masks_of_symbols():
+    with (
+        patch_members(tf.random, **draws),
+        patch_members(tf.compat.v2.random, **draws),
+        _masks_of_symbols(),
+    ):
         yield
 
 
@@ -80,5 +84,5 @@ def _masks_of_symbols() -> Iterator[None]:
             return before(mask, sample_shape, *args, **kwargs)
         return tf.cast(tf.random.uniform(sample_shape) < float(mask.probs), mask.dtype)
 
-    with patched(kind, sample=sample):
+    with patch_members(kind, sample=sample):
         yield

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.tf_operations import operation_class
-from keras_qat.keras2.backend import is_symbolic, keras, patched
+from keras_qat.keras2.backend import is_symbolic, keras, patch_members
 from keras_qat.tracing.concrete_sizes import asked_by_user
 
 NAMES = ("rfft", "rfft2d", "rfft3d", "irfft", "irfft2d", "irfft3d")
@@ -19,7 +19,9 @@ NAMES = ("rfft", "rfft2d", "rfft3d", "irfft", "irfft2d", "irfft3d")
 @contextlib.contextmanager
 def record_transforms() -> Iterator[None]:
     """Runs a block in which `tf.signal.rfft` and the like take symbolic tensors."""
-    with patched(tf.signal, **{name: _of_symbols(getattr(tf.signal, name)) for name in NAMES}):
+    with patch_members(
+        tf.signal, **{name: _of_symbols(getattr(tf.signal, name)) for name in NAMES}
+    ):
         yield
 
 
@@ -51,7 +53,7 @@ def deny_eager_execution() -> Iterator[None]:
     def executing_eagerly() -> bool:
         return is_eager() and not asked_by_user("keras_qat")
 
-    with patched(tf, executing_eagerly=executing_eagerly):
+    with patch_members(tf, executing_eagerly=executing_eagerly):
         yield
 
 
@@ -63,7 +65,7 @@ def skip_assertions() -> Iterator[None]:
         return x
 
     names = [name for name in dir(tf.debugging) if name.startswith("assert_")]
-    with patched(tf.debugging, **dict.fromkeys(names, passed_on)):
+    with patch_members(tf.debugging, **dict.fromkeys(names, passed_on)):
         yield
 
 
@@ -93,7 +95,7 @@ def convolutions_at_once() -> Iterator[None]:
     modules = tf.nn, tf.compat.v2.nn
     with contextlib.ExitStack() as block:
         for module in modules:
-            block.enter_context(patched(module, convolution=at_once))
+            block.enter_context(patch_members(module, convolution=at_once))
         yield
 
 
@@ -114,7 +116,7 @@ def count_symbols_as_tensors() -> Iterator[None]:
     TensorFlow and Keras themselves look up their types elsewhere.
     """
     is_tensor = tf.is_tensor
-    with patched(
+    with patch_members(
         tf,
         Tensor=_AnyTensor("Tensor", (), {}),
         is_tensor=lambda x: is_tensor(x) or isinstance(x, _SYMBOL),

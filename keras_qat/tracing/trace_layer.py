@@ -14,29 +14,29 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.masks import first_argument
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.rebuild_model import symbolic
-from keras_qat.graph.tf_operations import number
+from keras_qat.graph.rebuild_model import make_input
+from keras_qat.graph.tf_operations import read_scalar
 from keras_qat.keras2.backend import (
-    any_first_sizes,
-    is_given_mask,
+    accepts_mask,
+    allow_any_batch_sizes,
+    has_mask_argument,
     is_symbolic,
     keras,
     one_at_a_time,
-    set_mask,
-    takes_mask,
+    set_keras_mask,
     without_autograph,
 )
-from keras_qat.keras2.layer_names import of_different_names
-from keras_qat.keras2.layers_and_models import nodes_of, takes_training
+from keras_qat.keras2.layer_names import use_unique_names
+from keras_qat.keras2.layers_and_models import accepts_training, list_nodes
 from keras_qat.keras2.user_errors import describe_error, first_line
 from keras_qat.tracing.cannot_trace import READS_OTHERS, CannotTrace, ReadsWeights
 from keras_qat.tracing.check_trace import find_deviation, without_none
 from keras_qat.tracing.concrete_sizes import make_symbols_of_values
 from keras_qat.tracing.inner_calls import MustTraceInline, keeping_symbols, without_nodes
-from keras_qat.tracing.layer_weights import regularizers_of, stand_in, weights_held_by
+from keras_qat.tracing.layer_weights import find_weight_holders, make_stand_in, regularizers_of
 from keras_qat.tracing.patches import apply_patches
 from keras_qat.tracing.training_phase import follow_training, with_both_phases
 
@@ -80,10 +80,10 @@ def trace_layer(
     """
     layer = call.layer
     _check(call)
-    trained = takes_training(layer) and call.kwargs.get("training") is None
+    trained = accepts_training(layer) and call.kwargs.get("training") is None
     # tf.init_scope stops the tapes that look for weights of other layers.
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
-    with eagerly, without_nodes(layer), of_different_names(layer):
+    with eagerly, without_nodes(layer), use_unique_names(layer):
         traces: tuple[Trace, ...] = ()
         while not traces:
             try:
@@ -136,26 +136,26 @@ class Trace:
         layer = call.layer
         self.outside = {id(v) for v in lenders if isinstance(v, tf.Variable)}
         lenders = self.lenders = [x for x in lenders if id(x) not in self.outside]
-        self.holders = [x for owner in (layer, *lenders) for x in weights_held_by(owner)]
+        self.holders = [x for owner in (layer, *lenders) for x in find_weight_holders(owner)]
         variables = tf.nest.flatten([list(held.values()) for _, held in self.holders])
         weights = {id(w): w for w in variables if isinstance(w, tf.Variable)}
-        self.stand_ins = {key: stand_in(weight) for key, weight in weights.items()}
+        self.stand_ins = {key: make_stand_in(weight) for key, weight in weights.items()}
         symbols = {key: tensor for key, tensor in self.stand_ins.items() if is_symbolic(tensor)}
         self.weights = [weights[key] for key in symbols]
         self.assigned: dict[int, Any] = {}
         """Id of a variable -> what the layer assigns to it."""
-        self.inputs = {value: symbolic(value.shape, value.dtype) for value in call.inputs}
-        self.masks = {value: symbolic(mask.shape, mask.dtype) for value, mask in masks.items()}
+        self.inputs = {value: make_input(value.shape, value.dtype) for value in call.inputs}
+        self.masks = {value: make_input(mask.shape, mask.dtype) for value, mask in masks.items()}
         for value, mask in self.masks.items():
-            set_mask(self.inputs[value], mask)
+            set_keras_mask(self.inputs[value], mask)
         args, kwargs = map_values(self.inputs.__getitem__, (call.args, dict(call.kwargs)))
         if training is not None:
             kwargs["training"] = training
-        elif takes_training(layer):
+        elif accepts_training(layer):
             kwargs.setdefault("training", None)
-        if not takes_mask(layer):
+        if not accepts_mask(layer):
             kwargs.pop("mask", None)
-        elif not is_given_mask(layer, args, kwargs):
+        elif not has_mask_argument(layer, args, kwargs):
             first = map_values(self.masks.get, first_argument(call))
             if any(mask is not None for mask in tf.nest.flatten(first)):
                 kwargs["mask"] = first
@@ -200,7 +200,7 @@ class Trace:
         except ValueError as error:
             raise CannotTrace("it assigns what depends on its input to a weight") from error
 
-    @any_first_sizes()
+    @allow_any_batch_sizes()
     def model_of(self, inputs: Any, outputs: Any) -> Any:
         """Returns a model of traced tensors, with the losses and metrics of the layer."""
         model = keras.Model(inputs, outputs)
@@ -210,7 +210,7 @@ class Trace:
 
     def _add_loss(self, losses: Any, **_: Any) -> None:
         for loss in tf.nest.flatten(losses):
-            if number(loss) == 0.0:  # As TabNet adds in its last step.
+            if read_scalar(loss) == 0.0:  # As TabNet adds in its last step.
                 continue
             if not is_symbolic(loss):
                 raise CannotTrace("it calls add_loss with what does not depend on its inputs")
@@ -224,7 +224,7 @@ class Trace:
     @property
     def nodes(self) -> list[Any]:
         """Keras' nodes of the traced calls, in order."""
-        return nodes_of(self.model)
+        return list_nodes(self.model)
 
     def read(self) -> TracedLayer:
         """Returns the trace as a graph."""
@@ -237,14 +237,14 @@ class Trace:
             raise CannotTrace(first_line(error)) from error
         if self.outside:
             graph = dataclasses.replace(graph, calls=list(map(_with_constants, graph.calls)))
-        values = values_in(graph.inputs)
+        values = flatten_values(graph.inputs)
         own = values[len(self.inputs) + len(self.masks) :]
         # The layer's own output structure: Keras turns a list of one output into a tensor.
-        flat = iter(values_in(graph.outputs))
+        flat = iter(flatten_values(graph.outputs))
         outputs = tf.nest.map_structure(lambda _: next(flat), self.outputs)
         graph = dataclasses.replace(graph, outputs=outputs)
         weights = dict(zip(own, self.weights, strict=True))
-        all_masked = all(value.masked for value in values_in(graph.outputs))
+        all_masked = all(value.masked for value in flatten_values(graph.outputs))
         carries_masks = all_masked or not self.layer.supports_masking
         regularizers = [regularizers_of(layer) for layer in (*self.lenders, self.layer)]
         return TracedLayer(graph, weights, dict(ChainMap(*regularizers)), carries_masks)

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import map_values
-from keras_qat.graph.operation_calls import with_all_arguments
-from keras_qat.graph.operations import draws_random_numbers, kind_of
+from keras_qat.graph.operation_calls import copy_with_all_arguments
+from keras_qat.graph.operations import draws_random_numbers, get_kind
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import is_symbolic
 from keras_qat.keras2.layers_and_models import bind_options
@@ -34,7 +34,7 @@ def follow_training(trained: Any, tested: Any) -> None:
     does_nothing = _passes_on(tested) and not trained.weights
     refusal: Exception = CannotTrace("it computes differently in training")
     if does_nothing and len(trained.inputs) == 1 and _varies_alike(trained):
-        refusal = OnlyTrains(with_all_arguments(trained.model))
+        refusal = OnlyTrains(copy_with_all_arguments(trained.model))
     nodes, of_test, noise = in_order(trained), in_order(tested), set[Any]()
     expected = list(map(identity, of_test))
     if list(map(identity, nodes)) != expected:  # As in `if training: x = self.dropout(x)`.
@@ -95,7 +95,7 @@ def with_both_phases(trained: Any, tested: Any, refusal: CannotTrace) -> Any:
     has_state = any(x.weights or x.model.weights or x.masks for x in (trained, tested))
     if has_state or len(ends[0]) > 1 or kinds[0] != kinds[1]:
         raise refusal
-    layer = TrainingOnly(with_all_arguments(trained.model), name="in_training")
+    layer = TrainingOnly(copy_with_all_arguments(trained.model), name="in_training")
     tested.outputs = layer(ends[1][0], given=list(tested.inputs.values()))
     tested.model = tested.model_of(list(tested.inputs.values()), tested.outputs)
     return tested
@@ -103,7 +103,7 @@ def with_both_phases(trained: Any, tested: Any, refusal: CannotTrace) -> Any:
 
 def _passes_on(trace: Any) -> bool:
     """Returns whether a trace returns its input, possibly through `tf.identity`."""
-    kinds = {kind_of(node.layer) for node in trace.nodes}
+    kinds = {get_kind(node.layer) for node in trace.nodes}
     return kinds <= {"identity"} and is_symbolic(trace.outputs)
 
 

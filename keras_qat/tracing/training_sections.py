@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.operation_calls import with_all_arguments
+from keras_qat.graph.operation_calls import copy_with_all_arguments
 from keras_qat.graph.operations import name_in_tensorflow
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import is_symbolic, keras
@@ -142,7 +142,7 @@ class Sections:
             name = f"in_training_{len(self.parts)}" if self.parts else "in_training"
             others = self.others[id(start), id(a)]
             model = keras.Model([start, *(x for x, _ in others)], a)
-            layer = TrainingOnly(with_all_arguments(model), name=name)
+            layer = TrainingOnly(copy_with_all_arguments(model), name=name)
             given = [start, *(self._rebuilt(x, y) for x, y in others)]
             self.parts[id(a)] = layer(start, given=given) if others else layer(start)
         return self.parts[id(a)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras, patched
+from keras_qat.keras2.backend import keras, patch_members
 from keras_qat.tracing.concrete_sizes import find_value
 from keras_qat.tracing.mapped_examples import NotKnown, map_examples
 
@@ -48,9 +48,9 @@ def unroll_loops() -> Iterator[None]:
     ]
     with contextlib.ExitStack() as block:
         for module, members in zip(modules, found, strict=True):
-            block.enter_context(patched(module, **members))
-        block.enter_context(patched(keras.backend, rnn=_rnn))
-        block.enter_context(patched(of_keras, rnn=_rnn))
+            block.enter_context(patch_members(module, **members))
+        block.enter_context(patch_members(keras.backend, rnn=_rnn))
+        block.enter_context(patch_members(of_keras, rnn=_rnn))
         yield
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.io.counts import check_count
-from keras_qat.keras2.backend import keras, traced
+from keras_qat.keras2.backend import keras, make_tf_function
 from keras_qat.keras2.readability import is_graph_model
 from keras_qat.training.distillation import Distiller
 from keras_qat.training.float_epochs import warn_of_float_epochs
@@ -216,7 +216,7 @@ class FreezeOscillations(StepCallback):
             for weights, quantizer in per_channel(model, are_variables=True)
             if quantizer.spec.bits <= 4
         ]
-        self._update = traced(self._update_all)
+        self._update = make_tf_function(self._update_all)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         first, last = self.threshold

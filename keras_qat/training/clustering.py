@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.io.counts import check_count
-from keras_qat.keras2.backend import traced
+from keras_qat.keras2.backend import make_tf_function
 from keras_qat.training.float_weights import weights_of
 from keras_qat.training.steps.between_steps import StepCallback
 
@@ -55,7 +55,7 @@ class Cluster(StepCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._step, self._members = 0, []
         weights_of(self.model, self.layers)  # Raises errors before the first step.
-        self._share = traced(self._share_all)
+        self._share = make_tf_function(self._share_all)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._step >= self.begin and not self._members:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import traced
+from keras_qat.keras2.backend import make_tf_function
 
 
 def mean_over_replicas(*tensors: Any) -> Any:
@@ -122,7 +122,7 @@ def _gather(strategy: tf.distribute.Strategy) -> Callable[[Any], Any]:
     def gather(vector: Any) -> Any:
         return strategy.run(on_replica, (vector,))
 
-    return traced(gather, input_signature=[tf.TensorSpec([None], tf.float64)])
+    return make_tf_function(gather, input_signature=[tf.TensorSpec([None], tf.float64)])
 
 
 def is_cluster(strategy: Any) -> bool:

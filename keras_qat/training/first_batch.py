@@ -43,7 +43,7 @@ class FirstBatch:
         """
         if self._looks.get(name, 0) >= LOOKS or not isinstance(batches, tf.data.Iterator):
             return batches
-        if backend.steps_per_execution(self._model) != 1:
+        if backend.get_steps_per_execution(self._model) != 1:
             return batches
         self._looks[name] = self._looks.get(name, 0) + 1
         try:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.origins import KNOWN, package_of
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
@@ -29,7 +29,7 @@ Settings = list[tuple[Any, dict[str, Any]]]
 
 def settings_of(model: Any) -> Settings:
     """Returns the settings of a quantized model's layers. Users' own layers may change theirs."""
-    layers = [layer for layer in layers_in(model) if package_of(type(layer)) in KNOWN]
+    layers = [layer for layer in list_layers(model) if package_of(type(layer)) in KNOWN]
     settings = [(x, _own_settings(x)) for x in layers if not isinstance(x, keras.Model)]
     for layer, own in settings:
         if isinstance(layer, QuantizeWrapper):  # Users look for the inner layer's there.

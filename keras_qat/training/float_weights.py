@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_qat.graph.calls import Value, values_in
+from keras_qat.graph.calls import Value, flatten_values
 from keras_qat.graph.facts import reach
 from keras_qat.graph.read_model import read_model
-from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.keras2.readability import is_graph_model
 from keras_qat.ops.registry import find_row
 from keras_qat.training.layers.weight_quantizer import weight_at
@@ -29,9 +29,9 @@ def weights_of(model: Any, names: list[str] | None = None) -> list[tuple[Any, tu
             f"'{model.name}' is quantized already. Prune and cluster the float model, then "
             f"quantize it with a recipe that keeps this: recipes.int8().preserve('zeros')."
         )
-    layers = {layer for layer in layers_in(model) if names is None or layer.name in names}
+    layers = {layer for layer in list_layers(model) if names is None or layer.name in names}
     weights = []
-    for layer in layers_in(model):
+    for layer in list_layers(model):
         if layer in layers:
             axes_of = _weight_axes(layer)
             weights += [(weight_at(layer, name), axes) for name, axes in axes_of.items()]
@@ -55,7 +55,7 @@ def output_layers(model: Any) -> set[Any]:
         call = value.producer
         return [] if call is None or _weight_axes(call.layer) else call.inputs
 
-    values = reach(values_in(read_model(model).outputs), read_by_others)
+    values = reach(flatten_values(read_model(model).outputs), read_by_others)
     layers = [value.producer.layer for value in values if value.producer is not None]
     return {layer for layer in layers if _weight_axes(layer)}
 

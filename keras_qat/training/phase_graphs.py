@@ -152,12 +152,12 @@ class PhasedModel:
                     f"train it, or call keras_qat.calibrate(model, data), to see what int8 gives."
                 )
             if not functions and name != "predict":
-                with backend.without_collection():
+                with backend.pause_garbage_collection():
                     backend.make_training_variables(self, iterator, training=name == "train")
             if name != "train" and self._settled_at is None and is_exact(phase):
                 iterator = first_batch_of(self).look(name, iterator)
             if name != "train" and self._settled_at != look.steps:
-                with backend.without_collection():  # It may trace.
+                with backend.pause_garbage_collection():  # It may trace.
                     self.settle(phase)
                 object.__setattr__(self, "_settled_at", look.steps)
             key = phase, 0 if name == "train" else self.inference_version
@@ -166,10 +166,10 @@ class PhasedModel:
                     return functions[key](iterator)
                 if name == "train":
                     check_frozen(self)
-                functions[key] = backend.without_warnings(make(force=True))
+                functions[key] = backend.silence_retracing(make(force=True))
                 setattr(self, attribute, function)
                 optimizer = self.optimizer if name == "train" else None  # type: ignore[attr-defined]
-                with backend.without_collection(), update.of(optimizer):  # It is traced.
+                with backend.pause_garbage_collection(), update.of(optimizer):  # It is traced.
                     return functions[key](iterator)
 
         setattr(self, attribute, function)
@@ -264,21 +264,21 @@ class PhaseFinder:
         self._layers = layers
         self._most_calls = max((len(layer.inbound_nodes) for layer in layers), default=0)
 
-        @backend.traced_in_time
+        @backend.trace_after_few_calls
         def counters() -> Any:
             return tf.stack([weight for layer in layers for weight in layer.switches])
 
-        @backend.traced_in_time
+        @backend.trace_after_few_calls
         def all_calibrated() -> Any:
             return tf.reduce_all(tf.stack([True, *(x.is_calibrated() for x in quantizers)]))
 
-        @backend.traced_in_time
+        @backend.trace_after_few_calls
         def ranges() -> Any:
             observers = [observer for x in quantizers if not x.learns for observer in x.observers]
             variables = [v for observer in observers for v in observer.variables]
             return tf.stack([0.0, *variables])
 
-        @backend.traced_in_time
+        @backend.trace_after_few_calls
         def has_empty() -> Any:
             known = (observer for x in quantizers for observer in x.observers)
             ends = [(x.minimum, x.maximum) for x in known if isinstance(x, LastValue)]
@@ -332,7 +332,7 @@ class PhaseFinder:
         steps, self.steps = self.steps, int(step.sum())
         counters = np.stack([step, *thresholds_in(*weights).values()], axis=1)
         states = set(map(tuple, counters.tolist()))  # One, unless layers differ.
-        most_steps = self._most_calls * backend.steps_per_execution(self._model) * training
+        most_steps = self._most_calls * backend.get_steps_per_execution(self._model) * training
         self._executions_alike = executions_alike(states, most_steps) if training else 0
         gates: dict[str, Any] = {}
         for index, name in enumerate(("quantizing", "frozen", "fixed"), 1):

@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_qat.config.arguments import switch
 from keras_qat.graph.read_model import read_model
-from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.keras2.readability import check_readable, is_graph_model
 from keras_qat.training.layers import ScheduledLayer
 from keras_qat.training.layers.quantize import ActivationQuantizer
@@ -18,7 +18,7 @@ from keras_qat.training.layers.scheduled_layer import NEVER
 
 def scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
     """Yields the quantize-aware layers of a model, and of models inside it."""
-    return (layer for layer in layers_in(model) if isinstance(layer, ScheduledLayer))
+    return (layer for layer in list_layers(model) if isinstance(layer, ScheduledLayer))
 
 
 def quantizers_in(model: Any) -> list[ActivationQuantizer]:
@@ -166,7 +166,7 @@ def freeze_ranges(model: Any, frozen: bool = True) -> None:
 
 def steps_done(model: Any) -> int:
     """Returns the number of training steps of a model so far."""
-    calls = read_model(model).call_counts()
+    calls = read_model(model).count_calls()
     layers = scheduled_layers(model)
     return min((int(layer.step.numpy()) // calls.get(layer, 1) for layer in layers), default=0)
 
@@ -182,7 +182,7 @@ def schedule(model: Any, **thresholds: int) -> None:
         ValueError: if the model is not quantized.
     """
     check_quantized(model)
-    calls = read_model(model).call_counts()
+    calls = read_model(model).count_calls()
     for layer in scheduled_layers(model):
         # A layer that is called k times per step counts k, so step n begins at this count.
         per_step = calls.get(layer, 1)

@@ -38,7 +38,7 @@ def _before_delay(model: Any, calls: Graph) -> str:
     if not waiting:
         return ""
     layer, (step, start) = max(waiting.items(), key=lambda item: item[1][1])
-    per_step = calls.call_counts().get(layer, 1)  # A layer counts its calls.
+    per_step = calls.count_calls().get(layer, 1)  # A layer counts its calls.
     when = (
         "Quantization is switched off"
         if start == NEVER

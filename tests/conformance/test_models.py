@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph.calls import values_in
+from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
@@ -120,7 +120,7 @@ def consumers_of_quantizers(found: Case) -> dict[str, list[str]]:
     """Id of each quantizer -> who reads what it quantizes, in the words of the record."""
     read = read_model(found.quantized)
     consumers = read.consumers()
-    outputs = values_in(read.outputs)
+    outputs = flatten_values(read.outputs)
     separable = {
         layer["name"] for layer in found.manifest["layers"] if layer["class"] == "SeparableConv2D"
     }

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.graph.calls import values_in
+from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
@@ -259,7 +259,7 @@ def test_only_consumers_behind_the_quantizer_are_rerouted():
     (layer,) = [call for call in quantized.calls if call.name == "quant_layer"]
     readers = {call.name for call in quantized.consumers()[layer.output]}
     assert readers == {"quant_one", "quant_two"}
-    assert layer.output in values_in(quantized.outputs)
+    assert layer.output in flatten_values(quantized.outputs)
     assert [value.name for value in layer.inputs] == ["image"]
 
 

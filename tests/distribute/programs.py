@@ -149,7 +149,7 @@ def custom_loop(strategy: Any, qat: Any, optimizer: Any) -> None:
         step(batch)
 
 
-def kind_of(weight: Any) -> str:
+def get_kind(weight: Any) -> str:
     if weight.trainable:
         return "weights"
     if "moving" in weight.name:
@@ -174,7 +174,7 @@ def against_one_device(recipe: str, alike: bool, told: Any) -> None:
             )
     differences: dict[str, float] = {}
     for one, other in zip(*(item.weights for item in trained), strict=True):
-        difference, kind = np.abs(one.numpy().astype(float) - other.numpy()).max(), kind_of(other)
+        difference, kind = np.abs(one.numpy().astype(float) - other.numpy()).max(), get_kind(other)
         if kind != "weights":
             difference /= max(np.abs(other.numpy()).max(), 1e-9)
         differences[kind] = max(differences.get(kind, 0.0), float(difference))

@@ -7,11 +7,11 @@ import functools
 import pytest
 import tensorflow as tf
 
-from keras_qat.graph.calls import values_in
+from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.facts import Facts, reach
-from keras_qat.graph.operations import MOVES, kind_of
+from keras_qat.graph.operations import MOVES, get_kind
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.size_expressions import computed_sizes, evaluate
+from keras_qat.graph.size_expressions import evaluate, find_sizes
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.index_types import find_values
 from keras_qat.lowering.uniform_constants import Uniform, find_nearly_uniform
@@ -21,7 +21,7 @@ KEEPS_SIGN = MOVES.union(("add", "multiply", "maximum", "minimum", "sqrt"))
 
 def is_non_negative(value):
     """A new fact: no element is negative."""
-    kind = kind_of(value.producer) if value.producer else ""
+    kind = get_kind(value.producer) if value.producer else ""
     if kind in ("exp", "square", "abs", "relu", "sigmoid", "softmax"):
         return True
     if kind not in KEEPS_SIGN:
@@ -34,7 +34,7 @@ def is_non_negative(value):
 
 def outputs_of(function):
     x = keras.Input((3,), name="x")
-    return values_in(read_model(keras.Model(x, function(x))).outputs)
+    return flatten_values(read_model(keras.Model(x, function(x))).outputs)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_values_for_two_batch_sizes():
     assert evaluate(constant) == (7, 7)
     assert evaluate(indices)[0].tolist() == [0, 3, 6]
     assert evaluate(batch) == (2, 61)
-    assert computed_sizes([constant, batch, half]) == [7, "batch", -1]
+    assert find_sizes([constant, batch, half]) == [7, "batch", -1]
 
 
 def test_uniform_constants():

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from keras_qat.graph.missing_values import calls_on_missing_values
+from keras_qat.graph.missing_values import find_nan_handling
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 
@@ -38,7 +38,7 @@ def compared_with_another(x):
 def test_inputs_in_which_nan_is_replaced(function):
     x = keras.Input((6,))
     graph = read_model(keras.Model(x, function(x)))
-    ((value, calls),) = calls_on_missing_values(graph).items()
+    ((value, calls),) = find_nan_handling(graph).items()
     assert value is graph.inputs
     assert {call.output.dtype for call in calls} >= {"bool"}
 
@@ -48,4 +48,4 @@ def test_inputs_in_which_nan_is_replaced(function):
 )
 def test_inputs_whose_nan_reaches_other_calls(function):
     x = keras.Input((6,))
-    assert not calls_on_missing_values(read_model(keras.Model(x, function(x))))
+    assert not find_nan_handling(read_model(keras.Model(x, function(x))))

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.graph import operations
-from keras_qat.graph.operations import FUNCTIONS, KINDS, OTHER_KINDS, draws_random_numbers, kind_of
+from keras_qat.graph.operations import FUNCTIONS, KINDS, OTHER_KINDS, draws_random_numbers, get_kind
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.tf_operations import operands
+from keras_qat.graph.tf_operations import get_operands
 from keras_qat.keras2.backend import keras
 
 TABLE = Path(operations.__file__)
@@ -51,7 +51,7 @@ def test_other_kinds_are_of_listed_functions():
     ],
 )
 def test_kinds(function, kind):
-    assert kind_of(function(keras.Input((4, 4)))._keras_history.layer) == kind
+    assert get_kind(function(keras.Input((4, 4)))._keras_history.layer) == kind
 
 
 def test_random_operations():
@@ -62,7 +62,7 @@ def test_random_operations():
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
 def test_no_other_module_spells_names(module):
-    """All others compare kinds (`kind_of`), or print `name_in_tensorflow`."""
+    """All others compare kinds (`get_kind`), or print `name_in_tensorflow`."""
     strings = (
         node.value
         for node in ast.walk(ast.parse(module.read_text()))
@@ -82,11 +82,11 @@ def test_no_other_module_spells_names(module):
 def test_arguments_by_name(function, expected):
     x = keras.Input((4, 4))
     (call,) = read_model(keras.Model(x, function(x))).calls
-    assert operands(call, "axis", "keepdims") == expected
+    assert get_operands(call, "axis", "keepdims") == expected
 
 
 def test_arguments_of_tensorflow_1_have_the_names_of_tensorflow_2():
     x, kernel = keras.Input((8, 8, 3)), tf.ones((3, 3, 3, 1))
     y = tf.compat.v1.nn.depthwise_conv2d(x, kernel, [1, 1, 1, 1], "SAME", rate=(2, 2))
     (call,) = read_model(keras.Model(x, y)).calls
-    assert operands(call, "filters", "padding", "dilations")[1:] == ["SAME", (2, 2)]
+    assert get_operands(call, "filters", "padding", "dilations")[1:] == ["SAME", (2, 2)]

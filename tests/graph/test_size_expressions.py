@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.graph.calls import values_in
+from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.static_shapes import close_sizes
+from keras_qat.graph.static_shapes import set_static_shapes
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.weighted_sums import RECENT
 from tests.end_to_end.exact import assert_exact_everywhere, assert_trains_and_is_kept
@@ -291,6 +291,6 @@ def test_rows_of_each_example():
         )
     ]
     graph = read_model(keras.Model(inputs, outputs))
-    close_sizes(graph)
-    steps = [value.shape[1] for value in values_in(graph.outputs)]
+    set_static_shapes(graph)
+    steps = [value.shape[1] for value in flatten_values(graph.outputs)]
     assert steps == [36, 24, 6, 2, 24, 12, 12]

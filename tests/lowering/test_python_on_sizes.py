@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.graph.calls import values_in
+from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.size_expressions import computed_sizes, example_of
+from keras_qat.graph.size_expressions import find_example, find_sizes
 from keras_qat.keras2.backend import keras
 from tests.comparison import assert_kept
 from tests.helpers import images, scramble
@@ -80,9 +80,9 @@ def test_what_holds_sizes_is_looked_for_once():
     for _ in range(40):
         x = x + tf.sin(x)
     model = keras.Model(inputs, [x, tf.cast(x, tf.int32)])
-    value, index = values_in(read_model(model).outputs)
-    assert example_of(value) is None
-    assert computed_sizes(index) is None
+    value, index = flatten_values(read_model(model).outputs)
+    assert find_example(value) is None
+    assert find_sizes(index) is None
 
 
 class Flagged(layers.Layer):

@@ -13,7 +13,7 @@ from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.target_forms import avoiding
 from keras_qat.export.tflite_writer import tensor_index, write_node
-from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Value, flatten_values, map_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.tf_operations import inputs_and_constants
 from keras_qat.integer_graph.execute import compute_node
@@ -161,7 +161,7 @@ def make_node(
     if op.weights:
         weights = random_weights(call, op, numbers, per_channel, bits)
     outputs = []
-    for value in values_in(call.outputs):
+    for value in flatten_values(call.outputs):
         params = None
         if not value.is_float:
             pass

@@ -97,7 +97,7 @@ INTERPOLATED = {("sigmoid", 16): 1.25, ("tanh", 16): 2.5}
 """Operator and bits -> steps that TFLite's kernel is off, as it interpolates in a table."""
 
 
-def nodes_of(op: Any, bits: int) -> Iterator[Node]:
+def list_nodes(op: Any, bits: int) -> Iterator[Node]:
     """Nodes of random examples, and of all calls that `test_options` has."""
     yield from (node_of(op, bits, seed)[0] for seed in range(2))
     for build, shapes, _ in OPTIONS.get(op.name, ()):
@@ -117,7 +117,7 @@ def nodes_of(op: Any, bits: int) -> Iterator[Node]:
 )
 def test_results_are_those_of_the_function(op, bits, family):
     """Rounded once or twice, or as a kernel approximates it; where there are infinite many."""
-    for original in nodes_of(op, bits):
+    for original in list_nodes(op, bits):
         for scale in SCALES[::2]:
             node, (inputs, real) = with_scales(original, bits, scale, 0.5, 1.0)
             params = node.output.params

@@ -63,7 +63,7 @@ def arithmetic(nodes):
     by_name = {node.name: node for node in nodes}
     kinds = {}
 
-    def kind_of(name):
+    def get_kind(name):
         """What makes a tensor; "Const" of what is made of constants alone."""
         left = [name]
         while left:
@@ -81,11 +81,11 @@ def arithmetic(nodes):
         return kinds[name.split(":")[0]]
 
     return {
-        (node.op, *sorted(kind_of(source) for source in node.input if not source.startswith("^")))
+        (node.op, *sorted(get_kind(source) for source in node.input if not source.startswith("^")))
         for node in nodes
         if node.op in ROUNDING
         and tf.as_dtype(node.attr["T"].type).is_floating
-        and kind_of(node.name) != "Const"
+        and get_kind(node.name) != "Const"
     }
 
 

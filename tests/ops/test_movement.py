@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import XNNPACK
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import tensor_index, write_node
-from keras_qat.graph.calls import values_in
+from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import Contract, Roll
 from keras_qat.integer_graph.execute import compute_node
@@ -209,8 +209,8 @@ def chain(build, *shapes):
         value: Tensor(value.name, value.shape, value.dtype, params if value.is_float else None)
         for value in graph.values()
     }
-    starts = [tensors[value] for value in values_in(graph.inputs)]
-    ends = [tensors[value] for value in values_in(graph.outputs)]
+    starts = [tensors[value] for value in flatten_values(graph.inputs)]
+    ends = [tensors[value] for value in flatten_values(graph.outputs)]
     ins = {start.name: tensor_index(builder, indices, start) for start in starts}
     numbers = np.random.default_rng(0)
     given = {
@@ -222,7 +222,7 @@ def chain(build, *shapes):
         op, attributes, reason = match(call)
         assert op is not None, reason
         sources = tuple(tensors[value] for value in call.inputs)
-        outputs = tuple(tensors[value] for value in values_in(call.outputs))
+        outputs = tuple(tensors[value] for value in flatten_values(call.outputs))
         node = Node(call.name, op, attributes, call, sources, outputs)
         results = compute_node(node, [computed[source] for source in sources], XNNPACK)
         computed.update(zip(outputs, results, strict=True))

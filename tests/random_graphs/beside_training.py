@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph.calls import Call, Value, values_in
+from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.helper_layers import finite_functions
 from keras_qat.integer_graph.execute import prepare
@@ -30,7 +30,7 @@ from keras_qat.integer_graph.fold_weights import (
 )
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.simulate import run_batch
-from keras_qat.keras2.backend import mask_of, set_mask, swapped
+from keras_qat.keras2.backend import get_keras_mask, set_keras_mask, swap_attributes
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import FixedRange
 from keras_qat.ops.weights import Weights
@@ -104,7 +104,7 @@ def assert_values_are_those_of_training(graph: ResolvedGraph, inputs: list[np.nd
         if not far <= most:
             differing.append(f"{tensor.name} ({name}): {far:.3f} steps off, not {most:.3f}")
         result = tf.constant(ours, real.dtype)
-        set_mask(result, mask_of(real))
+        set_keras_mask(result, get_keras_mask(real))
         return result
 
     def apply(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -113,7 +113,7 @@ def assert_values_are_those_of_training(graph: ResolvedGraph, inputs: list[np.nd
     calls = graph.origin.calls
     layers = dict.fromkeys(call.layer for call in calls.calls)
     with assuming(QUANTIZED, [x for x in layers if isinstance(x, ScheduledLayer)]):
-        pairs = zip(values_in(calls.inputs), inputs, strict=True)
+        pairs = zip(flatten_values(calls.inputs), inputs, strict=True)
         given = [forced(value, tf.constant(x, value.dtype)) for value, x in pairs]
         evaluate_graph(calls, given, apply)
     assert not differing, f"not what training computes: {differing}"
@@ -186,10 +186,10 @@ def unrounded(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         return args[0]
     if not isinstance(layer, QuantizeWrapper):
         return infer(call, args, kwargs)
-    with swapped(layer, output_quantizer=None):
+    with swap_attributes(layer, output_quantizer=None):
         real = infer(call, args, kwargs)
     result = fake_quant.apply_relu(real, layer.ceiling)
-    set_mask(result, mask_of(real))
+    set_keras_mask(result, get_keras_mask(real))
     return result
 
 
@@ -269,5 +269,5 @@ def linear(layer: Any, name: str, kernel: np.ndarray, x: Any) -> np.ndarray:
         return np.asarray(x * kernel, np.float64)
     without = {"use_bias": False, "bias": None}
     changed = {key: value for key, value in without.items() if hasattr(layer, key)}
-    with swapped(layer, **{name: tf.constant(kernel, tf.float32)}, **changed):
+    with swap_attributes(layer, **{name: tf.constant(kernel, tf.float32)}, **changed):
         return np.asarray(layer.call(x), np.float64)

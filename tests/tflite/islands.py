@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import XNNPACK
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import write_graph
-from keras_qat.graph.calls import values_in
+from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
@@ -38,7 +38,7 @@ def in_float(model: Any, params: QuantParams | None = None) -> ResolvedGraph:
     graph = read_model(model)
     tensors = {
         value: Tensor(as_scope(value.name), value.shape, value.dtype, params)
-        for value in values_in(graph.inputs)
+        for value in flatten_values(graph.inputs)
     }
     inputs = {value.name: tensor for value, tensor in tensors.items()}
     nodes: list[Node] = []
@@ -55,13 +55,13 @@ def in_float(model: Any, params: QuantParams | None = None) -> ResolvedGraph:
         read = tuple(tensors[value] for value in call.inputs)
         if op is not None:
             read = tuple(quantized(tensor, call) for tensor in read)
-        for value in values_in(call.outputs):
+        for value in flatten_values(call.outputs):
             shared = None if op is None else PARAMS
             tensors[value] = Tensor(scope_of(call, value), value.shape, value.dtype, shared)
-        made = tuple(tensors[value] for value in values_in(call.outputs))
+        made = tuple(tensors[value] for value in flatten_values(call.outputs))
         attributes = {} if op is None else op.attributes(call)
         nodes.append(Node(scope_of(call), op, attributes, call, read, made, layer=call.layer))
-    outputs = [tensors[value] for value in values_in(graph.outputs)]
+    outputs = [tensors[value] for value in flatten_values(graph.outputs)]
     names = dict(zip(graph.output_names, outputs, strict=True))
     values = {tensor: value for value, tensor in tensors.items()}
     return ResolvedGraph(graph.name, inputs, names, tuple(nodes), tensors, values)

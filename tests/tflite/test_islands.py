@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras, set_mask
+from keras_qat.keras2.backend import keras, set_keras_mask
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import unpack
 from tests.tflite.islands import (
@@ -165,7 +165,7 @@ def test_masks_pass_integer_computations():
     close(result, expected)
     y = PARAMS.dequantize(PARAMS.quantize(np.asarray(model.layers[1](x)))) * 2
     y = tf.constant(PARAMS.dequantize(PARAMS.quantize(y)), tf.float32)
-    set_mask(y, tf.constant(x != 0))
+    set_keras_mask(y, tf.constant(x != 0))
     close(result, [np.asarray(model.layers[-1](y))])
 
 

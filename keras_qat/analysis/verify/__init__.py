@@ -34,7 +34,7 @@ from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK, KernelFamil
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.targets.tflm import TFLM
 from keras_qat.export.target_problems import problems
-from keras_qat.graph.calls import values_in
+from keras_qat.graph.calls import flatten_values
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
@@ -43,7 +43,7 @@ from keras_qat.io.counts import check_counts
 from keras_qat.io.data import arrays_of, padded
 from keras_qat.io.inputs import packed
 from keras_qat.keras2.backend import one_at_a_time
-from keras_qat.keras2.compiled_losses import losses_of
+from keras_qat.keras2.compiled_losses import find_losses
 from keras_qat.messages import warn_caller
 from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Refusal, Runtime
 from keras_qat.tflite.metadata import rescaled_inputs
@@ -170,8 +170,8 @@ def verify(
         expected = computed(batch_size)
     check_rows(graph, codes, expected)
     calls = graph.origin.calls
-    evaluate = inference.in_float if inference else evaluator(calls, values_in(calls.outputs))
-    losses = losses_of(compiled, list(graph.outputs))
+    evaluate = inference.in_float if inference else evaluator(calls, flatten_values(calls.outputs))
+    losses = find_losses(compiled, list(graph.outputs))
     labels = labels_of(graph, y, examples, losses)
     outputs, faults, drowned = against_float(
         evaluate,

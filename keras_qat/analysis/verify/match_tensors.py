@@ -8,7 +8,7 @@ from collections.abc import Container
 import numpy as np
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.graph.calls import Value, values_in
+from keras_qat.graph.calls import Value, flatten_values
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Tensor as ModelTensor
 from keras_qat.tflite.reader import FileGraph, Tensor
@@ -160,7 +160,9 @@ def _layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
         elif not isinstance(layer, Quantize):
             names.append(_layer_name(current))
         is_quantizer = isinstance(layer, Quantize)
-        pending += values_in(current.producer.args) if is_quantizer else current.producer.inputs
+        pending += (
+            flatten_values(current.producer.args) if is_quantizer else current.producer.inputs
+        )
     return tuple(dict.fromkeys(reversed(names)))
 
 

@@ -14,7 +14,7 @@ from keras_qat.integer_graph.passes.pack_int4 import packs_int4
 from keras_qat.integer_graph.passes.pixel_inputs import Rescaling
 from keras_qat.io.excess import describe_excess, ends_in_pixels
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.messages import counted
 from keras_qat.tflite.metadata import read_metadata
 from keras_qat.tflite.reader import FileGraph
@@ -168,7 +168,7 @@ def faults(calls: Graph, inputs: list[np.ndarray], exact: list[np.ndarray]) -> l
         inputs: the examples.
         exact: what the model computes of them in float, for each output.
     """
-    inner = {layer.name: layer for call in calls.calls for layer in layers_in(call.layer)}
+    inner = {layer.name: layer for call in calls.calls for layer in list_layers(call.layer)}
     fresh = [name for name, layer in inner.items() if _is_fresh(layer)]
     if fresh:
         return [

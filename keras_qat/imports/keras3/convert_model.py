@@ -17,8 +17,8 @@ from keras_qat.imports.keras3.backend import (
 from keras_qat.imports.keras3.layers import convert_layer, counterpart
 from keras_qat.imports.keras3.operations import call_operation
 from keras_qat.imports.keras3.weights import take_weights
-from keras_qat.keras2.backend import keras, mask_of
-from keras_qat.keras2.layers_and_models import nodes_of
+from keras_qat.keras2.backend import get_keras_mask, keras
+from keras_qat.keras2.layers_and_models import list_nodes
 from keras_qat.messages import warn_caller
 
 
@@ -125,7 +125,7 @@ class _Converter:
         structure = keras_3().tree.map_structure
         inputs = structure(_input, model.input)
         tensors = dict(zip(map(id, model.inputs), tf.nest.flatten(inputs), strict=True))
-        for node in nodes_of(model):
+        for node in list_nodes(model):
             outputs = tf.nest.flatten(self._call(node, tensors))
             for source, output in zip(node.outputs, outputs, strict=True):
                 same = output.dtype == source.dtype
@@ -154,7 +154,7 @@ class _Converter:
 def _added_arguments(node: Any) -> set[str]:
     """Names the arguments of a layer's call that Keras 3 added: the phase, and masks of tensors."""
     flatten = keras_3().tree.flatten
-    carried = {id(mask_of(tensor)) for tensor in node.arguments.keras_tensors}
+    carried = {id(get_keras_mask(tensor)) for tensor in node.arguments.keras_tensors}
     return {
         key
         for key, value in node.arguments.kwargs.items()

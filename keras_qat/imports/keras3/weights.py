@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.imports.keras3.backend import is_model
-from keras_qat.keras2.layers_and_models import weights_in_order
+from keras_qat.keras2.layers_and_models import list_weights
 
 
 def give_weights(model: Any, keras_3_model: Any) -> None:
@@ -55,7 +55,7 @@ def _weights(source: Any, converted: Any) -> list[tuple[Any, Any]]:
     """Pairs the weights of a layer of Keras 3 with its counterpart's; none for models."""
     if is_model(source) or is_model(getattr(source, "layer", None)):
         return []
-    pair = source.weights, weights_in_order(converted)
+    pair = source.weights, list_weights(converted)
     shapes = [[tuple(weight.shape) for weight in weights] for weights in pair]
     if shapes[0] != shapes[1]:
         raise ValueError(

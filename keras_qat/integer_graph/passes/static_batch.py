@@ -12,7 +12,7 @@ from keras_qat.arithmetic.kernel_families import XNNPACK
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.keras2.backend import traced
+from keras_qat.keras2.backend import make_tf_function
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.op import get_held_dtype
 
@@ -88,5 +88,5 @@ def _shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, tuple[int | None, .
         shapes.update((tensor, tuple(x.shape)) for tensor, x in tensors.items())
 
     specs = map(spec, graph.inputs.values())
-    traced(trace).get_concrete_function(*specs)
+    make_tf_function(trace).get_concrete_function(*specs)
     return shapes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from keras_qat.graph.calls import Call, values_in
-from keras_qat.graph.operations import kind_of
-from keras_qat.keras2.layers_and_models import class_path
+from keras_qat.graph.calls import Call, flatten_values
+from keras_qat.graph.operations import get_kind
+from keras_qat.keras2.layers_and_models import get_class_path
 from keras_qat.lowering.expand_call import Expansion
 from keras_qat.lowering.expansions.arithmetic import (
     ARITHMETIC,
@@ -92,15 +92,15 @@ def find_expansion(call: Call, activations: bool = True) -> Expansion | None:
         activations: False for recipes that keep operations like the original.
     """
     layer = call.layer
-    if (kind := kind_of(layer)) and activations:
+    if (kind := get_kind(layer)) and activations:
         are_floats = kind in FLOAT_OPERATIONS and is_of_floats(call)
         return FLOAT_OPERATIONS[kind] if are_floats else OPERATIONS.get(kind)
     tables = (MERGING_LAYERS_ALWAYS, LAYERS) if activations else (MERGING_LAYERS_ALWAYS,)
-    known = (table.get(key) for table in tables for key in (type(layer), class_path(layer)))
+    known = (table.get(key) for table in tables for key in (type(layer), get_class_path(layer)))
     function = next(filter(None, known), None)
     return function and partial(function, layer)
 
 
 def is_of_floats(call: Call) -> bool:
     """Tell whether a call reads and returns floats alone: no integers and no truth values."""
-    return all(value.is_float for value in [*call.inputs, *values_in(call.outputs)])
+    return all(value.is_float for value in [*call.inputs, *flatten_values(call.outputs)])

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.missing_values import TESTS_FOR_NAN
-from keras_qat.graph.tf_operations import array, number
+from keras_qat.graph.tf_operations import read_array, read_scalar
 from keras_qat.helper_layers.finite_functions import (
     Logarithm,
     Power,
@@ -28,8 +28,8 @@ def _divide(x: Any, y: Any) -> Any:
     if is_tensor(y):
         if is_tensor(x):
             return Quotient()([x, y])
-        return Reciprocal(known(number(x)))(y)
-    divisor = known(array(y))
+        return Reciprocal(known(read_scalar(x)))(y)
+    divisor = known(read_array(y))
     require(np.all(divisor))
     if not divisor.ndim:
         return layers.Rescaling(float(1.0 / divisor))(x)
@@ -43,7 +43,7 @@ def _add(x: Any, y: Any) -> Any:
 
 
 def _bias_add(value: Any, bias: Any) -> Any:
-    return tf.add(value, bias if is_tensor(bias) else known(array(bias)).astype(np.float32))
+    return tf.add(value, bias if is_tensor(bias) else known(read_array(bias)).astype(np.float32))
 
 
 def _negative(x: Any) -> Any:
@@ -57,7 +57,7 @@ def _square(x: Any) -> Any:
 
 def _power(x: Any, y: Any) -> Any:
     """Expand `x ** 2` and `x ** 3`; the others are not defined everywhere."""
-    exponent = known(number(y))
+    exponent = known(read_scalar(y))
     require(is_tensor(x))
     if exponent < 0 or exponent != int(exponent):
         return Power(exponent)(x)
@@ -67,7 +67,7 @@ def _power(x: Any, y: Any) -> Any:
 
 
 def _silu(features: Any, beta: Any = 1.0) -> Any:
-    require(number(beta) in (None, 1.0))
+    require(read_scalar(beta) in (None, 1.0))
     gate = layers.Activation("sigmoid", name="sigmoid")(features)
     return layers.Multiply()([features, gate])
 
@@ -78,7 +78,7 @@ def _add_n(inputs: Any) -> Any:
 
 
 def _clip(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
-    low, high = known(number(clip_value_min)), known(number(clip_value_max))
+    low, high = known(read_scalar(clip_value_min)), known(read_scalar(clip_value_max))
     if low == 0 < high:
         return layers.ReLU(high)(t)
     return tf.maximum(tf.minimum(t, high, name="minimum"), low, name="maximum")
@@ -114,7 +114,7 @@ def _compare(x: Any, y: Any, *, compare: Any) -> Any:
     Otherwise nothing would equal it, as with -1.0 if the nearest quantized value is -1.003.
     """
     x, y = (x, y) if is_tensor(x) else (y, x)
-    wanted = known(number(y))
+    wanted = known(read_scalar(y))
     require(x.dtype.is_floating)
     return compare(x, OnGrid(wanted, name="number")(x))
 
@@ -129,16 +129,16 @@ def _log_sigmoid(x: Any) -> Any:
 
 
 def _any_power(x: Any, y: Any) -> Any:
-    base = number(x)
+    base = read_scalar(x)
     if base is None:
-        require(number(y) is None)
+        require(read_scalar(y) is None)
         return tf.exp(y * tf.math.log(x))
     require(base > 0)
     return tf.exp(y * math.log(base))
 
 
 def _scaled_silu(features: Any, beta: Any = 1.0) -> Any:
-    beta = number(beta)
+    beta = read_scalar(beta)
     require(beta not in (None, 1.0))
     return features * tf.sigmoid(features * beta)
 
@@ -180,7 +180,7 @@ def _cross(a: Any, b: Any) -> Any:
 def _atan2(y: Any, x: Any) -> Any:
     """Compute the angle within an eighth of the circle, and mirror it back."""
     require(not NO_WIDE)  # Quotients have 16 bits.
-    x, y = (end if (known := number(end)) is None else known for end in (x, y))
+    x, y = (end if (known := read_scalar(end)) is None else known for end in (x, y))
     width, height = abs(x), abs(y)
     angle = tf.atan(tf.minimum(width, height) / tf.maximum(width, height))
     angle = tf.where(height > width, math.pi / 2 - angle, angle)
@@ -195,13 +195,13 @@ def _where(condition: Any, if_true: Any, if_false: Any) -> Any:
 
 
 def _divide_no_nan(x: Any, y: Any) -> Any:
-    if (divisor := array(y)) is not None:
+    if (divisor := read_array(y)) is not None:
         return x * tf.math.divide_no_nan(np.float32(1.0), divisor.astype(np.float32))
     return tf.where(tf.equal(y, 0.0), tf.zeros_like(y), x / y)
 
 
 def _clip_by_tensor(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
-    require(number(clip_value_min) is None or number(clip_value_max) is None)
+    require(read_scalar(clip_value_min) is None or read_scalar(clip_value_max) is None)
     return tf.maximum(tf.minimum(t, clip_value_max), clip_value_min)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.tf_operations import argument, array
+from keras_qat.graph.tf_operations import get_argument, read_array
 from keras_qat.lowering.expand_call import Expansion, call_of, is_tensor, known, require
 
 _UNIT = "1"
@@ -41,7 +41,7 @@ def expand_product(
     **options: Any,
 ) -> Any:
     """Multiply a constant matrix by a tensor, on its right-hand side."""
-    matrix = known(array(a))
+    matrix = known(read_array(a))
     require(matrix.ndim == 2 and is_tensor(b) and len(b.shape) > 2)
     require(not transpose_b and not adjoint_b)
     return _multiply_along(b, -2, matrix if transpose_a or adjoint_a else matrix.T)
@@ -52,7 +52,7 @@ def expand_einsum(equation: str, *inputs: Any, **options: Any) -> Any:
     terms, output = equation.replace(" ", "").split("->")
     require(len(inputs) == 2 and "..." not in equation and sum(map(is_tensor, inputs)) == 1)
     position = 0 if is_tensor(inputs[0]) else 1
-    x, matrix = inputs[position], known(array(inputs[1 - position]))
+    x, matrix = inputs[position], known(read_array(inputs[1 - position]))
     term, axes = terms.split(",")[position], terms.split(",")[1 - position]
     is_vector = matrix.ndim == len(axes) == 1
     if is_vector:
@@ -86,7 +86,7 @@ def expand_resize(images: Any, size: Any, **options: Any) -> Any:
     """
     call = call_of(images)
     require(len(images.shape) == 4 and images.dtype.is_floating)
-    require(argument(call, "preserve_aspect_ratio") is not True)
+    require(get_argument(call, "preserve_aspect_ratio") is not True)
     before, after = images.shape[1:3], call.output.shape[1:3]
     require(None not in (*before, *after))
 

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Value, flatten_values, map_values
 from keras_qat.graph.facts import Facts
-from keras_qat.graph.operations import kind_of
+from keras_qat.graph.operations import get_kind
 from keras_qat.graph.size_expressions import (
     BATCH,
-    computed_sizes,
+    count_rows,
     evaluate_shape,
-    measured_tensors,
-    rows_of,
-    size_of,
+    find_measured_tensors,
+    find_size,
+    find_sizes,
 )
-from keras_qat.graph.tf_operations import argument, array, number, operands
+from keras_qat.graph.tf_operations import get_argument, get_operands, read_array, read_scalar
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.expand_call import (
     CannotExpand,
@@ -45,14 +45,14 @@ SIZES = {"zeros": "shape", "ones": "shape", "fill": "dims"}
 def _copy(*args: Any, **kwargs: Any) -> Any:
     """Copy a tensor, or a constant, as often as there are examples."""
     call = _call_of_any(args, kwargs)
-    kind = kind_of(call)
-    x, counts, *axis = operands(call, "input", *COPIES[kind])
-    sizes = {value: size_of(value) for value in values_in(counts)}
+    kind = get_kind(call)
+    x, counts, *axis = get_operands(call, "input", *COPIES[kind])
+    sizes = {value: find_size(value) for value in flatten_values(counts)}
     if any(isinstance(size, int) for size in sizes.values()):
         return _call_with_sizes(call, sizes)
     is_list, known_counts = isinstance(counts, (list, tuple)), None
     if not is_list and kind != "repeat":
-        known_counts = computed_sizes(counts)  # tf.broadcast_to(x, tf.shape(y))
+        known_counts = find_sizes(counts)  # tf.broadcast_to(x, tf.shape(y))
     count, *inner_counts = known_counts or (counts if is_list else [counts])
     if not isinstance(x, Value):
         x, inner_counts = _repeat_inside(kind, x, inner_counts)
@@ -60,7 +60,7 @@ def _copy(*args: Any, **kwargs: Any) -> Any:
     require(rank and call.output.is_float and axis in ([], [0]))
     unchanged = x.shape[1:] if kind == "broadcast_to" else [1] * (rank - 1)
     require(kind == "repeat" or list(inner_counts) == list(unchanged))
-    is_batch = isinstance(count, Value) and size_of(count) == BATCH
+    is_batch = isinstance(count, Value) and find_size(count) == BATCH
     is_batch = is_batch or bool(known_counts and known_counts[0] == BATCH)
     group = _rows_for_each_copy(counts, x.shape[0]) if kind == "tile" else None
     require((is_batch and x.shape[0] == 1) or group is not None)
@@ -76,9 +76,9 @@ def _copy(*args: Any, **kwargs: Any) -> Any:
 def _fill(*args: Any, **kwargs: Any) -> Any:
     """Fill a tensor with a number for each example, as a state that is zero at first."""
     call = _call_of_any(args, kwargs)
-    sizes = argument(call, SIZES[kind_of(call)])
-    batch, *inner = known(computed_sizes(sizes))
-    require(values_in(sizes) and batch == BATCH and not {BATCH, -1}.intersection(inner))
+    sizes = get_argument(call, SIZES[get_kind(call)])
+    batch, *inner = known(find_sizes(sizes))
+    require(flatten_values(sizes) and batch == BATCH and not {BATCH, -1}.intersection(inner))
     require(call.output.is_float)
     x = np.full([1, *inner], known(find_uniform(call.output, Facts())), np.float32)
     return tf.add(_zeros(sizes, [1] * len(inner)), x)
@@ -87,9 +87,11 @@ def _fill(*args: Any, **kwargs: Any) -> Any:
 def _eye(*args: Any, **kwargs: Any) -> Any:
     """Return a unit matrix for each example, of which masks are made."""
     call = _call_of_any(args, kwargs)
-    *sizes, batch = operands(call, "num_rows", "num_columns", "batch_shape")
-    rows, columns = (size_of(size) if isinstance(size, Value) else number(size) for size in sizes)
-    require(values_in(batch) and computed_sizes(batch) == [BATCH] and call.output.is_float)
+    *sizes, batch = get_operands(call, "num_rows", "num_columns", "batch_shape")
+    rows, columns = (
+        find_size(size) if isinstance(size, Value) else read_scalar(size) for size in sizes
+    )
+    require(flatten_values(batch) and find_sizes(batch) == [BATCH] and call.output.is_float)
     require(rows != BATCH and columns != BATCH)
     x = np.eye(int(known(rows)), None if columns is None else int(columns), dtype=np.float32)[None]
     return tf.add(_zeros(batch, [1, 1]), x)
@@ -118,11 +120,11 @@ def _rows_for_each_copy(counts: Any, size: int | None) -> int | None:
     Either one, or as many as the copied table has, `size`: one row for each head, if examples and
     heads are one axis.
     """
-    like, runs = next(measured_tensors(values_in(counts)), None), evaluate_shape(counts)
+    like, runs = next(find_measured_tensors(flatten_values(counts)), None), evaluate_shape(counts)
     if like is None or not runs or size in (1, None):
         return None
     for count in (1, size):
-        if [count * run[0] for run in runs] == rows_of(like):
+        if [count * run[0] for run in runs] == count_rows(like):
             return count
     return None
 
@@ -135,7 +137,7 @@ def _zeros(sizes: Any, inner: list[int]) -> Any:
         inner: sizes of the other axes. One example has as many rows of the measured tensor as
             their product.
     """
-    batch = next(measured_tensors(values_in(sizes)), None)
+    batch = next(find_measured_tensors(flatten_values(sizes)), None)
     if batch is None or not batch.shape:
         raise CannotExpand
     ones = [1] * (len(batch.shape) - 1)
@@ -154,7 +156,7 @@ def _repeat_inside(kind: str, x: Any, counts: list[Any]) -> tuple[Any, list[Any]
 
     The constant is None if it is not known.
     """
-    values, known = array(x), read_integers(counts) if counts else ()
+    values, known = read_array(x), read_integers(counts) if counts else ()
     if values is None or known is None:
         return None, counts
     if kind == "tile":

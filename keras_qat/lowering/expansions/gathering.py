@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.operations import kind_of
+from keras_qat.graph.operations import get_kind
 from keras_qat.graph.size_expressions import counts_examples
-from keras_qat.graph.tf_operations import number, operands
+from keras_qat.graph.tf_operations import get_operands, read_scalar
 from keras_qat.lowering.expand_call import Expansion, is_tensor, require, stand_in, value_of
 
 
@@ -19,9 +19,9 @@ def _gather_nd(params: Any, indices: Any, batch_dims: Any = 0) -> Any:
     The first of the indices counts the examples if `batch_dims` is 0, as in
     `tf.gather_nd(images, tf.stack([examples, rows, columns], -1))`.
     """
-    require(is_tensor(params) and is_tensor(indices) and number(batch_dims) in (0, 1))
+    require(is_tensor(params) and is_tensor(indices) and read_scalar(batch_dims) in (0, 1))
     columns = _columns(indices)
-    if number(batch_dims) == 0:
+    if read_scalar(batch_dims) == 0:
         require(counts_examples(value_of(columns.pop(0))))
     sizes, rest = params.shape[1 : len(columns) + 1], params.shape[len(columns) + 1 :]
     require(columns and None not in (*sizes, *rest))
@@ -38,8 +38,8 @@ def _columns(indices: Any) -> list[Any]:
     """Return what was stacked along the last axis, or the entries along it."""
     value, last, count = value_of(indices), len(indices.shape) - 1, indices.shape[-1]
     call = value.producer
-    if call is not None and kind_of(call) == "stack":
-        values, axis = operands(call, "values", "axis")
+    if call is not None and get_kind(call) == "stack":
+        values, axis = get_operands(call, "values", "axis")
         if axis in (-1, last) and len(call.inputs) == count:
             return list(map(stand_in, values))
     return [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.tf_operations import array, number
+from keras_qat.graph.tf_operations import read_array, read_scalar
 from keras_qat.lowering.expand_call import CannotExpand, Expansion, require
 
 MOST_PRODUCTS = 32
@@ -34,8 +34,8 @@ def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
         return x if order == sorted(order) else tf.transpose(x, order)
     if "..." in equation:
         return tf.einsum(f"{','.join(terms)}->{output}", *inputs)
-    position = 0 if array(inputs[0]) is not None else 1
-    factor = array(inputs[position])
+    position = 0 if read_array(inputs[0]) is not None else 1
+    factor = read_array(inputs[position])
     if factor is None:
         raise CannotExpand
     factor = factor.astype(np.float32)
@@ -126,7 +126,7 @@ def _spread_diagonal(x: Any) -> Any:
 
 def _set_diagonal(input: Any, diagonal: Any, k: Any = 0) -> Any:
     rows, columns = input.shape[-2:]
-    require(rows is not None and rows == columns and number(k) == 0)
+    require(rows is not None and rows == columns and read_scalar(k) == 0)
     on = np.eye(rows, dtype=np.float32)
     return input * (1.0 - on) + diagonal[..., None] * on
 
@@ -145,7 +145,7 @@ def _multiply_axes(a: Any, b: Any, axes: Any) -> Any:
     )
     order = kept + summed
     x = a if order == sorted(order) else tf.transpose(a, order)
-    matrix = array(b)
+    matrix = read_array(b)
     if matrix is not None:
         b = matrix.astype(np.float32)
     if len(rows) == 1 and len(b.shape) == 1:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Value
 from keras_qat.graph.facts import solve
-from keras_qat.graph.tf_operations import array
+from keras_qat.graph.tf_operations import read_array
 from keras_qat.helper_layers.operations import Contract, OnGrid
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import clone
@@ -111,7 +111,7 @@ def _limit(x: Any, y: Any, *, sign: int, merge: Any, operation: Any) -> Any:
 
     No result of a maximum is below the constant, which may be above all values of the tensor.
     """
-    tensor, limit = (x, array(y)) if is_tensor(x) else (y, array(x))
+    tensor, limit = (x, read_array(y)) if is_tensor(x) else (y, read_array(x))
     farthest = 0.0 if limit is None else float(sign * np.max(sign * limit))
     if limit is None or not tensor.dtype.is_floating or limit.ndim > len(tensor.shape):
         return _convert_fixed_ranges(operation, x, y)
@@ -196,7 +196,7 @@ MERGING_LAYERS_ALWAYS: dict[type | str, Expansion] = {
     layers.Subtract: _with_same_axes(),
     "applications.inception_resnet_v2.CustomScaleLayer": _custom_scale,
 }
-"""Layer class, or `class_path` of one that Keras does not export -> its expansion."""
+"""Layer class, or `get_class_path` of one that Keras does not export -> its expansion."""
 
 MERGING_LAYERS: dict[type | str, Expansion] = {
     Contract: _convert_second_factor,

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.size_expressions import BATCH, computed_sizes, example_of
-from keras_qat.graph.tf_operations import number
+from keras_qat.graph.size_expressions import BATCH, find_example, find_sizes
+from keras_qat.graph.tf_operations import read_scalar
 from keras_qat.helper_layers.operations import Roll
 from keras_qat.lowering.expand_call import (
     Expansion,
@@ -71,7 +71,7 @@ def _strided_slice(input_: Any, begin: Any, end: Any, strides: Any = ()) -> Any:
     ends = (*begin, *end[1:], *strides)
     require(all(isinstance(number, int) for number in ends) and not begin[0])
     require({*strides} <= {1})
-    require(computed_sizes([value_of(end[0])]) == [BATCH])
+    require(find_sizes([value_of(end[0])]) == [BATCH])
     require(None not in input_.shape[1 : len(begin)])
     entries = [
         range(size)[low:high]
@@ -127,7 +127,7 @@ def _normalize_axes(x: Any, axis: Any = None, epsilon: Any = 1e-12) -> Any:
 
 
 def _sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = tf.bool) -> Any:
-    require(number(maxlen) is not None)
+    require(read_scalar(maxlen) is not None)
     return tf.cast(tf.range(int(maxlen)) < tf.cast(lengths, tf.int32)[..., tf.newaxis], dtype)
 
 
@@ -149,7 +149,7 @@ def _sort_other_axis(values: Any, axis: Any = -1, direction: Any = "ASCENDING") 
 def _choose(condition: Any, x: Any = None, y: Any = None) -> Any:
     """Choose by a constant. Large values are masks before a softmax, and are not chosen here."""
     condition = np.asarray(condition)
-    numbers = [number(end) for end in (x, y)]
+    numbers = [read_scalar(end) for end in (x, y)]
     require(condition.dtype == bool and (x is not None and y is not None))
     require(all(end is None or abs(end) < -HIDES for end in numbers))
     chosen = condition.astype(np.float32)
@@ -157,7 +157,7 @@ def _choose(condition: Any, x: Any = None, y: Any = None) -> Any:
 
 
 def _pad(tensor: Any, paddings: Any, mode: Any = "CONSTANT", constant_values: Any = 0) -> Any:
-    value = number(constant_values)
+    value = read_scalar(constant_values)
     require(mode.upper() == "CONSTANT" and value and math.isfinite(value))
     return tf.pad(tensor - value, paddings) + value
 
@@ -176,14 +176,14 @@ def _reverse_sequence(
 def _boolean_mask(tensor: Any, mask: Any, axis: Any = None) -> Any:
     """Gather what a constant mask selects, or one that is the same for each example."""
     if is_tensor(mask):
-        example = known(example_of(value_of(mask)))
+        example = known(find_example(value_of(mask)))
         require(tensor.dtype.is_floating and example.ndim and not axis)
         rest = tensor.shape[1 + example.ndim :]
         require(None not in tensor.shape[1:])
         rows = tf.reshape(tensor, [-1, example.size, *rest])
         return tf.reshape(tf.gather(rows, np.flatnonzero(example), axis=1), [-1, *rest])
     mask = np.asarray(mask)
-    require(mask.ndim > 0 and mask.dtype == bool and number(axis) is not None and axis > 0)
+    require(mask.ndim > 0 and mask.dtype == bool and read_scalar(axis) is not None and axis > 0)
     before, after = tensor.shape[1:axis], tensor.shape[axis + mask.ndim :]
     if mask.ndim > 1:
         require(None not in (*before, *after))

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.tf_operations import array, number
+from keras_qat.graph.tf_operations import read_array, read_scalar
 from keras_qat.lowering.expand_call import CannotExpand, Expansion, require
 
 
 def _read_segments(segment_ids: Any, num_segments: Any) -> tuple[np.ndarray, int]:
     """Return the segment of each row, and the number of segments."""
-    ids = array(segment_ids)
+    ids = read_array(segment_ids)
     if ids is None or ids.ndim != 1 or not ids.size:
         raise CannotExpand
-    count = ids.max() + 1 if num_segments is None else number(num_segments)
+    count = ids.max() + 1 if num_segments is None else read_scalar(num_segments)
     if count is None:
         raise CannotExpand
     return ids, int(count)
@@ -58,7 +58,7 @@ def _reduce_segments(reduce: Callable[..., Any]) -> Callable[..., Any]:
 
 def _repeat(input: Any, repeats: Any, axis: Any = None) -> Any:
     """Repeats each row as often as a constant says."""
-    counts = array(repeats)
+    counts = read_array(repeats)
     axis = 0 if axis is None and len(input.shape) == 1 else axis
     if counts is None or counts.ndim != 1 or not isinstance(axis, int):
         raise CannotExpand

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.tf_operations import number
+from keras_qat.graph.tf_operations import read_scalar
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.expand_call import Expansion, is_tensor, require
 from keras_qat.ops.movement import read_axes
@@ -87,13 +87,13 @@ def _log_sum_exp(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> 
 def _other_norm(
     tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: Any = False
 ) -> Any:
-    require(number(ord) in (1, math.inf) and isinstance(axis, int))
-    reduce = tf.reduce_sum if number(ord) == 1 else tf.reduce_max
+    require(read_scalar(ord) in (1, math.inf) and isinstance(axis, int))
+    reduce = tf.reduce_sum if read_scalar(ord) == 1 else tf.reduce_max
     return reduce(tf.abs(tensor), axis, keepdims=bool(keepdims))
 
 
 def _clip_by_norm(t: Any, clip_norm: Any, axes: Any = None) -> Any:
-    require(axes is not None and number(clip_norm) is not None)
+    require(axes is not None and read_scalar(clip_norm) is not None)
     norm = tf.sqrt(tf.reduce_sum(tf.square(t), axes, keepdims=True))
     return t * (clip_norm / tf.maximum(norm, clip_norm))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_qat.graph.calls import Call, product_of
+from keras_qat.graph.calls import Call, multiply_sizes
 
 
 def count_steps(gates: int, call: Call) -> int | None:
@@ -16,6 +16,6 @@ def count_steps(gates: int, call: Call) -> int | None:
     units: int = layer.units if hasattr(layer, "units") else layer.filters
     weights = None if sizes[-1] is None else gates * units * (sizes[-1] + units)
     if not hasattr(layer, "kernel_size"):
-        return product_of((steps, weights))
+        return multiply_sizes((steps, weights))
     positions = call.output.shape[2 if layer.return_sequences else 1 : -1]
-    return product_of((steps, weights, *positions, *layer.kernel_size))
+    return multiply_sizes((steps, weights, *positions, *layer.kernel_size))

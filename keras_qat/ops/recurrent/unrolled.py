@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, values_in
+from keras_qat.graph.calls import Call, flatten_values
 from keras_qat.helper_layers.masked_recurrent import (
     MaskedGRU,
     MaskedLSTM,
@@ -279,7 +279,7 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
             return "its number of steps is not known, and it would be unrolled"
         if steps > MOST_STEPS:
             return f"more than {MOST_STEPS} steps"
-        return "its state is read" if len(values_in(call.outputs)) > 1 else None
+        return "its state is read" if len(flatten_values(call.outputs)) > 1 else None
 
     return accepts
 

@@ -254,7 +254,7 @@ class CorrectedFold:
     def convolve(self, kernel: Any, **attributes: Any) -> Any:
         """Calls the layer with another kernel, in the layer's own precision."""
         kernel = tf.cast(kernel, self.layer.compute_dtype)
-        with backend.swapped(self.layer, **{self.weight: kernel}, **attributes):
+        with backend.swap_attributes(self.layer, **{self.weight: kernel}, **attributes):
             return tf.cast(self.layer(self.inputs), tf.float32)
 
     def convolve_both(self, kernel: Any) -> list[Any]:

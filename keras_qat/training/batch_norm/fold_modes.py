@@ -53,7 +53,7 @@ def _normalized_twice(norm: Any, x: Any, frozen: Switch) -> Any:
         x, *weights = inputs
         results, backward = [], []
         for training in (False, True):
-            swapped = backend.swapped(
+            swapped = backend.swap_attributes(
                 norm, momentum=momentum, **dict(zip(names, weights, strict=True))
             )
             with tf.GradientTape() as tape, swapped:
@@ -95,7 +95,7 @@ def normalize_per_tensor(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
     kernel, gains = per_tensor_fold.quantized_parts(wrapper, phase)
     if norm is not None:
         (name,) = wrapper.weight_axes
-        with backend.swapped(layer, **{name: tf.cast(kernel, layer.compute_dtype)}):
+        with backend.swap_attributes(layer, **{name: tf.cast(kernel, layer.compute_dtype)}):
             x = layer(inputs)
         with per_tensor_fold.with_gains(norm, gains):
             return norm(x, training=is_learning(phase))
@@ -118,7 +118,7 @@ def apply_quantized(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
         return unrolled_quantized(wrapper, inputs, quantized, phase)
     if isinstance(layer, backend.keras.layers.BatchNormalization):
         return normalized(layer, inputs, phase)
-    with backend.swapped(layer, **quantized):
+    with backend.swap_attributes(layer, **quantized):
         return layer(inputs)
 
 

@@ -115,7 +115,7 @@ def with_gains(norm: Any, gains: Any) -> Any:
     """Runs a block in which a BatchNormalization's gamma is multiplied by the gains."""
     gamma = tf.convert_to_tensor(norm.gamma) if norm.scale else tf.ones_like(gains)
     gamma = straight_through(lambda gamma: gamma * tf.cast(gains, gamma.dtype), gamma)
-    return backend.swapped(norm, gamma=gamma, scale=True)
+    return backend.swap_attributes(norm, gamma=gamma, scale=True)
 
 
 def gained(wrapper: Weighted, bias: Any, gains: Any) -> Any:

@@ -15,12 +15,12 @@ from keras_qat.arithmetic.ties import WIDER, find_share_off_ties
 from keras_qat.config import specs
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.graph.calls import Call, Graph
-from keras_qat.graph.precision import computing_in_float32
+from keras_qat.graph.precision import compute_in_float32
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import BATCH_SIZE, batches, is_read_once
-from keras_qat.keras2.backend import one_at_a_time, swapped, traced
+from keras_qat.keras2.backend import make_tf_function, one_at_a_time, swap_attributes
 from keras_qat.messages import warn_caller
 from keras_qat.training.calibration.data_checks import InputData, doubt, float_inputs
 from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
@@ -246,7 +246,7 @@ def _observe_weights(
         strategy.run(lambda *xs: evaluate_graph(graph, list(xs), _train), inputs)
 
     try:
-        traced(train)(*map(tf.constant, example, dtypes))
+        make_tf_function(train)(*map(tf.constant, example, dtypes))
     finally:
         for weight, value in zip(restored, before, strict=True):
             weight.assign(value)
@@ -256,5 +256,5 @@ def _train(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     """Calls a quantize-aware layer as in training, any other as at inference."""
     if not isinstance(call.layer, ScheduledLayer):
         return infer(call, args, kwargs)
-    with computing_in_float32(call.layer), swapped(call.layer, mixed=False):
+    with compute_in_float32(call.layer), swap_attributes(call.layer, mixed=False):
         return call.layer(*args, **{**kwargs, "training": True})

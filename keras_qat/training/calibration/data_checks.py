@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Graph, values_in
+from keras_qat.graph.calls import Graph, flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.io.data import arrays_of
 from keras_qat.io.excess import describe_excess
@@ -91,7 +91,7 @@ def float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
     bits = {index: quantizer.spec.bits for index, quantizer in input_quantizers(graph).items()}
     return [
         InputData(index, value.name, bits.get(index), with_finite_values(x[:_FIRST]))
-        for index, (value, x) in enumerate(zip(values_in(graph.inputs), batch, strict=True))
+        for index, (value, x) in enumerate(zip(flatten_values(graph.inputs), batch, strict=True))
         if value.is_float and x.size
     ]
 
@@ -133,7 +133,7 @@ def doubt_of_arrays(model: Any, data: Any) -> str:
     graph = read_model(model)
     samples = {
         value.name: Sample(x, float(x.min()), float(x.max()))
-        for value, x in zip(values_in(graph.inputs), some, strict=True)
+        for value, x in zip(flatten_values(graph.inputs), some, strict=True)
         if value.is_float and x.size
     }
     return wrong_preparation(graph, samples) or next(lost_features_in(graph, some), "")
@@ -146,7 +146,7 @@ def doubt_of_ranges(model: Any, data: Any) -> str:
         return ""
     graph = read_model(model)
     for index, quantizer in input_quantizers(graph).items():
-        name = values_in(graph.inputs)[index].name
+        name = flatten_values(graph.inputs)[index].name
         if excess := describe_excess(name, some[index], *quantizer.current_range()):
             sentence, _, _ = excess.partition(" Scale them")
             return (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.config import specs
-from keras_qat.graph.calls import Call, Graph, Value, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.helper_layers.rescaled_norms import seen_statistics
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import find_row
@@ -49,7 +49,7 @@ def lost_features_in(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[str]:
         graph: a quantization-aware model, with ranges or without.
         data: examples, an array for each input.
     """
-    inputs = values_in(graph.inputs)
+    inputs = flatten_values(graph.inputs)
     for index, quantizer in input_quantizers(graph).items():
         x, bits = with_finite_values(data[index]), quantizer.spec.bits
         if not has_features(x) or not x.size:
@@ -127,7 +127,7 @@ def input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
     """Returns the quantizer of each input that has one for itself, by the input's index."""
     readers = graph.consumers()
     quantizers = {}
-    for index, value in enumerate(values_in(graph.inputs)):
+    for index, value in enumerate(flatten_values(graph.inputs)):
         layers = [call.layer for call in readers[value] if isinstance(call.layer, Quantize)]
         own = [layer for layer in layers if layer.slots == 1]
         if value.is_float and own and isinstance(own[0].spec, specs.QuantSpec):
@@ -174,12 +174,12 @@ def varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
 
     Others hold weights, such as the token that vision transformers put in front of the patches.
     """
-    varying, slots = set(values_in(graph.inputs)), set()
+    varying, slots = set(flatten_values(graph.inputs)), set()
     for call in graph.calls:
         op = find_row(call.layer)
         is_constant = (op is not None and op.reads_only_weights) or _multiplies_by(call, 0)
         if not is_constant and varying.intersection(call.inputs):
-            varying.update(values_in(call.outputs))
+            varying.update(flatten_values(call.outputs))
             if isinstance(call.layer, Quantize):
                 slots.add((call.layer, call.kwargs.get("slot", 0)))
     return slots
@@ -215,7 +215,7 @@ def _lost_tensors(graph: Graph) -> Iterator[str]:
 
 def _lost_features(graph: Graph) -> Iterator[str]:
     """Says which features deviate less than a step of their input's range, by their statistics."""
-    inputs = values_in(graph.inputs)
+    inputs = flatten_values(graph.inputs)
     quantizers = {inputs[index]: own for index, own in input_quantizers(graph).items()}
     for value, norm in _normalized_inputs(graph):
         if value in quantizers:
@@ -231,7 +231,7 @@ def norm_of(graph: Graph, name: str) -> str:
 
 def _normalized_inputs(graph: Graph) -> Iterator[tuple[Value, Any]]:
     """Yields inputs with the layer that normalizes them first, if nothing else comes before it."""
-    inputs = {value: value for value in values_in(graph.inputs)}
+    inputs = {value: value for value in flatten_values(graph.inputs)}
     for call in graph.calls:
         source = inputs.get(call.inputs[0]) if len(call.inputs) == 1 else None
         if source is None:

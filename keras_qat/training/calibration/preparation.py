@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, split_loss_only, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, split_loss_only
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.helper_layers.rescaled_norms import seen_statistics
 from keras_qat.keras2.backend import keras
@@ -117,7 +117,7 @@ def wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
     phase = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
     with assuming(phase, [layer for layer in layers if isinstance(layer, ScheduledLayer)]):
         reasons = list(_against_statistics(graph, samples))
-        if not reasons and len(samples) == len(values_in(graph.inputs)) == 1:
+        if not reasons and len(samples) == len(flatten_values(graph.inputs)) == 1:
             ((name, sample),) = samples.items()
             reasons = [_against_rescaling(graph, name, sample) or _by_classes(graph, name, sample)]
     return next(filter(None, reasons), "")
@@ -125,13 +125,13 @@ def wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
 
 def _against_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[str]:
     """Compares each input with the first statistics behind it; yields "" for one that fits."""
-    sources = {value: {value.name} for value in values_in(graph.inputs)}
+    sources = {value: {value.name} for value in flatten_values(graph.inputs)}
     remaining = dict(samples)
     for call in graph.calls:
         if not remaining:
             return
         reached = set().union(*(sources[value] for value in call.inputs))
-        sources |= dict.fromkeys(values_in(call.outputs), reached)
+        sources |= dict.fromkeys(flatten_values(call.outputs), reached)
         layers = call.layer.sublayers if isinstance(call.layer, QuantizeWrapper) else [call.layer]
         norm = next((layer for layer in layers if seen_statistics(layer) is not None), None)
         if norm is None or len(reached) > 1 or not reached <= remaining.keys():
@@ -233,7 +233,7 @@ def _by_classes(graph: Graph, name: str, sample: Sample) -> str:
 
     They are pixels of 0 to 255, or such that were divided by 255 twice.
     """
-    output = values_in(graph.outputs)[0]
+    output = flatten_values(graph.outputs)[0]
     is_other = sample.is_pixels or sample.is_scaled_twice
     if not is_other or len(output.shape) != 2 or (output.shape[-1] or 0) < 2:
         return ""
@@ -270,7 +270,7 @@ def _computed(graph: Graph, values: list[Value], name: str, x: Any) -> list[Any]
     calls = split_loss_only(graph.calls, values)[0]
     inputs = [
         tf.constant(x, value.dtype) if value.name == name else None
-        for value in values_in(graph.inputs)
+        for value in flatten_values(graph.inputs)
     ]
     part = dataclasses.replace(graph, calls=calls, outputs=values)
     return evaluate_graph(part, inputs, infer)

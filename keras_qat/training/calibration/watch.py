@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from keras_qat.config import specs
 from keras_qat.graph.calls import Call
-from keras_qat.graph.precision import computing_in_float32, constants_in_float32
+from keras_qat.graph.precision import cast_constants, compute_in_float32
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.io.data import batch_count, batches
 from keras_qat.io.progress import shown
-from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, swapped, traced
-from keras_qat.keras2.layers_and_models import takes_training
+from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, make_tf_function, swap_attributes
+from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.messages import counted
 from keras_qat.training.calibration.far_values import described, far_values
 from keras_qat.training.calibration.histogram import (
@@ -74,7 +74,7 @@ class Watch:
             known = [extremes_and_sample(tf.cast(x, tf.float32), sampled) for x in seen]
             return known, [counts_of(x) for x in seen if counts], tf.nest.flatten(outputs)
 
-        self.watch = traced(watch, input_signature=signature)
+        self.watch = make_tf_function(watch, input_signature=signature)
 
     def _seen(self, inputs: list[Any]) -> tuple[list[Any], Any]:
         """Returns the tensors in front of the quantizers, and the model's outputs."""
@@ -88,7 +88,7 @@ class Watch:
         with contextlib.ExitStack() as stack:
             for quantizer in self.quantizers:
                 watched = functools.partial(note, quantizer)
-                stack.enter_context(swapped(quantizer, watched=watched))
+                stack.enter_context(swap_attributes(quantizer, watched=watched))
             stack.enter_context(assuming(IN_FLOAT, self.layers))
             outputs = evaluate_graph(self.graph, inputs, infer)
         return seen, outputs
@@ -234,10 +234,10 @@ def share_tallies(model: Any, tallies: list[Tally]) -> None:
 
 def infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     """Calls a layer as at inference, in float32."""
-    if takes_training(call.layer):
+    if accepts_training(call.layer):
         kwargs = {**kwargs, "training": False}
-    args, kwargs = constants_in_float32((args, kwargs))
-    with computing_in_float32(call.layer), AUTOGRAPH_AS_USUAL:
+    args, kwargs = cast_constants((args, kwargs))
+    with compute_in_float32(call.layer), AUTOGRAPH_AS_USUAL:
         return call.layer(*args, **kwargs)
 
 

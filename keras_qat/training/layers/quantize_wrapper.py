@@ -93,7 +93,7 @@ class QuantizeWrapper(ScheduledLayer):
             if not sublayer.built:
                 with tf.name_scope(sublayer.name):
                     sublayer.build(shape)
-            shape = backend.output_shape(sublayer, shape)
+            shape = backend.infer_output_shape(sublayer, shape)
         self.weight_quantizers = {}
         if self.weight_spec is not None:
             make = _weight_quantizer(self)
@@ -145,7 +145,7 @@ class QuantizeWrapper(ScheduledLayer):
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         for sublayer in self.sublayers:
-            input_shape = backend.output_shape(sublayer, input_shape)
+            input_shape = backend.infer_output_shape(sublayer, input_shape)
         return input_shape
 
     def get_config(self) -> dict[str, Any]:

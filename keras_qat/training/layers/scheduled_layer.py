@@ -125,7 +125,7 @@ def tell_of_plain_model(recipe: Any, training: Any) -> None:
         recipe: the recipe of the quantization-aware layer or model that is called.
         training: the argument of the call.
     """
-    model, of_model = backend.calling_layer()
+    model, of_model = backend.find_calling_layer()
     if not is_graph_model(model) or hasattr(type(model), "exact_inference"):
         return
     is_inference = (of_model if training is None else training) in (None, False)

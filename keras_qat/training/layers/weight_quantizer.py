@@ -164,7 +164,7 @@ def weights_replaced(layer: Any, weights: dict[str, Any]) -> Iterator[None]:
         for path, weight in weights.items():
             owner, name = _owner(layer, path)
             weight = tf.cast(weight, owner.compute_dtype)
-            stack.enter_context(backend.swapped(owner, **{name: weight}))
+            stack.enter_context(backend.swap_attributes(owner, **{name: weight}))
         yield
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_qat.config import specs
 from keras_qat.keras2 import backend, configurations
-from keras_qat.keras2.layers_and_models import takes_training
+from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.training.layers.scheduled_layer import ScheduledLayer
 from keras_qat.training.layers.weight_quantizer import WeightQuantizer, weight_at, weights_replaced
 
@@ -51,9 +51,9 @@ class QuantizeWeights(ScheduledLayer):
     @tf.autograph.experimental.do_not_convert
     def _compute(self, args: Any, kwargs: dict[str, Any], training: Any) -> Any:
         phase = self.advance(training)
-        if takes_training(self.layer):
+        if accepts_training(self.layer):
             kwargs = {**kwargs, "training": training}
-        if not backend.takes_mask(self.layer):
+        if not backend.accepts_mask(self.layer):
             kwargs.pop("mask", None)
         if not self._is_built():
             self.layer(*args, **kwargs)

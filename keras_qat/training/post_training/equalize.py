@@ -115,7 +115,7 @@ def _pairs(graph: Graph) -> Iterator[tuple[Group, Group | None, str]]:
     """Yields successive layers, and why they cannot be equalized (an empty reason if they can)."""
     all_groups = groups(graph, affine=False)
     by_kernel = {group.kernel: group for group in all_groups}
-    readers = graph.only_readers()
+    readers = graph.find_single_consumers()
     for group in all_groups:
         if type(group.kernel.layer) not in _KERNELS:
             continue

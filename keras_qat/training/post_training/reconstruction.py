@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.keras2.backend import swapped, traced
+from keras_qat.keras2.backend import make_tf_function, swap_attributes
 from keras_qat.training.distribution import mean_over_replicas, run_on_replicas, share_of_replica
 from keras_qat.training.layers import QuantizeWrapper, ScheduledLayer
 from keras_qat.training.layers.scheduled_layer import IN_FLOAT, QUANTIZED
@@ -99,7 +99,7 @@ class Reconstruction:
         outputs: Tensors = {}
         with contextlib.ExitStack() as stack:
             for levels, part in zip(self.levels.values(), self._by_layer(up), strict=True):
-                stack.enter_context(swapped(levels.layer, **levels.weights_at(part)))
+                stack.enter_context(swap_attributes(levels.layer, **levels.weights_at(part)))
             for call in self.part.calls:
                 exact = computed(call, tensors, IN_FLOAT)
                 outputs |= exact
@@ -215,4 +215,4 @@ def _minimized(
         state = tf.constant(0), x, zeros, zeros
         return tf.while_loop(lambda i, *_: i < iterations, step, state)[1]
 
-    return traced(run)(tf.constant(start, tf.float32))
+    return make_tf_function(run)(tf.constant(start, tf.float32))

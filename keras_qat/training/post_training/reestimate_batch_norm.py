@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.graph.calls import Call
-from keras_qat.graph.precision import computing_in_float32
+from keras_qat.graph.precision import compute_in_float32
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import evaluate_graph
-from keras_qat.keras2.backend import keras, one_at_a_time, swapped, traced
-from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.keras2.backend import keras, make_tf_function, one_at_a_time, swap_attributes
+from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.training.calibration.watch import infer, shown_batches
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.layers.scheduled_layer import Phase, assuming
@@ -62,7 +62,7 @@ def reestimate_batch_norm(
     check_calibrated(model)
     layers = list(scheduled_layers(model))
     norms = [
-        layer for layer in layers_in(model) if isinstance(layer, keras.layers.BatchNormalization)
+        layer for layer in list_layers(model) if isinstance(layer, keras.layers.BatchNormalization)
     ]
     statistics = [weight for norm in norms for weight in (norm.moving_mean, norm.moving_variance)]
     before = model.get_weights()
@@ -72,13 +72,13 @@ def reestimate_batch_norm(
         with assuming(_LEARNING, layers):
             evaluate_graph(graph, list(inputs), _observe)
 
-    watch = traced(observe)
+    watch = make_tf_function(observe)
     dtypes = [x.dtype for x in model.inputs]
     sums, count = [0.0] * len(statistics), 0
     try:
         with contextlib.ExitStack() as stack:
             for norm in norms:  # The moving statistics are then the last batch's.
-                stack.enter_context(swapped(norm, momentum=0.0))
+                stack.enter_context(swap_attributes(norm, momentum=0.0))
             title = "BatchNormalization"
             for batch in shown_batches(model, data, steps, batch_size, title, verbose):
                 watch(*map(tf.constant, batch, dtypes))
@@ -101,5 +101,5 @@ def _observe(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     learns = isinstance(layer, (QuantizeWrapper, keras.layers.BatchNormalization))
     if not learns or kwargs.get("training") is False:
         return infer(call, args, kwargs)
-    with computing_in_float32(layer):
+    with compute_in_float32(layer):
         return layer(*args, **{**kwargs, "training": True})

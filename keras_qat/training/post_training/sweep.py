@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, map_values, values_in
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.io.data import batches
 from keras_qat.io.progress import shown
@@ -89,7 +89,7 @@ def sweep(
     """
     check_calibrated(model)
     graph = read_model(model)
-    inputs = values_in(graph.inputs)
+    inputs = flatten_values(graph.inputs)
     read = [
         [tf.constant(x, tensor.dtype) for x, tensor in zip(batch, model.inputs, strict=True)]
         for batch in batches(model, data, batch_size, steps, finite=True)
@@ -122,18 +122,22 @@ def unchanged_if_it_fails(model: Any) -> Iterator[None]:
 
 def _parts(graph: Graph, blocks: bool) -> list[Part]:
     """Splits a model's calls into parts, one by one or block by block."""
-    counts, outputs = graph.call_counts(), set(values_in(graph.outputs))
+    counts, outputs = graph.count_calls(), set(flatten_values(graph.outputs))
     unread = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
-    waiting = {value for value in values_in(graph.inputs) if unread[value]}  # Read by later calls.
+    waiting = {
+        value for value in flatten_values(graph.inputs) if unread[value]
+    }  # Read by later calls.
     parts: list[Part] = []
     calls: list[Call] = []
     for call, behind in zip(graph.calls, [*graph.calls[1:], None], strict=True):
         calls.append(call)
         unread.subtract(dict.fromkeys(call.inputs, 1))
-        waiting = {value for value in (*waiting, *values_in(call.outputs)) if unread[value]}
+        waiting = {value for value in (*waiting, *flatten_values(call.outputs)) if unread[value]}
         if blocks and (len(waiting) > 1 or _is_relu(behind)):
             continue
-        computed = dict.fromkeys(value for member in calls for value in values_in(member.outputs))
+        computed = dict.fromkeys(
+            value for member in calls for value in flatten_values(member.outputs)
+        )
         read = dict.fromkeys(value for member in calls for value in member.inputs)
         wrappers = [member for member in calls if isinstance(member.layer, QuantizeWrapper)]
         parts.append(
@@ -189,4 +193,4 @@ def computed(call: Call, tensors: Tensors, phase: Phase) -> Tensors:
     with assuming(phase, layers):
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
         outputs = infer(call, args, kwargs)
-    return dict(zip(values_in(call.outputs), tf.nest.flatten(outputs), strict=True))
+    return dict(zip(flatten_values(call.outputs), tf.nest.flatten(outputs), strict=True))

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Graph
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.configurations import check_modules, in_safe_mode
-from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.keras2.configurations import check_modules, get_safe_mode
+from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.keras2.readability import defines
 
 PREDICTION = ("predict", "predict_step", "make_predict_function")
@@ -75,7 +75,7 @@ def attributes_computed_with(original: Any, graph: Graph) -> list[str]:
 
     def holds_one(value: Any) -> bool:
         parts = tf.nest.flatten(value)
-        weights = [w for part in parts for layer in layers_in(part) for w in layer.weights]
+        weights = [w for part in parts for layer in list_layers(part) for w in layer.weights]
         return any(id(weight) in inside for weight in [*parts, *weights])
 
     names = [name for name in vars(original) if name not in _set_by_keras()]
@@ -112,7 +112,7 @@ def from_class_config(config: dict[str, Any], custom_objects: Any = None) -> Any
     if registered is not None:  # Keras looks for one of both, by the format of the file.
         custom_objects = {**(custom_objects or {}), name: registered, registered_name: registered}
     try:
-        if registered is None and in_safe_mode() is not False:
+        if registered is None and get_safe_mode() is not False:
             check_modules({**config, "config": None})
         return keras.saving.deserialize_keras_object(deepcopy(config), custom_objects)
     except Exception as error:  # Whatever a user's class raises.

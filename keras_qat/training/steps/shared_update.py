@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras, traced
+from keras_qat.keras2.backend import keras, make_tf_function
 from keras_qat.training.steps.joint_update import update_together
 
 METHOD = "_distributed_apply_gradients_fn"
@@ -50,7 +50,7 @@ class SharedUpdate:
                 return original(strategy, update_together(optimizer, pairs), **kwargs)
 
             function = self._traced.get(key, apply)
-            self._traced.setdefault(key, traced(apply))
+            self._traced.setdefault(key, make_tf_function(apply))
             return function(*values)
 
         vars(optimizer)[METHOD] = update  # Past Keras, which would track it.

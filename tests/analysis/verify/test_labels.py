@@ -11,7 +11,7 @@ import keras_qat
 from keras_qat.analysis.verify.labels import read_labels
 from keras_qat.analysis.verify.scores import score
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.compiled_losses import losses_of
+from keras_qat.keras2.compiled_losses import find_losses
 from tests.helpers import rng
 
 pytestmark = pytest.mark.filterwarnings(
@@ -210,9 +210,9 @@ def test_losses_of_several_outputs():
     outputs = {"b": layers.Dense(2, name="b")(image), "a": layers.Dense(1, name="a")(image)}
     model = keras.Model(image, outputs)
     qat = keras_qat.quantize_model(model)
-    assert losses_of(qat, ["a", "b"]) == [None, None]
+    assert find_losses(qat, ["a", "b"]) == [None, None]
     qat.compile("sgd", {"a": "mse", "b": keras.losses.CategoricalCrossentropy()})
-    kinds = [loss and (loss.name, loss.kind) for loss in losses_of(qat, qat.output_names)]
+    kinds = [loss and (loss.name, loss.kind) for loss in find_losses(qat, qat.output_names)]
     assert dict(zip(qat.output_names, kinds, strict=True)) == {
         "a": ("mean_squared_error", "values"),
         "b": ("categorical_crossentropy", "classes"),

@@ -35,7 +35,7 @@ def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase, bi
         cell = tf.clip_by_value(cell, -highest, highest)
         return hidden, [hidden, cell]
 
-    backend.forget_dropout(layer)
+    backend.reset_dropout_mask(layer)
     with weights_replaced(layer, weights):
         last, outputs, states = backend.keras.backend.rnn(
             step,

@@ -13,12 +13,12 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layers_and_models import layers_in
+from keras_qat.keras2.layers_and_models import list_layers
 
 
 def states_of(model: Any) -> list[Any]:
     """Returns the variables that hold the states of a model."""
-    layers = [layer for layer in layers_in(model) if isinstance(layer, keras.layers.RNN)]
+    layers = [layer for layer in list_layers(model) if isinstance(layer, keras.layers.RNN)]
     return [state for rnn in layers if rnn.stateful for state in tf.nest.flatten(rnn.states)]
 
 

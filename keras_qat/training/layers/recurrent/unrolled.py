@@ -131,7 +131,7 @@ def steps_quantized(
     )
     bias, own_bias = biases(layer, dtype, weights.get("cell.bias"))
     x = tf.cast(x, dtype)
-    backend.forget_dropout(layer)
+    backend.reset_dropout_mask(layer)
     masks, of_blocks = None, isinstance(layer, CONV_LSTMS)
     if 0 < cell.dropout < 1:
         step_masks = cell.get_dropout_mask_for_cell(x[:, 0], phase.training, count=4)
