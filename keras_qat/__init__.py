@@ -27,10 +27,9 @@ from keras_qat.messages import suggestion
 from keras_qat.ops.register import register_op
 from keras_qat.placement.plan import Plan
 from keras_qat.rewrite import QuantizedModel
-from keras_qat.rewriting.from_tfmot import from_tfmot
+from keras_qat.rewriting.other_libraries import from_tfmot, to_keras_3
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.rewriting.strip import strip_quantization
-from keras_qat.rewriting.to_keras3 import to_keras_3
 from keras_qat.tflite.model import TFLiteModel
 from keras_qat.training.calibration.calibrate import calibrate
 from keras_qat.training.distillation import Distiller

@@ -1,6 +1,13 @@
-"""The layers that a quantization-aware model is made of."""
+"""The layers of a quantization-aware model."""
 
-from keras_qat.training.layers import *  # noqa: F403
-from keras_qat.training.layers import __all__ as _all
+from keras_qat.helper_layers.contrib_batch_norm import FusedBatchNormalization
+from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
+from keras_qat.training.scheduled_layer import ScheduledLayer
 
-__all__ = [*_all]
+__all__ = [
+    "FusedBatchNormalization",
+    "Quantize",
+    "QuantizeWeights",
+    "QuantizeWrapper",
+    "ScheduledLayer",
+]

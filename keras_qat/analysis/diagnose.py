@@ -36,13 +36,18 @@ from keras_qat.rewriting.strip import strip_quantization
 from keras_qat.training.calibration.calibrate import calibrate
 from keras_qat.training.calibration.lost_values import lost_parts
 from keras_qat.training.calibration.watch import infer
-from keras_qat.training.layers.float_marks import why_left_in_float
-from keras_qat.training.layers.recurrent.states import states_of
-from keras_qat.training.layers.scheduled_layer import IN_FLOAT, assuming
+from keras_qat.training.fake_quantization.phase import IN_FLOAT
 from keras_qat.training.post_training.bias_correction import bias_correction
 from keras_qat.training.post_training.equalize import equalize
 from keras_qat.training.quantizers import PREFIX
-from keras_qat.training.schedule import check_quantized, recipe_of, scheduled_layers
+from keras_qat.training.recurrent import states_of
+from keras_qat.training.schedule import (
+    check_quantized,
+    recipe_of,
+    scheduled_layers,
+    why_left_in_float,
+)
+from keras_qat.training.scheduled_layer import assuming
 
 FITTED = 256
 """Most examples that remedies take ranges and biases from."""

@@ -19,7 +19,7 @@ from keras_qat.placement import place
 from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.plan import Plan
 from keras_qat.rewriting.rewrite import rewrite
-from keras_qat.training.ranges.observers import LastValue
+from keras_qat.training.fake_quantization.observers import LastValue
 from keras_qat.training.schedule import check_quantized, is_quantized, quantizers_in
 
 

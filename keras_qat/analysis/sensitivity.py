@@ -25,10 +25,13 @@ from keras_qat.io.progress import shown
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.training.distribution import of_all_workers, worker_of
-from keras_qat.training.layers.weight_quantizer import weight_at
+from keras_qat.training.fake_quantization.weight_quantizer import weight_at
 from keras_qat.training.quantizers import PREFIX
-from keras_qat.training.ranges.weight_limits import least_squares_limits, rounded
 from keras_qat.training.schedule import is_quantized
+from keras_qat.training.weight_limits import (
+    least_squares_limits,
+    rounded,
+)
 
 Measure = Callable[[list[np.ndarray], list[np.ndarray]], float]
 """Computes what quantizing costs, from the outputs in float and the outputs with a layer quantized:

@@ -14,8 +14,8 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.ops.multiply_accumulates import count_products, describe_share, integer_share
 from keras_qat.ops.node import Constant, Node, Tensor
+from keras_qat.training.fake_quantization.weight_quantizer import weight_at
 from keras_qat.training.layers import QuantizeWeights
-from keras_qat.training.layers.weight_quantizer import weight_at
 from keras_qat.training.schedule import check_quantized
 
 FLOAT = 4

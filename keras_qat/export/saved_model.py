@@ -27,11 +27,10 @@ from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.recurrent.step_ops import get_inner_params
 from keras_qat.ops.weights import Weights
+from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.layers import QuantizeWrapper
-from keras_qat.training.layers.recurrent.lstm import lstm_quantized
-from keras_qat.training.layers.recurrent.unrolled import steps_quantized
-from keras_qat.training.layers.scheduled_layer import Phase
 from keras_qat.training.readiness import check_before_export
+from keras_qat.training.recurrent import lstm_quantized, steps_quantized
 
 
 @one_at_a_time

@@ -33,9 +33,9 @@ from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.messages import counted, warn_caller
 from keras_qat.placement.float_notice import show_in_float
 from keras_qat.tflite.builder import Builder
-from keras_qat.training.layers.float_marks import why_left_in_float
-from keras_qat.training.layers.recurrent.states import states_of
 from keras_qat.training.readiness import check_before_export, some
+from keras_qat.training.recurrent import states_of
+from keras_qat.training.schedule import why_left_in_float
 from keras_qat.version import __version__
 
 EndType = Literal["int8", "uint8", "int16", "float32"]

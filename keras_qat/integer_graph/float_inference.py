@@ -13,7 +13,14 @@ from keras_qat.graph.calls import Graph, Value, flatten_values
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.keras2.backend import make_tf_function
 from keras_qat.training.calibration.watch import infer
-from keras_qat.training.layers.scheduled_layer import IN_FLOAT, Phase, ScheduledLayer, assuming
+from keras_qat.training.fake_quantization.phase import (
+    IN_FLOAT,
+    Phase,
+)
+from keras_qat.training.scheduled_layer import (
+    ScheduledLayer,
+    assuming,
+)
 
 FEW_RUNS = 4
 """Runs of a model that take no longer than tracing it does."""

@@ -15,11 +15,18 @@ from keras_qat.integer_graph.float_recurrent import rnn
 from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, replace_rnn, swap_attributes
 from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.ops.node import Node
-from keras_qat.training.batch_norm import per_tensor_fold
+from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled
-from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper, ScheduledLayer
-from keras_qat.training.layers.scheduled_layer import QUANTIZED
-from keras_qat.training.layers.weight_quantizer import weight_at, weights_replaced
+from keras_qat.training.fake_quantization.phase import QUANTIZED
+from keras_qat.training.fake_quantization.weight_quantizer import (
+    weight_at,
+    weights_replaced,
+)
+from keras_qat.training.layers import (
+    QuantizeWeights,
+    QuantizeWrapper,
+)
+from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
 def compute_in_float(node: Node, numbers: list[Any], for_file: bool = False) -> list[Any]:
@@ -118,8 +125,8 @@ def _folded_weights(wrapper: QuantizeWrapper) -> dict[str, Any]:
     factor, bias = factor_and_bias(wrapper, tf.float64)
     codes = None
     if wrapper.fold == "per_tensor" and set(wrapper.weight_quantizers) == set(wrapper.weight_axes):
-        codes = per_tensor_fold.codes_of(wrapper)
-        bias = None if bias is None else per_tensor_fold.gained(wrapper, bias, codes.gains)
+        codes = fold_modes.codes_of(wrapper)
+        bias = None if bias is None else fold_modes.gained(wrapper, bias, codes.gains)
     biases = {} if bias is None else {"bias": tf.cast(bias, tf.float32)}
     if codes is not None:
         return {**biases, next(iter(wrapper.weight_axes), "factor"): codes.q * codes.scale}

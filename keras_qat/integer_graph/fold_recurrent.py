@@ -16,9 +16,9 @@ from keras_qat.integer_graph.fold_weights import Ends, fitting, for_each_call, q
 from keras_qat.ops.recurrent.lstm import HIDDEN
 from keras_qat.ops.recurrent.step_math import find_weight_parts
 from keras_qat.ops.weights import Weights
+from keras_qat.training.fake_quantization.weight_quantizer import weight_at
 from keras_qat.training.layers import QuantizeWrapper
-from keras_qat.training.layers.recurrent.unrolled import biases
-from keras_qat.training.layers.weight_quantizer import weight_at
+from keras_qat.training.recurrent import biases
 
 GATES = 4
 """Gates of an LSTM: input, forget, cell, output, in the order of Keras and TFLite."""

@@ -17,7 +17,7 @@ from keras_qat.arithmetic.fixed_point import exact_multiplier
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.ops.op import Op
 from keras_qat.ops.weights import Weights, compute_reach, count_terms
-from keras_qat.training.batch_norm import per_tensor_fold
+from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled
 from keras_qat.training.layers import QuantizeWrapper
 
@@ -204,10 +204,10 @@ def _folded(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any]:
 def _folded_per_tensor(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any]:
     """Returns what `_folded` returns for per-tensor weights, which are folded, then quantized."""
     _, bias = factor_and_bias(wrapper, tf.float64)
-    q, scale, gains = per_tensor_fold.codes_of(wrapper)
+    q, scale, gains = fold_modes.codes_of(wrapper)
     divisor = finer(wrapper.weight_spec.bits) if wrapper.weight_axes else 1
     scale = single(tf.cast(scale, tf.float64) / divisor)
-    bias = None if bias is None else per_tensor_fold.gained(wrapper, bias, gains)
+    bias = None if bias is None else fold_modes.gained(wrapper, bias, gains)
     return q * float(divisor), tf.reshape(scale, [1] * len(q.shape)), bias
 
 

@@ -33,9 +33,16 @@ from keras_qat.keras2.layers_and_models import flat_inputs, get_nested_inputs, g
 from keras_qat.ops.node import Node
 from keras_qat.ops.registry import match
 from keras_qat.training.calibration.watch import watch_of
-from keras_qat.training.layers.recurrent.states import states_of, unchanged
-from keras_qat.training.layers.scheduled_layer import Phase, is_exact, shapes_are_enough
+from keras_qat.training.fake_quantization.phase import (
+    Phase,
+    is_exact,
+)
+from keras_qat.training.recurrent import (
+    states_of,
+    unchanged,
+)
 from keras_qat.training.schedule import check_process, scheduled_layers
+from keras_qat.training.scheduled_layer import shapes_are_enough
 
 
 class Inference:

@@ -14,10 +14,16 @@ from keras_qat.io.inputs import Inputs, inputs_of
 from keras_qat.messages import warn_caller
 from keras_qat.tflite.metadata import fingerprint
 from keras_qat.training.calibration.lost_values import lost_parts
-from keras_qat.training.layers.recurrent.states import kept_batch, states_of
 from keras_qat.training.quantizers import activation_quantizers
+from keras_qat.training.readiness import (
+    describe_difference,
+    untrained,
+)
+from keras_qat.training.recurrent import (
+    kept_batch,
+    states_of,
+)
 from keras_qat.training.schedule import recipe_of
-from keras_qat.training.untrained_warnings import describe_difference, untrained
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

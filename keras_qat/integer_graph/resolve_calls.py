@@ -18,7 +18,10 @@ from keras_qat.ops.registry import Match, is_on_request, match, relu_maximum
 from keras_qat.ops.requantize import QUANTIZE, REQUANTIZE
 from keras_qat.ops.weights import Weights
 from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
-from keras_qat.training.layers.float_marks import asked_for_integers, why_left_in_float
+from keras_qat.training.schedule import (
+    asked_for_integers,
+    why_left_in_float,
+)
 
 
 def resolve_calls(

@@ -23,8 +23,8 @@ from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.messages import ByName
 from keras_qat.ops.node import Tensor
 from keras_qat.ops.op import get_held_dtype
-from keras_qat.training.layers.recurrent.states import Stream
 from keras_qat.training.quantizers import PREFIX
+from keras_qat.training.recurrent import Stream
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

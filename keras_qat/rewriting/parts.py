@@ -14,8 +14,9 @@ from keras_qat.keras2.layers_and_models import (
     set_outputs,
 )
 from keras_qat.rewriting.quantized_model import QuantizedModel
-from keras_qat.training.layers import Quantize, ScheduledLayer
+from keras_qat.training.layers import Quantize
 from keras_qat.training.schedule import recipe_of, scheduled_layers
+from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.steps.custom_training import class_config, derived_class, trains_itself
 
 

@@ -26,7 +26,7 @@ from keras_qat.rewriting.check_values import find_differing_outputs
 from keras_qat.rewriting.parts import make_exact
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.rewrite import rewrite
-from keras_qat.rewriting.serialization import warn_of_closed
+from keras_qat.rewriting.saving import warn_of_closed
 from keras_qat.training.distribution import strategy_scope
 from keras_qat.training.schedule import check_is_graph, is_quantized
 from keras_qat.training.steps.custom_training import attributes_computed_with, trains_itself

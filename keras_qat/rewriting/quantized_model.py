@@ -52,28 +52,34 @@ from keras_qat.keras2.layers_and_models import (
 from keras_qat.keras2.names_in_configs import restore_names
 from keras_qat.keras2.user_errors import reading_config
 from keras_qat.messages import warn_caller
-from keras_qat.rewriting.atomic_saving import WholeFiles
 from keras_qat.rewriting.float_configs import float_config_of
 from keras_qat.rewriting.instead import INSTEAD
+from keras_qat.rewriting.saving import WholeFiles
 from keras_qat.tracing.layer_weights import hash_constant_masks
 from keras_qat.training.distribution import agree, observed_alike
-from keras_qat.training.fixed_settings import check_settings, settings_of
-from keras_qat.training.layers.float_marks import (
-    ask_for_integers,
-    asked_for_integers,
-    leave_in_float,
-    why_left_in_float,
-)
-from keras_qat.training.layers.scheduled_layer import (
+from keras_qat.training.fake_quantization.phase import (
     Phase,
     is_exact,
+)
+from keras_qat.training.phase_graphs import PhasedModel
+from keras_qat.training.readiness import (
+    check_settings,
+    settings_of,
+)
+from keras_qat.training.schedule import (
+    ask_for_integers,
+    asked_for_integers,
+    check_process,
+    leave_in_float,
+    scheduled_layers,
+    why_left_in_float,
+)
+from keras_qat.training.scheduled_layer import (
     shapes_only,
     tell_of_plain_model,
 )
-from keras_qat.training.phase_graphs import PhasedModel
-from keras_qat.training.schedule import check_process, scheduled_layers
-from keras_qat.training.step_tensors import computed_together
 from keras_qat.training.steps.custom_training import class_config, from_class_config, take_training
+from keras_qat.training.steps.step_tensors import computed_together
 
 LOADER = "import keras_qat; keras_qat.keras.models.load_model(path): Keras 3 cannot load it"
 """The first entry of a model's configuration, with which the error of Keras 3 begins."""

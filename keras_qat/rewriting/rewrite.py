@@ -25,12 +25,16 @@ from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.plan import Plan, Range
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.training.distribution import observed_alike
+from keras_qat.training.fake_quantization.phase import NEVER
 from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
-from keras_qat.training.layers.float_marks import ask_for_integers, leave_in_float
-from keras_qat.training.layers.scheduled_layer import NEVER, shapes_only
 from keras_qat.training.quantizers import PREFIX
-from keras_qat.training.ranges.weight_limits import start_limits
-from keras_qat.training.schedule import schedule
+from keras_qat.training.schedule import (
+    ask_for_integers,
+    leave_in_float,
+    schedule,
+)
+from keras_qat.training.scheduled_layer import shapes_only
+from keras_qat.training.weight_limits import start_limits
 
 # Keras' .h5 files name a model's class without the package it was registered in.
 keras.utils.get_custom_objects()["QuantizedModel"] = QuantizedModel

@@ -7,8 +7,7 @@ training that is saved and resumed continues in the middle of a delay.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import math
 from typing import Any
 
 import numpy as np
@@ -18,22 +17,21 @@ from keras_qat.config.arguments import answers_unknown
 from keras_qat.io.counts import check_count
 from keras_qat.keras2.backend import keras, make_tf_function
 from keras_qat.keras2.readability import is_graph_model
+from keras_qat.messages import show_once, warn_caller
 from keras_qat.training.distillation import Distiller
-from keras_qat.training.float_epochs import warn_of_float_epochs
-from keras_qat.training.oscillation import Oscillations
+from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
 from keras_qat.training.phase_graphs import check_frozen
-from keras_qat.training.quantizer_statistics import statistics
-from keras_qat.training.quantizers import Quantizer, quantizers
-from keras_qat.training.ranges.weight_limits import per_channel
-from keras_qat.training.schedule import check_quantized, is_quantized, schedule, share_layers
-from keras_qat.training.steps.between_steps import StepCallback
-from keras_qat.training.steps.callback_list import KnowsOthers
+from keras_qat.training.schedule import (
+    check_quantized,
+    is_quantized,
+    schedule,
+    share_layers,
+    steps_done,
+)
+from keras_qat.training.steps.between_steps import KnowsOthers, StepCallback
+from keras_qat.training.weight_limits import per_channel
 
-__all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "LogQuantization", "QuantDelay"]
-
-NOISE, BEYOND = "1 signal to noise, dB", "2 share beyond the range"
-MINIMUM, MAXIMUM = "3 range, minimum", "4 range, maximum"
-"""Charts of `LogQuantization`. TensorBoard sorts them by name."""
+__all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "QuantDelay"]
 
 
 class _Threshold(KnowsOthers):
@@ -237,85 +235,92 @@ class FreezeOscillations(StepCallback):
         return float(sum(map(np.sum, frozen)) / max(sum(map(np.size, frozen)), 1))
 
 
-class LogQuantization(keras.callbacks.Callback):
-    """Logs the range, saturation and quantization noise of each quantizer to TensorBoard.
-
-    There is a chart for each of four figures, and a run for each tensor in it: the run selector of
-    TensorBoard filters by name. With data they are "1 signal to noise, dB", of that tensor alone,
-    and "2 share beyond the range"; "3 range, minimum" and "4 range, maximum" need none. The step of
-    an entry is the epoch, as for the metrics of `keras.callbacks.TensorBoard`.
-
-    The accuracy of the exported file needs no callback: `evaluate`, and so `val_accuracy`, compute
-    the same codes as the file.
+def warn_of_float_epochs(delay: Any, model: Any, epoch: int) -> None:
+    """Warns of callbacks for which an epoch before a delay ends may remain the best.
 
     Args:
-        log_dir: directory of the log, which may be that of `keras.callbacks.TensorBoard`: the
-            runs are directories of `quantization` in it.
-        data: a few dozen inputs as for `calibrate`; None logs the ranges alone.
-        every: the number of epochs between entries.
-        model: the quantization-aware model, if `fit` trains another model that calls it, such as
-            one with its own `train_step` for distillation or adversarial training.
+        delay: a `QuantDelay`.
+        model: its model.
+        epoch: the index of the first epoch.
+    """
+    done = steps_done(model)
+    left = delay.steps - done
+    if left <= 1:
+        return
+    steps, epochs = ((delay.params or {}).get(name) for name in ("steps", "epochs"))
+    quantized = None if not steps else epoch + math.ceil((left - 1) / steps)
+    if steps and epochs and left > (epochs - epoch) * steps:
+        show_once(
+            f"'{model.name}' trains in float until fit ends, at step "
+            f"{done + (epochs - epoch) * steps}: QuantDelay({delay.steps}) begins later. Train on, "
+            f"or give a shorter delay."
+        )
+        return
+    for callback in delay.beside:
+        name, harm = type(callback).__name__, _harm(callback, quantized)
+        if not harm:
+            continue
+        count = "for the epochs before" if quantized is None else f"up to epoch {quantized}"
+        advice = f"Call fit without it {count}, and then again with it"
+        if isinstance(callback, keras.callbacks.EarlyStopping):
+            start = "the first epoch after that" if quantized is None else quantized
+            advice = f"Pass start_from_epoch={start} to {name}"
+        warn_caller(
+            f"{name} compares the epochs before QuantDelay({delay.steps}) quantizes '{model.name}' "
+            f"with those after it, and may {harm}. {advice}; or give a shorter delay."
+        )
 
-    Raises:
-        ValueError: if `every` is not an integer of at least 1; at `fit` if the model is not
-            quantized, trains others and `model` is not given, or the data is not what it takes.
 
-    Example:
-        >>> log = keras_qat.callbacks.LogQuantization("logs", x_train[:64])
-        >>> qat.fit(x, y, callbacks=[log, keras.callbacks.TensorBoard("logs")])
+def _harm(callback: Any, quantized: int | None) -> str:
+    """Returns what a callback does if a float epoch remains the best; "" for other callbacks.
+
+    Args:
+        callback: a callback of Keras or a class derived from it.
+        quantized: the index of the first quantized epoch, if it is known.
+    """
+    kinds = keras.callbacks
+    if isinstance(callback, kinds.EarlyStopping):
+        is_late = quantized is not None and callback.start_from_epoch >= quantized - 1
+        restores = "restore weights that were not trained for int8"
+        harm = restores if callback.restore_best_weights else "stop training too early"
+        return "" if is_late else harm
+    if isinstance(callback, kinds.ModelCheckpoint) and callback.save_best_only:
+        return "keep weights that were not trained for int8"
+    if isinstance(callback, kinds.ReduceLROnPlateau):
+        return "lower the learning rate too early"
+    return ""
+
+
+class Oscillations:
+    """Statistics of how often the weights of a kernel jump back to their previous level.
+
+    Args:
+        weights: the variable.
+        quantizer: its `WeightQuantizer`.
+        momentum: the momentum of the moving averages.
     """
 
-    def __init__(
-        self,
-        log_dir: str | os.PathLike[str],
-        data: Any = None,
-        *,
-        every: int = 1,
-        model: Any = None,
-    ) -> None:
-        super().__init__()
-        self.every = check_count("every", every)
-        self.log_dir, self.data, self.within = os.fspath(log_dir), data, model
-        self._writers: dict[str, Any] = {}
+    def __init__(self, weights: Any, quantizer: WeightQuantizer, momentum: float) -> None:
+        self.weights, self.quantizer, self.momentum = weights, quantizer, momentum
+        codes = quantizer.codes(tf.convert_to_tensor(weights))
+        zeros = tf.zeros_like(codes)
+        self.codes, self.direction, self.mean = map(tf.Variable, (codes, zeros, codes))
+        self.frequency, self.frozen = tf.Variable(zeros), tf.Variable(zeros)
+        """`frozen` is 1 where a weight stays at its mean level."""
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        listed = quantizers(_model_of(self, self.log_dir))  # Raises before the first epoch.
-        runs = (_run(quantizer) for quantizer in listed)
-        self._writers = {
-            run: tf.summary.create_file_writer(os.path.join(self.log_dir, "quantization", run))
-            for run in runs
-        }
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if (epoch + 1) % self.every:
-            return
-        # As tf.summary.scalar writes them, which needs TensorBoard to be installed.
-        metadata = tf.compat.v1.SummaryMetadata(data_class=1)
-        metadata.plugin_data.plugin_name = "scalars"
-        for run, chart, value in self._scalars(_model_of(self, self.log_dir)):
-            with self._writers[run].as_default():
-                tf.summary.write(chart, tf.constant(value, tf.float32), epoch, metadata)
-        for writer in self._writers.values():
-            writer.flush()
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        for writer in self._writers.values():
-            writer.close()
-
-    def _scalars(self, model: Any) -> Iterator[tuple[str, str, float]]:
-        """Yields the run, the chart and the value of each entry."""
-        entries = [] if self.data is None else statistics(model, self.data)
-        listed = [entry.quantizer for entry in entries] if entries else quantizers(model)
-        for quantizer in listed:
-            if quantizer.calibrated:
-                yield _run(quantizer), MINIMUM, float(np.min(quantizer.minimum))
-                yield _run(quantizer), MAXIMUM, float(np.max(quantizer.maximum))
-        for entry in entries:
-            yield _run(entry.quantizer), BEYOND, entry.saturation
-            if entry.sqnr is not None:
-                yield _run(entry.quantizer), NOISE, entry.sqnr
-
-
-def _run(quantizer: Quantizer) -> str:
-    """Returns the name of a quantizer's run: the tensors that it quantizes."""
-    return "+".join(quantizer.quantizes)
+    def update(self, threshold: Any) -> None:
+        """Updates the statistics after a training step, and freezes weights that oscillate."""
+        weights, rate = tf.convert_to_tensor(self.weights), self.momentum
+        codes = self.quantizer.codes(weights)
+        change = tf.sign(codes - self.codes)
+        turned = tf.cast(change * self.direction < 0, tf.float32)
+        self.codes.assign(codes)
+        self.direction.assign(tf.where(change == 0, self.direction, change))
+        self.frequency.assign_add(rate * (turned - self.frequency))
+        is_free = self.frozen == 0
+        self.mean.assign_add(tf.where(is_free, rate * (codes - self.mean), 0.0))
+        stops = tf.logical_and(is_free, self.frequency > threshold)
+        self.mean.assign(tf.where(stops, tf.round(self.mean), self.mean))
+        self.frozen.assign(tf.where(stops, 1.0, self.frozen))
+        scale = self.quantizer.limits(weights) / float(2 ** (self.quantizer.spec.bits - 1) - 1)
+        self.weights.assign(tf.where(self.frozen > 0, self.mean * scale, weights))

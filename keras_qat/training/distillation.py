@@ -11,7 +11,7 @@ from keras_qat.config.arguments import answers_unknown
 from keras_qat.keras2.backend import keras
 from keras_qat.training.phase_graphs import check_started
 from keras_qat.training.schedule import check_quantized
-from keras_qat.training.steps.reused_optimizer import check_optimizer
+from keras_qat.training.steps.optimizers import check_optimizer
 
 Distance = Callable[[Any, Any], Any]
 """Function of the teacher's output and the student's that returns their distance, a scalar."""

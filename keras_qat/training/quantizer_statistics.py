@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_qat.config.specs import QuantSpec
-from keras_qat.training.calibration.histogram import Histogram, counts_of, folded
-from keras_qat.training.calibration.methods import squared_error
+from keras_qat.io.counts import check_count
+from keras_qat.keras2.backend import keras
+from keras_qat.training.calibration.histogram import Histogram, counts_of, folded, squared_error
 from keras_qat.training.calibration.watch import Observed, shown_batches
-from keras_qat.training.layers.scheduled_layer import QUANTIZED, ScheduledLayer
-from keras_qat.training.quantizers import Quantizer, layer_quantizers, quantized_weight
-from keras_qat.training.schedule import check_quantized, scheduled_layers
+from keras_qat.training.callbacks import _model_of
+from keras_qat.training.fake_quantization.phase import QUANTIZED
+from keras_qat.training.quantizers import Quantizer, layer_quantizers, quantized_weight, quantizers
+from keras_qat.training.schedule import (
+    check_quantized,
+    scheduled_layers,
+)
+from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,3 +117,94 @@ def _of_weight(quantizer: Quantizer, before: np.ndarray, after: np.ndarray) -> Q
 
 def _decibels(signal: float, noise: float) -> float | None:
     return float(10 * np.log10(signal / noise)) if signal > 0 and noise > 0 else None
+
+
+__all__ = ["LogQuantization"]
+
+NOISE, BEYOND = "1 signal to noise, dB", "2 share beyond the range"
+MINIMUM, MAXIMUM = "3 range, minimum", "4 range, maximum"
+"""Charts of `LogQuantization`. TensorBoard sorts them by name."""
+
+
+class LogQuantization(keras.callbacks.Callback):
+    """Logs the range, saturation and quantization noise of each quantizer to TensorBoard.
+
+    There is a chart for each of four figures, and a run for each tensor in it: the run selector of
+    TensorBoard filters by name. With data they are "1 signal to noise, dB", of that tensor alone,
+    and "2 share beyond the range"; "3 range, minimum" and "4 range, maximum" need none. The step of
+    an entry is the epoch, as for the metrics of `keras.callbacks.TensorBoard`.
+
+    The accuracy of the exported file needs no callback: `evaluate`, and so `val_accuracy`, compute
+    the same codes as the file.
+
+    Args:
+        log_dir: directory of the log, which may be that of `keras.callbacks.TensorBoard`: the
+            runs are directories of `quantization` in it.
+        data: a few dozen inputs as for `calibrate`; None logs the ranges alone.
+        every: the number of epochs between entries.
+        model: the quantization-aware model, if `fit` trains another model that calls it, such as
+            one with its own `train_step` for distillation or adversarial training.
+
+    Raises:
+        ValueError: if `every` is not an integer of at least 1; at `fit` if the model is not
+            quantized, trains others and `model` is not given, or the data is not what it takes.
+
+    Example:
+        >>> log = keras_qat.callbacks.LogQuantization("logs", x_train[:64])
+        >>> qat.fit(x, y, callbacks=[log, keras.callbacks.TensorBoard("logs")])
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str],
+        data: Any = None,
+        *,
+        every: int = 1,
+        model: Any = None,
+    ) -> None:
+        super().__init__()
+        self.every = check_count("every", every)
+        self.log_dir, self.data, self.within = os.fspath(log_dir), data, model
+        self._writers: dict[str, Any] = {}
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        listed = quantizers(_model_of(self, self.log_dir))  # Raises before the first epoch.
+        runs = (_run(quantizer) for quantizer in listed)
+        self._writers = {
+            run: tf.summary.create_file_writer(os.path.join(self.log_dir, "quantization", run))
+            for run in runs
+        }
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if (epoch + 1) % self.every:
+            return
+        # As tf.summary.scalar writes them, which needs TensorBoard to be installed.
+        metadata = tf.compat.v1.SummaryMetadata(data_class=1)
+        metadata.plugin_data.plugin_name = "scalars"
+        for run, chart, value in self._scalars(_model_of(self, self.log_dir)):
+            with self._writers[run].as_default():
+                tf.summary.write(chart, tf.constant(value, tf.float32), epoch, metadata)
+        for writer in self._writers.values():
+            writer.flush()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def _scalars(self, model: Any) -> Iterator[tuple[str, str, float]]:
+        """Yields the run, the chart and the value of each entry."""
+        entries = [] if self.data is None else statistics(model, self.data)
+        listed = [entry.quantizer for entry in entries] if entries else quantizers(model)
+        for quantizer in listed:
+            if quantizer.calibrated:
+                yield _run(quantizer), MINIMUM, float(np.min(quantizer.minimum))
+                yield _run(quantizer), MAXIMUM, float(np.max(quantizer.maximum))
+        for entry in entries:
+            yield _run(entry.quantizer), BEYOND, entry.saturation
+            if entry.sqnr is not None:
+                yield _run(entry.quantizer), NOISE, entry.sqnr
+
+
+def _run(quantizer: Quantizer) -> str:
+    """Returns the name of a quantizer's run: the tensors that it quantizes."""
+    return "+".join(quantizer.quantizes)

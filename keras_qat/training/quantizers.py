@@ -9,10 +9,14 @@ import numpy as np
 
 from keras_qat.config.specs import FixedSpec, QuantSpec
 from keras_qat.messages import unknown
-from keras_qat.training.batch_norm.per_tensor_fold import folded
-from keras_qat.training.layers import Quantize, QuantizeWeights, ScheduledLayer
-from keras_qat.training.layers.weight_quantizer import weight_at
+from keras_qat.training.batch_norm.fold_modes import folded
+from keras_qat.training.fake_quantization.weight_quantizer import weight_at
+from keras_qat.training.layers import (
+    Quantize,
+    QuantizeWeights,
+)
 from keras_qat.training.schedule import check_quantized, scheduled_layers
+from keras_qat.training.scheduled_layer import ScheduledLayer
 
 PREFIX = "quant_"
 """Prefix of the names of all layers but the inputs."""

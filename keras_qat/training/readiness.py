@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from keras_qat.config import specs
+from keras_qat.graph.calls import Graph
 from keras_qat.io.atomic_files import check_writable
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.messages import counted
-from keras_qat.training.fixed_settings import check_settings
-from keras_qat.training.quantizers import activation_quantizers
-from keras_qat.training.schedule import check_is_graph, check_process, check_quantized
+from keras_qat.origins import KNOWN, package_of
+from keras_qat.training.fake_quantization.phase import NEVER
+from keras_qat.training.layers import QuantizeWrapper
+from keras_qat.training.quantizers import PREFIX, activation_quantizers
+from keras_qat.training.schedule import (
+    check_is_graph,
+    check_process,
+    check_quantized,
+    scheduled_layers,
+)
 
 DIVERGED = "The training diverged: go back to an earlier checkpoint and lower the learning rate."
 
@@ -92,3 +104,147 @@ def _is_finite(weight: Any) -> bool:
 def some(names: list[str]) -> str:
     """Joins the first five names for a message."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+OF_TRAINING = ("dropout", "rate", "seed", "momentum", "initializer", "regularizer", "constraint")
+"""Ends of the names of settings that inference does not depend on."""
+
+VALUES = (tf.Tensor, tf.Variable, np.ndarray)
+"""What holds values that `adapt` or `assign` may change, and not a setting."""
+
+NONE = object()
+"""What an attribute holds that a layer does not have."""
+
+Settings = list[tuple[Any, dict[str, Any]]]
+"""Layers, each with the attributes that hold what its constructor was given."""
+
+
+def settings_of(model: Any) -> Settings:
+    """Returns the settings of a quantized model's layers. Users' own layers may change theirs."""
+    layers = [layer for layer in list_layers(model) if package_of(type(layer)) in KNOWN]
+    settings = [(x, _own_settings(x)) for x in layers if not isinstance(x, keras.Model)]
+    for layer, own in settings:
+        if isinstance(layer, QuantizeWrapper):  # Users look for the inner layer's there.
+            names = {name for inner in layer.sublayers for name in _own_settings(inner)}
+            own.update({name: vars(layer).get(name, NONE) for name in names})
+    return settings
+
+
+def check_settings(model: Any) -> None:
+    """Raises a `ValueError` if a setting was changed after the model was quantized or loaded.
+
+    Training, inference and files were planned for the settings that layers had then, and each would
+    take in or ignore other ones.
+    """
+    for layer, before in getattr(model, "settings", ()):
+        now = vars(layer)
+        for name, value in before.items():
+            if now.get(name, NONE) is value:
+                continue
+            if isinstance(value, (bool, int, float, str, tuple)) and now.get(name) == value:
+                continue
+            raise ValueError(
+                f"'{name}' of layer '{layer.name.removeprefix(PREFIX)}' was changed after "
+                f"'{model.name}' was quantized, which planned for what it was before. Set it in "
+                f"the float model (keras_qat.strip_quantization returns it), and quantize that."
+            )
+
+
+def _own_settings(layer: Any) -> dict[str, Any]:
+    parameters = inspect.signature(type(layer).__init__).parameters
+    return {
+        name: vars(layer)[name]
+        for name in parameters
+        if name in vars(layer)
+        and not name.endswith(OF_TRAINING)
+        and not isinstance(vars(layer)[name], VALUES)
+    }
+
+
+UNEQUAL = 0.02
+"""Part by which the ends of a symmetric range may differ: one step of 7 bits and more."""
+
+EXAMPLES_PER_BATCH = 32
+"""Calibration examples that count as one batch when training continues."""
+
+
+def untrained(model: Any, calls: Graph) -> list[str]:
+    """Returns sentences on why a model's file would not compute what the model was trained to.
+
+    Args:
+        model: a quantization-aware model.
+        calls: its calls.
+    """
+    sentences = (_before_delay(model, calls), _without_data(model), _of_another_recipe(model))
+    return [sentence for sentence in sentences if sentence]
+
+
+def _before_delay(model: Any, calls: Graph) -> str:
+    """Returns a sentence if quantization is off or has not begun, as for restored early weights."""
+    waiting = {
+        layer: (int(layer.step.numpy()), int(layer.quantize_from.numpy()))
+        for layer in scheduled_layers(model)
+    }
+    waiting = {layer: counts for layer, counts in waiting.items() if counts[0] < counts[1]}
+    if not waiting:
+        return ""
+    layer, (step, start) = max(waiting.items(), key=lambda item: item[1][1])
+    per_step = calls.count_calls().get(layer, 1)  # A layer counts its calls.
+    when = (
+        "Quantization is switched off"
+        if start == NEVER
+        else f"Quantization begins at training step {(start - 1) // per_step + 1}, and "
+        f"{step // per_step} are done (restored weights bring their step along)"
+    )
+    return (
+        f"'{model.name}' has not been quantized so far: {when}. Its predictions are in float, "
+        f"the file's are not. Continue training, or call keras_qat.set_quantization(model) to see "
+        f"what the file computes."
+    )
+
+
+def _without_data(model: Any) -> str:
+    """Returns a sentence if ranges are still the initial ones of the recipe."""
+    ranges = [x.untouched_range for layer in scheduled_layers(model) for x in layer.quantizers]
+    blind = [ends for ends in ranges if ends is not None]
+    if not blind:
+        return ""
+    low, high = blind[0]
+    return (
+        f"{counted(len(blind), 'quantizer has', 'quantizers have')} seen no data yet in "
+        f"'{model.name}', and the recipe's initial range, {low:g} to {high:g}. "
+        f"Train the model, or call keras_qat.calibrate(model, data)."
+    )
+
+
+def _of_another_recipe(model: Any) -> str:
+    """Returns a sentence if ranges that have to be symmetric around zero are not.
+
+    Keras loads the weights of another recipe if they have the same shapes.
+    """
+    for layer in scheduled_layers(model):
+        for quantizer in layer.quantizers:
+            if not getattr(quantizer.spec, "symmetric", False):
+                continue
+            low, high = quantizer.current_range()
+            if low < high and abs(low + high) > UNEQUAL * max(-low, high):
+                name = layer.name.removeprefix(PREFIX).removesuffix("_quant")
+                return (
+                    f"The range of '{name}' in '{model.name}' is {low:.4g} to {high:.4g}, but the "
+                    f"recipe has symmetric ranges: weights of another recipe were loaded, and what "
+                    f"lies beyond is clipped. Call keras_qat.calibrate(model, data) after loading."
+                )
+    return ""
+
+
+def describe_difference(model: Any) -> str:
+    """Returns a sentence if `quantize_model` found that the float model computes otherwise."""
+    names = getattr(model, "differing_outputs", "")
+    if not names:
+        return ""
+    return (
+        f"'{model.name}' does not compute what its float model does, before anything is rounded: "
+        f"{names} differed on random inputs when it was quantized. Quantize the float "
+        f"model again, with recipe.override(layer, open=False) for the layer of which "
+        f"quantize_model warns."
+    )

@@ -11,9 +11,9 @@ from keras_qat.config.arguments import switch
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.keras2.readability import check_readable, is_graph_model
-from keras_qat.training.layers import ScheduledLayer
-from keras_qat.training.layers.quantize import ActivationQuantizer
-from keras_qat.training.layers.scheduled_layer import NEVER
+from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
+from keras_qat.training.fake_quantization.phase import NEVER
+from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
 def scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
@@ -190,3 +190,23 @@ def schedule(model: Any, **thresholds: int) -> None:
         for name, step in thresholds.items():
             counts[name] = (step - 1) * per_step + 1 if 0 < step < NEVER else step
         layer.set_thresholds(**counts)
+
+
+def leave_in_float(layer: Any, reason: str) -> None:
+    """Makes a layer compute in float, whatever its operator."""
+    layer.keras_qat_float_reason = reason
+
+
+def why_left_in_float(layer: Any) -> str | None:
+    """Returns the reason that `leave_in_float` noted; None for any other layer."""
+    return getattr(layer, "keras_qat_float_reason", None)
+
+
+def ask_for_integers(layer: Any) -> None:
+    """Makes a layer compute in integers whose operator does so `on_request` only."""
+    layer.keras_qat_asked_for = True
+
+
+def asked_for_integers(layer: Any) -> bool:
+    """Whether `ask_for_integers` was called on a layer."""
+    return getattr(layer, "keras_qat_asked_for", False)

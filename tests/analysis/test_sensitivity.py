@@ -10,7 +10,10 @@ import pytest
 import keras_qat
 from keras_qat.analysis.search_bits import cheapest
 from keras_qat.analysis.sensitivity import LayerSensitivity, noise
-from keras_qat.training.ranges.weight_limits import least_squares_limits, rounded
+from keras_qat.training.weight_limits import (
+    least_squares_limits,
+    rounded,
+)
 from tests.helpers import images, rng, scramble
 from tests.networks.small import functional, layers, residual_net
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.arithmetic import fake_quant
 from keras_qat.keras2.backend import keras
 from keras_qat.specs import QuantSpec
-from keras_qat.training.ranges import observers
+from keras_qat.training.fake_quantization import observers
 
 from .reference import FOLDER, case_files
 

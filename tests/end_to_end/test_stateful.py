@@ -14,7 +14,7 @@ import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.recurrent.kept_states import read_states
-from keras_qat.training.layers.recurrent.states import states_of
+from keras_qat.training.recurrent import states_of
 
 layers = keras.layers
 

@@ -30,7 +30,7 @@ from keras_qat.targets import TFLM, XNNPACK, problems
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import Kernels
 from keras_qat.tflite.micro_interpreter import open_file
-from keras_qat.training.layers.recurrent.unrolled import biases
+from keras_qat.training.recurrent import biases
 from tests.ops.examples import EXAMPLES
 from tests.ops.examples.example import BATCH
 

@@ -36,9 +36,13 @@ from keras_qat.ops.op import FixedRange
 from keras_qat.ops.weights import Weights
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.calibration.watch import infer
-from keras_qat.training.layers import Quantize, QuantizeWrapper, ScheduledLayer
-from keras_qat.training.layers.scheduled_layer import QUANTIZED, assuming
-from keras_qat.training.layers.weight_quantizer import weight_at
+from keras_qat.training.fake_quantization.phase import QUANTIZED
+from keras_qat.training.fake_quantization.weight_quantizer import weight_at
+from keras_qat.training.layers import (
+    Quantize,
+    QuantizeWrapper,
+)
+from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 __all__ = ["assert_alike_in_training", "quantizer_of"]
 

@@ -13,10 +13,10 @@ import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, FreezeRanges, QuantDelay
 from keras_qat.keras2.backend import keras
 from keras_qat.training import phase_graphs
-from keras_qat.training.layers.scheduled_layer import assuming
 from keras_qat.training.phase_graphs import MOST_RANGES, phase_finder
 from keras_qat.training.schedule import schedule, scheduled_layers
-from keras_qat.training.steps.shared_update import SharedUpdate
+from keras_qat.training.scheduled_layer import assuming
+from keras_qat.training.steps.optimizers import SharedUpdate
 from tests.helpers import images, rng, scramble, train
 from tests.networks.small import functional, layers, tiny_net
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from keras_qat.training.calibration.far_values import far_values
+from keras_qat.training.calibration.lost_values import far_values
 from tests.helpers import rng
 
 layers = keras.layers

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from keras_qat.training.steps import joint_update, shared_update
+from keras_qat.training.steps import optimizers as updates
 from tests.helpers import rng
 
 optimizers = keras.optimizers
@@ -30,7 +30,7 @@ SHAPES = [(), (3,), (3, 3, 4, 1), (5,), (), (3, 3, 6, 1), (2, 7), (1,), (7, 2), 
 def updated(optimizer, is_joint):
     """What three updates make of all variables, with gradients that differ in magnitude."""
     random = rng(7)
-    shapes = [*SHAPES, (joint_update.SMALL + 1,), (10, 2)]
+    shapes = [*SHAPES, (updates.SMALL + 1,), (10, 2)]
     variables = [tf.Variable(random.normal(size=shape), dtype=tf.float32) for shape in shapes]
     optimizer.build(variables)
 
@@ -39,7 +39,7 @@ def updated(optimizer, is_joint):
         *pairs, (rows, table) = zip(gradients, variables, strict=True)
         slices = tf.IndexedSlices(rows[:2], tf.constant([1, 4]), tf.constant([10, 2]))
         pairs.append((slices, table))
-        left = joint_update.update_together(optimizer, pairs) if is_joint else pairs
+        left = updates.update_together(optimizer, pairs) if is_joint else pairs
         counts.append(len(left))
         for gradient, variable in left:
             optimizer.update_step(gradient, variable)
@@ -68,7 +68,7 @@ def test_each_is_updated_alone_where_the_result_would_be_another(name):
     optimizer = OTHERS[name]()
     pairs = [(tf.constant([0.5]), variable) for variable in variables]
     with tf.Graph().as_default():
-        assert joint_update.update_together(optimizer, pairs) == pairs
+        assert updates.update_together(optimizer, pairs) == pairs
 
 
 @pytest.mark.slow
@@ -79,11 +79,11 @@ def test_a_training_is_that_of_an_optimizer_that_is_not_known(policy, request, m
     saved = {}
 
     def recorded(optimizer, pairs):
-        left = joint_update.update_together(optimizer, pairs)
+        left = updates.update_together(optimizer, pairs)
         saved[type(optimizer)] = len(pairs) - len(left)
         return left
 
-    monkeypatch.setattr(shared_update, "update_together", recorded)
+    monkeypatch.setattr(updates, "update_together", recorded)
 
     class Own(optimizers.Adam):
         """As Keras' own, but of a class that could compute anything."""

@@ -10,9 +10,13 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.arithmetic.together import SharedFunction
 from keras_qat.keras2.backend import keras
-from keras_qat.training.layers.scheduled_layer import Phase, assuming
+from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.schedule import scheduled_layers
-from keras_qat.training.step_tensors import computed_together, current
+from keras_qat.training.scheduled_layer import assuming
+from keras_qat.training.steps.step_tensors import (
+    computed_together,
+    current,
+)
 from tests.helpers import rng
 
 layers = keras.layers

@@ -51,7 +51,7 @@ from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import contents_of
 from keras_qat.training.calibration.lost_values import lost_parts
-from keras_qat.training.layers.recurrent.states import Stream
+from keras_qat.training.recurrent import Stream
 from keras_qat.training.schedule import check_quantized, file_model_of
 
 __all__ = ["Agreement", "OutputReport", "Report", "TensorReport", "Verdict", "verify"]

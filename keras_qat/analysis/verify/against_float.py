@@ -20,7 +20,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.compiled_losses import CompiledLoss
 from keras_qat.ops.op import FixedRange
 from keras_qat.tflite.interpreter import FileInterpreter
-from keras_qat.training.layers.recurrent.states import Stream
+from keras_qat.training.recurrent import Stream
 
 FEW = 32
 """Examples that tell whether a model is good, or which layer of a poor one is the weakest."""

@@ -20,8 +20,8 @@ from keras_qat.io.progress import shown
 from keras_qat.tflite.interpreter import FileInterpreter, Runtime, to_codes
 from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.tflite.reader import FileGraph
-from keras_qat.training.calibration.far_values import far_values
-from keras_qat.training.layers.recurrent.states import Stream
+from keras_qat.training.calibration.lost_values import far_values
+from keras_qat.training.recurrent import Stream
 
 SAMPLE, SAMPLED = 4096, 8
 """Values of a batch, and batches, in which values far outside of all others are looked for."""

@@ -14,7 +14,7 @@ from keras_qat.analysis.verify.scores import Score
 from keras_qat.analysis.verify.uses import Use
 from keras_qat.analysis.verify.verdict import Verdict
 from keras_qat.io.atomic_files import whole, written
-from keras_qat.training.calibration.far_values import FarValues
+from keras_qat.training.calibration.lost_values import FarValues
 
 SAME = 0.999
 """Share of identical codes above which a layer counts as computing what was trained. Values next to

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from keras_qat.analysis.verify.causes import CLIPPED, cause_in, weakest
 from keras_qat.analysis.verify.scores import Score
 from keras_qat.analysis.verify.uses import Use
-from keras_qat.training.calibration.far_values import described
+from keras_qat.training.calibration.lost_values import described
 from keras_qat.training.readiness import some
 
 if TYPE_CHECKING:

@@ -15,11 +15,10 @@ import tensorflow as tf
 from keras_qat.arithmetic import as_written
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.keras2 import backend
-from keras_qat.training.batch_norm.factor_and_bias import scaled
-from keras_qat.training.batch_norm.weighted import Weighted
+from keras_qat.training.batch_norm.factor_and_bias import Weighted, scaled
 from keras_qat.training.distribution import moments_of_all
-from keras_qat.training.layers.scheduled_layer import Phase
-from keras_qat.training.ranges.observers import subtract_product
+from keras_qat.training.fake_quantization.observers import subtract_product
+from keras_qat.training.fake_quantization.phase import Phase
 
 MUCH_LESS = 0.8
 """The share of a convolution's products below which the covariance of its inputs is faster."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.config.specs import QuantSpec
 from keras_qat.keras2 import backend
-from keras_qat.training.batch_norm.weighted import Weighted
+from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
+from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
 
 _layers = backend.keras.layers
 
@@ -73,3 +76,23 @@ def scaled(kernel: Any, channel_axes: tuple[int, ...], factor: Any) -> Any:
     rank = len(kernel.shape)
     shape = [kernel.shape[axis] if axis in channel_axes else 1 for axis in range(-rank, 0)]
     return kernel * tf.reshape(factor, shape)
+
+
+class Weighted(Protocol):
+    """A layer with weights, the BatchNormalization behind it, and the quantizers of the weights."""
+
+    layer: Any
+    """The Keras layer, or an affine one: BatchNormalization, Normalization, Rescaling."""
+    batch_norm: Any
+    """The BatchNormalization behind it, or None."""
+    weight_axes: dict[str, tuple[int, ...]]
+    """Path of each weight -> axes of its output channels, counted from the end; none if affine."""
+    weight_spec: QuantSpec | None
+    weight_quantizers: Mapping[str, WeightQuantizer]
+    """The quantizers, by the paths of their weights; none where weights stay in float."""
+    channels: int
+    """Number of channels that the layer reads."""
+    state_bits: int
+    """Bits of the state that an LSTM reads again."""
+    inner: dict[str, ActivationQuantizer]
+    """Quantizers of the tensors inside a step of a recurrent layer, by name."""

@@ -23,18 +23,28 @@ from keras_qat.io.data import BATCH_SIZE, batches, is_read_once
 from keras_qat.keras2.backend import make_tf_function, one_at_a_time, swap_attributes
 from keras_qat.messages import warn_caller
 from keras_qat.training.calibration.data_checks import InputData, doubt, float_inputs
-from keras_qat.training.calibration.histogram import Tally, counts_of, extremes_of, folded
+from keras_qat.training.calibration.histogram import (
+    METHODS,
+    Method,
+    Range,
+    Tally,
+    counts_of,
+    extremes_of,
+    folded,
+)
 from keras_qat.training.calibration.lost_values import input_quantizers, with_finite_values
-from keras_qat.training.calibration.methods import METHODS, Method, Range
 from keras_qat.training.calibration.watch import Observed, infer, share_tallies, shown_batches
 from keras_qat.training.distribution import of_all_workers
-from keras_qat.training.layers import ScheduledLayer
-from keras_qat.training.layers.recurrent.states import kept_batch, states_of
-from keras_qat.training.layers.scheduled_layer import NEVER
-from keras_qat.training.ranges.observers import LastValue
-from keras_qat.training.ranges.weight_limits import clip_weights
+from keras_qat.training.fake_quantization.observers import LastValue
+from keras_qat.training.fake_quantization.phase import NEVER
+from keras_qat.training.readiness import EXAMPLES_PER_BATCH
+from keras_qat.training.recurrent import (
+    kept_batch,
+    states_of,
+)
 from keras_qat.training.schedule import check_process, check_quantized, schedule
-from keras_qat.training.untrained_warnings import EXAMPLES_PER_BATCH
+from keras_qat.training.scheduled_layer import ScheduledLayer
+from keras_qat.training.weight_limits import clip_weights
 
 _QUICK, _LARGEST = 1 << 17, 128
 """Input elements of the batches that are read of small examples, and most examples of a batch."""

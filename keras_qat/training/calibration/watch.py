@@ -21,8 +21,8 @@ from keras_qat.io.progress import shown
 from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, make_tf_function, swap_attributes
 from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.messages import counted
-from keras_qat.training.calibration.far_values import described, far_values
 from keras_qat.training.calibration.histogram import (
+    Range,
     Tally,
     counts_of,
     extremes_and_sample,
@@ -30,16 +30,18 @@ from keras_qat.training.calibration.histogram import (
 )
 from keras_qat.training.calibration.lost_values import (
     describe_lost_tensors,
+    described,
+    far_values,
     masked_scores,
     slot_names,
     varying_slots,
 )
-from keras_qat.training.calibration.methods import Range
 from keras_qat.training.distribution import is_cluster, of_all_workers
-from keras_qat.training.layers.quantize import ActivationQuantizer
-from keras_qat.training.layers.scheduled_layer import IN_FLOAT, assuming
+from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
+from keras_qat.training.fake_quantization.phase import IN_FLOAT
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.scheduled_layer import assuming
 
 _SAMPLE, _SAMPLED = 16, 256
 """Numbers that are sampled of a tensor for each example, and examples of which they are."""

@@ -11,8 +11,7 @@ from keras_qat.helper_layers.computed_kernels import is_computed
 from keras_qat.io.counts import check_counts
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.training.post_training.bias_correction import correct, means_in_float
-from keras_qat.training.post_training.reconstruction import Reconstruction
-from keras_qat.training.post_training.rounding_levels import Levels
+from keras_qat.training.post_training.reconstruction import Levels, Reconstruction
 from keras_qat.training.post_training.sweep import Part, Tensors, sweep
 from keras_qat.training.schedule import recipe_of
 

@@ -9,13 +9,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic import fake_quant
 from keras_qat.graph.calls import Call, Value
 from keras_qat.keras2.backend import make_tf_function, swap_attributes
+from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.distribution import mean_over_replicas, run_on_replicas, share_of_replica
-from keras_qat.training.layers import QuantizeWrapper, ScheduledLayer
-from keras_qat.training.layers.scheduled_layer import IN_FLOAT, QUANTIZED
-from keras_qat.training.post_training.rounding_levels import Levels
+from keras_qat.training.fake_quantization.phase import (
+    IN_FLOAT,
+    QUANTIZED,
+)
+from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.post_training.sweep import Part, Tensors, computed, walk
+from keras_qat.training.scheduled_layer import ScheduledLayer
+from keras_qat.training.weight_limits import least_squares_limits
 
 _BATCH = 32
 """Examples per training step, at most."""
@@ -216,3 +222,48 @@ def _minimized(
         return tf.while_loop(lambda i, *_: i < iterations, step, state)[1]
 
     return make_tf_function(run)(tf.constant(start, tf.float32))
+
+
+class Levels:
+    """The weights of a wrapper as the level below each and the fraction of a step above that.
+
+    Args:
+        wrapper: a wrapper with one quantized weight.
+        ranges: "mse" or "minmax", as `weights` of `learn_rounding`.
+    """
+
+    def __init__(self, wrapper: QuantizeWrapper, ranges: str) -> None:
+        self.layer = wrapper.layer
+        ((self.name, self.quantizer),) = wrapper.weight_quantizers.items()
+        self.weights = getattr(self.layer, self.name)
+        self.value = self.weights.numpy()
+        axes, bits = self.quantizer.channel_axes, self.quantizer.spec.bits
+        folded, self.factor = self.value, np.float32(1)
+        if wrapper.fold == "per_tensor":  # The range is the folded kernel's.
+            folded = fold_modes.folded(wrapper).numpy()
+            self.factor = fold_modes.factors(wrapper).numpy()
+        if ranges == "mse":
+            limits = least_squares_limits(folded, axes, bits)
+        else:
+            limits = fake_quant.channel_limits(folded, axes).numpy()
+        self.levels = 2 ** (bits - 1) - 1
+        scale = limits / np.float32(self.levels)
+        self.scale = scale / np.where(self.factor == 0, np.float32(1), self.factor)
+        steps = np.clip(folded / scale, -self.levels, self.levels)
+        # The largest weight of a channel sets the range, so it stays at the end.
+        stays = np.abs(steps) >= self.levels * (1 - 1e-6)
+        if self.quantizer.spec.preserve == "zeros":
+            stays |= self.value == 0
+        self.below = np.where(stays, np.round(steps), np.floor(steps)).astype(np.float32)
+        self.share = np.where(stays, 0.0, steps - self.below).astype(np.float32)
+        self.free = (~stays).astype(np.float32)
+
+    def weights_at(self, up: Any) -> dict[str, Any]:
+        """Returns the weight, by its attribute's name, `up` steps above the levels below."""
+        return {self.name: (self.below + up) * self.scale}
+
+    def settle(self, up: np.ndarray) -> None:
+        """Moves the weights `up` steps above the levels below."""
+        moved = self.weights_at(up)[self.name]
+        self.weights.assign(np.where(self.factor == 0, self.value, moved))
+        self.quantizer.set_limits(self.scale * np.float32(self.levels))

@@ -16,10 +16,11 @@ from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.keras2.backend import keras, make_tf_function, one_at_a_time, swap_attributes
 from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.training.calibration.watch import infer, shown_batches
+from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.layers import QuantizeWrapper
-from keras_qat.training.layers.scheduled_layer import Phase, assuming
 from keras_qat.training.post_training.sweep import check_calibrated
 from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.scheduled_layer import assuming
 
 _LEARNING = Phase(training=True, quantizing=True, frozen=False, calibrated=True, fixed=True)
 

@@ -12,9 +12,9 @@ import keras_qat
 from keras_qat.arithmetic import as_written, fake_quant, plain_operations
 from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
-from keras_qat.training import recompute
 from keras_qat.training.batch_norm import contrib_correction
-from keras_qat.training.layers import quantize
+from keras_qat.training.fake_quantization import activation_quantizer
+from keras_qat.training.steps import recompute
 from tests.helpers import rng
 
 pytestmark = pytest.mark.legacy
@@ -337,7 +337,9 @@ def test_products_that_are_computed_again_equal_those_that_are_kept(gate, monkey
         qat = keras_qat.quantize_model(keras.Model(inputs, keras.layers.Conv2D(2, 1)(x)))
         result = []
         with monkeypatch.context() as context:
-            context.setattr(quantize, "source_of", lambda x: result.append(x) or again(x))
+            context.setattr(
+                activation_quantizer, "source_of", lambda x: result.append(x) or again(x)
+            )
             qat.compile(keras.optimizers.SGD(0.1), "mse")
             numbers = rng(2)
             for step in range(4):

@@ -9,8 +9,8 @@ import keras_qat
 from keras_qat import recipes
 from keras_qat.callbacks import FreezeOscillations
 from keras_qat.keras2.backend import keras
-from keras_qat.training.oscillation import Oscillations
-from keras_qat.training.ranges.weight_limits import per_channel
+from keras_qat.training.callbacks import Oscillations
+from keras_qat.training.weight_limits import per_channel
 from tests.helpers import images, train
 from tests.networks.small import functional, layers, residual_net
 

@@ -11,7 +11,10 @@ import keras_qat
 from keras_qat import recipes
 from keras_qat.arithmetic import fake_quant
 from keras_qat.keras2.backend import keras
-from keras_qat.training.ranges.weight_limits import least_squares_limits, rounded
+from keras_qat.training.weight_limits import (
+    least_squares_limits,
+    rounded,
+)
 from tests.helpers import images, rng, scramble
 from tests.networks.small import functional, layers, residual_net, tiny_net
 

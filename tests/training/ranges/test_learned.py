@@ -9,7 +9,10 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes
 from keras_qat.keras2.backend import keras
-from keras_qat.training.ranges.learned import fake_quantize_learned, fake_quantize_weights_learned
+from keras_qat.training.fake_quantization.learned import (
+    fake_quantize_learned,
+    fake_quantize_weights_learned,
+)
 from tests.helpers import images, rng, scramble, train
 from tests.networks.small import functional, layers, residual_net
 

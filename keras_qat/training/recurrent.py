@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from keras_qat.arithmetic import fake_quant
 from keras_qat.graph.calls import Call, Value
 from keras_qat.helper_layers.masked_recurrent import reads_mask
 from keras_qat.keras2 import backend
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.layers_and_models import list_layers
+from keras_qat.ops.recurrent.lstm import CELL, HIDDEN
 from keras_qat.ops.recurrent.step_math import (
     CONV_LSTMS,
     Part,
@@ -24,9 +28,9 @@ from keras_qat.ops.recurrent.step_math import (
 )
 from keras_qat.ops.recurrent.step_ops import get_fixed_params
 from keras_qat.ops.registry import match
-from keras_qat.training.batch_norm.weighted import Weighted
-from keras_qat.training.layers.recurrent.states import keep_states
-from keras_qat.training.layers.scheduled_layer import Phase
+from keras_qat.training.batch_norm.factor_and_bias import Weighted
+from keras_qat.training.fake_quantization.phase import Phase
+from keras_qat.training.fake_quantization.weight_quantizer import weights_replaced
 
 Round = Callable[[str, Any], Any]
 """Function that fake-quantizes a tensor to the range of a name."""
@@ -256,3 +260,94 @@ def biases(layer: Any, dtype: Any, bias: Any = None) -> tuple[Any, Any]:
     if bias.shape.rank == 1:
         return bias, None
     return bias[0], bias[1]
+
+
+def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase, bits: int = 8) -> Any:
+    """Computes an LSTM with given weights, and fake-quantizes its states from step to step.
+
+    Args:
+        layer: the layer, without masks and initial states.
+        x: its input.
+        weights: its weights, by their paths.
+        phase: the phase of the call.
+        bits: bits of the hidden state: 16 if activations have 16, else 8.
+    """
+    limits = HIDDEN.wide if bits == 16 else (HIDDEN.minimum, HIDDEN.maximum)
+    highest = float(CELL.highest * CELL.scale)
+
+    def step(x: Any, states: Any) -> tuple[Any, list[Any]]:
+        _, (hidden, cell) = layer.cell(x, states, training=phase.training)
+        low, high = map(tf.constant, limits)  # Here, as tf2onnx wants constants in the loop.
+        hidden = fake_quant.fake_quantize_if(phase.quantizing, hidden, low, high, bits)
+        # The cell has 16 bits, so finely that only its limits matter.
+        cell = tf.clip_by_value(cell, -highest, highest)
+        return hidden, [hidden, cell]
+
+    backend.reset_dropout_mask(layer)
+    with weights_replaced(layer, weights):
+        last, outputs, states = backend.keras.backend.rnn(
+            step,
+            x,
+            layer.states if layer.stateful else layer.get_initial_state(x),
+            go_backwards=layer.go_backwards,
+            unroll=layer.unroll,
+            input_length=x.shape[1],
+            return_all_outputs=layer.return_sequences,
+        )
+    if layer.stateful:
+        keep_states(layer, states)
+    return outputs if layer.return_sequences else last
+
+
+def states_of(model: Any) -> list[Any]:
+    """Returns the variables that hold the states of a model."""
+    layers = [layer for layer in list_layers(model) if isinstance(layer, keras.layers.RNN)]
+    return [state for rnn in layers if rnn.stateful for state in tf.nest.flatten(rnn.states)]
+
+
+def kept_batch(states: Sequence[Any]) -> int | None:
+    """Returns how many sequences a model keeps its states of; None without states."""
+    return int(states[0].shape[0]) if states else None
+
+
+def keep_states(layer: Any, states: Sequence[Any]) -> None:
+    """Assigns the states after the last step to a layer's variables."""
+    for variable, state in zip(layer.states, states, strict=True):
+        variable.assign(tf.cast(state, variable.dtype))
+
+
+class Stream:
+    """A separate set of states for a model, which starts at zeros.
+
+    Within `with stream:` the model has the states of the stream, afterwards its own again.
+
+    Args:
+        states: the model's variables.
+    """
+
+    def __init__(self, states: Sequence[Any]) -> None:
+        self._variables = states
+        self._others = [tf.zeros_like(state) for state in self._variables]
+
+    def _swap(self) -> None:
+        current = [tf.identity(state) for state in self._variables]
+        for variable, value in zip(self._variables, self._others, strict=True):
+            variable.assign(value)
+        self._others = current
+
+    def __enter__(self) -> None:
+        self._swap()
+
+    def __exit__(self, *error: Any) -> None:
+        self._swap()
+
+
+@contextlib.contextmanager
+def unchanged(states: list[Any]) -> Iterator[None]:
+    """Runs a block, possibly a traced one, and restores states afterwards."""
+    before = [tf.identity(state) for state in states]
+    try:
+        yield
+    finally:
+        for variable, value in zip(states, before, strict=True):
+            variable.assign(value)

@@ -19,8 +19,8 @@ from keras_qat.arithmetic.control_flow import Switch
 from keras_qat.arithmetic.ties import WIDER, widen_range
 from keras_qat.config.specs import QuantSpec
 from keras_qat.keras2.backend import add_scalar
-from keras_qat.training import step_tensors
 from keras_qat.training.distribution import mean_over_replicas
+from keras_qat.training.steps import step_tensors
 
 
 def if_seen(seen: Any, new: Any, old: Any) -> Any:

@@ -1,7 +1,8 @@
-"""The wrapper of a layer with weights, the BatchNormalization and the activation behind it."""
+"""The layers that a quantization-aware model is made of."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,16 +10,93 @@ import tensorflow as tf
 
 from keras_qat.config import specs
 from keras_qat.keras2 import backend, configurations
+from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.ops.registry import count_gates, relu_maximum
 from keras_qat.training.batch_norm import fold_modes
-from keras_qat.training.layers.quantize import ActivationQuantizer
-from keras_qat.training.layers.scheduled_layer import ScheduledLayer
-from keras_qat.training.layers.weight_quantizer import (
+from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
+from keras_qat.training.fake_quantization.weight_quantizer import (
     CellQuantizer,
     GateQuantizer,
     WeightQuantizer,
     weight_at,
+    weights_replaced,
 )
+from keras_qat.training.scheduled_layer import ScheduledLayer
+
+
+def _before_relu(x: Any) -> tuple[Any, float | None]:
+    """Returns the input and the maximum of the ReLU that computed `x`; without one, `x` and None.
+
+    A quantizer that clips at zero computes the ReLU itself, so training need not keep its output.
+    """
+    op_type = "" if tf.executing_eagerly() else x.op.type
+    ceiling = {"Relu": math.inf, "Relu6": 6.0}.get(op_type)
+    return (x, None) if ceiling is None else (x.op.inputs[0], ceiling)
+
+
+@backend.register
+class Quantize(ScheduledLayer):
+    """Fake-quantizes activations where no wrapper does, such as merges and the model's inputs.
+
+    One layer may be called on several tensors that share a range, each in its own `slot`.
+
+    Args:
+        spec: `QuantSpec` or `FixedSpec`.
+        slots: how many tensors share the range.
+        tensors: names of these tensors in the float model, for reports.
+        rounds: False to observe the range alone, which files with integer outputs need.
+
+    Shapes: any; the output has the input's shape.
+    """
+
+    def __init__(
+        self,
+        spec: specs.QuantSpec | specs.FixedSpec | dict[str, Any],
+        slots: int = 1,
+        tensors: tuple[str, ...] = (),
+        rounds: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.spec = specs.from_config(spec)
+        self.slots = slots
+        self.tensors = tuple(tensors)
+        self.rounds = rounds
+        self.supports_masking = True
+
+    def build(self, input_shape: Any) -> None:
+        self.quantizer = ActivationQuantizer(self.spec, self, "output", self.slots)
+        super().build(input_shape)
+
+    @property
+    def quantizers(self) -> list[ActivationQuantizer]:
+        return [self.quantizer]
+
+    @tf.autograph.experimental.do_not_convert
+    def compute(
+        self, inputs: Any, training: Any, slot: int | None = 0, source: Any = None, kernel: str = ""
+    ) -> Any:
+        # Models of earlier versions pass `source` and `kernel`.
+        phase = self.advance(training)
+        x, ceiling = inputs, None
+        if not self.rounds:
+            self.quantizer.take_in(x, phase)
+            return x
+        if phase.training is True and slot is not None and self.quantizer.clips_at_zero:
+            x, ceiling = _before_relu(x)
+        return self.quantizer(x, phase, slot, ceiling)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "spec": specs.to_config(self.spec),
+            "slots": self.slots,
+            "tensors": list(self.tensors),
+            **({} if self.rounds else {"rounds": False}),
+        }
 
 
 @backend.register
@@ -194,3 +272,75 @@ def _layer(layer: Any) -> Any:
     if layer is not None and not isinstance(layer, backend.keras.layers.Layer):
         raise ValueError(f"A QuantizeWrapper holds layers, not {layer!r}.")
     return layer
+
+
+@backend.register
+class QuantizeWeights(ScheduledLayer):
+    """Computes a layer in float with fake-quantized weights.
+
+    For layers without an int8 operator, such as many recurrent ones: the file holds their weights
+    in 8 bits and computes with exactly the same values as training.
+
+    Args:
+        layer: the layer; its own `call` is used, with any arguments, states and masks.
+        weights: path of each weight in `layer`, such as `"cell.kernel"` -> axes of its output
+            channels, counted from the end; none for a range per tensor.
+        weight_spec: specification of the weights.
+
+    Shapes: those of `layer`.
+    """
+
+    def __init__(
+        self, layer: Any, weights: dict[str, Any], weight_spec: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.layer = configurations.deserialize(layer) if isinstance(layer, dict) else layer
+        self.supports_masking = self.layer.supports_masking
+        self.weight_axes = {path: tuple(axes) for path, axes in weights.items()}
+        self.weight_spec = specs.from_config(weight_spec)
+
+    def build(self, input_shape: Any) -> None:
+        self.weight_quantizers = {
+            path: WeightQuantizer(self.weight_spec, self, path.replace(".", "_"), axes)
+            for path, axes in self.weight_axes.items()
+        }
+        super().build(input_shape)
+
+    def call(self, inputs: Any, *args: Any, training: Any = None, **kwargs: Any) -> Any:
+        return self._compute((inputs, *args), kwargs, training)
+
+    @tf.autograph.experimental.do_not_convert
+    def _compute(self, args: Any, kwargs: dict[str, Any], training: Any) -> Any:
+        phase = self.advance(training)
+        if accepts_training(self.layer):
+            kwargs = {**kwargs, "training": training}
+        if not backend.accepts_mask(self.layer):
+            kwargs.pop("mask", None)
+        if not self._is_built():
+            self.layer(*args, **kwargs)
+        quantized = {
+            path: quantizer(weight_at(self.layer, path), phase)
+            for path, quantizer in self.weight_quantizers.items()
+        }
+        with weights_replaced(self.layer, quantized):
+            return self.layer(*args, **kwargs)
+
+    def _is_built(self) -> bool:
+        try:
+            return all(weight_at(self.layer, path) is not None for path in self.weight_axes)
+        except AttributeError:
+            return False
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        return self.layer.compute_mask(inputs, mask)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return self.layer.compute_output_shape(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "layer": backend.keras.layers.serialize(self.layer),
+            "weights": {path: list(axes) for path, axes in self.weight_axes.items()},
+            "weight_spec": specs.to_config(self.weight_spec),
+        }

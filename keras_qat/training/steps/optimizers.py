@@ -7,12 +7,13 @@ BatchNormalizations that is most of what a step launches, for few numbers each.
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
+from keras_qat.keras2.backend import keras, make_tf_function
 
 SMALL = 2**14
 """Most numbers of a variable that is updated beside others: they are copied for it."""
@@ -138,3 +139,78 @@ tf.register_tensor_conversion_function(_Joint, _as_tensor)
 
 def _side_by_side(tensors: Sequence[Any], axis: int | None) -> Any:
     return tf.stack(tensors) if axis is None else tf.concat(tensors, axis)
+
+
+METHOD = "_distributed_apply_gradients_fn"
+"""The method of Keras' optimizers that updates variables, given a strategy and gradients."""
+
+
+class SharedUpdate:
+    """Traces how an optimizer updates variables once for all training steps but the first.
+
+    The update of each variable takes several operations, and together half of the time that tracing
+    a step of a small network takes. It does not depend on the phase of training. The first step has
+    it in line, as many models need no other, and the call of a graph takes operations, too.
+    """
+
+    def __init__(self) -> None:
+        self._traced: dict[Any, Any] = {}
+        """Optimizer and variables -> the function of the gradients, once it is used again."""
+
+    @contextlib.contextmanager
+    def of(self, optimizer: Any) -> Iterator[None]:
+        """Runs a block in which a training step is traced that may use the optimizer.
+
+        Nothing is shared within a strategy, whose replicas update variables together, and of legacy
+        optimizers, which have another method.
+        """
+        if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
+            optimizer = optimizer.inner_optimizer
+        original = getattr(optimizer, METHOD, None)
+        if original is None or tf.distribute.has_strategy():
+            yield
+            return
+
+        def update(strategy: Any, gradients: Iterable[tuple[Any, Any]], **kwargs: Any) -> Any:
+            values, variables = zip(*gradients, strict=True)
+            key = id(optimizer), *map(id, variables), *kwargs
+
+            def apply(*values: Any) -> Any:
+                pairs = list(zip(values, variables, strict=True))
+                return original(strategy, update_together(optimizer, pairs), **kwargs)
+
+            function = self._traced.get(key, apply)
+            self._traced.setdefault(key, make_tf_function(apply))
+            return function(*values)
+
+        vars(optimizer)[METHOD] = update  # Past Keras, which would track it.
+        try:
+            yield
+        finally:
+            del vars(optimizer)[METHOD]
+
+
+def check_optimizer(trained: Any, weights: Sequence[Any]) -> None:
+    """Raises a `ValueError` if an optimizer has already been used with another model.
+
+    Keras' optimizers make their variables for the first weights that they update, and cannot update
+    others.
+
+    Args:
+        trained: the model that `fit` trains.
+        weights: the weights that it trains.
+    """
+    optimizer = trained.optimizer
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    known = getattr(optimizer, "_index_dict", None)  # Legacy optimizers have none.
+    if not known or not weights:
+        return
+    unknown = [weight for weight in weights if optimizer._var_key(weight) not in known]
+    has_own_step = type(trained).train_step is not keras.Model.train_step
+    if len(unknown) == len(weights) or (unknown and not has_own_step):
+        name = type(optimizer).__name__
+        raise ValueError(
+            f"The {name} that '{trained.name}' was compiled with has updated other weights before, "
+            f"such as those of the float model, and does not know '{unknown[0].name}'. Compile "
+            f"with a new one: {name}(...), or {name}.from_config(optimizer.get_config())."
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -14,11 +14,10 @@ from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.control_flow import cond, make_switch, straight_through
 from keras_qat.config.specs import QuantSpec
 from keras_qat.keras2 import backend
-from keras_qat.training import step_tensors
-from keras_qat.training.layers.scheduled_layer import Phase
-from keras_qat.training.ranges import observers
-from keras_qat.training.ranges.learned import fake_quantize_weights_learned
-from keras_qat.training.sparsity_preserving import PRESERVED
+from keras_qat.training.fake_quantization import observers
+from keras_qat.training.fake_quantization.learned import fake_quantize_weights_learned
+from keras_qat.training.fake_quantization.phase import Phase
+from keras_qat.training.steps import step_tensors
 
 LEAST_LIMIT = 1e-12
 """Smallest learned limit, so that no training step makes a range empty."""
@@ -176,3 +175,34 @@ def _owner(layer: Any, path: str) -> tuple[Any, str]:
         return owner[int(step)] if step.isdigit() else getattr(owner, step)
 
     return functools.reduce(go, steps, layer), name
+
+
+def _with_gradient(weights: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns the weights, with a gradient that `change` computes from their own."""
+
+    @tf.custom_gradient
+    def same(weights: Any) -> Any:
+        return tf.identity(weights), change
+
+    return same(weights)
+
+
+def keep_zeros(weights: Any) -> Any:
+    """Returns the weights; zeros get no gradient."""
+    return _with_gradient(weights, lambda up: up * tf.cast(weights != 0, up.dtype))
+
+
+def keep_clusters(weights: Any) -> Any:
+    """Returns the weights; equal weights get the mean of their gradients, zeros none."""
+
+    def mean(up: Any) -> Any:
+        values, clusters = tf.unique(tf.reshape(weights, [-1]))
+        means = tf.math.unsorted_segment_mean(tf.reshape(up, [-1]), clusters, tf.size(values))
+        shared = tf.reshape(tf.gather(means, clusters), tf.shape(up))
+        return shared * tf.cast(weights != 0, up.dtype)
+
+    return _with_gradient(weights, mean)
+
+
+PRESERVED: dict[str, Callable[[Any], Any]] = {"zeros": keep_zeros, "clusters": keep_clusters}
+"""Name in `QuantSpec.preserve` -> the function."""

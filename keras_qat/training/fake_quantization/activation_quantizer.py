@@ -1,8 +1,7 @@
-"""Activation quantizers, which wrappers hold, and `Quantize`, which is a layer by itself."""
+"""Quantizers of activations, which observe their range and fake-quantize to it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,12 +11,11 @@ import tensorflow as tf
 from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.control_flow import Switch, cond, straight_through
 from keras_qat.config import specs
-from keras_qat.keras2 import backend
-from keras_qat.training import step_tensors
-from keras_qat.training.layers.scheduled_layer import Phase, ScheduledLayer
-from keras_qat.training.ranges import observers
-from keras_qat.training.ranges.learned import fake_quantize_learned
-from keras_qat.training.recompute import source_of
+from keras_qat.training.fake_quantization import observers
+from keras_qat.training.fake_quantization.learned import fake_quantize_learned
+from keras_qat.training.fake_quantization.phase import Phase
+from keras_qat.training.steps import step_tensors
+from keras_qat.training.steps.recompute import source_of
 
 
 class ActivationQuantizer:
@@ -192,78 +190,3 @@ class ActivationQuantizer:
         with tf.init_scope():  # Gives numbers even while a function is being traced.
             minimum, maximum = self.observe(None, training=False)
             return float(minimum), float(maximum)
-
-
-def _before_relu(x: Any) -> tuple[Any, float | None]:
-    """Returns the input and the maximum of the ReLU that computed `x`; without one, `x` and None.
-
-    A quantizer that clips at zero computes the ReLU itself, so training need not keep its output.
-    """
-    op_type = "" if tf.executing_eagerly() else x.op.type
-    ceiling = {"Relu": math.inf, "Relu6": 6.0}.get(op_type)
-    return (x, None) if ceiling is None else (x.op.inputs[0], ceiling)
-
-
-@backend.register
-class Quantize(ScheduledLayer):
-    """Fake-quantizes activations where no wrapper does, such as merges and the model's inputs.
-
-    One layer may be called on several tensors that share a range, each in its own `slot`.
-
-    Args:
-        spec: `QuantSpec` or `FixedSpec`.
-        slots: how many tensors share the range.
-        tensors: names of these tensors in the float model, for reports.
-        rounds: False to observe the range alone, which files with integer outputs need.
-
-    Shapes: any; the output has the input's shape.
-    """
-
-    def __init__(
-        self,
-        spec: specs.QuantSpec | specs.FixedSpec | dict[str, Any],
-        slots: int = 1,
-        tensors: tuple[str, ...] = (),
-        rounds: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.spec = specs.from_config(spec)
-        self.slots = slots
-        self.tensors = tuple(tensors)
-        self.rounds = rounds
-        self.supports_masking = True
-
-    def build(self, input_shape: Any) -> None:
-        self.quantizer = ActivationQuantizer(self.spec, self, "output", self.slots)
-        super().build(input_shape)
-
-    @property
-    def quantizers(self) -> list[ActivationQuantizer]:
-        return [self.quantizer]
-
-    @tf.autograph.experimental.do_not_convert
-    def compute(
-        self, inputs: Any, training: Any, slot: int | None = 0, source: Any = None, kernel: str = ""
-    ) -> Any:
-        # Models of earlier versions pass `source` and `kernel`.
-        phase = self.advance(training)
-        x, ceiling = inputs, None
-        if not self.rounds:
-            self.quantizer.take_in(x, phase)
-            return x
-        if phase.training is True and slot is not None and self.quantizer.clips_at_zero:
-            x, ceiling = _before_relu(x)
-        return self.quantizer(x, phase, slot, ceiling)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
-
-    def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "spec": specs.to_config(self.spec),
-            "slots": self.slots,
-            "tensors": list(self.tensors),
-            **({} if self.rounds else {"rounds": False}),
-        }

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -20,14 +20,12 @@ from keras_qat.arithmetic.control_flow import Switch, cond
 from keras_qat.keras2 import backend
 from keras_qat.keras2.readability import is_graph_model
 from keras_qat.messages import show_once
-from keras_qat.training import step_tensors
+from keras_qat.training.fake_quantization.phase import NEVER, Phase
+from keras_qat.training.steps import step_tensors
 
 if TYPE_CHECKING:
-    from keras_qat.training.layers.quantize import ActivationQuantizer
-    from keras_qat.training.layers.weight_quantizer import WeightQuantizer
-
-NEVER = 2**62
-"""A threshold that no training reaches."""
+    from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
+    from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
 
 _RANGES = 2**31
 """The weight `freeze_from` holds two thresholds: this times that of ranges, plus its own.
@@ -35,38 +33,6 @@ _RANGES = 2**31
 A weight for each would be ordinary, but `.h5` files of version 0.1.0 lack it, and Keras refuses
 files with another number of weights before a layer is asked. `thresholds_in` takes them apart.
 """
-
-
-class Phase(NamedTuple):
-    """The state of one call of a layer. A field is a bool, or a scalar tensor of the graph.
-
-    In `assumed` a field is a variable that changes before it pays to trace a step for its value.
-    """
-
-    training: Any
-    quantizing: Any
-    """Whether it quantizes; a `Switch`, if a variable tells."""
-    frozen: Any
-    """Whether BatchNormalization uses the moving statistics; a `Switch`, if a variable tells."""
-    calibrated: bool = False
-    """Whether all quantizers are known to have a range."""
-    fixed: Any = False
-    """Whether ranges are frozen: training no longer observes them. A `Switch`, if a variable tells:
-    then they have two ends."""
-    known: int = 0
-    """Number of the set of frozen ranges that the graph holds as constants; 0 for none."""
-
-
-IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
-QUANTIZED = IN_FLOAT._replace(quantizing=True)
-"""Phases of a calibrated model at inference."""
-
-
-def is_exact(phase: Phase | None) -> bool:
-    """Whether all layers are known to quantize, to ranges that they have, at inference."""
-    if phase is None or phase.training is not False:
-        return False
-    return phase.quantizing is True and phase.calibrated
 
 
 def thresholds_in(quantize_from: Any, freeze_from: Any) -> dict[str, Any]:

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from keras_qat.helper_layers.computed_kernels import is_computed
+from keras_qat.training.fake_quantization.weight_quantizer import (
+    CellQuantizer,
+    WeightQuantizer,
+)
 from keras_qat.training.layers import QuantizeWrapper
-from keras_qat.training.layers.weight_quantizer import CellQuantizer, WeightQuantizer
 from keras_qat.training.schedule import scheduled_layers
 
 _FACTORS = np.linspace(1.0, 0.2, 81)

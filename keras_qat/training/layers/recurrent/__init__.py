@@ -1,1 +1,0 @@
-"""Quantization-aware recurrent layers."""
