@@ -37,15 +37,16 @@ FUNCTIONS = {
         """,
     "math": """
         abs accumulate_n acos acosh add add_n angle argmax argmin asin asinh atan atan2 atanh ceil
-        conj cos cosh cumprod cumsum divide divide_no_nan equal erf erfc exp expm1 floor floormod
-        greater greater_equal imag is_finite is_inf is_nan l2_normalize less less_equal log log1p
-        log_sigmoid logical_and logical_not logical_or maximum minimum multiply multiply_no_nan
-        negative not_equal polyval pow real reciprocal reciprocal_no_nan reduce_all reduce_any
-        reduce_euclidean_norm reduce_logsumexp reduce_max reduce_mean reduce_min reduce_prod
-        reduce_std reduce_sum reduce_variance rint round rsqrt scalar_mul segment_max segment_mean
-        segment_min segment_sum sigmoid sign sin sinh softplus sqrt square squared_difference
-        subtract tan tanh top_k truediv unsorted_segment_max unsorted_segment_mean
-        unsorted_segment_min unsorted_segment_sqrt_n unsorted_segment_sum xdivy
+        conj cos cosh cumprod cumsum cumulative_logsumexp divide divide_no_nan equal erf erfc exp
+        expm1 floor floormod greater greater_equal imag is_finite is_inf is_nan l2_normalize less
+        less_equal log log1p log_sigmoid logical_and logical_not logical_or maximum minimum multiply
+        multiply_no_nan negative not_equal polyval pow real reciprocal reciprocal_no_nan reduce_all
+        reduce_any reduce_euclidean_norm reduce_logsumexp reduce_max reduce_mean reduce_min
+        reduce_prod reduce_std reduce_sum reduce_variance rint round rsqrt scalar_mul segment_max
+        segment_mean segment_min segment_sum sigmoid sign sin sinh softplus sqrt square
+        squared_difference subtract tan tanh top_k truediv unsorted_segment_max
+        unsorted_segment_mean unsorted_segment_min unsorted_segment_sqrt_n unsorted_segment_sum
+        xdivy
         """,
     "nn": """
         avg_pool avg_pool1d avg_pool2d avg_pool3d batch_normalization bias_add conv1d

@@ -220,7 +220,7 @@ def _is_close(expected: Any, computed: Any) -> bool:
     first, second = (np.asarray(tf.cast(x, tf.float32)) for x in (expected, computed))
     if first.shape != second.shape:
         return False
-    is_finite = np.isfinite(first)
+    is_finite = np.abs(first) < np.finfo(np.float32).max  # The logarithm of no value is -max.
     first, second = first[is_finite], second[is_finite]
     largest = np.max(np.abs(first), initial=0.0)
     return np.allclose(first, second, rtol=1e-4, atol=1e-5 * largest + 1e-12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -117,7 +118,8 @@ def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[
         aligned = {v: _with_axes(known[v], rank) if v in mapped else known[v] for v in call.inputs}
         args, kwargs = map_values(aligned.__getitem__, (call.args, dict(call.kwargs)))
         return [function(*args, **kwargs)]
-    if not mapped.issuperset(value for value in call.inputs if is_symbolic(known[value])):
+    are_shared = [v for v in call.inputs if is_symbolic(known[v]) and v not in mapped]
+    if are_shared and (name not in _CONVOLUTIONS or call.inputs[0] in are_shared):
         raise NotKnown
     x = next(known[value] for value in call.inputs if value in mapped)
     if name in _IN_OTHER_AXES:
@@ -125,12 +127,19 @@ def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     if kind == "getitem" and len(call.inputs) == 1:
         key = given["slice_spec"]
-        return [x[(slice(None), *map(_as_slice, key if isinstance(key, tuple) else (key,)))]]
+        items = list(map(_as_slice, key if isinstance(key, tuple) else (key,)))
+        backwards = [item for item in items if isinstance(item, slice) and (item.step or 1) < 0]
+        if math.prod(call.output.shape) == math.prod(x.shape[1:]) and not backwards:
+            return [tf.reshape(x, [-1, *call.output.shape])]
+        return [x[(slice(None), *items)]]
     if name == "gather" and is_symbolic(given["params"]):
         axis, rows = given.get("axis"), given.get("batch_dims") or 0
         (axis,) = _behind([rows if axis is None else axis])
         rows += is_symbolic(given["indices"])
         return [tf.gather(given["params"], given["indices"], axis=axis, batch_dims=rows)]
+    if name in _CONVOLUTIONS:
+        has_kernels = len(call.inputs) > 1 and mapped.issuperset(call.inputs)
+        return [_convolve(name, function, given, has_kernels)]
     if name == "transpose":
         perm = given.get("perm")
         axes = range(len(call.output.shape))[::-1] if perm is None else perm
@@ -142,6 +151,48 @@ def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[
         axis = [*range(len(x.shape) - 1)] if default is None else default
     given["axis"] = _behind(axis) if isinstance(axis, (list, tuple)) else _behind([axis])[0]
     return tf.nest.flatten(function(**given))
+
+
+def _convolve(
+    name: str, function: Callable[..., Any], given: Mapping[str, Any], has_kernels: bool
+) -> Any:
+    """Convolve the images of all examples: with one kernel, or each with its own.
+
+    Args:
+        name: "conv2d" or "depthwise_conv2d".
+        function: the convolution.
+        given: its arguments, for all examples.
+        has_kernels: whether each example has its own kernel.
+    """
+    options = dict(given)
+    x = options.pop("input")
+    if len(x.shape) != 5 or str(options.get("data_format") or "NHWC") != "NHWC":
+        raise NotKnown
+    (_, count, *sizes), flat = x.shape, tf.reshape(x, [-1, *x.shape[2:]])
+    if not has_kernels:
+        y = function(flat, **options)
+        return tf.reshape(y, [-1, count, *y.shape[1:]])
+    kernels = options["filters" if "filters" in options else "filter"]
+    (height, width, channels, last), padding = kernels.shape[1:], options.get("padding", "VALID")
+    if count != 1 or channels != sizes[-1] or not isinstance(padding, str):
+        raise NotKnown
+    steps, rates = (_of_image_axes(options.get(option) or 1) for option in ("strides", "dilations"))
+    patches = tf.image.extract_patches(flat, [1, height, width, 1], steps, rates, padding.upper())
+    _, *counts, values = patches.shape
+    if name == "conv2d":
+        patches = tf.reshape(patches, [-1, math.prod(counts), values])
+        y = tf.matmul(patches, tf.reshape(kernels, [-1, values, last]))
+    else:
+        patches = tf.reshape(patches, [-1, math.prod(counts), height * width, channels])
+        kernels = tf.reshape(kernels, [-1, height * width, channels, last])
+        y = tf.einsum("bpkc,bkcm->bpcm", patches, kernels)
+    return tf.reshape(y, [-1, 1, *counts, last if name == "conv2d" else channels * last])
+
+
+def _of_image_axes(option: Any) -> list[int]:
+    """Return strides or dilations as `tf.image.extract_patches` reads them."""
+    numbers = tf.nest.flatten(option)
+    return numbers if len(numbers) == 4 else [1, *(numbers * 2)[:2], 1]
 
 
 def _behind(axes: Any) -> list[int]:
@@ -181,6 +232,8 @@ _ALIGNED = {
     *("where", "zeros_like", "ones_like", "identity", "stop_gradient", "reciprocal"),
 }
 """Operations of TensorFlow that broadcast their first axes, as additions do."""
+
+_CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 
 _IN_OTHER_AXES = {"reshape", "expand_dims", "squeeze"}
 

@@ -21,6 +21,7 @@ from keras_qat.lowering.expansions.images import EARLY_IMAGES, IMAGE_LAYERS, IMA
 from keras_qat.lowering.expansions.matrices import (
     EARLY_MATRICES,
     EARLY_MATRICES_OF_INTEGERS,
+    MATRIX_LAYERS,
 )
 from keras_qat.lowering.expansions.merging import (
     FLOAT_MERGES,
@@ -77,6 +78,7 @@ OPERATIONS: dict[str, Expansion] = {
 
 LAYERS: dict[Any, Expansion] = {
     **IMAGE_LAYERS,
+    **MATRIX_LAYERS,
     **MERGING_LAYERS,
     **NORMALIZATION_LAYERS,
     **POOLING_LAYERS,

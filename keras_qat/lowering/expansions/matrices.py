@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.tf_operations import read_array, read_scalar
+from keras_qat.keras2.backend import layers
+from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.expand_call import CannotExpand, Expansion, require
 
 MOST_PRODUCTS = 32
@@ -32,7 +35,12 @@ def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
         x = tf.reduce_sum(inputs[0], summed) if summed else inputs[0]
         order = [kept.index(axis) for axis in output]
         return x if order == sorted(order) else tf.transpose(x, order)
-    if "..." in equation:
+    others = terms[::-1]
+    alone = [[a for a in t if a not in o + output] for t, o in zip(terms, others, strict=True)]
+    if any(alone):
+        inputs = tuple(map(_sum_axes, inputs, terms, alone))
+        terms = [_without(term, axes) for term, axes in zip(terms, alone, strict=True)]
+    if any(alone) or "..." in equation:
         return tf.einsum(f"{','.join(terms)}->{output}", *inputs)
     position = 0 if read_array(inputs[0]) is not None else 1
     factor = read_array(inputs[position])
@@ -42,6 +50,21 @@ def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
     return _multiply_by_constant(
         inputs[1 - position], terms[1 - position], factor, terms[position], output
     )
+
+
+def _sum_axes(x: Any, term: str, axes: list[str]) -> Any:
+    """Sum over axes that are given by their letters, but not over the batch."""
+    if not axes:
+        return x
+    positions = tuple(map(term.index, axes))
+    if (constant := read_array(x)) is not None:
+        return constant.sum(positions)
+    require(x.shape[0] or 0 not in positions)
+    return tf.reduce_sum(x, positions)
+
+
+def _without(term: str, axes: list[str]) -> str:
+    return "".join(letter for letter in term if letter not in axes)
 
 
 def first_and_rest(equation: str, ranks: list[int]) -> tuple[str, str]:
@@ -177,6 +200,20 @@ EARLY_MATRICES: dict[str, Expansion] = {
     "trace": lambda x: tf.reduce_sum(_spread_diagonal(x), [-2, -1]),
 }
 """Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
+
+
+def _einsum_dense(layer: Any, x: Any) -> Any:
+    """Sum over the axes that neither the kernel nor the output has before the product."""
+    inputs, kernel, output = re.split(",|->", layer.equation)
+    summed = [axis for axis in inputs.replace("...", "") if axis not in kernel + output]
+    require(summed and layer.built)
+    offset = len(x.shape) - len(inputs) if inputs.startswith("...") else 0
+    x = tf.reduce_sum(x, [inputs.index(axis) + offset for axis in summed])
+    return clone(layer, equation=f"{_without(inputs, summed)},{kernel}->{output}")(x)
+
+
+MATRIX_LAYERS: dict[type, Expansion] = {layers.EinsumDense: _einsum_dense}
+"""Layer class -> a function of the layer and its input."""
 
 EARLY_MATRICES_OF_INTEGERS: dict[str, Expansion] = {"matmul": _multiply_outer}
 """The same for operations that read integers."""

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.tf_operations import read_scalar
+from keras_qat.helper_layers.elementwise_functions import Formula
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.expand_call import Expansion, is_tensor, require
 from keras_qat.ops.movement import read_axes
@@ -84,6 +85,35 @@ def _log_sum_exp(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> 
     return y if keepdims else tf.squeeze(y, axis)
 
 
+_LOG_OF_ONE_MORE = '["softplus", ["negative", ["abs", "x"]]]'
+"""log(1 + exp(-|x|)) as a formula."""
+
+
+def _cumulative_log_sum_exp(
+    x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False
+) -> Any:
+    """Add the values 1, 2, 4 and more places earlier: log(exp(a) + exp(b)) = max(a, b) + rest.
+
+    The rest is between 0 and log(2), so 8 bits lose little, whatever the values are. The first
+    result of an exclusive sum, the logarithm of 0, is the lowest value of the others.
+    """
+    require(isinstance(axis, int) and axis % len(x.shape) != 0 and (x.shape[axis] or 0) > 1)
+    axis, size = axis % len(x.shape), x.shape[axis]
+
+    def split(y: Any, count: int) -> Any:
+        return tf.split(y, [count, y.shape[axis] - count], axis)
+
+    y = tf.reverse(x, [axis]) if reverse else x
+    y = split(y, size - 1)[0] if exclusive else y
+    for power in range((y.shape[axis] - 1).bit_length()):
+        (first, later), (earlier, _) = split(y, 2**power), split(y, y.shape[axis] - 2**power)
+        rest = Formula(_LOG_OF_ONE_MORE)(later - earlier)
+        y = tf.concat([first, tf.maximum(later, earlier) + rest], axis)
+    if exclusive:
+        y = tf.concat([tf.reduce_min(y, axis, keepdims=True), y], axis)
+    return tf.reverse(y, [axis]) if reverse else y
+
+
 def _other_norm(
     tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: Any = False
 ) -> Any:
@@ -118,6 +148,7 @@ def _multiply_few(input_tensor: Any, axis: Any = None, keepdims: Any = False) ->
 EARLY_STATISTICS: dict[str, Expansion] = {
     "log_softmax": _log_softmax,
     "reduce_logsumexp": _log_sum_exp,
+    "cumulative_logsumexp": _cumulative_log_sum_exp,
     "reduce_euclidean_norm": _euclidean_norm,
     "reduce_prod": _multiply_few,
     "norm": _other_norm,

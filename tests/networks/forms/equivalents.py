@@ -74,6 +74,14 @@ def by_channel(x):
     return tf.pow(tf.abs(x), np.linspace(0.5, 1.8, 8, dtype=np.float32))
 
 
+class SumsAWeight(layers.Layer):
+    def build(self, shape):
+        self.w = self.add_weight("w", (3, shape[-1]))
+
+    def call(self, x):
+        return tf.einsum("btc,kc->bt", x, self.w)
+
+
 def lower_triangle(x):
     """As DLRM keeps each product of two features once."""
     products = tf.matmul(x, x, transpose_b=True)
@@ -154,6 +162,11 @@ FUNCTIONS = {
         lambda x: tf.math.cumprod(tf.sigmoid(x), axis=-1),
         lambda x: tf.math.cumprod(1.0 - 0.3 * tf.sigmoid(tf.tile(x, [1, 3, 1])), 1, exclusive=True),
         lambda x: tf.math.cumprod(tf.sigmoid(x), 1, exclusive=True, reverse=True),
+    ),
+    "math.cumulative_logsumexp": (
+        lambda x: tf.math.cumulative_logsumexp(x, axis=1),
+        lambda x: tf.math.cumulative_logsumexp(3.0 * x, -1, reverse=True),
+        lambda x: tf.math.cumulative_logsumexp(x, 2, exclusive=True)[..., 1:],
     ),
     "linalg.cross": (lambda x: tf.linalg.cross(x[..., :3], x[..., 3:6]),),
     "nn.local_response_normalization": (
@@ -272,6 +285,12 @@ FUNCTIONS = {
         lambda x: tf.einsum("btc,tcd->bdt", x, KERNEL),
         lambda x: tf.einsum("tcd,btc->bd", KERNEL, x),
         lambda x: tf.einsum("btc,td->btdc", x, KERNEL[:, 0]),
+        lambda x: tf.einsum("...ij,...kj->...i", x, x),
+        lambda x: tf.einsum("btc,buv->btc", tf.nn.relu(x), x + 1.0),
+        lambda x: tf.einsum("btc,cde->bd", x, KERNEL.transpose(1, 2, 0)),
+        lambda x: SumsAWeight()(x),
+        lambda x: layers.EinsumDense("abc,cd->ad", 5, bias_axes="d")(x),
+        lambda x: layers.EinsumDense("...bc,cde->...de", (5, 4))(x),
     ),
     "keras.backend.batch_flatten": (keras.backend.batch_flatten,),
     "nn.depthwise_conv2d": (correlated(tf.nn.depthwise_conv2d, 1, "VALID"),),

@@ -137,6 +137,24 @@ def rows_that_an_input_names(x, rows):
     return layers.Dense(2)(layers.Lambda(taken)((layers.Dense(3)(x), rows)))
 
 
+def correlated(convolution, stride, padding):
+    """Correlates each image with its own template, as trackers do."""
+
+    def of_one(pair):
+        template, image = pair
+        return convolution(image[None], template, stride, padding)[0]
+
+    return lambda *inputs: layers.Lambda(lambda pair: tf.vectorized_map(of_one, pair))(inputs)
+
+
+def convolved_by_a_constant(x):
+    kernel = np.random.default_rng(0).normal(size=(2, 2, 3, 4)).astype(np.float32)
+    return layers.Lambda(
+        lambda x: tf.map_fn(lambda one: tf.nn.conv2d(one[None], kernel, 2, "SAME")[0], x)
+    )(x)
+
+
+IMAGES = images(8, (6, 5, 3))
 EXAMPLES = images(8, (4, 3))
 MAPPED_EXAMPLES = {
     **forms({name: mapped(f, "map_fn") for name, f in FUNCTIONS.items()}, EXAMPLES),
@@ -145,6 +163,13 @@ MAPPED_EXAMPLES = {
         rows_that_an_input_names,
         (EXAMPLES, np.random.default_rng(1).integers(0, 4, (8, 2), np.int32)),
     ),
+    "convolutions by another input": Form(
+        correlated(tf.nn.conv2d, [1, 2, 2, 1], "VALID"), (images(8, (3, 2, 3, 4)), IMAGES)
+    ),
+    "convolutions by channels of another input": Form(
+        correlated(tf.nn.depthwise_conv2d, [1] * 4, "SAME"), (images(8, (3, 3, 3, 2)), IMAGES)
+    ),
+    "convolutions by a constant": Form(convolved_by_a_constant, (IMAGES,)),
     "functions that read a weight": Form(lambda x: Capsules()(x), (EXAMPLES,)),
 }
 ROWS = {
