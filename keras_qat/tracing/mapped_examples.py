@@ -129,8 +129,9 @@ def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[
         key = given["slice_spec"]
         items = list(map(_as_slice, key if isinstance(key, tuple) else (key,)))
         backwards = [item for item in items if isinstance(item, slice) and (item.step or 1) < 0]
-        if math.prod(call.output.shape) == math.prod(x.shape[1:]) and not backwards:
-            return [tf.reshape(x, [-1, *call.output.shape])]
+        shape = tf.TensorShape(call.output.shape)
+        if shape.num_elements() == x.shape[1:].num_elements() and not backwards:
+            return [tf.reshape(x, [-1, *shape])]
         return [x[(slice(None), *items)]]
     if name == "gather" and is_symbolic(given["params"]):
         axis, rows = given.get("axis"), given.get("batch_dims") or 0
