@@ -30,7 +30,7 @@ from keras_qat.ops.weights import Weights
 from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.readiness import check_before_export
-from keras_qat.training.recurrent import lstm_quantized, steps_quantized
+from keras_qat.training.recurrent import simulate_lstm, simulate_steps
 
 
 @one_at_a_time
@@ -196,12 +196,12 @@ def _recurrent(node: Node, weights: Weights, numbers: list[Any]) -> Any:
     with compute_in_float32(layer):
         if not weights.inner:
             (x,) = numbers
-            return lstm_quantized(layer, x, real, phase, node.inputs[0].params.bits)  # type: ignore[union-attr]
+            return simulate_lstm(layer, x, real, phase, node.inputs[0].params.bits)  # type: ignore[union-attr]
 
         def rounded(name: str, x: Any) -> Any:
             return _rounded(x, get_inner_params(weights, name))
 
-        return steps_quantized(layer, numbers, real, phase, rounded, rounded)[0]
+        return simulate_steps(layer, numbers, real, phase, rounded, rounded)[0]
 
 
 def _rounded(x: Any, params: QuantParams) -> Any:

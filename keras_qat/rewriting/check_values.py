@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +13,7 @@ from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import MaskScores
 from keras_qat.integer_graph.float_inference import evaluator
-from keras_qat.keras2.backend import layers
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.messages import warn_caller
 
 EXAMPLES, SIZE = 2, 8
@@ -24,7 +23,7 @@ FAR, ROUNDED, MANY = 0.05, 1e-3, 0.1
 """How far off another number is, of its tensor's deviation and of itself; so many are a fault."""
 
 
-def find_differing_outputs(graph: Graph, lowered: Graph, qat: Any) -> str:
+def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> str:
     """Returns the names of outputs that the float model computes otherwise, and warns of them.
 
     Layers and operations may be misunderstood when they are expanded.
@@ -55,7 +54,7 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: Any) -> str:
     return differing
 
 
-def _different_outputs(graph: Graph, flags: set[Value], qat: Any) -> list[str]:
+def _different_outputs(graph: Graph, flags: set[Value], qat: keras.Model) -> list[str]:
     """Returns the names of outputs whose numbers differ; none where models cannot be run.
 
     Inputs among `flags` are 0 or 1. Both examples have to differ: in one of them masks may hide

@@ -10,7 +10,7 @@ from keras_qat.keras2.backend import keras
 _INPUT = "InputLayer"
 
 
-def float_config_of(model: Any) -> dict[str, Any]:
+def float_config_of(model: keras.Model) -> dict[str, Any]:
     """Returns a functional configuration of a model, marked if the model is a `Sequential`."""
     config = get_functional_config(model)
     if type(model) is keras.Sequential:

@@ -12,6 +12,7 @@ from keras_qat.config.recipe import Recipe
 from keras_qat.imports import tfmot
 from keras_qat.imports.keras3.backend import check_model
 from keras_qat.imports.keras3.weights import give_weights
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.readability import check_readable
 from keras_qat.messages import warn_caller
 from keras_qat.rewriting.quantize import quantize_model
@@ -86,7 +87,7 @@ def _most_common(bits: dict[str, int]) -> int:
     return Counter(bits.values()).most_common(1)[0][0] if bits else 8
 
 
-def _set_ranges(qat: Any, ranges: dict[str, tfmot.Range]) -> list[str]:
+def _set_ranges(qat: keras.Model, ranges: dict[str, tfmot.Range]) -> list[str]:
     """Sets the ranges of activations; returns the tensors for which there are none."""
     without: list[str] = []
     for layer in scheduled_layers(qat):
@@ -103,7 +104,7 @@ def _set_ranges(qat: Any, ranges: dict[str, tfmot.Range]) -> list[str]:
     return without
 
 
-def to_keras_3(model: Any, keras_3_model: Any) -> Any:
+def to_keras_3(model: keras.Model, keras_3_model: Any) -> Any:
     """Gives a Keras 3 model the weights of a model that was made from it or from an equal one.
 
     Args:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import (
     find_keras_consumers,
     get_nested_inputs,
@@ -20,7 +21,7 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.steps.custom_training import class_config, derived_class, trains_itself
 
 
-def make_exact(model: Any) -> None:
+def make_exact(model: keras.Model) -> None:
     """Makes a plain model of quantize-aware layers predict what its file computes, in place.
 
     Its class becomes `QuantizedModel`. Its layers, weights, names and what it was compiled with
@@ -46,7 +47,7 @@ def make_exact(model: Any) -> None:
         model.pack_int4 = owner.pack_int4
 
 
-def _quantized(output: Any) -> Any:
+def _quantized(output: tf.Tensor) -> Any:
     """Returns what the quantizer behind an output returns; without one the output itself."""
     behind = [
         outputs for layer, outputs in find_keras_consumers(output) if isinstance(layer, Quantize)
@@ -54,7 +55,7 @@ def _quantized(output: Any) -> Any:
     return behind[0] if behind else output
 
 
-def _owner(model: Any) -> QuantizedModel | None:
+def _owner(model: keras.Model) -> QuantizedModel | None:
     """Returns the model that the layers of another one were made for, if it still exists."""
     inside = [layer for layer in list_layers(model)[1:] if isinstance(layer, QuantizedModel)]
     made_for = (layer.made_for() for layer in scheduled_layers(model) if layer.made_for)

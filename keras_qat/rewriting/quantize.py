@@ -15,6 +15,7 @@ from keras_qat.config.targets.target import settings
 from keras_qat.graph.precision import use_float32
 from keras_qat.imports.keras3 import as_keras_2
 from keras_qat.imports.read_float import read_float
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.configurations import deserialization_scope
 from keras_qat.messages import warn_caller
 from keras_qat.placement import place
@@ -144,7 +145,7 @@ def _show_in_float(plan: Plan, name: str) -> None:
     show_in_float(layers, f"'{name}' keeps", "keras_qat.plan(model) shows where.")
 
 
-def _has(model: Any, name: str, value: Any) -> bool:
+def _has(model: keras.Model, name: str, value: Any) -> bool:
     """Tell whether an argument asks for nothing else than what a quantized model has."""
     if not value:
         return True
@@ -154,7 +155,9 @@ def _has(model: Any, name: str, value: Any) -> bool:
     return name == "kernels" and value == getattr(model, "kernels", None)
 
 
-def _copy_quantized(model: Any, recipe: str | Recipe | None, given: list[str]) -> QuantizedModel:
+def _copy_quantized(
+    model: keras.Model, recipe: str | Recipe | None, given: list[str]
+) -> QuantizedModel:
     """Copies a quantized model, or one that Keras made of its layers.
 
     Raises:

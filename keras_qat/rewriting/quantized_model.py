@@ -58,6 +58,7 @@ from keras_qat.rewriting.saving import WholeFiles
 from keras_qat.tracing.layer_weights import hash_constant_masks
 from keras_qat.training.distribution import agree, observed_alike
 from keras_qat.training.fake_quantization.phase import (
+    Flag,
     Phase,
     is_exact,
 )
@@ -186,7 +187,9 @@ class QuantizedModel(
         return super().__call__(*args, **kwargs)
 
     @tf.autograph.experimental.do_not_convert
-    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+    def call(
+        self, inputs: tf.Tensor, training: Flag | None = None, mask: tf.Tensor | None = None
+    ) -> Any:
         """Simulates quantization in training; computes as the kernels do at inference."""
         inference = self.exact_inference()
         if inference is None:
@@ -202,7 +205,7 @@ class QuantizedModel(
         with tf.name_scope(CONVERTS):
             return inference(inputs, phase, training_argument=training, mask=mask)
 
-    def simulated(self, inputs: Any, training_argument: Any, mask: Any) -> Any:
+    def simulated(self, inputs: tf.Tensor, training_argument: Any, mask: tf.Tensor | None) -> Any:
         """Computes with fake quantization, as in training; the arguments are those of `call`."""
         set_known_sizes(self, inputs)
         is_inference = resolve_training(training_argument) is False
@@ -245,7 +248,7 @@ class QuantizedModel(
         for layer in scheduled_layers(self):
             layer.recipe, layer.made_for = recipe, weakref.ref(self)
 
-    def keep_float_model(self, model: Any) -> None:
+    def keep_float_model(self, model: keras.Model) -> None:
         """Sets what is known of the float model, past Keras, which would track the contents."""
         config = None
         # Some activations, constants, and layers of a class without `get_config` have none.
@@ -284,7 +287,7 @@ class QuantizedModel(
                 setattr(part, choice, getattr(self, choice))
         return part
 
-    def keep_training(self, model: Any, left_out: Iterable[str]) -> None:
+    def keep_training(self, model: keras.Model, left_out: Iterable[str]) -> None:
         """Trains from now on as a float model does whose class has its own way, `train_step` say.
 
         Args:

@@ -6,6 +6,8 @@ import functools
 import re
 from typing import Any
 
+import tensorflow as tf
+
 from keras_qat.config import specs
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.graph_copy import InsertedCall, Replacement, copy_graph
@@ -49,7 +51,7 @@ def _scope(name: str) -> str:
     return _NO_SCOPE.sub(".", name.replace("#", "_call").replace(":", "_output"))
 
 
-def _clone(layer: Any, **changes: Any) -> Any:
+def _clone(layer: keras.layers.Layer, **changes: Any) -> Any:
     """Clones a layer; a Normalization in float32, as its statistics are numbers of its own.
 
     It has its weights already: initializers of one's own are not needed to load it.
@@ -59,7 +61,7 @@ def _clone(layer: Any, **changes: Any) -> Any:
     return clone(layer, **dict.fromkeys(find_custom_initializers(layer), "zeros"), **changes)
 
 
-def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:
+def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
     """Builds the quantization-aware model of a plan, with the weights of the float model."""
     visitor = _Visitor(plan)
     with observed_alike():
@@ -81,7 +83,9 @@ def rewrite(plan: Plan, float_model: Any) -> QuantizedModel:
     return model
 
 
-def _model(file_outputs: tuple[str, ...], inputs: Any, outputs: Any, name: str) -> QuantizedModel:
+def _model(
+    file_outputs: tuple[str, ...], inputs: tf.Tensor, outputs: tf.Tensor, name: str
+) -> QuantizedModel:
     """Makes the model; with outputs of its files, which are the second ones then."""
     if not file_outputs:
         return QuantizedModel(inputs=inputs, outputs=outputs, name=name)

@@ -87,7 +87,7 @@ class WholeFiles:
         """Loads the model's own variables from a `.keras` file, before those of its layers."""
         super().load_own_variables(read_at_once(store))  # type: ignore[misc]
 
-    def set_weights(self, weights: Any) -> None:
+    def set_weights(self, weights: tf.Tensor) -> None:
         """Sets weights that `get_weights` of a quantization-aware model returned."""
         if len(weights) != len(self.weights):
             raise ValueError(

@@ -31,7 +31,7 @@ from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
 
-def strip_quantization(model: Any, folded: bool = False) -> Any:
+def strip_quantization(model: keras.Model, folded: bool = False) -> Any:
     """Makes a plain float Keras model with the weights of a quantization-aware one.
 
     The result has the layers, names, nesting, inputs and outputs of the float model that was
@@ -105,7 +105,7 @@ def _cannot_copy(reason: str) -> ValueError:
     )
 
 
-def _take_weights(plain: Any, model: QuantizedModel) -> None:
+def _take_weights(plain: keras.Model, model: QuantizedModel) -> None:
     """Gives the float layers the weights and `trainable` flags of their quantized counterparts."""
     float_graph = read_model(plain)
     layer_of = {layer.name: layer for layer in model.layers}
@@ -181,7 +181,7 @@ def _are_read(weights: list[Any], graph: Graph) -> bool:
     return any(np.any(x != y) for x, y in zip(before, after, strict=True))
 
 
-def _fold(model: Any) -> Any:
+def _fold(model: keras.Model) -> Any:
     """Makes a flat copy of a float model with its BatchNormalizations folded into kernels."""
     graph = lower(read_model(model), activations=False)
     folds = {group.kernel.layer: group for group in groups(graph, affine=False) if group.batch_norm}
@@ -210,7 +210,7 @@ def _fold(model: Any) -> Any:
     return folded
 
 
-def _multiply_in(layer: Any, group: Group) -> None:
+def _multiply_in(layer: keras.layers.Layer, group: Group) -> None:
     """Multiplies the BatchNormalization of a group into its weighted layer, which has a bias."""
     assert group.batch_norm is not None
     factor, bias = normalization(layer.bias, group.batch_norm.layer)

@@ -40,7 +40,7 @@ class _Threshold(KnowsOthers):
     threshold: str
 
     @answers_unknown(delay="steps=2_000", epochs="steps=epochs * len(x) // batch_size")
-    def __init__(self, steps: int, *, model: Any = None) -> None:
+    def __init__(self, steps: int, *, model: keras.Model = None) -> None:
         super().__init__()
         self.steps, self.within = check_count("steps", steps, least=0), model
 
@@ -59,7 +59,7 @@ class _Threshold(KnowsOthers):
         check_frozen(model)
 
 
-def _model_of(callback: Any, argument: Any) -> Any:
+def _model_of(callback: keras.callbacks.Callback, argument: Any) -> Any:
     """Returns the model that a callback is for: the trained one, unless its `model` says another.
 
     Raises:
@@ -196,7 +196,7 @@ class FreezeOscillations(StepCallback):
         threshold: tuple[float, float] = (0.1, 0.01),
         momentum: float = 0.01,
         *,
-        model: Any = None,
+        model: keras.Model = None,
     ) -> None:
         super().__init__()
         if not all(0 < share < 1 for share in (*threshold, momentum)):
@@ -235,7 +235,7 @@ class FreezeOscillations(StepCallback):
         return float(sum(map(np.sum, frozen)) / max(sum(map(np.size, frozen)), 1))
 
 
-def warn_of_float_epochs(delay: Any, model: Any, epoch: int) -> None:
+def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
     """Warns of callbacks for which an epoch before a delay ends may remain the best.
 
     Args:
@@ -271,7 +271,7 @@ def warn_of_float_epochs(delay: Any, model: Any, epoch: int) -> None:
         )
 
 
-def _harm(callback: Any, quantized: int | None) -> str:
+def _harm(callback: keras.callbacks.Callback, quantized: int | None) -> str:
     """Returns what a callback does if a float epoch remains the best; "" for other callbacks.
 
     Args:

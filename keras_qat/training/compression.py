@@ -15,7 +15,7 @@ from keras_qat.graph.calls import Value, flatten_values
 from keras_qat.graph.facts import reach
 from keras_qat.graph.read_model import read_model
 from keras_qat.io.counts import check_count
-from keras_qat.keras2.backend import make_tf_function
+from keras_qat.keras2.backend import keras, make_tf_function
 from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.keras2.readability import is_graph_model
 from keras_qat.ops.registry import find_row
@@ -291,7 +291,9 @@ def assigned(weights: np.ndarray, clusters: int) -> np.ndarray:
     return members
 
 
-def weights_of(model: Any, names: list[str] | None = None) -> list[tuple[Any, tuple[int, ...]]]:
+def weights_of(
+    model: keras.Model, names: list[str] | None = None
+) -> list[tuple[Any, tuple[int, ...]]]:
     """Returns the weights of a float model, each with the axes of its output channels.
 
     Args:
@@ -322,7 +324,7 @@ def weights_of(model: Any, names: list[str] | None = None) -> list[tuple[Any, tu
     return weights
 
 
-def output_layers(model: Any) -> set[Any]:
+def output_layers(model: keras.Model) -> set[Any]:
     """Returns the layers whose channels are the model's outputs; none of a subclassed model."""
     if not is_graph_model(model):
         return set()
@@ -337,7 +339,7 @@ def output_layers(model: Any) -> set[Any]:
     return {layer for layer in layers if _weight_axes(layer)}
 
 
-def _weight_axes(layer: Any) -> dict[str, tuple[int, ...]]:
+def _weight_axes(layer: keras.layers.Layer) -> dict[str, tuple[int, ...]]:
     """Returns the axes of output channels of each weight that is no table and no single factor."""
     op = find_row(layer)
     is_product = op is not None and op.is_weighted and not op.is_table and not op.is_affine

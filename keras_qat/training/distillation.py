@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.keras2.backend import keras
+from keras_qat.training.fake_quantization.phase import Flag
 from keras_qat.training.phase_graphs import check_started
 from keras_qat.training.schedule import check_quantized
 from keras_qat.training.steps.optimizers import check_optimizer
@@ -50,8 +51,8 @@ class Distiller(keras.Model):
     @answers_unknown("The teacher is the float model.")
     def __init__(
         self,
-        student: Any,
-        teacher: Any,
+        student: keras.Model,
+        teacher: keras.Model,
         *,
         distance: str | Distance = "logits",
         temperature: float = 2.0,
@@ -81,7 +82,7 @@ class Distiller(keras.Model):
         """The metrics of `compile`, with the loss and the distance."""
         return [self.loss_tracker, self.distance_tracker, *super().metrics]
 
-    def call(self, inputs: Any, training: Any = None) -> Any:
+    def call(self, inputs: tf.Tensor, training: Flag | None = None) -> Any:
         """Calls the student."""
         return self.student(inputs, training=training)
 
@@ -110,7 +111,7 @@ class Distiller(keras.Model):
             self.compiled_metrics.update_state(y, output, weights)
         return {metric.name: metric.result() for metric in self.metrics}
 
-    def _distance(self, targets: Any, outputs: Any) -> Any:
+    def _distance(self, targets: tf.Tensor, outputs: tf.Tensor) -> Any:
         """Returns the distance, averaged over the model's outputs."""
         pairs = zip(tf.nest.flatten(targets), tf.nest.flatten(outputs), strict=True)
         by = self.temperature
@@ -134,17 +135,17 @@ class Distiller(keras.Model):
         return self.student.load_weights(*args, **kwargs)
 
 
-def _of_logits(target: Any, output: Any) -> Any:
+def _of_logits(target: tf.Tensor, output: tf.Tensor) -> Any:
     probabilities, log = tf.nn.softmax(target), tf.nn.log_softmax
     return tf.reduce_mean(tf.reduce_sum(probabilities * (log(target) - log(output)), -1))
 
 
-def _of_probabilities(target: Any, output: Any) -> Any:
+def _of_probabilities(target: tf.Tensor, output: tf.Tensor) -> Any:
     target, output = (tf.clip_by_value(x, 1e-7, 1.0) for x in (target, output))
     return tf.reduce_mean(tf.reduce_sum(target * tf.math.log(target / output), -1))
 
 
-def _squared(target: Any, output: Any) -> Any:
+def _squared(target: tf.Tensor, output: tf.Tensor) -> Any:
     return tf.reduce_mean(tf.math.squared_difference(target, output))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import make_tf_function
+from keras_qat.keras2.backend import keras, make_tf_function
 
 
 def mean_over_replicas(*tensors: Any) -> Any:
@@ -28,7 +28,7 @@ def mean_over_replicas(*tensors: Any) -> Any:
     return context.all_reduce(tf.distribute.ReduceOp.MEAN, tensors)
 
 
-def share_of_replica(rows: Any) -> tuple[Any, int]:
+def share_of_replica(rows: tf.Tensor) -> tuple[Any, int]:
     """Returns the rows that this replica computes of those of all, and how many share them."""
     context = _replica_context()
     if context is None:
@@ -37,7 +37,9 @@ def share_of_replica(rows: Any) -> tuple[Any, int]:
     return rows[context.replica_id_in_sync_group :: count], count
 
 
-def run_on_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> Any:
+def run_on_replicas(
+    strategy: tf.distribute.Strategy, function: Callable[..., Any], *args: Any
+) -> Any:
     """Runs a function on all replicas of a strategy, and returns what each of them returns alike.
 
     Args:
@@ -50,7 +52,7 @@ def run_on_replicas(strategy: Any, function: Callable[..., Any], *args: Any) -> 
     return strategy.experimental_local_results(strategy.run(function, args))[0]
 
 
-def moments_of_all(mean: Any, variance: Any, count: Any) -> tuple[Any, Any, Any]:
+def moments_of_all(mean: tf.Tensor, variance: tf.Tensor, count: Any) -> tuple[Any, Any, Any]:
     """Computes mean, variance and number of the values of all replicas from those of each."""
     context = _replica_context()
     if context is None:
@@ -94,7 +96,7 @@ def observed_alike() -> AbstractContextManager[None]:
     return tf.variable_creator_scope(create)
 
 
-def of_all_workers(model: Any, values: Any) -> np.ndarray:
+def of_all_workers(model: keras.Model, values: Any) -> np.ndarray:
     """Stacks the numbers that the workers of a cluster hold, in the order of the workers.
 
     All workers have to call it, with arrays of one shape. Without a cluster there is one array.
@@ -116,21 +118,21 @@ def of_all_workers(model: Any, values: Any) -> np.ndarray:
 def _gather(strategy: tf.distribute.Strategy) -> Callable[[Any], Any]:
     """Returns a graph that stacks a vector of each replica; one for vectors of all lengths."""
 
-    def on_replica(vector: Any) -> Any:
+    def on_replica(vector: tf.Tensor) -> Any:
         return tf.distribute.get_replica_context().all_gather(vector[None], axis=0)
 
-    def gather(vector: Any) -> Any:
+    def gather(vector: tf.Tensor) -> Any:
         return strategy.run(on_replica, (vector,))
 
     return make_tf_function(gather, input_signature=[tf.TensorSpec([None], tf.float64)])
 
 
-def is_cluster(strategy: Any) -> bool:
+def is_cluster(strategy: tf.distribute.Strategy) -> bool:
     """Whether workers train together, each in a process of its own with its own copy."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
-def worker_of(strategy: Any) -> tuple[int, int]:
+def worker_of(strategy: tf.distribute.Strategy) -> tuple[int, int]:
     """Returns the number of this worker in its cluster, and how many there are."""
     if not is_cluster(strategy):
         return 0, 1
@@ -141,7 +143,7 @@ def worker_of(strategy: Any) -> tuple[int, int]:
     return before + resolver.task_id, sum(counts.values())
 
 
-def strategy_scope(model: Any) -> AbstractContextManager[Any]:
+def strategy_scope(model: keras.Model) -> AbstractContextManager[Any]:
     """Returns the scope of the strategy that a model was made in, if none is entered."""
     if tf.distribute.has_strategy():
         return contextlib.nullcontext()

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_qat.io.excess import describe_excess
 from keras_qat.keras2 import backend
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import flat_inputs
 from keras_qat.messages import warn_caller
 from keras_qat.training.layers import Quantize
@@ -30,7 +31,7 @@ class FirstBatch:
         model: a functional quantization-aware model.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._looks: dict[str, int] = {}
 
@@ -95,7 +96,7 @@ class FirstBatch:
         return ranges
 
 
-def first_batch_of(model: Any) -> FirstBatch:
+def first_batch_of(model: keras.Model) -> FirstBatch:
     """Returns the `FirstBatch` of a model, which has only one."""
     if getattr(model, "_first_batch", None) is None:  # Past Keras, which would track it.
         object.__setattr__(model, "_first_batch", FirstBatch(model))

@@ -10,10 +10,12 @@ import tensorflow as tf
 
 from keras_qat.config import specs
 from keras_qat.keras2 import backend, configurations
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.ops.registry import count_gates, relu_maximum
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
+from keras_qat.training.fake_quantization.phase import Flag
 from keras_qat.training.fake_quantization.weight_quantizer import (
     CellQuantizer,
     GateQuantizer,
@@ -24,7 +26,7 @@ from keras_qat.training.fake_quantization.weight_quantizer import (
 from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
-def _before_relu(x: Any) -> tuple[Any, float | None]:
+def _before_relu(x: tf.Tensor) -> tuple[Any, float | None]:
     """Returns the input and the maximum of the ReLU that computed `x`; without one, `x` and None.
 
     A quantizer that clips at zero computes the ReLU itself, so training need not keep its output.
@@ -64,7 +66,7 @@ class Quantize(ScheduledLayer):
         self.rounds = rounds
         self.supports_masking = True
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: tf.TensorShape) -> None:
         self.quantizer = ActivationQuantizer(self.spec, self, "output", self.slots)
         super().build(input_shape)
 
@@ -74,7 +76,12 @@ class Quantize(ScheduledLayer):
 
     @tf.autograph.experimental.do_not_convert
     def compute(
-        self, inputs: Any, training: Any, slot: int | None = 0, source: Any = None, kernel: str = ""
+        self,
+        inputs: tf.Tensor,
+        training: Flag | None,
+        slot: int | None = 0,
+        source: Any = None,
+        kernel: str = "",
     ) -> Any:
         # Models of earlier versions pass `source` and `kernel`.
         phase = self.advance(training)
@@ -86,7 +93,7 @@ class Quantize(ScheduledLayer):
             x, ceiling = _before_relu(x)
         return self.quantizer(x, phase, slot, ceiling)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: tf.TensorShape) -> Any:
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
@@ -122,10 +129,10 @@ class QuantizeWrapper(ScheduledLayer):
 
     def __init__(
         self,
-        layer: Any,
+        layer: keras.layers.Layer,
         weights: dict[str, Any],
         weight_spec: Any = None,
-        batch_norm: Any = None,
+        batch_norm: keras.layers.Layer = None,
         batch_norm_frozen: bool = False,
         fold: str = "per_channel",
         activation: Any = None,
@@ -164,7 +171,7 @@ class QuantizeWrapper(ScheduledLayer):
         layers = (self.layer, self.batch_norm, self.activation)
         return [layer for layer in layers if layer is not None]
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: tf.TensorShape) -> None:
         shape = input_shape = _shapes(input_shape)
         self.channels = input_shape[-1]
         for sublayer in self.sublayers:
@@ -203,7 +210,7 @@ class QuantizeWrapper(ScheduledLayer):
         self.layer.reset_states()
 
     @tf.autograph.experimental.do_not_convert
-    def compute(self, inputs: Any, training: Any, call: int = 0) -> Any:
+    def compute(self, inputs: tf.Tensor, training: Flag | None, call: int = 0) -> Any:
         # Models of earlier versions pass `call`.
         phase = self.advance(training)
         if self.batch_norm_frozen:
@@ -215,13 +222,13 @@ class QuantizeWrapper(ScheduledLayer):
             x = self.output_quantizer(x, phase, ceiling=self.ceiling)
         return tf.cast(x, self.output_dtype(inputs))
 
-    def output_dtype(self, inputs: Any) -> Any:
+    def output_dtype(self, inputs: tf.Tensor) -> Any:
         return self.sublayers[-1].compute_dtype
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+    def compute_mask(self, inputs: tf.Tensor, mask: tf.Tensor | None = None) -> Any:
         return self.layer.compute_mask(inputs, mask)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: tf.TensorShape) -> Any:
         for sublayer in self.sublayers:
             input_shape = backend.infer_output_shape(sublayer, input_shape)
         return input_shape
@@ -291,7 +298,7 @@ class QuantizeWeights(ScheduledLayer):
     """
 
     def __init__(
-        self, layer: Any, weights: dict[str, Any], weight_spec: Any, **kwargs: Any
+        self, layer: keras.layers.Layer, weights: dict[str, Any], weight_spec: Any, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.layer = configurations.deserialize(layer) if isinstance(layer, dict) else layer
@@ -299,18 +306,20 @@ class QuantizeWeights(ScheduledLayer):
         self.weight_axes = {path: tuple(axes) for path, axes in weights.items()}
         self.weight_spec = specs.from_config(weight_spec)
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: tf.TensorShape) -> None:
         self.weight_quantizers = {
             path: WeightQuantizer(self.weight_spec, self, path.replace(".", "_"), axes)
             for path, axes in self.weight_axes.items()
         }
         super().build(input_shape)
 
-    def call(self, inputs: Any, *args: Any, training: Any = None, **kwargs: Any) -> Any:
+    def call(
+        self, inputs: tf.Tensor, *args: Any, training: Flag | None = None, **kwargs: Any
+    ) -> Any:
         return self._compute((inputs, *args), kwargs, training)
 
     @tf.autograph.experimental.do_not_convert
-    def _compute(self, args: Any, kwargs: dict[str, Any], training: Any) -> Any:
+    def _compute(self, args: Any, kwargs: dict[str, Any], training: Flag | None) -> Any:
         phase = self.advance(training)
         if accepts_training(self.layer):
             kwargs = {**kwargs, "training": training}
@@ -331,10 +340,10 @@ class QuantizeWeights(ScheduledLayer):
         except AttributeError:
             return False
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+    def compute_mask(self, inputs: tf.Tensor, mask: tf.Tensor | None = None) -> Any:
         return self.layer.compute_mask(inputs, mask)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: tf.TensorShape) -> Any:
         return self.layer.compute_output_shape(input_shape)
 
     def get_config(self) -> dict[str, Any]:

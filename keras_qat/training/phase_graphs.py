@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2 import backend
+from keras_qat.keras2.backend import keras
 from keras_qat.messages import counted, show_once, warn_caller
 from keras_qat.training.calibration.data_checks import doubt_of_arrays, doubt_of_ranges
 from keras_qat.training.calibration.lost_values import lost_parts
@@ -177,7 +178,7 @@ class PhasedModel:
         return function
 
 
-def _selects(layer: Any) -> bool:
+def _selects(layer: keras.layers.Layer) -> bool:
     """Whether a layer's weights are quantized by one operation or two, with a gradient of ones."""
     return getattr(layer, "fold", "per_channel") == "per_channel" and all(
         quantizer.observer is None and quantizer.learned is None
@@ -199,7 +200,7 @@ def _normalizes_twice(layers: Iterable[Any]) -> bool:
     return numbers < FEW_NUMBERS
 
 
-def check_started(model: Any) -> None:
+def check_started(model: keras.Model) -> None:
     """Raises a `ValueError` if ranges that training learns have none to start from."""
     blind = [x for x in quantizers_in(model) if x.learns and not x.is_calibrated()]
     if blind:
@@ -209,7 +210,7 @@ def check_started(model: Any) -> None:
         )
 
 
-def check_frozen(model: Any) -> None:
+def check_frozen(model: keras.Model) -> None:
     """Raises a `ValueError` if ranges are frozen from the next step on, and none has seen data."""
     if not all(
         layer.step.numpy() + 1 >= layer.thresholds()["freeze_ranges_from"].numpy()
@@ -242,7 +243,7 @@ def executions_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> in
     return (min(changes, default=NEVER) - 1) // most_steps
 
 
-def phase_finder(model: Any) -> PhaseFinder:
+def phase_finder(model: keras.Model) -> PhaseFinder:
     """Returns the `PhaseFinder` of a model, which has only one, as its functions are traced."""
     if getattr(model, "_phase_finder", None) is None:  # Past Keras, which would track it.
         object.__setattr__(model, "_phase_finder", PhaseFinder(model))
@@ -259,7 +260,7 @@ class PhaseFinder:
     steps: int = -1
     """The sum of all layers' training steps when they were last read."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         layers, quantizers = list(scheduled_layers(model)), quantizers_in(model)
         self._model = model
         self._layers = layers

@@ -52,7 +52,7 @@ class QuantizerStatistics:
 
 
 def statistics(
-    model: Any,
+    model: keras.Model,
     data: Any,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -160,7 +160,7 @@ class LogQuantization(keras.callbacks.Callback):
         data: Any = None,
         *,
         every: int = 1,
-        model: Any = None,
+        model: keras.Model = None,
     ) -> None:
         super().__init__()
         self.every = check_count("every", every)
@@ -191,7 +191,7 @@ class LogQuantization(keras.callbacks.Callback):
         for writer in self._writers.values():
             writer.close()
 
-    def _scalars(self, model: Any) -> Iterator[tuple[str, str, float]]:
+    def _scalars(self, model: keras.Model) -> Iterator[tuple[str, str, float]]:
         """Yields the run, the chart and the value of each entry."""
         entries = [] if self.data is None else statistics(model, self.data)
         listed = [entry.quantizer for entry in entries] if entries else quantizers(model)

@@ -8,6 +8,7 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 
 from keras_qat.config.specs import FixedSpec, QuantSpec
+from keras_qat.keras2.backend import keras
 from keras_qat.messages import unknown
 from keras_qat.training.batch_norm.fold_modes import folded
 from keras_qat.training.fake_quantization.weight_quantizer import weight_at
@@ -78,7 +79,7 @@ class Quantizers(list[Quantizer]):
         return by_name[index]
 
 
-def quantizers(model: Any) -> Quantizers:
+def quantizers(model: keras.Model) -> Quantizers:
     """Lists every quantizer of a quantization-aware model, in the order of the layers.
 
     Args:
@@ -105,7 +106,7 @@ def quantizers(model: Any) -> Quantizers:
     )
 
 
-def activation_quantizers(model: Any) -> list[Quantizer]:
+def activation_quantizers(model: keras.Model) -> list[Quantizer]:
     """Lists the quantizers of activations, which takes less time than `quantizers`."""
     return [x for layer in scheduled_layers(model) for x in _activation_quantizers(layer)]
 
@@ -115,7 +116,7 @@ def layer_quantizers(layer: ScheduledLayer) -> tuple[list[Quantizer], list[Quant
     return _weight_quantizers(layer), _activation_quantizers(layer)
 
 
-def quantized_weight(layer: Any, name: str) -> Any:
+def quantized_weight(layer: keras.layers.Layer, name: str) -> Any:
     """Returns the weight of a layer that the quantizer of this name quantizes."""
     if isinstance(layer, QuantizeWeights) or len(layer.weight_axes) > 1:
         return weight_at(layer.layer, name)

@@ -32,7 +32,7 @@ DIVERGED = "The training diverged: go back to an earlier checkpoint and lower th
 
 
 def check_before_export(
-    model: Any,
+    model: keras.Model,
     path: str | os.PathLike[str] | None,
     directory: bool = False,
     but_not: Collection[str] = (),
@@ -55,7 +55,7 @@ def check_before_export(
         check_writable(path, directory)
 
 
-def check_exportable(model: Any) -> None:
+def check_exportable(model: keras.Model) -> None:
     """Raises a `ValueError` if a model is not quantized, or a quantizer has no usable range."""
     check_quantized(model)
     check_is_graph(model)
@@ -92,7 +92,7 @@ def check_exportable(model: Any) -> None:
         )
 
 
-def _is_finite(weight: Any) -> bool:
+def _is_finite(weight: tf.Tensor) -> bool:
     """Whether a weight is finite. If its sum is, it is, and that is quick to compute."""
     if not weight.dtype.is_floating:
         return True
@@ -119,7 +119,7 @@ Settings = list[tuple[Any, dict[str, Any]]]
 """Layers, each with the attributes that hold what its constructor was given."""
 
 
-def settings_of(model: Any) -> Settings:
+def settings_of(model: keras.Model) -> Settings:
     """Returns the settings of a quantized model's layers. Users' own layers may change theirs."""
     layers = [layer for layer in list_layers(model) if package_of(type(layer)) in KNOWN]
     settings = [(x, _own_settings(x)) for x in layers if not isinstance(x, keras.Model)]
@@ -130,7 +130,7 @@ def settings_of(model: Any) -> Settings:
     return settings
 
 
-def check_settings(model: Any) -> None:
+def check_settings(model: keras.Model) -> None:
     """Raises a `ValueError` if a setting was changed after the model was quantized or loaded.
 
     Training, inference and files were planned for the settings that layers had then, and each would
@@ -150,7 +150,7 @@ def check_settings(model: Any) -> None:
             )
 
 
-def _own_settings(layer: Any) -> dict[str, Any]:
+def _own_settings(layer: keras.layers.Layer) -> dict[str, Any]:
     parameters = inspect.signature(type(layer).__init__).parameters
     return {
         name: vars(layer)[name]
@@ -168,7 +168,7 @@ EXAMPLES_PER_BATCH = 32
 """Calibration examples that count as one batch when training continues."""
 
 
-def untrained(model: Any, calls: Graph) -> list[str]:
+def untrained(model: keras.Model, calls: Graph) -> list[str]:
     """Returns sentences on why a model's file would not compute what the model was trained to.
 
     Args:
@@ -179,7 +179,7 @@ def untrained(model: Any, calls: Graph) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def _before_delay(model: Any, calls: Graph) -> str:
+def _before_delay(model: keras.Model, calls: Graph) -> str:
     """Returns a sentence if quantization is off or has not begun, as for restored early weights."""
     waiting = {
         layer: (int(layer.step.numpy()), int(layer.quantize_from.numpy()))
@@ -203,7 +203,7 @@ def _before_delay(model: Any, calls: Graph) -> str:
     )
 
 
-def _without_data(model: Any) -> str:
+def _without_data(model: keras.Model) -> str:
     """Returns a sentence if ranges are still the initial ones of the recipe."""
     ranges = [x.untouched_range for layer in scheduled_layers(model) for x in layer.quantizers]
     blind = [ends for ends in ranges if ends is not None]
@@ -217,7 +217,7 @@ def _without_data(model: Any) -> str:
     )
 
 
-def _of_another_recipe(model: Any) -> str:
+def _of_another_recipe(model: keras.Model) -> str:
     """Returns a sentence if ranges that have to be symmetric around zero are not.
 
     Keras loads the weights of another recipe if they have the same shapes.
@@ -237,7 +237,7 @@ def _of_another_recipe(model: Any) -> str:
     return ""
 
 
-def describe_difference(model: Any) -> str:
+def describe_difference(model: keras.Model) -> str:
     """Returns a sentence if `quantize_model` found that the float model computes otherwise."""
     names = getattr(model, "differing_outputs", "")
     if not names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from keras_qat.ops.recurrent.step_math import (
 )
 from keras_qat.ops.recurrent.step_ops import get_fixed_params
 from keras_qat.ops.registry import match
-from keras_qat.training.batch_norm.factor_and_bias import Weighted
+from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
 from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.fake_quantization.weight_quantizer import weights_replaced
 
@@ -51,46 +51,60 @@ class _InTraining:
         self.multiplied, self.rounded = product, rounded
         self.seen: dict[str, list[Any]] = {}
 
-    def note(self, name: str, x: Any) -> Any:
+    def note(self, name: str, x: tf.Tensor) -> Any:
         self.seen.setdefault(name, []).append(x)
         return self.rounded(name, x)
 
-    def product(self, part: str, hidden: Any) -> Any:
+    def product(self, part: str, hidden: tf.Tensor) -> Any:
         return self.note(f"state_{part}", self.multiplied(part, hidden))
 
-    def add(self, first: Any, second: Any, name: str, maximum: float | None = None) -> Any:
+    def add(
+        self, first: tf.Tensor, second: tf.Tensor, name: str, maximum: float | None = None
+    ) -> Any:
         total = first + second
         if maximum is not None:
             finite = maximum < math.inf
             total = tf.clip_by_value(total, 0.0, maximum) if finite else tf.nn.relu(total)
         return self.note(name, total)
 
-    def multiply(self, first: Any, second: Any, name: str) -> Any:
+    def multiply(self, first: tf.Tensor, second: tf.Tensor, name: str) -> Any:
         return self.note(name, first * second)
 
-    def sigmoid(self, x: Any, name: str) -> Any:
+    def sigmoid(self, x: tf.Tensor, name: str) -> Any:
         return self.note(name, tf.sigmoid(x))
 
-    def tanh(self, x: Any, name: str) -> Any:
+    def tanh(self, x: tf.Tensor, name: str) -> Any:
         return self.note(name, tf.tanh(x))
 
-    def from_one(self, x: Any) -> Any:
+    def from_one(self, x: tf.Tensor) -> Any:
         return self.note("sigmoid", 1.0 - x)
 
-    def split(self, x: Any, count: int) -> list[Any]:
+    def split(self, x: tf.Tensor, count: int) -> list[Any]:
         return tf.split(x, count, -1)
 
 
-def unrolled_quantized(wrapper: Weighted, x: Any, weights: dict[str, Any], phase: Phase) -> Any:
-    """Computes a wrapper's recurrent layer with given weights, and observes its inner tensors.
+def simulate_unrolled(
+    layer: keras.layers.Layer,
+    inner: Mapping[str, ActivationQuantizer],
+    x: tf.Tensor,
+    weights: dict[str, tf.Tensor],
+    phase: Phase,
+) -> tf.Tensor:
+    """Computes a recurrent layer with quantized weights, and observes the tensors of its steps.
 
     Tensors inside a step are rounded to the ranges from before the call.
+
+    Args:
+        layer: the layer.
+        inner: the quantizers of the tensors inside a step, by name.
+        x: its input, or a list of the input and the initial state, or of the input and its mask.
+        weights: the quantized weights, by their paths.
+        phase: the phase of the call.
     """
-    inner = wrapper.inner
     ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
     applies = {name: x.applies(phase, *ranges[name]) for name, x in inner.items()}
 
-    def rounded(name: str, x: Any) -> Any:
+    def rounded(name: str, x: tf.Tensor) -> Any:
         if name in inner:
             return fake_quant.fake_quantize_if(applies[name], x, *ranges[name])
         own = get_fixed_params(name)
@@ -102,17 +116,22 @@ def unrolled_quantized(wrapper: Weighted, x: Any, weights: dict[str, Any], phase
         )
         return fake_quant.fake_quantize_if(phase.quantizing, x, low, high, own.bits)
 
-    def first(name: str, x: Any) -> Any:
+    def first(name: str, x: tf.Tensor) -> Any:
         return inner[name](x, phase)
 
-    outputs, seen = steps_quantized(wrapper.layer, x, weights, phase, first, rounded)
+    outputs, seen = simulate_steps(layer, x, weights, phase, first, rounded)
     for name, tensors in seen.items():
         inner[name].take_in(tf.stack(tensors), phase)
     return outputs
 
 
-def steps_quantized(
-    layer: Any, x: Any, weights: dict[str, Any], phase: Phase, first: Round, rounded: Round
+def simulate_steps(
+    layer: keras.layers.Layer,
+    x: tf.Tensor,
+    weights: dict[str, Any],
+    phase: Phase,
+    first: Round,
+    rounded: Round,
 ) -> tuple[Any, dict[str, list[Any]]]:
     """Returns the output of a layer, and the tensors inside its steps by the name of their range.
 
@@ -156,7 +175,7 @@ def steps_quantized(
             masks = cell.get_recurrent_dropout_mask_for_cell(hidden, phase.training, count=4)
             hidden, masks = (hidden, masks) if of_blocks else (hidden * masks[0], None)
 
-        def product(name: str, hidden: Any) -> Any:
+        def product(name: str, hidden: tf.Tensor) -> Any:
             return _product(linear_again, hidden, (recurrent, own_bias), part_of[name], masks)
 
         arithmetic = _InTraining(product, rounded)
@@ -210,13 +229,13 @@ def _without_a_loop(step: Any, inputs: list[Any], states: Any, go_backwards: boo
     return tf.nest.map_structure(lambda *tensors: tf.stack(tensors, 1), *outputs), states
 
 
-def _linear(layer: Any) -> tuple[Linear, Linear]:
+def _linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
     """Returns the functions that multiply a kernel by all inputs and by a hidden state."""
     if not isinstance(layer, CONV_LSTMS):
         return lambda x, kernel: tf.tensordot(x, kernel, 1), tf.matmul
     cell = layer.cell
 
-    def of_inputs(x: Any, kernel: Any) -> Any:
+    def of_inputs(x: tf.Tensor, kernel: tf.Tensor) -> Any:
         folded = tf.reshape(x, [-1, *x.shape[2:]])
         y = cell.input_conv(folded, kernel, padding=cell.padding)
         return tf.reshape(y, [-1, *x.shape[1:2], *y.shape[1:]])
@@ -224,7 +243,7 @@ def _linear(layer: Any) -> tuple[Linear, Linear]:
     return of_inputs, cell.recurrent_conv
 
 
-def _product(linear: Linear, x: Any, weights: tuple[Any, Any], part: Part, masks: Any) -> Any:
+def _product(linear: Linear, x: tf.Tensor, weights: tuple[Any, Any], part: Part, masks: Any) -> Any:
     """Multiplies `x` by a part of the weights and adds its bias; each block has a dropout mask."""
     kernel, bias = weights
     if masks is None:
@@ -239,11 +258,11 @@ def _product(linear: Linear, x: Any, weights: tuple[Any, Any], part: Part, masks
     return y if part.slope == 1 else y * part.slope
 
 
-def _value(x: Any) -> Value:
+def _value(x: tf.Tensor) -> Value:
     return Value("x", tuple(x.shape), x.dtype.name)
 
 
-def biases(layer: Any, dtype: Any, bias: Any = None) -> tuple[Any, Any]:
+def biases(layer: keras.layers.Layer, dtype: tf.DType, bias: tf.Tensor = None) -> tuple[Any, Any]:
     """Returns a layer's biases of the inputs and of the hidden state, None where there is none.
 
     The bias of the inputs holds the offsets of its parts; a given `bias` has to hold them already.
@@ -262,7 +281,9 @@ def biases(layer: Any, dtype: Any, bias: Any = None) -> tuple[Any, Any]:
     return bias[0], bias[1]
 
 
-def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase, bits: int = 8) -> Any:
+def simulate_lstm(
+    layer: keras.layers.Layer, x: tf.Tensor, weights: dict[str, Any], phase: Phase, bits: int = 8
+) -> Any:
     """Computes an LSTM with given weights, and fake-quantizes its states from step to step.
 
     Args:
@@ -275,7 +296,7 @@ def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase, bi
     limits = HIDDEN.wide if bits == 16 else (HIDDEN.minimum, HIDDEN.maximum)
     highest = float(CELL.highest * CELL.scale)
 
-    def step(x: Any, states: Any) -> tuple[Any, list[Any]]:
+    def step(x: tf.Tensor, states: Any) -> tuple[Any, list[Any]]:
         _, (hidden, cell) = layer.cell(x, states, training=phase.training)
         low, high = map(tf.constant, limits)  # Here, as tf2onnx wants constants in the loop.
         hidden = fake_quant.fake_quantize_if(phase.quantizing, hidden, low, high, bits)
@@ -299,7 +320,7 @@ def lstm_quantized(layer: Any, x: Any, weights: dict[str, Any], phase: Phase, bi
     return outputs if layer.return_sequences else last
 
 
-def states_of(model: Any) -> list[Any]:
+def states_of(model: keras.Model) -> list[Any]:
     """Returns the variables that hold the states of a model."""
     layers = [layer for layer in list_layers(model) if isinstance(layer, keras.layers.RNN)]
     return [state for rnn in layers if rnn.stateful for state in tf.nest.flatten(rnn.states)]
@@ -310,7 +331,7 @@ def kept_batch(states: Sequence[Any]) -> int | None:
     return int(states[0].shape[0]) if states else None
 
 
-def keep_states(layer: Any, states: Sequence[Any]) -> None:
+def keep_states(layer: keras.layers.Layer, states: Sequence[Any]) -> None:
     """Assigns the states after the last step to a layer's variables."""
     for variable, state in zip(layer.states, states, strict=True):
         variable.assign(tf.cast(state, variable.dtype))

@@ -9,6 +9,7 @@ from typing import Any
 
 from keras_qat.config.arguments import switch
 from keras_qat.graph.read_model import read_model
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.keras2.readability import check_readable, is_graph_model
 from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
@@ -16,27 +17,27 @@ from keras_qat.training.fake_quantization.phase import NEVER
 from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
-def scheduled_layers(model: Any) -> Iterator[ScheduledLayer]:
+def scheduled_layers(model: keras.Model) -> Iterator[ScheduledLayer]:
     """Yields the quantize-aware layers of a model, and of models inside it."""
     return (layer for layer in list_layers(model) if isinstance(layer, ScheduledLayer))
 
 
-def quantizers_in(model: Any) -> list[ActivationQuantizer]:
+def quantizers_in(model: keras.Model) -> list[ActivationQuantizer]:
     """Returns the activation quantizers of a model."""
     return [quantizer for layer in scheduled_layers(model) for quantizer in layer.quantizers]
 
 
-def is_quantized(model: Any) -> bool:
+def is_quantized(model: keras.Model) -> bool:
     """Whether a model holds quantize-aware layers."""
     return not isinstance(model, type) and any(True for _ in scheduled_layers(model))
 
 
-def share_layers(model: Any, other: Any) -> bool:
+def share_layers(model: keras.Model, other: Any) -> bool:
     """Whether two models have a quantize-aware layer in common."""
     return not set(scheduled_layers(model)).isdisjoint(scheduled_layers(other))
 
 
-def check_quantized(model: Any) -> None:
+def check_quantized(model: keras.Model) -> None:
     """Raises a `ValueError` if a model is not quantization-aware."""
     if not is_quantized(model):
         recipe = getattr(model, "recipe", None)
@@ -52,7 +53,7 @@ def check_quantized(model: Any) -> None:
         )
 
 
-def check_is_graph(model: Any) -> None:
+def check_is_graph(model: keras.Model) -> None:
     """Raises a `ValueError` if code calls quantize-aware layers, of which no file can be written.
 
     Args:
@@ -68,7 +69,7 @@ def check_is_graph(model: Any) -> None:
     )
 
 
-def file_model_of(model: Any) -> Any:
+def file_model_of(model: keras.Model) -> Any:
     """Returns the part of a model that files hold: all of it, but for `outputs` inside of it.
 
     A model that Keras made of quantize-aware layers predicts from now on what its file computes.
@@ -87,7 +88,7 @@ IMPORTED_IN = os.getpid()
 """The process that imported this module. Models in it cannot be those of a process before it."""
 
 
-def check_process(model: Any) -> None:
+def check_process(model: keras.Model) -> None:
     """Raises a `RuntimeError` in a fork of the process that made a model.
 
     TensorFlow's threads do not exist in a fork, so it would wait for them forever.
@@ -104,7 +105,7 @@ def check_process(model: Any) -> None:
         )
 
 
-def recipe_of(model: Any) -> Any:
+def recipe_of(model: keras.Model) -> Any:
     """Returns the recipe that a model, or the model of its layers, was quantized with.
 
     None for a model of parts that no quantized model of this process holds any more.
@@ -115,7 +116,7 @@ def recipe_of(model: Any) -> Any:
     return None
 
 
-def set_quantization(model: Any, enabled: bool = True) -> None:
+def set_quantization(model: keras.Model, enabled: bool = True) -> None:
     """Switches fake quantization on or off at once. Ranges are observed in both cases.
 
     For custom training loops; `callbacks.QuantDelay` does the same at a given step.
@@ -131,7 +132,7 @@ def set_quantization(model: Any, enabled: bool = True) -> None:
     schedule(model, quantize_from=0 if switch("enabled", enabled) else NEVER)
 
 
-def freeze_batch_norm(model: Any, frozen: bool = True) -> None:
+def freeze_batch_norm(model: keras.Model, frozen: bool = True) -> None:
     """Makes BatchNormalization use its moving statistics in training, or the batch's again.
 
     Frozen statistics do not change; gamma and beta continue to train. For custom training loops;
@@ -148,7 +149,7 @@ def freeze_batch_norm(model: Any, frozen: bool = True) -> None:
     schedule(model, freeze_from=0 if switch("frozen", frozen) else NEVER)
 
 
-def freeze_ranges(model: Any, frozen: bool = True) -> None:
+def freeze_ranges(model: keras.Model, frozen: bool = True) -> None:
     """Freezes the ranges of activations in training, or observes them again.
 
     For custom training loops; `callbacks.FreezeRanges` does the same at a given step.
@@ -164,14 +165,14 @@ def freeze_ranges(model: Any, frozen: bool = True) -> None:
     schedule(model, freeze_ranges_from=0 if switch("frozen", frozen) else NEVER)
 
 
-def steps_done(model: Any) -> int:
+def steps_done(model: keras.Model) -> int:
     """Returns the number of training steps of a model so far."""
     calls = read_model(model).count_calls()
     layers = scheduled_layers(model)
     return min((int(layer.step.numpy()) // calls.get(layer, 1) for layer in layers), default=0)
 
 
-def schedule(model: Any, **thresholds: int) -> None:
+def schedule(model: keras.Model, **thresholds: int) -> None:
     """Sets the training steps, counted from 1, at which all layers of a model change over.
 
     Args:
@@ -192,21 +193,21 @@ def schedule(model: Any, **thresholds: int) -> None:
         layer.set_thresholds(**counts)
 
 
-def leave_in_float(layer: Any, reason: str) -> None:
+def leave_in_float(layer: keras.layers.Layer, reason: str) -> None:
     """Makes a layer compute in float, whatever its operator."""
     layer.keras_qat_float_reason = reason
 
 
-def why_left_in_float(layer: Any) -> str | None:
+def why_left_in_float(layer: keras.layers.Layer) -> str | None:
     """Returns the reason that `leave_in_float` noted; None for any other layer."""
     return getattr(layer, "keras_qat_float_reason", None)
 
 
-def ask_for_integers(layer: Any) -> None:
+def ask_for_integers(layer: keras.layers.Layer) -> None:
     """Makes a layer compute in integers whose operator does so `on_request` only."""
     layer.keras_qat_asked_for = True
 
 
-def asked_for_integers(layer: Any) -> bool:
+def asked_for_integers(layer: keras.layers.Layer) -> bool:
     """Whether `ask_for_integers` was called on a layer."""
     return getattr(layer, "keras_qat_asked_for", False)

@@ -20,7 +20,7 @@ from keras_qat.arithmetic.control_flow import Switch, cond
 from keras_qat.keras2 import backend
 from keras_qat.keras2.readability import is_graph_model
 from keras_qat.messages import show_once
-from keras_qat.training.fake_quantization.phase import NEVER, Phase
+from keras_qat.training.fake_quantization.phase import NEVER, Flag, Phase
 from keras_qat.training.steps import step_tensors
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def shapes_are_enough() -> bool:
     return _shapes_only.get()
 
 
-def tell_of_plain_model(recipe: Any, training: Any) -> None:
+def tell_of_plain_model(recipe: Any, training: Flag | None) -> None:
     """Tells that the model around a call is a plain one, whose file would differ from it.
 
     Args:
@@ -141,7 +141,7 @@ class ScheduledLayer(backend.keras.layers.Layer):
         tell_of_plain_model(self.recipe, kwargs.get("training"))
         return super().__call__(*args, **kwargs)
 
-    def call(self, inputs: Any, training: Any = None, **kwargs: Any) -> Any:
+    def call(self, inputs: tf.Tensor, training: Flag | None = None, **kwargs: Any) -> Any:
         kwargs.pop("mask", None)  # Keras passes it to calls with **kwargs.
         if _shapes_only.get():
             with tf.init_scope():  # Keras computes the shapes of custom layers in eager mode.
@@ -150,11 +150,11 @@ class ScheduledLayer(backend.keras.layers.Layer):
             return tf.raw_ops.Placeholder(dtype=self.output_dtype(inputs), shape=shape)
         return self.compute(inputs, training, **kwargs)
 
-    def output_dtype(self, inputs: Any) -> Any:
+    def output_dtype(self, inputs: tf.Tensor) -> Any:
         """Returns the type of the output."""
         return inputs.dtype
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: tf.TensorShape) -> None:
         self.made_in = os.getpid()
         self.step = backend.add_scalar(self, "step", 0, "int64")
         self.quantize_from = backend.add_scalar(self, "quantize_from", 0, "int64")
@@ -204,7 +204,7 @@ class ScheduledLayer(backend.keras.layers.Layer):
         self.step.assign(step, read_value=False)
         return step
 
-    def advance(self, training: Any) -> Phase:
+    def advance(self, training: Flag | None) -> Phase:
         """Counts the step if this is training, and returns the phase of the call."""
         training = backend.resolve_training(training)
         known = self.assumed

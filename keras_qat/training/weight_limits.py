@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.helper_layers.computed_kernels import is_computed
+from keras_qat.keras2.backend import keras
 from keras_qat.training.fake_quantization.weight_quantizer import (
     CellQuantizer,
     WeightQuantizer,
@@ -48,7 +49,7 @@ def rounded(weights: np.ndarray, limits: np.ndarray, bits: int) -> np.ndarray:
     return np.round(np.clip(weights, -limits, limits) / scale) * scale
 
 
-def clip_weights(model: Any) -> None:
+def clip_weights(model: keras.Model) -> None:
     """Clips the weights of a quantization-aware model where that reduces their rounding error.
 
     The range of a channel follows its weights, so clipping sets it, for training as well. Ranges
@@ -61,7 +62,7 @@ def clip_weights(model: Any) -> None:
         quantizer.set_limits(limits)
 
 
-def start_limits(model: Any) -> None:
+def start_limits(model: keras.Model) -> None:
     """Sets learned limits of weights to start at the least squared error."""
     for weights, quantizer in per_channel(model):
         if quantizer.learned is not None:
@@ -69,7 +70,9 @@ def start_limits(model: Any) -> None:
             quantizer.set_limits(least_squares_limits(weights.numpy(), axes, bits))
 
 
-def per_channel(model: Any, are_variables: bool = False) -> Iterator[tuple[Any, WeightQuantizer]]:
+def per_channel(
+    model: keras.Model, are_variables: bool = False
+) -> Iterator[tuple[Any, WeightQuantizer]]:
     """Yields each weight in a wrapper that has a range for each channel, and its quantizer.
 
     With `are_variables` those that are computed from others are left out.

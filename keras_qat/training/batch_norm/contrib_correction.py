@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_qat.arithmetic import as_written
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.keras2 import backend
+from keras_qat.keras2.backend import keras
 from keras_qat.training.batch_norm.factor_and_bias import Weighted, scaled
 from keras_qat.training.distribution import moments_of_all
 from keras_qat.training.fake_quantization.observers import subtract_product
@@ -24,12 +25,12 @@ MUCH_LESS = 0.8
 """The share of a convolution's products below which the covariance of its inputs is faster."""
 
 
-def moments(z: Any, channel_axis: int) -> tuple[Any, Any]:
+def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
     """Returns the mean and variance of each channel; its own gradient saves passes over `z`."""
     axes = [axis for axis in range(len(z.shape)) if axis != channel_axis]
 
     @tf.custom_gradient
-    def of(z: Any) -> Any:
+    def of(z: tf.Tensor) -> Any:
         none, channels = tf.zeros(0), z.shape[channel_axis]
         count = tf.cast(tf.size(z) / channels, z.dtype)
         if fuses(z, channel_axis):
@@ -40,7 +41,7 @@ def moments(z: Any, channel_axis: int) -> tuple[Any, Any]:
         else:
             mean, variance = tf.nn.moments(z, axes)
 
-        def gradient(d_mean: Any, d_variance: Any) -> Any:
+        def gradient(d_mean: tf.Tensor, d_variance: tf.Tensor) -> Any:
             slope = d_variance * (2.0 / count)
             offset = d_mean / count - mean * slope  # Two passes are faster than a fused one here.
             return z * spread(slope, z, channel_axis) + spread(offset, z, channel_axis)
@@ -50,17 +51,17 @@ def moments(z: Any, channel_axis: int) -> tuple[Any, Any]:
     return of(z)
 
 
-def mean_and_covariance(rows: Any) -> tuple[Any, Any]:
+def mean_and_covariance(rows: tf.Tensor) -> tuple[Any, Any]:
     """Returns the mean and covariance of a matrix's columns; one matrix product per gradient."""
 
     @tf.custom_gradient
-    def of(rows: Any) -> Any:
+    def of(rows: tf.Tensor) -> Any:
         count = tf.cast(tf.shape(rows)[0], rows.dtype)
         mean = tf.reduce_mean(rows, 0)
         centered = rows - mean
         covariance = tf.matmul(centered, centered, transpose_a=True) / count
 
-        def gradient(d_mean: Any, d_covariance: Any) -> Any:
+        def gradient(d_mean: tf.Tensor, d_covariance: tf.Tensor) -> Any:
             slope = (d_covariance + tf.transpose(d_covariance)) / count
             # Not from `centered`, which graph optimization would keep in memory until here.
             offset = d_mean / count - tf.linalg.matvec(slope, mean)
@@ -71,7 +72,7 @@ def mean_and_covariance(rows: Any) -> tuple[Any, Any]:
     return of(rows)
 
 
-def takes_covariance(layer: Any, inputs: Any) -> bool:
+def takes_covariance(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
     """Whether the covariance of a layer's inputs is the cheaper way to the batch's statistics.
 
     The statistics of a 1x1 convolution's outputs follow from the covariance of its inputs. The
@@ -95,7 +96,7 @@ def takes_covariance(layer: Any, inputs: Any) -> bool:
     return of_covariance < MUCH_LESS * 3 * channels * filters
 
 
-def joins(layer: Any) -> bool:
+def joins(layer: keras.layers.Layer) -> bool:
     """Whether a layer computes with two kernels faster at once, as one of twice as many filters.
 
     Its inputs and their gradient are then read and written once; the outputs have to be parted.
@@ -106,12 +107,12 @@ def joins(layer: Any) -> bool:
     return layer.groups == 1 and not layer.use_bias and layer.kernel.shape[-2] >= layer.filters
 
 
-def scale_and_shift(y: Any, factors: Any, offsets: Any, channel_axis: int) -> Any:
+def scale_and_shift(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor, channel_axis: int) -> Any:
     """Computes `y * factors + offsets`, both per channel."""
     if not fuses(y, channel_axis):
         return y * spread(factors, y, channel_axis) + spread(offsets, y, channel_axis)
 
-    def fused(y: Any, factors: Any, offsets: Any) -> Any:
+    def fused(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor) -> Any:
         return tf.raw_ops.FusedBatchNormV3(
             x=y,
             scale=factors,
@@ -123,8 +124,8 @@ def scale_and_shift(y: Any, factors: Any, offsets: Any, channel_axis: int) -> An
         ).y
 
     @tf.custom_gradient
-    def without_swaps(y: Any, factors: Any, offsets: Any) -> Any:
-        def gradient(upstream: Any) -> tuple[Any, Any, Any]:
+    def without_swaps(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tuple[Any, Any, Any]:
             of_factors, of_offsets = (tf.reduce_sum(x, [0, 1, 2]) for x in (upstream * y, upstream))
             return upstream * spread(factors, y, 3), of_factors, of_offsets
 
@@ -134,12 +135,12 @@ def scale_and_shift(y: Any, factors: Any, offsets: Any, channel_axis: int) -> An
     return (without_swaps if as_written.has_gpu() else fused)(y, factors, offsets)
 
 
-def fuses(x: Any, channel_axis: int) -> bool:
+def fuses(x: tf.Tensor, channel_axis: int) -> bool:
     """Whether TensorFlow's fused BatchNormalization takes `x`, which saves a pass over it."""
     return len(x.shape) == 4 and channel_axis == 3 and x.dtype == tf.float32
 
 
-def spread(values: Any, y: Any, channel_axis: int) -> Any:
+def spread(values: tf.Tensor, y: tf.Tensor, channel_axis: int) -> Any:
     """Reshapes values per channel so that they broadcast against `y`."""
     return tf.reshape(values, [-1 if axis == channel_axis else 1 for axis in range(len(y.shape))])
 
@@ -156,7 +157,7 @@ class CorrectedFold:
     step updates them, so that results agree with recorded runs to float rounding.
     """
 
-    def __init__(self, wrapper: Weighted, inputs: Any, phase: Phase) -> None:
+    def __init__(self, wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> None:
         self.layer, self.norm = wrapper.layer, wrapper.batch_norm
         self.inputs, self.phase = inputs, phase
         ((self.weight, self.channel_axes),) = wrapper.weight_axes.items()
@@ -202,7 +203,7 @@ class CorrectedFold:
         offset = self.beta - self.mean * (self.gamma * self.moving_inverse)
         return tf.ones_like(offset), offset
 
-    def batch_moments(self, z: Any = None) -> tuple[Any, Any, Any]:
+    def batch_moments(self, z: tf.Tensor = None) -> tuple[Any, Any, Any]:
         """Returns mean, variance and number of the float kernel's outputs in the whole batch.
 
         Args:
@@ -214,7 +215,7 @@ class CorrectedFold:
             moments_of_all(mean, variance, count) if self.synchronized else (mean, variance, count)
         )
 
-    def local_moments(self, z: Any) -> tuple[Any, Any, Any]:
+    def local_moments(self, z: tf.Tensor) -> tuple[Any, Any, Any]:
         """Returns mean, variance and number of outputs in this replica's part of the batch.
 
         They come from the outputs, or from the mean and covariance of the inputs where that is
@@ -235,7 +236,7 @@ class CorrectedFold:
             mean += self.layer.bias
         return mean, variance, tf.shape(pixels)[0]
 
-    def update(self, mean: Any, variance: Any, count: Any) -> None:
+    def update(self, mean: tf.Tensor, variance: tf.Tensor, count: Any) -> None:
         """Moves the moving statistics towards the batch's."""
         weight = tf.constant(1.0 - self.norm.momentum)
         # Bessel's correction turns it into an estimate of the population's variance.
@@ -246,22 +247,22 @@ class CorrectedFold:
         ):
             subtract_product(variable, weight, moving - tf.stop_gradient(batch))
 
-    def inverse(self, variance: Any) -> Any:
+    def inverse(self, variance: tf.Tensor) -> Any:
         """Returns one over the standard deviation."""
         return tf.math.rsqrt(variance + self.norm.epsilon)
 
-    def convolve(self, kernel: Any, **attributes: Any) -> Any:
+    def convolve(self, kernel: tf.Tensor, **attributes: Any) -> Any:
         """Calls the layer with another kernel, in the layer's own precision."""
         kernel = tf.cast(kernel, self.layer.compute_dtype)
         with backend.swap_attributes(self.layer, **{self.weight: kernel}, **attributes):
             return tf.cast(self.layer(self.inputs), tf.float32)
 
-    def convolve_both(self, kernel: Any) -> list[Any]:
+    def convolve_both(self, kernel: tf.Tensor) -> list[Any]:
         """Returns the outputs of a kernel and of the float one, which have read the inputs once."""
         kernels = tf.concat([kernel, self.kernel], -1)
         both = self.convolve(kernels, filters=2 * self.layer.filters)
         return tf.split(both, 2, self.norm.axis[0])
 
-    def quantize(self, folded: Any) -> Any:
+    def quantize(self, folded: tf.Tensor) -> Any:
         """Quantizes the folded kernel if the plan says so."""
         return folded if self.quantizer is None else self.quantizer(folded, self.phase)

@@ -10,13 +10,14 @@ import tensorflow as tf
 
 from keras_qat.config.specs import QuantSpec
 from keras_qat.keras2 import backend
+from keras_qat.keras2.backend import keras
 from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
 from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
 
 _layers = backend.keras.layers
 
 
-def factor_and_bias(wrapper: Weighted, dtype: Any = tf.float32) -> tuple[Any, Any]:
+def factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> tuple[Any, Any]:
     """Returns the factor and the bias per output channel that a wrapper folds to at inference.
 
     BatchNorm(conv(x, W) + b) = conv(x, a W) + a (b - mean) + beta, per channel, with
@@ -59,7 +60,9 @@ def factor_and_bias(wrapper: Weighted, dtype: Any = tf.float32) -> tuple[Any, An
     return (factor, bias) if norm is None else normalization(bias, norm, dtype)
 
 
-def normalization(bias: Any, norm: Any, dtype: Any = tf.float32) -> tuple[Any, Any]:
+def normalization(
+    bias: tf.Tensor, norm: keras.layers.Layer, dtype: tf.DType = tf.float32
+) -> tuple[Any, Any]:
     """Returns a BatchNormalization's factor at inference, and its bias with `bias` folded in."""
     factor = tf.math.rsqrt(tf.cast(norm.moving_variance, dtype) + norm.epsilon)
     if norm.scale:
@@ -71,7 +74,7 @@ def normalization(bias: Any, norm: Any, dtype: Any = tf.float32) -> tuple[Any, A
     return factor, bias
 
 
-def scaled(kernel: Any, channel_axes: tuple[int, ...], factor: Any) -> Any:
+def scaled(kernel: tf.Tensor, channel_axes: tuple[int, ...], factor: tf.Tensor) -> Any:
     """Multiplies each output channel of a kernel by its factor."""
     rank = len(kernel.shape)
     shape = [kernel.shape[axis] if axis in channel_axes else 1 for axis in range(-rank, 0)]

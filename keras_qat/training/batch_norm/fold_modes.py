@@ -11,15 +11,16 @@ import tensorflow as tf
 from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.control_flow import Switch, cond, select, straight_through
 from keras_qat.keras2 import backend
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import count_gates
 from keras_qat.training.batch_norm.contrib_correction import CorrectedFold
 from keras_qat.training.batch_norm.factor_and_bias import Weighted, factor_and_bias, scaled
 from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.fake_quantization.weight_quantizer import weight_at
-from keras_qat.training.recurrent import lstm_quantized, unrolled_quantized
+from keras_qat.training.recurrent import simulate_lstm, simulate_unrolled
 
 
-def normalize_per_channel(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
+def normalize_per_channel(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
     """Quantizes the unfolded kernel, then normalizes: BatchNorm(conv(x, Q(W))).
 
     With symmetric weights and one range per output channel, Q(a W) = a Q(W) for any factor a of a
@@ -32,7 +33,7 @@ def normalize_per_channel(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
     return x
 
 
-def normalized(norm: Any, x: Any, phase: Phase) -> Any:
+def normalized(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
     """Calls a BatchNormalization, with the moving statistics once they are frozen.
 
     Where a `Switch` tells, both are computed, and frozen statistics keep their values.
@@ -42,7 +43,7 @@ def normalized(norm: Any, x: Any, phase: Phase) -> Any:
     return norm(x, training=is_learning(phase))
 
 
-def _normalized_twice(norm: Any, x: Any, frozen: Switch) -> Any:
+def _normalized_twice(norm: keras.layers.Layer, x: tf.Tensor, frozen: Switch) -> Any:
     """Calls a BatchNormalization with both statistics, and selects what is `frozen` or is not."""
     names = [name for name in ("gamma", "beta") if getattr(norm, name) is not None]
     weights = [tf.convert_to_tensor(getattr(norm, name)) for name in names]
@@ -61,7 +62,7 @@ def _normalized_twice(norm: Any, x: Any, frozen: Switch) -> Any:
                 results.append(norm(x, training=training))
             backward.append(functools.partial(tape.gradient, results[-1], inputs))
 
-        def gradient(upstream: Any) -> list[Any]:
+        def gradient(upstream: tf.Tensor) -> list[Any]:
             gradients = (back(upstream) for back in backward)
             return [select(frozen.on, *pair) for pair in zip(*gradients, strict=True)]
 
@@ -79,7 +80,7 @@ def is_learning(phase: Phase) -> Any:
     return tf.logical_and(phase.training, tf.logical_not(phase.frozen))
 
 
-def fold_with_correction(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
+def fold_with_correction(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
     """Quantizes the kernel folded with the moving variance, as `tf.contrib.quantize` does."""
     if wrapper.batch_norm is None:
         return apply_quantized(wrapper, inputs, phase)
@@ -87,7 +88,7 @@ def fold_with_correction(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
     return CorrectedFold(wrapper, inputs, phase)(learning)
 
 
-def normalize_per_tensor(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
+def normalize_per_tensor(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
     """Quantizes the folded kernel with one scale for the whole tensor."""
     norm, layer = wrapper.batch_norm, wrapper.layer
     if norm is None and wrapper.weight_axes:
@@ -105,7 +106,7 @@ def normalize_per_tensor(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
     return gained(wrapper, layer(inputs), gains)
 
 
-def apply_quantized(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
+def apply_quantized(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
     """Calls the wrapped layer with its weights quantized, none of them folded."""
     layer = wrapper.layer
     quantized = {
@@ -113,9 +114,9 @@ def apply_quantized(wrapper: Weighted, inputs: Any, phase: Phase) -> Any:
         for name, quantizer in wrapper.weight_quantizers.items()
     }
     if count_gates(layer) > 1:
-        return lstm_quantized(layer, inputs, quantized, phase, wrapper.state_bits)
+        return simulate_lstm(layer, inputs, quantized, phase, wrapper.state_bits)
     if wrapper.inner:
-        return unrolled_quantized(wrapper, inputs, quantized, phase)
+        return simulate_unrolled(layer, wrapper.inner, inputs, quantized, phase)
     if isinstance(layer, backend.keras.layers.BatchNormalization):
         return normalized(layer, inputs, phase)
     with backend.swap_attributes(layer, **quantized):
@@ -179,7 +180,9 @@ def factors(wrapper: Weighted) -> Any:
     return scaled(tf.ones_like(kernel), axes, factor)
 
 
-def _quantized(wrapper: Weighted, kernel: Any, factor: Any, axes: tuple[int, ...]) -> Codes:
+def _quantized(
+    wrapper: Weighted, kernel: tf.Tensor, factor: tf.Tensor, axes: tuple[int, ...]
+) -> Codes:
     bits = 8
     if wrapper.weight_axes:
         assert wrapper.weight_spec is not None
@@ -215,14 +218,14 @@ def quantized_parts(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
     return straight_through(lambda _: tf.identity(parts[0]), kernel), parts[1]
 
 
-def with_gains(norm: Any, gains: Any) -> Any:
+def with_gains(norm: keras.layers.Layer, gains: tf.Tensor) -> Any:
     """Runs a block in which a BatchNormalization's gamma is multiplied by the gains."""
     gamma = tf.convert_to_tensor(norm.gamma) if norm.scale else tf.ones_like(gains)
     gamma = straight_through(lambda gamma: gamma * tf.cast(gains, gamma.dtype), gamma)
     return backend.swap_attributes(norm, gamma=gamma, scale=True)
 
 
-def gained(wrapper: Weighted, bias: Any, gains: Any) -> Any:
+def gained(wrapper: Weighted, bias: tf.Tensor, gains: tf.Tensor) -> Any:
     """Applies the gains to the bias of `factor_and_bias`, or to an affine layer's output.
 
     The part that is added behind the factor stays as it is; without a factor all of it does.

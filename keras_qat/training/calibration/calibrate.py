@@ -20,7 +20,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import BATCH_SIZE, batches, is_read_once
-from keras_qat.keras2.backend import make_tf_function, one_at_a_time, swap_attributes
+from keras_qat.keras2.backend import keras, make_tf_function, one_at_a_time, swap_attributes
 from keras_qat.messages import warn_caller
 from keras_qat.training.calibration.data_checks import InputData, doubt, float_inputs
 from keras_qat.training.calibration.histogram import (
@@ -57,7 +57,7 @@ _QUICK, _LARGEST = 1 << 17, 128
     representative_dataset="it as the second argument",
 )
 def calibrate(
-    model: Any,
+    model: keras.Model,
     dataset: Any,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -162,7 +162,7 @@ def calibrate(
         warn_caller(reason)
 
 
-def _quick_batch(model: Any) -> int | None:
+def _quick_batch(model: keras.Model) -> int | None:
     """Returns how many examples to read at a time: of small ones more, as each run costs a start.
 
     None for the default.
@@ -174,7 +174,10 @@ def _quick_batch(model: Any) -> int | None:
 
 
 def _input_limits(
-    model: Any, graph: Graph, read: Iterator[list[np.ndarray]], range_of: Callable[..., Range]
+    model: keras.Model,
+    graph: Graph,
+    read: Iterator[list[np.ndarray]],
+    range_of: Callable[..., Range],
 ) -> dict[int, tuple[Any, Range]]:
     """Returns observer and range of each input that shares its quantizer with no other tensor.
 
@@ -194,7 +197,7 @@ def _input_limits(
 
 
 def _set(
-    model: Any,
+    model: keras.Model,
     observer: LastValue,
     ends: Range,
     count: float,
@@ -225,7 +228,7 @@ def _set(
 
 
 def _observe_weights(
-    model: Any, layers: list[ScheduledLayer], example: list[np.ndarray], reset: bool
+    model: keras.Model, layers: list[ScheduledLayer], example: list[np.ndarray], reset: bool
 ) -> None:
     """Updates the observers of weights by one call in training, where folded weights exist."""
     observers = [

@@ -12,6 +12,7 @@ from keras_qat.graph.calls import Graph, flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.io.data import arrays_of
 from keras_qat.io.excess import describe_excess
+from keras_qat.keras2.backend import keras
 from keras_qat.messages import counted
 from keras_qat.placement.lost_features import describe_lost_features
 from keras_qat.training.calibration.lost_values import (
@@ -125,7 +126,7 @@ def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bo
     return next(filter(None, reasons), "")
 
 
-def doubt_of_arrays(model: Any, data: Any) -> str:
+def doubt_of_arrays(model: keras.Model, data: Any) -> str:
     """Returns why data that `fit` gets seem not to fit the model; "" for other data than arrays."""
     some = _evenly_spread(model, data)
     if not some:
@@ -139,7 +140,7 @@ def doubt_of_arrays(model: Any, data: Any) -> str:
     return wrong_preparation(graph, samples) or next(lost_features_in(graph, some), "")
 
 
-def doubt_of_ranges(model: Any, data: Any) -> str:
+def doubt_of_ranges(model: keras.Model, data: Any) -> str:
     """Returns why the ranges after `fit` do not hold the data; "" for other data than arrays."""
     some = _evenly_spread(model, data)
     if not some:
@@ -156,7 +157,7 @@ def doubt_of_ranges(model: Any, data: Any) -> str:
     return ""
 
 
-def _evenly_spread(model: Any, data: Any) -> list[np.ndarray]:
+def _evenly_spread(model: keras.Model, data: Any) -> list[np.ndarray]:
     """Returns some examples for each input; none if the data are not arrays that fit the model."""
     arrays = tf.nest.flatten(data)
     if not all(isinstance(x, np.ndarray) and x.ndim and len(x) for x in arrays):

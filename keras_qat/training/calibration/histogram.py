@@ -17,8 +17,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import trace_once
+from keras_qat.arithmetic.control_flow import Switch, trace_once
 from keras_qat.config.specs import QuantSpec
+from keras_qat.training.fake_quantization.phase import Flag
 
 _SHIFT = 14
 """Lowest bits of a float32 that do not count for its bin."""
@@ -33,14 +34,14 @@ _ENOUGH = 1 << 14
 """Most numbers of an example that are counted, evenly spread over it."""
 
 
-def extremes_of(x: Any) -> Any:
+def extremes_of(x: tf.Tensor) -> Any:
     """Returns the smallest and the largest number of a tensor, or NaN if any is not finite."""
     extremes = tf.stack([tf.reduce_min(x), tf.reduce_max(x)])
     is_finite = tf.reduce_all(tf.math.is_finite(x))
     return tf.where(is_finite, extremes, np.nan)
 
 
-def counts_of(x: Any) -> Any:
+def counts_of(x: tf.Tensor) -> Any:
     """Counts the numbers of a batch in each bin, in the order of their bits: see `folded`.
 
     In large examples only every n-th number is counted.
@@ -49,7 +50,7 @@ def counts_of(x: Any) -> Any:
     return tf.math.bincount(tf.cast(bits, tf.int32), minlength=_ALL, maxlength=_ALL)
 
 
-def sample_of(x: Any, most: int) -> Any:
+def sample_of(x: tf.Tensor, most: int) -> Any:
     """Returns at most so many numbers of each example, evenly spread over it, as a vector."""
     size = math.prod(x.shape[1:]) if x.shape[1:].is_fully_defined() else 0
     step = -(-size // most) or 1
@@ -59,13 +60,13 @@ def sample_of(x: Any, most: int) -> Any:
 
 
 @partial(trace_once, signature=[tf.TensorSpec(None), *[tf.TensorSpec([], tf.int32)] * 2])
-def _sampled(x: Any, size: Any, step: Any) -> Any:
+def _sampled(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
     """Returns every n-th number of examples of a size, as a vector."""
     return tf.reshape(tf.reshape(x, [-1, size])[:, ::step], [-1])
 
 
 @partial(trace_once, signature=[tf.TensorSpec(None), tf.TensorSpec([], tf.int32)])
-def extremes_and_sample(x: Any, most: Any) -> Any:
+def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
     """Returns the extremes of a tensor and behind them at most so many of its numbers: a vector.
 
     Without constants for each tensor, TensorFlow optimizes this function once for all of them.
@@ -172,7 +173,7 @@ class Tally:
     high: float = -np.inf
     counts: Any = 0
 
-    def add(self, extremes: np.ndarray, counts: Any) -> None:
+    def add(self, extremes: np.ndarray, counts: Flag | Switch) -> None:
         """Adds a batch: its extremes, and its counts or 0."""
         self.low, self.high = min(self.low, extremes[0]), max(self.high, extremes[1])
         self.counts = self.counts + counts

@@ -146,11 +146,16 @@ def _against_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[st
 
 
 def _compared(
-    graph: Graph, value: Value, before: list[Any], norm: Any, name: str, sample: Sample
+    graph: Graph,
+    value: Value,
+    before: list[Any],
+    norm: keras.layers.Layer,
+    name: str,
+    sample: Sample,
 ) -> str:
     """Returns how the tensor in front of a normalization differs from what it has seen."""
 
-    def distances(x: Any) -> tuple[np.ndarray, np.ndarray]:
+    def distances(x: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
         (y,) = _computed(graph, [value], name, x)
         for layer in before:
             y = infer(Call(layer, (), {}, (), layer.name), (y,), {})
@@ -180,7 +185,7 @@ def _compared(
     )
 
 
-def _distances(x: np.ndarray, norm: Any) -> tuple[np.ndarray, np.ndarray]:
+def _distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]:
     """Returns how much wider than in training each channel is, and how far off its mean lies.
 
     The former is in doublings, the latter in standard deviations.

@@ -18,7 +18,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.io.data import batch_count, batches
 from keras_qat.io.progress import shown
-from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, make_tf_function, swap_attributes
+from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, keras, make_tf_function, swap_attributes
 from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.messages import counted
 from keras_qat.training.calibration.histogram import (
@@ -56,7 +56,7 @@ class Watch:
         fixed: whether to watch quantizers with fixed ranges too.
     """
 
-    def __init__(self, model: Any, counts: bool, fixed: bool) -> None:
+    def __init__(self, model: keras.Model, counts: bool, fixed: bool) -> None:
         self.layers = list(scheduled_layers(model))
         self.graph = read_model(model)
         self.quantizers = [
@@ -83,7 +83,7 @@ class Watch:
         seen: list[Any] = []
         self.tensors.clear()
 
-        def note(quantizer: ActivationQuantizer, slot: int, x: Any) -> None:
+        def note(quantizer: ActivationQuantizer, slot: int, x: tf.Tensor) -> None:
             self.tensors.append((quantizer, slot))
             seen.append(x)
 
@@ -114,7 +114,7 @@ class Watch:
         return extremes, samples, [folded(bins.numpy()) for bins in counts]
 
 
-def watch_of(model: Any) -> Watch | None:
+def watch_of(model: keras.Model) -> Watch | None:
     """Returns what calibration of a model without histograms has traced, if it has."""
     return getattr(model, "_watches", {}).get((False, False))
 
@@ -122,7 +122,7 @@ def watch_of(model: Any) -> Watch | None:
 class Observed:
     """Statistics of the tensors in front of a model's quantizers, over all batches."""
 
-    def __init__(self, model: Any, counts: bool, fixed: bool = False) -> None:
+    def __init__(self, model: keras.Model, counts: bool, fixed: bool = False) -> None:
         watches = getattr(model, "_watches", None)
         if watches is None:  # Past Keras, which would track them.
             watches = {}
@@ -150,7 +150,7 @@ class Observed:
             tally = self.tallies[quantizer, None if counts else slot]
             tally.add(extremes[index], counts[index] if counts else 0)
 
-    def share(self, model: Any) -> None:
+    def share(self, model: keras.Model) -> None:
         """Takes in what the other workers of a cluster have observed of their share of the data."""
         self.examples = int(of_all_workers(model, self.examples).sum())
         share_tallies(model, list(self.tallies.values()))
@@ -223,7 +223,7 @@ class Observed:
         return ranges
 
 
-def share_tallies(model: Any, tallies: list[Tally]) -> None:
+def share_tallies(model: keras.Model, tallies: list[Tally]) -> None:
     """Replaces tallies by those of the data of all workers of a cluster."""
     if not is_cluster(model.distribute_strategy):
         return
@@ -244,7 +244,12 @@ def infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def shown_batches(
-    model: Any, data: Any, steps: int | None, batch_size: int | None, title: str, verbose: int
+    model: keras.Model,
+    data: Any,
+    steps: int | None,
+    batch_size: int | None,
+    title: str,
+    verbose: int,
 ) -> Iterator[list[np.ndarray]]:
     """Returns the batches of data, which may hold neither NaN nor infinity, and shows progress."""
     total = batch_count(model, data, batch_size, steps)

@@ -11,9 +11,10 @@ import tensorflow as tf
 from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.control_flow import Switch, cond, straight_through
 from keras_qat.config import specs
+from keras_qat.keras2.backend import keras
 from keras_qat.training.fake_quantization import observers
 from keras_qat.training.fake_quantization.learned import fake_quantize_learned
-from keras_qat.training.fake_quantization.phase import Phase
+from keras_qat.training.fake_quantization.phase import Flag, Phase
 from keras_qat.training.steps import step_tensors
 from keras_qat.training.steps.recompute import source_of
 
@@ -30,7 +31,11 @@ class ActivationQuantizer:
     """
 
     def __init__(
-        self, spec: specs.QuantSpec | specs.FixedSpec, host: Any, name: str, slots: int = 1
+        self,
+        spec: specs.QuantSpec | specs.FixedSpec,
+        host: keras.layers.Layer,
+        name: str,
+        slots: int = 1,
     ) -> None:
         self.spec = spec
         self.watched: Callable[[int, Any], None] | None = None
@@ -41,7 +46,7 @@ class ActivationQuantizer:
             self.observers = [observers.make(spec, host, prefix) for prefix in names]
 
     def __call__(
-        self, x: Any, phase: Phase, slot: int | None = 0, ceiling: float | None = None
+        self, x: tf.Tensor, phase: Phase, slot: int | None = 0, ceiling: float | None = None
     ) -> Any:
         """Fake-quantizes `x`, and observes it in `slot` if this is training.
 
@@ -102,13 +107,13 @@ class ActivationQuantizer:
         minimum, maximum = self.current_range()
         return (minimum, maximum) if minimum < maximum else None
 
-    def take_in(self, x: Any, phase: Phase) -> None:
+    def take_in(self, x: tf.Tensor, phase: Phase) -> None:
         """Observes `x` if this is training, without quantizing it."""
         self._observed(x, phase, 0, None)
         if self.watched is not None:
             self.watched(0, x)
 
-    def _observed(self, x: Any, phase: Phase, slot: int | None, ceiling: float | None) -> Any:
+    def _observed(self, x: tf.Tensor, phase: Phase, slot: int | None, ceiling: float | None) -> Any:
         training = False if phase.fixed is True else phase.training
         counts = phase.fixed
         if not isinstance(counts, Switch):
@@ -134,11 +139,11 @@ class ActivationQuantizer:
 
     def observe(
         self,
-        x: Any,
-        training: Any,
+        x: tf.Tensor,
+        training: Flag | None,
         slot: int | None = 0,
         ceiling: float | None = None,
-        counts: Any = True,
+        counts: Flag | Switch = True,
     ) -> tuple[Any, Any]:
         """Returns the range, after observing `x` if `training` and (without a branch) `counts`."""
         if isinstance(self.spec, specs.FixedSpec):
@@ -157,7 +162,7 @@ class ActivationQuantizer:
             return fake_quant.power_of_two_range(low, high, self.spec.bits)
         return low, high
 
-    def applies(self, phase: Phase, minimum: Any, maximum: Any) -> Any:
+    def applies(self, phase: Phase, minimum: tf.Tensor, maximum: tf.Tensor) -> Any:
         """Whether a call quantizes: not before the delay, and not before any data was observed."""
         if phase.calibrated:
             return phase.quantizing
@@ -166,7 +171,7 @@ class ActivationQuantizer:
             return Switch(tf.logical_and(phase.quantizing.on, has_range))
         return tf.logical_and(phase.quantizing, has_range)
 
-    def has_range(self, minimum: Any, maximum: Any) -> Any:
+    def has_range(self, minimum: tf.Tensor, maximum: tf.Tensor) -> Any:
         """Whether the ends are a usable range, and not those of a quantizer without data."""
         if isinstance(self.spec, specs.FixedSpec) or self.spec.initial_range is not None:
             return True

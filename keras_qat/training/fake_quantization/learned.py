@@ -25,7 +25,14 @@ def _gain(levels: int, count: Any) -> Any:
 
 
 def fake_quantize_learned(
-    applies: Any, x: Any, minimum: Any, maximum: Any, bits: int, *, rounding: bool, fixed: Any
+    applies: Any,
+    x: tf.Tensor,
+    minimum: tf.Tensor,
+    maximum: tf.Tensor,
+    bits: int,
+    *,
+    rounding: bool,
+    fixed: Any,
 ) -> Any:
     """Applies `fake_quantize` if `applies`, with a gradient for the ends of the range too.
 
@@ -38,7 +45,7 @@ def fake_quantize_learned(
     levels = 2**bits - 1
 
     @tf.custom_gradient
-    def quantized(x: Any, minimum: Any, maximum: Any) -> Any:
+    def quantized(x: tf.Tensor, minimum: tf.Tensor, maximum: tf.Tensor) -> Any:
         dtype, x = x.dtype, tf.cast(x, tf.float32)
         y = cond(
             applies,
@@ -46,7 +53,7 @@ def fake_quantize_learned(
             lambda: tf.identity(x),
         )
 
-        def gradient(upstream: Any) -> Any:
+        def gradient(upstream: tf.Tensor) -> Any:
             up = tf.cast(upstream, tf.float32)
             low, high = plain_operations.nudged_range(minimum, maximum, bits)
             above, below = (tf.logical_and(applies, beyond) for beyond in (x > high, x < low))
@@ -69,7 +76,9 @@ def fake_quantize_learned(
     return quantized(x, minimum, maximum)
 
 
-def fake_quantize_weights_learned(quantizing: Any, weights: Any, limits: Any, bits: int) -> Any:
+def fake_quantize_weights_learned(
+    quantizing: Any, weights: tf.Tensor, limits: tf.Tensor, bits: int
+) -> Any:
     """Rounds weights to 2^bits - 1 levels from -`limits` to `limits`, if `quantizing`.
 
     Weights beyond the limits are clipped. The gradients are those of LSQ.
@@ -85,7 +94,7 @@ def fake_quantize_weights_learned(quantizing: Any, weights: Any, limits: Any, bi
     count = tf.size(weights) // tf.size(limits)
 
     @tf.custom_gradient
-    def quantized(weights: Any, limits: Any) -> Any:
+    def quantized(weights: tf.Tensor, limits: tf.Tensor) -> Any:
         y = cond(
             quantizing,
             lambda: fake_quant.fake_quantize_channels(
@@ -94,7 +103,7 @@ def fake_quantize_weights_learned(quantizing: Any, weights: Any, limits: Any, bi
             lambda: tf.identity(weights),
         )
 
-        def gradient(up: Any) -> Any:
+        def gradient(up: tf.Tensor) -> Any:
             beyond = tf.logical_and(quantizing, tf.abs(weights) > limits)
             inside = up * tf.cast(~beyond, up.dtype)
             pull = inside * (y - weights) / limits

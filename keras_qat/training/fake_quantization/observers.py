@@ -18,17 +18,18 @@ from keras_qat.arithmetic.as_written import is_in_xla, product
 from keras_qat.arithmetic.control_flow import Switch
 from keras_qat.arithmetic.ties import WIDER, widen_range
 from keras_qat.config.specs import QuantSpec
-from keras_qat.keras2.backend import add_scalar
+from keras_qat.keras2.backend import add_scalar, keras
 from keras_qat.training.distribution import mean_over_replicas
+from keras_qat.training.fake_quantization.phase import Flag
 from keras_qat.training.steps import step_tensors
 
 
-def if_seen(seen: Any, new: Any, old: Any) -> Any:
+def if_seen(seen: Flag, new: Any, old: Any) -> Any:
     """Returns `new` if a batch counts, else `old`. Not by a branch, for which GPUs would wait."""
     return new if seen is True else tf.where(seen, new, old)
 
 
-def subtract_product(variable: Any, factor: Any, x: Any) -> Any:
+def subtract_product(variable: tf.Variable, factor: tf.Tensor, x: tf.Tensor) -> Any:
     """Subtracts `factor * x` from a variable and returns the result, by one operation."""
     if is_in_xla():
         return variable.assign_sub(product(x, factor), read_value=True)
@@ -36,7 +37,7 @@ def subtract_product(variable: Any, factor: Any, x: Any) -> Any:
     return tf.convert_to_tensor(variable)
 
 
-def _variable(host: Any, name: str, value: float) -> Any:
+def _variable(host: keras.layers.Layer, name: str, value: float) -> Any:
     """Adds a variable to the layer `host`. Replicas average what they observe, so all agree."""
     on_read = tf.VariableSynchronization.ON_READ
     return add_scalar(host, name, value, synchronization=on_read)
@@ -53,7 +54,7 @@ class LastValue:
     counters: Sequence[Any] = ()
     """The variables that `weigh` takes."""
 
-    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+    def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
         self.spec, self.host = spec, host
         initial_min, initial_max = spec.initial_range or (0.0, 0.0)
         self.minimum = _variable(host, f"{name}_min", initial_min)
@@ -66,7 +67,7 @@ class LastValue:
         """Whether the range always begins at zero, so that only the maximum is observed."""
         return self.spec.lower_bound == 0.0 and not self.spec.symmetric
 
-    def batch_range(self, x: Any, ceiling: float | None) -> tuple[Any, Any]:
+    def batch_range(self, x: tf.Tensor, ceiling: float | None) -> tuple[Any, Any]:
         """Returns the range of a batch, with zero and up to `ceiling`, averaged over replicas."""
         spec, x = self.spec, tf.stop_gradient(x)
         if not self.ignores_minimum:
@@ -93,7 +94,9 @@ class LastValue:
         """Whether the model computes in half precision."""
         return getattr(self.host, "mixed", False)
 
-    def update(self, x: Any, ceiling: float | None = None, counts: Any = True) -> tuple[Any, Any]:
+    def update(
+        self, x: tf.Tensor, ceiling: float | None = None, counts: Flag | Switch = True
+    ) -> tuple[Any, Any]:
         """Observes a batch and returns the new range.
 
         Args:
@@ -121,7 +124,7 @@ class LastValue:
         self.minimum.assign(ends[0])
         self.maximum.assign(widen_range(*ends, wider) if spec.off_ties else ends[1])
 
-    def is_seen(self, low: Any, high: Any, counts: Any) -> Any:
+    def is_seen(self, low: tf.Tensor, high: tf.Tensor, counts: Flag | Switch) -> Any:
         """Whether a batch with the given extremes counts: True, or in half precision a tensor.
 
         There infinity and NaN are part of training: `LossScaleOptimizer` skips such steps.
@@ -132,7 +135,7 @@ class LastValue:
             return counts
         return tf.logical_and(tf.math.is_finite(high - low), counts)
 
-    def range(self, x: Any) -> tuple[Any, Any]:
+    def range(self, x: tf.Tensor) -> tuple[Any, Any]:
         """Returns the current range."""
         return tf.convert_to_tensor(self.minimum), tf.convert_to_tensor(self.maximum)
 
@@ -149,7 +152,7 @@ class _Average(LastValue):
     decay: np.float32
     weigh: staticmethod[..., tuple[Any, Any]]
 
-    def counted(self, counter: Any, seen: Any, frozen: Any = None) -> Any:
+    def counted(self, counter: tf.Variable, seen: Flag, frozen: Any = None) -> Any:
         """Counts a batch if it is seen, and returns what `weigh` says of it."""
         prepared = step_tensors.current().averages.pop(counter.ref(), None)
         if prepared is None:  # A second batch in the same step has another weight.
@@ -168,7 +171,7 @@ class MovingAverage(_Average):
 
     weigh = staticmethod(step_tensors.average_weight)
 
-    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+    def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
         super().__init__(spec, host, name)
         self.counter = self.batches = _variable(host, f"{name}_batches", 0.0)
         self.counters, self.decay = [self.batches], np.float32(spec.ema_decay)
@@ -178,26 +181,32 @@ class MovingAverage(_Average):
         super().set(low, high, batches, wider)
         self.batches.assign(batches)
 
-    def update(self, x: Any, ceiling: float | None = None, counts: Any = True) -> tuple[Any, Any]:
+    def update(
+        self, x: tf.Tensor, ceiling: float | None = None, counts: Flag | Switch = True
+    ) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
-        is_switched = isinstance(counts, Switch)  # The weight of the batch tells.
-        seen = self.is_seen(low, high, True if is_switched else counts)
-        weight = self.counted(self.batches, seen, counts.on if is_switched else None)
+        # A switch changes the weight of the batch instead.
+        frozen = counts.on if isinstance(counts, Switch) else None
+        seen = self.is_seen(low, high, counts if frozen is None else True)
+        weight = self.counted(self.batches, seen, frozen)
 
-        def moved(variable: Any, end: Any) -> Any:
+        def moved(variable: tf.Variable, end: tf.Tensor) -> Any:
             change = if_seen(seen, tf.convert_to_tensor(variable) - end, 0.0)
             return subtract_product(variable, weight, change)
 
         minimum = self.minimum if self.ignores_minimum else moved(self.minimum, low)
         ends = tf.convert_to_tensor(minimum), moved(self.maximum, high)
-        is_alive = counts is True or is_switched
-        return ends if is_alive else self._alive(*ends, tf.logical_not(counts))
+        if counts is True or frozen is not None:
+            return ends
+        return self._alive(*ends, tf.logical_not(counts))
 
-    def range(self, x: Any) -> tuple[Any, Any]:
+    def range(self, x: tf.Tensor) -> tuple[Any, Any]:
         """Returns the current range, up to 1 for a tensor that was always 0 (a dead ReLU)."""
         return self._alive(*super().range(x), self.batches > 0.0)
 
-    def _alive(self, minimum: Any, maximum: Any, is_range: Any) -> tuple[Any, Any]:
+    def _alive(
+        self, minimum: tf.Tensor, maximum: tf.Tensor, is_range: tf.Tensor
+    ) -> tuple[Any, Any]:
         """Returns a range, up to 1 if the ends are equal although it `is_range` of data."""
         is_dead = tf.logical_and(is_range, tf.equal(minimum, maximum))
         if self.spec.symmetric:
@@ -216,7 +225,7 @@ class ShadowedMovingAverage(_Average):
 
     weigh = staticmethod(step_tensors.known_share)
 
-    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+    def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
         super().__init__(spec, host, name)
         self.shadows = {
             end: (
@@ -238,7 +247,9 @@ class ShadowedMovingAverage(_Average):
             biased.assign(known * variable.numpy())
             local_step.assign(batches)
 
-    def update(self, x: Any, ceiling: float | None = None, counts: Any = True) -> tuple[Any, Any]:
+    def update(
+        self, x: tf.Tensor, ceiling: float | None = None, counts: Flag | Switch = True
+    ) -> tuple[Any, Any]:
         low, high = self.batch_range(x, ceiling)
         seen = self.is_seen(low, high, counts)
         return (
@@ -247,7 +258,13 @@ class ShadowedMovingAverage(_Average):
         )
 
     def _average(
-        self, variable: Any, biased: Any, counter: Any, value: Any, seen: Any, is_zero: bool = False
+        self,
+        variable: tf.Variable,
+        biased: tf.Tensor,
+        counter: tf.Variable,
+        value: Any,
+        seen: Flag,
+        is_zero: bool = False,
     ) -> Any:
         known = self.counted(counter, seen)
         if is_zero:
@@ -266,15 +283,17 @@ class CurrentValue:
     counters: Sequence[Any] = ()
     variables: tuple[Any, ...] = ()
 
-    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+    def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
         self.spec = spec
 
-    def range(self, x: Any) -> tuple[Any, Any]:
+    def range(self, x: tf.Tensor) -> tuple[Any, Any]:
         """Returns the range of `x`, zero included."""
         spec, x = self.spec, tf.stop_gradient(x)
         return fake_quant.find_range(x, spec.bits, spec.symmetric, spec.narrow_range)
 
-    def update(self, x: Any, ceiling: float | None = None, counts: Any = True) -> tuple[Any, Any]:
+    def update(
+        self, x: tf.Tensor, ceiling: float | None = None, counts: Flag | Switch = True
+    ) -> tuple[Any, Any]:
         """Returns the range of `x`; nothing is stored."""
         return self.range(x)
 
@@ -285,7 +304,7 @@ class Learned(LastValue):
     Only the magnitude of a variable counts, so that no training step can make the range empty.
     """
 
-    def __init__(self, spec: QuantSpec, host: Any, name: str) -> None:
+    def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
         self.spec, self.host = spec, host
         own = {"shape": (), "dtype": "float32", "initializer": "zeros"}
         has_minimum = not (self.ignores_minimum or spec.symmetric)
@@ -293,7 +312,7 @@ class Learned(LastValue):
         self.maximum = host.add_weight(name=f"{name}_max", trainable=True, **own)
         self.variables = [self.minimum, self.maximum]
 
-    def range(self, x: Any) -> tuple[Any, Any]:
+    def range(self, x: tf.Tensor) -> tuple[Any, Any]:
         spec, high = self.spec, tf.abs(self.maximum.read_value())
         if spec.symmetric:
             return -high * (1.0 if spec.narrow_range else 2**spec.bits / (2**spec.bits - 2)), high
@@ -304,12 +323,14 @@ class Learned(LastValue):
             high = 1.0
         super().set(low, high, batches, wider)
 
-    def update(self, x: Any, ceiling: float | None = None, counts: Any = True) -> tuple[Any, Any]:
+    def update(
+        self, x: tf.Tensor, ceiling: float | None = None, counts: Flag | Switch = True
+    ) -> tuple[Any, Any]:
         """Returns the current range, which a batch changes only by its gradient."""
         return self.range(x)
 
 
-def make(spec: QuantSpec, host: Any, name: str) -> LastValue | CurrentValue:
+def make(spec: QuantSpec, host: keras.layers.Layer, name: str) -> LastValue | CurrentValue:
     """Makes the observer that `spec` names, and adds its variables to the layer `host`."""
     return OBSERVERS[spec.observer](spec, host, name)
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
+Flag = bool | tf.Tensor
+"""A condition: a bool while a graph is traced for it, else a scalar tensor."""
+
 NEVER = 2**62
 """A threshold that no training reaches."""
 

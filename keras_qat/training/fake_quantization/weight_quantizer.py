@@ -14,6 +14,7 @@ from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.control_flow import cond, make_switch, straight_through
 from keras_qat.config.specs import QuantSpec
 from keras_qat.keras2 import backend
+from keras_qat.keras2.backend import keras
 from keras_qat.training.fake_quantization import observers
 from keras_qat.training.fake_quantization.learned import fake_quantize_weights_learned
 from keras_qat.training.fake_quantization.phase import Phase
@@ -35,7 +36,7 @@ class WeightQuantizer:
     """
 
     def __init__(
-        self, spec: QuantSpec, host: Any, name: str, channel_axes: tuple[int, ...]
+        self, spec: QuantSpec, host: keras.layers.Layer, name: str, channel_axes: tuple[int, ...]
     ) -> None:
         self.spec = spec
         self.channel_axes = channel_axes if spec.per_channel else ()
@@ -46,7 +47,7 @@ class WeightQuantizer:
         self.learned = self._learned(host, name) if is_learned and channel_axes else None
         """The limits of the channels, if training learns them."""
 
-    def _learned(self, host: Any, name: str) -> Any:
+    def _learned(self, host: keras.layers.Layer, name: str) -> Any:
         shape = getattr(host.layer, name).shape
         rank, axes = len(shape), self.channel_axes
         return host.add_weight(
@@ -56,7 +57,7 @@ class WeightQuantizer:
             initializer="ones",
         )
 
-    def limits(self, weights: Any) -> Any:
+    def limits(self, weights: tf.Tensor) -> Any:
         """Returns the largest magnitude of each output channel, shaped to broadcast."""
         if self.spec.power_of_two:
             limits = fake_quant.channel_limits(weights, self.channel_axes)
@@ -65,19 +66,19 @@ class WeightQuantizer:
             return fake_quant.channel_limits(weights, self.channel_axes)
         return tf.maximum(tf.abs(self.learned), LEAST_LIMIT)
 
-    def set_limits(self, limits: Any) -> None:
+    def set_limits(self, limits: tf.Tensor) -> None:
         """Sets the limits if they are learned; others follow the weights."""
         if self.learned is not None:
             self.learned.assign(limits)
 
-    def codes(self, weights: Any) -> Any:
+    def codes(self, weights: tf.Tensor) -> Any:
         """Returns the quantized values of weights in ranges that are symmetric and narrow."""
         limits = self.limits(weights)
         if self.learned is not None:
             weights = tf.clip_by_value(weights, -limits, limits)
         return fake_quant.quantize_channels(weights, limits, self.spec.bits)
 
-    def __call__(self, weights: Any, phase: Phase) -> Any:
+    def __call__(self, weights: tf.Tensor, phase: Phase) -> Any:
         """Fake-quantizes `weights`, and observes them if this is training."""
         spec, observer = self.spec, self.observer
         weights, together = step_tensors.current().weights.get(self, (weights, None))
@@ -105,7 +106,7 @@ class WeightQuantizer:
             limits = self.limits(weights)
             return fake_quantize_weights_learned(quantizing, weights, limits, spec.bits)
 
-        def quantized(weights: Any) -> Any:
+        def quantized(weights: tf.Tensor) -> Any:
             return fake_quant.fake_quantize_channels(weights, self.limits(weights), spec.bits)
 
         if quantizing is True and together is None:
@@ -125,7 +126,7 @@ class WeightQuantizer:
         is_plain = self.observer is None and self.learned is None and self.spec.preserve is None
         return is_plain and bool(self.channel_axes) and type(self) is WeightQuantizer
 
-    def current_range(self, weights: Any) -> tuple[Any, Any]:
+    def current_range(self, weights: tf.Tensor) -> tuple[Any, Any]:
         """Returns the range as numpy values: scalars, or arrays with one entry per channel."""
         if self.observer is not None:
             minimum, maximum = self.observer.range(weights)
@@ -144,20 +145,20 @@ class CellQuantizer(WeightQuantizer):
 class GateQuantizer(CellQuantizer):
     """Quantizer of an LSTM's weights, with one range for each gate: four blocks of columns."""
 
-    def limits(self, weights: Any) -> Any:
+    def limits(self, weights: tf.Tensor) -> Any:
         rows, columns = weights.shape
         limits = fake_quant.channel_limits(tf.reshape(weights, [rows, 4, -1]), (-2,))
         return tf.reshape(tf.repeat(limits, columns // 4, -1), [1, columns])
 
 
-def weight_at(layer: Any, path: str) -> Any:
+def weight_at(layer: keras.layers.Layer, path: str) -> Any:
     """Returns the weight at a path inside a layer, such as `"cell.kernel"`."""
     owner, name = _owner(layer, path)
     return getattr(owner, name)
 
 
 @contextlib.contextmanager
-def weights_replaced(layer: Any, weights: dict[str, Any]) -> Iterator[None]:
+def weights_replaced(layer: keras.layers.Layer, weights: dict[str, Any]) -> Iterator[None]:
     """Runs a block in which a layer computes with other weights, given by their paths."""
     with contextlib.ExitStack() as stack:
         for path, weight in weights.items():
@@ -167,7 +168,7 @@ def weights_replaced(layer: Any, weights: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def _owner(layer: Any, path: str) -> tuple[Any, str]:
+def _owner(layer: keras.layers.Layer, path: str) -> tuple[Any, str]:
     """Returns the object that holds the weight at a path, and the name of the attribute."""
     *steps, name = path.split(".")
 
@@ -177,25 +178,25 @@ def _owner(layer: Any, path: str) -> tuple[Any, str]:
     return functools.reduce(go, steps, layer), name
 
 
-def _with_gradient(weights: Any, change: Callable[[Any], Any]) -> Any:
+def _with_gradient(weights: tf.Tensor, change: Callable[[Any], Any]) -> Any:
     """Returns the weights, with a gradient that `change` computes from their own."""
 
     @tf.custom_gradient
-    def same(weights: Any) -> Any:
+    def same(weights: tf.Tensor) -> Any:
         return tf.identity(weights), change
 
     return same(weights)
 
 
-def keep_zeros(weights: Any) -> Any:
+def keep_zeros(weights: tf.Tensor) -> Any:
     """Returns the weights; zeros get no gradient."""
     return _with_gradient(weights, lambda up: up * tf.cast(weights != 0, up.dtype))
 
 
-def keep_clusters(weights: Any) -> Any:
+def keep_clusters(weights: tf.Tensor) -> Any:
     """Returns the weights; equal weights get the mean of their gradients, zeros none."""
 
-    def mean(up: Any) -> Any:
+    def mean(up: tf.Tensor) -> Any:
         values, clusters = tf.unique(tf.reshape(weights, [-1]))
         means = tf.math.unsorted_segment_mean(tf.reshape(up, [-1]), clusters, tf.size(values))
         shared = tf.reshape(tf.gather(means, clusters), tf.shape(up))

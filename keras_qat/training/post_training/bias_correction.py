@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.graph.calls import Call, map_values
-from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.batch_norm.factor_and_bias import normalization
 from keras_qat.training.fake_quantization.phase import (
@@ -28,7 +28,7 @@ BATCH = 32
 @answers_unknown()
 @one_at_a_time
 def bias_correction(
-    model: Any,
+    model: keras.Model,
     data: Any,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -79,7 +79,9 @@ def bias_correction(
     sweep(model, data, visit, "Bias correction", steps, batch_size, verbose)
 
 
-def _agreed_shift(wrapper: QuantizeWrapper, variable: Any, in_float: Any, quantized: Any) -> Any:
+def _agreed_shift(
+    wrapper: QuantizeWrapper, variable: tf.Variable, in_float: Any, quantized: tf.Tensor
+) -> Any:
     """Returns the shift of a wrapper's outputs, 0 for channels where two halves do not agree.
 
     Args:
@@ -167,7 +169,7 @@ def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
         variable.assign_sub(shift / np.where(factor == 0, np.inf, factor))
 
 
-def _reduced(shift: np.ndarray, variable: Any) -> np.ndarray:
+def _reduced(shift: np.ndarray, variable: tf.Variable) -> np.ndarray:
     """Averages a shift over the axes that a variable lacks or has with size 1."""
     rank = len(variable.shape)
     shift = np.mean(shift, axis=tuple(range(shift.ndim - rank)))

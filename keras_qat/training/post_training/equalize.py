@@ -43,7 +43,7 @@ _ROUNDS = 20
 
 
 @answers_unknown()
-def equalize(model: Any, *, verbose: int = 0) -> Any:
+def equalize(model: keras.Model, *, verbose: int = 0) -> Any:
     """Equalizes the ranges of channels between layers of a float model; its outputs stay the same.
 
     Each output channel of a layer is divided by a factor, and the weights that read this channel in

@@ -9,7 +9,7 @@ import numpy as np
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.helper_layers.computed_kernels import is_computed
 from keras_qat.io.counts import check_counts
-from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.training.post_training.bias_correction import correct, means_in_float
 from keras_qat.training.post_training.reconstruction import Levels, Reconstruction
 from keras_qat.training.post_training.sweep import Part, Tensors, sweep
@@ -22,7 +22,7 @@ from keras_qat.training.schedule import recipe_of
     epochs="iterations=500, of each layer",
 )
 def learn_rounding(
-    model: Any,
+    model: keras.Model,
     data: Any,
     steps: int | None = None,
     batch_size: int | None = None,

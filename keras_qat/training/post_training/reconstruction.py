@@ -64,7 +64,9 @@ class Reconstruction:
         self.share = np.concatenate([weights.share.ravel() for weights in levels.values()])
         self.free = np.concatenate([weights.free.ravel() for weights in levels.values()])
 
-    def learn(self, iterations: int, learning_rate: float, seed: int, strategy: Any) -> None:
+    def learn(
+        self, iterations: int, learning_rate: float, seed: int, strategy: tf.distribute.Strategy
+    ) -> None:
         """Learns the rounding and moves the weights to it, or to the nearest levels if better.
 
         Args:
@@ -85,16 +87,16 @@ class Reconstruction:
         for levels, up in zip(self.levels.values(), self._by_layer(best), strict=True):
             levels.settle(up.numpy())
 
-    def _by_example(self, x: Any) -> Any:
+    def _by_example(self, x: tf.Tensor) -> Any:
         return tf.reshape(x, [self.count, -1, *x.shape[1:]])
 
-    def _by_layer(self, up: Any) -> list[Any]:
+    def _by_layer(self, up: tf.Tensor) -> list[Any]:
         """Splits a vector with an entry for each weight into one array per layer."""
         shapes = [levels.share.shape for levels in self.levels.values()]
         parts = tf.split(tf.cast(up, tf.float32), [int(np.prod(shape)) for shape in shapes])
         return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def _computed(self, up: Any, inputs: list[Any]) -> list[Any]:
+    def _computed(self, up: tf.Tensor, inputs: list[Any]) -> list[Any]:
         """Computes the part's float outputs, with quantized activations inside.
 
         Args:
@@ -158,7 +160,7 @@ class Reconstruction:
         batch = min(_BATCH, count, max(1, _NUMBERS // self._largest()))
         size = max(float(self.free.sum()), 1.0)
 
-        def loss(logits: Any, step: Any) -> Any:
+        def loss(logits: tf.Tensor, step: tf.Tensor) -> Any:
             up = _soft(logits)
             seeds = tf.stack([seed, step])
             chosen = tf.random.stateless_uniform([batch], seeds, 0, count, tf.int32)
@@ -181,12 +183,12 @@ def _joined(batches: list[Tensors], values: list[Value]) -> list[Any]:
     return [tf.concat([tensors[value] for tensors in batches], 0) for value in values]
 
 
-def _rows(x: Any) -> Any:
+def _rows(x: tf.Tensor) -> Any:
     """Undoes `_by_example`."""
     return tf.reshape(x, [-1, *x.shape[2:]])
 
 
-def _soft(logits: Any) -> Any:
+def _soft(logits: tf.Tensor) -> Any:
     """Returns how far each weight is rounded up, from 0 to 1."""
     return tf.clip_by_value(_STRETCH * tf.sigmoid(logits) - (_STRETCH - 1) / 2, 0.0, 1.0)
 
@@ -196,19 +198,19 @@ def _minimized(
     start: np.ndarray,
     iterations: int,
     rate: float,
-    strategy: Any,
+    strategy: tf.distribute.Strategy,
 ) -> Any:
     """Minimizes a loss, the mean over replicas, with Adam in one graph, and returns the result."""
     beta_1, beta_2 = 0.9, 0.999
 
-    def slope_at(x: Any, i: Any) -> Any:
+    def slope_at(x: tf.Tensor, i: tf.Tensor) -> Any:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(x)
             value = loss(x, i)
         (slope,) = mean_over_replicas(tape.gradient(value, x))
         return slope
 
-    def step(i: Any, x: Any, mean: Any, square: Any) -> Any:
+    def step(i: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, square: tf.Tensor) -> Any:
         slope = run_on_replicas(strategy, slope_at, x, i)
         mean += (1 - beta_1) * (slope - mean)
         square += (1 - beta_2) * (slope**2 - square)
@@ -216,7 +218,7 @@ def _minimized(
         change = (mean / (1 - beta_1**count)) / (tf.sqrt(square / (1 - beta_2**count)) + 1e-8)
         return i + 1, x - rate * change, mean, square
 
-    def run(x: Any) -> Any:
+    def run(x: tf.Tensor) -> Any:
         zeros = tf.zeros_like(x)
         state = tf.constant(0), x, zeros, zeros
         return tf.while_loop(lambda i, *_: i < iterations, step, state)[1]
@@ -258,7 +260,7 @@ class Levels:
         self.share = np.where(stays, 0.0, steps - self.below).astype(np.float32)
         self.free = (~stays).astype(np.float32)
 
-    def weights_at(self, up: Any) -> dict[str, Any]:
+    def weights_at(self, up: tf.Tensor) -> dict[str, Any]:
         """Returns the weight, by its attribute's name, `up` steps above the levels below."""
         return {self.name: (self.below + up) * self.scale}
 

@@ -28,7 +28,7 @@ _LEARNING = Phase(training=True, quantizing=True, frozen=False, calibrated=True,
 @answers_unknown()
 @one_at_a_time
 def reestimate_batch_norm(
-    model: Any,
+    model: keras.Model,
     data: Any,
     steps: int | None = None,
     batch_size: int | None = None,

@@ -17,6 +17,7 @@ from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.io.data import batches
 from keras_qat.io.progress import shown
+from keras_qat.keras2.backend import keras
 from keras_qat.messages import counted
 from keras_qat.ops.registry import relu_maximum
 from keras_qat.training.calibration.watch import infer
@@ -53,7 +54,7 @@ Visit = Callable[[Part, list[Tensors], list[Tensors]], None]
 for each batch."""
 
 
-def check_calibrated(model: Any) -> None:
+def check_calibrated(model: keras.Model) -> None:
     """Raises a `ValueError` if a model is not quantized, or has quantizers without a range."""
     check_quantized(model)
     check_process(model)
@@ -66,7 +67,7 @@ def check_calibrated(model: Any) -> None:
 
 
 def sweep(
-    model: Any,
+    model: keras.Model,
     data: Any,
     visit: Visit,
     title: str,
@@ -115,7 +116,7 @@ def sweep(
 
 
 @contextlib.contextmanager
-def unchanged_if_it_fails(model: Any) -> Iterator[None]:
+def unchanged_if_it_fails(model: keras.Model) -> Iterator[None]:
     """Runs a block that changes weights, and restores all of them if it is interrupted or fails."""
     before = model.get_weights()
     try:

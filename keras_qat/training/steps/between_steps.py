@@ -34,7 +34,7 @@ class StepCallback(keras.callbacks.Callback):
         self._supports_tf_logs = True
 
 
-def is_undisturbed(model: Any, x: Any, callbacks: Iterable[Any]) -> bool:
+def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool:
     """Returns whether no code of a user runs between the steps of an epoch of `fit`.
 
     If in doubt, it does. What `tf.data` computes beforehand does not know the step.
@@ -70,7 +70,7 @@ class KnowsOthers(keras.callbacks.Callback):
         super().__init__()
         self.beside = []
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         """Sets the model, as Keras documents it."""
         super().set_model(model)
         frame, self.beside = inspect.currentframe(), []

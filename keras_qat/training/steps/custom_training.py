@@ -32,12 +32,12 @@ METHODS = (
 """Methods with which a class says how its models train, are evaluated and predict."""
 
 
-def trains_itself(model: Any) -> bool:
+def trains_itself(model: keras.Model) -> bool:
     """Returns whether a user's class says how the model trains, is evaluated or predicts."""
     return defines(type(model), *METHODS)
 
 
-def take_training(model: Any, original: Any, without: Iterable[str]) -> None:
+def take_training(model: keras.Model, original: keras.Model, without: Iterable[str]) -> None:
     """Makes a functional model train as `original` does.
 
     The model's class becomes one that derives from its own and from the original's, so that the
@@ -61,7 +61,7 @@ def take_training(model: Any, original: Any, without: Iterable[str]) -> None:
         setattr(model, name, value)
 
 
-def attributes_computed_with(original: Any, graph: Graph) -> list[str]:
+def attributes_computed_with(original: keras.Model, graph: Graph) -> list[str]:
     """Returns the attributes of a model that hold weights of its lowered graph.
 
     A copy of the model has copies of these weights. Training the original's would not train it.
@@ -82,7 +82,7 @@ def attributes_computed_with(original: Any, graph: Graph) -> list[str]:
     return [name for name in names if holds_one(vars(original)[name])]
 
 
-def class_config(model: Any) -> dict[str, Any] | None:
+def class_config(model: keras.Model) -> dict[str, Any] | None:
     """Returns what `from_class_config` makes a model of; None if Keras has no configuration of it.
 
     Its entry `config` is None for a model that is made as `keras.Model(inputs, outputs)` is.

@@ -26,7 +26,7 @@ roots do not: TensorFlow computes eight at once otherwise than what is left over
 _Pair = tuple[Any, Any]
 
 
-def update_together(optimizer: Any, pairs: Sequence[_Pair]) -> list[_Pair]:
+def update_together(optimizer: keras.optimizers.Optimizer, pairs: Sequence[_Pair]) -> list[_Pair]:
     """Updates small variables together, each by what it would be alone, to the last bit.
 
     Args:
@@ -59,11 +59,11 @@ def update_together(optimizer: Any, pairs: Sequence[_Pair]) -> list[_Pair]:
     return left
 
 
-def _is_small(shape: Any) -> bool:
+def _is_small(shape: tf.TensorShape) -> bool:
     return shape.is_fully_defined() and shape.num_elements() <= SMALL
 
 
-def _is_elementwise(optimizer: Any) -> bool:
+def _is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
     if type(optimizer) not in ELEMENTWISE or optimizer.use_ema:  # Averages are made of all pairs.
         return False
     return not getattr(optimizer, "nesterov", False)  # Graphs may reorder its sum of three.
@@ -78,7 +78,9 @@ class _View:
         axis: that axis; None for scalars.
     """
 
-    def __init__(self, optimizer: Any, variables: Sequence[Any], axis: int | None) -> None:
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], axis: int | None
+    ) -> None:
         self._optimizer, self._axis = optimizer, axis
         keys = map(optimizer._var_key, variables)
         self._indices = [optimizer._index_dict[key] for key in keys]
@@ -130,7 +132,9 @@ class _Joint:
         return self.value() * other
 
 
-def _as_tensor(joint: _Joint, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
+def _as_tensor(
+    joint: _Joint, dtype: tf.DType = None, name: Any = None, as_ref: bool = False
+) -> Any:
     return joint.value()
 
 
@@ -158,7 +162,7 @@ class SharedUpdate:
         """Optimizer and variables -> the function of the gradients, once it is used again."""
 
     @contextlib.contextmanager
-    def of(self, optimizer: Any) -> Iterator[None]:
+    def of(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         """Runs a block in which a training step is traced that may use the optimizer.
 
         Nothing is shared within a strategy, whose replicas update variables together, and of legacy
@@ -171,7 +175,9 @@ class SharedUpdate:
             yield
             return
 
-        def update(strategy: Any, gradients: Iterable[tuple[Any, Any]], **kwargs: Any) -> Any:
+        def update(
+            strategy: tf.distribute.Strategy, gradients: Iterable[tuple[Any, Any]], **kwargs: Any
+        ) -> Any:
             values, variables = zip(*gradients, strict=True)
             key = id(optimizer), *map(id, variables), *kwargs
 
@@ -190,7 +196,7 @@ class SharedUpdate:
             del vars(optimizer)[METHOD]
 
 
-def check_optimizer(trained: Any, weights: Sequence[Any]) -> None:
+def check_optimizer(trained: keras.Model, weights: Sequence[Any]) -> None:
     """Raises a `ValueError` if an optimizer has already been used with another model.
 
     Keras' optimizers make their variables for the first weights that they update, and cannot update

@@ -33,7 +33,7 @@ class Source(NamedTuple):
     derivative: Any = None
 
 
-def source_of(x: Any) -> Source | None:
+def source_of(x: tf.Tensor) -> Source | None:
     """Returns what a tensor of a graph is computed from; None unless it is a product."""
     if tf.executing_eagerly() or x.op.type != "Mul" or x.dtype != tf.float32:
         return None
@@ -45,14 +45,14 @@ def source_of(x: Any) -> Source | None:
     return Source([a, b], lambda: (a * b, lambda up: _of_product(up, a, b)))
 
 
-def _is_sigmoid_of(y: Any, gate: Any) -> bool:
+def _is_sigmoid_of(y: tf.Tensor, gate: tf.Operation) -> bool:
     """Whether an operation quantizes the sigmoid of `y` to a constant range."""
     sigmoid = gate.inputs[0].op
     is_known = all(tf.get_static_value(end) is not None for end in gate.inputs[1:])
     return is_known and sigmoid.type == "Sigmoid" and sigmoid.inputs[0] is y
 
 
-def _swish(y: Any, quantized: Any, gate: Any) -> Source:
+def _swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Source:
     """Returns the source of `y` times its sigmoid, which the operation `gate` has `quantized`.
 
     Where `y` is quantized itself, with a range that is observed, the gradient passes its quantizer.
@@ -74,7 +74,7 @@ def _swish(y: Any, quantized: Any, gate: Any) -> Source:
     )
 
 
-def _quantizer_behind(y: Any) -> Any:
+def _quantizer_behind(y: tf.Tensor) -> Any:
     """Returns the operation that quantized a tensor, or None."""
     if y.op.type != "IdentityN" or y.value_index:  # Custom gradients end in one.
         return None
@@ -82,7 +82,7 @@ def _quantizer_behind(y: Any) -> Any:
     return op if op.type == "FakeQuantWithMinMaxVars" else None
 
 
-def _of_product(up: Any, a: Any, b: Any) -> list[Any]:
+def _of_product(up: tf.Tensor, a: tf.Tensor, b: tf.Tensor) -> list[Any]:
     """Returns the gradients of both factors of a product, which may have been broadcast."""
     if a.shape.rank is not None and a.shape.as_list() == b.shape.as_list():
         return [up * b, up * a]

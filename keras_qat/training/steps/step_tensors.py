@@ -57,7 +57,7 @@ class StepTensors:
     gates: Gates
     values: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
-    def value(self, variable: Any) -> Any:
+    def value(self, variable: tf.Variable) -> Any:
         """Returns the value of a variable that stays as it is, read once in a graph."""
         key = variable.ref()
         if key not in self.values:
@@ -111,7 +111,7 @@ def _is_shared() -> bool:
     return isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy)
 
 
-def average_weight(batches: Any, decay: Any, frozen: Any = None) -> tuple[Any, Any]:
+def average_weight(batches: Any, decay: tf.Tensor, frozen: Any = None) -> tuple[Any, Any]:
     """Computes the number of batches with the next one, and its weight in the moving average.
 
     In float64, so that scalars and vectors, CPUs and GPUs agree on the float32 result.
@@ -132,7 +132,7 @@ def average_weight(batches: Any, decay: Any, frozen: Any = None) -> tuple[Any, A
     return tf.where(frozen, batches, count), tf.where(frozen, 0.0, weight)
 
 
-def known_share(batches: Any, decay: Any, frozen: Any = None) -> tuple[Any, Any]:
+def known_share(batches: Any, decay: tf.Tensor, frozen: Any = None) -> tuple[Any, Any]:
     """Computes the number of batches with the next one, and how much is known of their average.
 
     TensorFlow 1's average begins at zero and is divided by that: 1 - decay^n. The power is computed
@@ -249,7 +249,7 @@ def _side_by_side(groups: Iterable[_Group]) -> list[list[_Group]]:
     return blocks
 
 
-def _kind(quantizer: Any, weight: Any) -> Any:
+def _kind(quantizer: Any, weight: tf.Tensor) -> Any:
     """Returns what weights have in common that may be side by side; a large one has it alone."""
     own = weight.ref() if weight.shape.num_elements() >= _large() else None
     return quantizer.channel_axes, quantizer.spec.bits, len(_kernel_shape(quantizer, weight)), own
@@ -272,7 +272,7 @@ def _kernel_axes(quantizer: Any) -> tuple[int, ...]:
     return (-1,) if axes == tuple(range(-len(axes), 0)) else axes
 
 
-def _kernel_shape(quantizer: Any, weight: Any) -> list[int]:
+def _kernel_shape(quantizer: Any, weight: tf.Tensor) -> list[int]:
     """Returns a weight's shape, as a kernel of `Conv2D` for one pixel if its channels come last."""
     shape, axes = weight.shape.as_list(), quantizer.channel_axes
     if _kernel_axes(quantizer) != (-1,):
