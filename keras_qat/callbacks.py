@@ -13,7 +13,7 @@ __all__ = [*callbacks.__all__, *compression.__all__, *quantizer_statistics.__all
 
 def __getattr__(name: str) -> Any:
     raise AttributeError(
-        f"There is no callback {name!r}.{suggestion(name, __all__)} There are: "
+        f"There is no callback {name!r}.{suggestion(name, __all__)} The callbacks are: "
         f"{', '.join(__all__)}.",
         name=name,
     )

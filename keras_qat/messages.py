@@ -68,7 +68,7 @@ def unknown(noun: str, name: object, names: Collection[str]) -> str:
     shown = near or list(names)[:8]
     more = ", ..." if len(names) > len(shown) else ""
     return (
-        f"There is no {noun} {name!r} here. {'Near it' if near else 'There'} are: "
+        f"There is no {noun} {name!r}. {'Similar names' if near else 'Known names'}: "
         f"{', '.join(shown)}{more}"
     )
 

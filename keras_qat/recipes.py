@@ -12,6 +12,7 @@ __all__ = [*_all]
 
 def __getattr__(name: str) -> Any:
     raise AttributeError(
-        f"There is no recipe {name!r}.{suggestion(name, _NAMED)} There are: {', '.join(_NAMED)}.",
+        f"There is no recipe {name!r}.{suggestion(name, _NAMED)} The recipes are: "
+        f"{', '.join(_NAMED)}.",
         name=name,
     )

@@ -12,7 +12,7 @@ __all__ += _targets.__all__
 
 def __getattr__(name: str) -> Any:
     raise AttributeError(
-        f"There is no target {name!r}. There are: {', '.join(_targets.known())}; "
-        f"keras_qat.targets.register adds one of your own.",
+        f"There is no target {name!r}. The targets are: {', '.join(_targets.known())}. "
+        f"keras_qat.targets.register adds a custom target.",
         name=name,
     )

@@ -18,5 +18,5 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name != "click":
             raise
-        sys.exit("The command line needs Click: pip install 'keras-qat[cli]'")
+        sys.exit("The command line needs Click. Install it with: pip install 'keras-qat[cli]'")
     cli(prog_name="keras-qat")

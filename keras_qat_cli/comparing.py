@@ -29,8 +29,10 @@ ALL = sys.maxsize
 @click.option("--per-layer", is_flag=True, help="Compare every tensor that both have.")
 @options.min_identical
 @options.min_agreement
-@options.labels("As of evaluate: the verdict goes by accuracy.")
-@click.option("--max-difference", type=click.FloatRange(0), help="Fail beyond so many LSB.")
+@options.labels("Labels, as for evaluate. The verdict is then based on accuracy.")
+@click.option(
+    "--max-difference", type=click.FloatRange(0), help="Fail if an output differs by more LSB."
+)
 @options.html
 @options.tflite_kernels
 @options.json_output
@@ -49,7 +51,7 @@ def verify(
     kernels: Any,
     as_json: bool,
 ) -> None:
-    """Run MODEL and its TFLite FILE on DATA, and compare them with each other and with float."""
+    """Run MODEL and its TFLite FILE on DATA; compare them with each other and the float model."""
     expected, data = read_labels(data, labels) if labels else ([], data)
     with settings.library() as keras_qat:
         qat = settings.load(model)
@@ -75,7 +77,7 @@ def verify(
     }
     show(report, {**report.to_dict(), **totals}, as_json)
     if failed:
-        fail(f"{file} is not as required: {'; '.join(failed)}.")
+        fail(f"{file} does not meet the requirements: {'; '.join(failed)}.")
 
 
 def values_of(model: Any, labels: Sequence[Labels]) -> dict[str, np.ndarray] | None:
@@ -96,13 +98,13 @@ def shortfalls(
     failed = []
     if min_agreement is None and report.verdict.words == "same but poor":
         failed.append(
-            "the model is not good, as the verdict says (--min-agreement says how many answers "
-            "have to stay as in float)"
+            "the model has low accuracy, see the verdict (--min-agreement sets the share of rows "
+            "that must have the same argmax as in float)"
         )
     if min_identical is None and max_difference is None and not report.verdict.is_same:
         failed.append(
-            "it computes something other than the model (--min-identical or --max-difference says "
-            "what may differ)"
+            "the file and the model compute different outputs (--min-identical or --max-difference "
+            "allows differences)"
         )
     if min_identical is not None and 100 * report.identical < min_identical:
         failed.append(
@@ -126,8 +128,8 @@ def shortfalls(
 @options.any_model
 @options.data
 @options.labels(
-    "An .npy file, an array of the .npz file, or a column of the table. Images need none: their "
-    "subdirectories are the classes. For a model of several outputs OUTPUT=SOURCE, for each one."
+    "An .npy file, an array of the .npz file, or a column of the table. Not needed for images, "
+    "whose subdirectories are the classes. For several outputs: OUTPUT=SOURCE, once for each."
 )
 @options.kernels
 @options.json_output
@@ -140,9 +142,9 @@ def evaluate(
     kernels: str | None,
     as_json: bool,
 ) -> None:
-    """Measure MODEL on DATA with labels: in float, and in the integers that its file computes.
+    """Measure MODEL on DATA with labels: in float, and in integers as its file computes.
 
-    It is accuracy for classes, and the mean absolute error for other labels.
+    Measures accuracy for classes, and the mean absolute error for other labels.
     """
     found, data = read_labels(data, labels)
     with settings.library() as keras_qat:
@@ -194,9 +196,9 @@ def _described(output: str, metric: str, examples: int, values: dict[str, float]
 @options.json_output
 @click.pass_obj
 def diagnose(settings: Settings, model: Path, data: Source, as_json: bool) -> None:
-    """Say what is wrong with a quantized MODEL on DATA, where, and what helps.
+    """Find out why a quantized MODEL loses accuracy on DATA, where, and what helps.
 
-    It tries remedies on half of the examples, measures them on the other half, and needs no labels.
+    Tries remedies on half of the examples and measures them on the other half. Needs no labels.
     """
     with settings.library() as keras_qat:
         qat = settings.load(model)

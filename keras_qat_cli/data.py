@@ -51,12 +51,15 @@ class Source(NamedTuple):
             self.images()
             if self.pixels is None and not takes_pixels(model):
                 raise ValueError(
-                    f"{path} holds images, and {model} does not say which numbers it takes for "
-                    f"pixels: add --pixels 0..255, 0..1 or -1..1, as in training."
+                    f"{path} contains images, but the range of pixels that {model} expects is "
+                    f"unknown. Pass the range used in training: add --pixels 0..255, 0..1 or -1..1."
                 )
         elif path.exists():
             if path.suffix not in READERS:
-                raise ValueError(f"{path}: data is read from {', '.join(READERS)} and directories.")
+                raise ValueError(
+                    f"{path} has an unknown format. Data can be {', '.join(READERS)} files or "
+                    f"directories of images."
+                )
             if self.key is not None:
                 self.arrays_named([self.key])
             if self.drop:
@@ -68,7 +71,7 @@ class Source(NamedTuple):
                 raise ValueError(f"{self.path}: {error}") from error
         else:
             raise ValueError(
-                f"There is no file {path}. Data is an .npy, .npz or .csv file, a directory of "
+                f"There is no file {path}. Data can be an .npy, .npz or .csv file, a directory of "
                 f"images, or module:name."
             )
 
@@ -104,8 +107,9 @@ class Source(NamedTuple):
         key = self.key or next(iter(only), None)
         if key is None:
             raise ValueError(
-                f"{self.path} has the arrays {', '.join(sorted(names))}: choose one with --key, or "
-                f"name them as the model's inputs: {', '.join(model.input_names)}."
+                f"{self.path} contains the arrays {', '.join(sorted(names))}. Choose one with "
+                f"--key, or name the arrays like the model's inputs: "
+                f"{', '.join(model.input_names)}."
             )
         return self.arrays_named([key])[key]
 
@@ -115,7 +119,8 @@ class Source(NamedTuple):
             missing = [name for name in names if name not in file.files]
             if missing:
                 raise ValueError(
-                    f"{self.path} has no array {missing[0]}, but {', '.join(file.files)}."
+                    f"{self.path} has no array {missing[0]}. Its arrays are: "
+                    f"{', '.join(file.files)}."
                 )
             return {name: file[name] for name in names}
 
@@ -128,7 +133,8 @@ class Source(NamedTuple):
         unknown = [column for column in self.drop if column not in names]
         if unknown:
             raise ValueError(
-                f"{self.path} has no column {', '.join(unknown)}, but {', '.join(names)}."
+                f"{self.path} has no column {', '.join(unknown)}. Its columns are: "
+                f"{', '.join(names)}."
             )
         return names, has_names
 
@@ -159,7 +165,7 @@ class Source(NamedTuple):
         sizes = [size for size in shape if size is not None]
         if len(sizes) == len(shape) and int(np.prod(sizes)) != table.shape[1]:
             raise ValueError(
-                f"{self.path} has {table.shape[1]} numbers in a row, but the model takes "
+                f"{self.path} has {table.shape[1]} values per row, but the model expects "
                 f"{int(np.prod(sizes))} ({' x '.join(map(str, shape))}). Leave columns out with "
                 f"--drop."
             )
@@ -169,15 +175,15 @@ class Source(NamedTuple):
         """Finds the images of a directory and its subdirectories, sorted by name."""
         files = sorted(file for file in Path(self.path).rglob("*") if file.suffix.lower() in IMAGES)
         if not files:
-            raise ValueError(f"{self.path} has no images ({', '.join(IMAGES)}).")
+            raise ValueError(f"{self.path} contains no images ({', '.join(IMAGES)}).")
         return files
 
     def for_images(self, model: Any) -> _Images:
         """Reads the images of a directory for a model."""
         if len(model.inputs) != 1 or len(model.inputs[0].shape) != 4:
             raise ValueError(
-                f"{self.path} is a directory of images, but the model does not have one input of "
-                f"images."
+                f"{self.path} is a directory of images, but the model does not have exactly one "
+                f"image input."
             )
         return _Images(self.images(), model.inputs[0].shape[1:], self.pixels or "0..255")
 
@@ -233,7 +239,7 @@ def opened(path: str, mmap_mode: Literal["r"] | None = None) -> Any:
     try:
         return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
     except (EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: no array of numbers can be read from it: {error}") from error
+        raise ValueError(f"{path} contains no readable array of numbers: {error}") from error
 
 
 def _is_number(cell: str) -> bool:
@@ -264,7 +270,7 @@ class _Images:
         try:
             image = tf.io.decode_image(path.read_bytes(), channels or 3, expand_animations=False)
         except tf.errors.InvalidArgumentError as error:
-            raise ValueError(f"{path} is not an image that can be read.") from error
+            raise ValueError(f"{path} is not a readable image.") from error
         size = height or image.shape[0], width or image.shape[1]
         if tuple(image.shape[:2]) != size:
             image = tf.image.resize(image, size, antialias=True)
@@ -280,6 +286,6 @@ def _from_module(source: str) -> Any:
             value = getattr(value, part)
     except (ModuleNotFoundError, AttributeError) as error:
         raise ValueError(
-            f"{source}: {error}. Pass module:name, as in prepare:representative."
+            f"{source}: {error}. Pass module:name, such as prepare:representative."
         ) from error
     return value

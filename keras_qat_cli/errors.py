@@ -76,9 +76,9 @@ OTHER_OPTIONS = {
     "--model": "the model as the first argument",
     "--output": "the file as the last argument",
     "--data": "the data as the second argument",
-    "--quantize": "nothing, as convert always quantizes",
+    "--quantize": "no option, because convert always quantizes",
     "--samples": "--limit",
-    "--epochs": "data alone, as commands do not train; quantize_model and fit do so in Python",
+    "--epochs": "only data, because commands do not train; in Python, use quantize_model and fit",
 }
 """Options that people try -> what stands for them. Click's nearest name misleads there."""
 
@@ -88,7 +88,7 @@ OTHER_COMMANDS = {
     "help": "keras-qat COMMAND --help",
     "info": "summary",
     "predict": "simulate, which computes the file's outputs",
-    "quantize": "convert, or calibrate for a model to go on with",
+    "quantize": "convert, or calibrate to get a quantized Keras model",
     "run": "simulate, which computes the file's outputs",
     "test": "verify",
     "train": "keras_qat.quantize_model and fit in Python",
@@ -106,14 +106,14 @@ class Command(click.Command):
         except click.NoSuchOption as error:
             if error.option_name in OTHER_OPTIONS:
                 message = (
-                    f"There is no {error.option_name}: give {OTHER_OPTIONS[error.option_name]}."
+                    f"There is no {error.option_name}: pass {OTHER_OPTIONS[error.option_name]}."
                 )
                 raise click.UsageError(message, ctx) from error
             raise
         except click.UsageError as error:
             takes_labels = any(param.name == "labels" for param in self.params)
             if takes_labels and "extra argument" in error.message:
-                message = f"{error.message} Labels are given by --labels."
+                message = f"{error.message} Pass labels with --labels."
                 raise click.UsageError(message, ctx) from error
             raise
 
@@ -141,7 +141,7 @@ class Commands(click.Group):
                 if any(error.option_name in param.opts for param in command.params)
             ]
             if owners:
-                message = f"{error.option_name} belongs behind the command, such as {owners[0]}."
+                message = f"Put {error.option_name} after the command, such as {owners[0]}."
                 raise click.UsageError(message, ctx) from error
             raise
 

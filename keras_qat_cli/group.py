@@ -64,7 +64,7 @@ class Settings(NamedTuple):
     multiple=True,
     help="Import a module with custom layers first.",
 )
-@click.option("--trust", is_flag=True, help="Run code of model files, as that of Lambda layers.")
+@click.option("--trust", is_flag=True, help="Run code in model files, such as Lambda layers.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 @click.version_option(package_name="keras-qat")
@@ -74,13 +74,13 @@ def cli(
 ) -> None:
     """Quantize Keras models, export them to int8 TFLite, and check the file against the model.
 
-    `keras-qat convert model.keras data.npy model.tflite` does all of it for a float model.
+    `keras-qat convert model.keras data.npy model.tflite` does all three steps for a float model.
 
-    Models are .keras or .h5 files or SavedModels, float or quantization-aware. Data are .npy, .npz
-    or .csv files, directories of images, or module:name of an array, a dataset or a function that
-    returns batches.
+    Models are .keras or .h5 files or SavedModels, float or quantization-aware. Data is an .npy,
+    .npz or .csv file, a directory of images, or module:name of an array, a dataset or a function
+    that returns batches.
 
-    Exit codes: 0 all is well; 1 a check did not hold; 2 arguments, files or data are not usable.
+    Exit codes: 0 success; 1 a check failed; 2 arguments, files or data are not usable.
     """
     models.check_modules(modules)
     verbose = int(not quiet and sys.stderr.isatty())

@@ -44,8 +44,8 @@ def read_labels(data: Source, labels: Sequence[str]) -> tuple[list[Labels], Sour
         sources.append((output, source) if is_named and not Path(text).exists() else ("", text))
     if len(dict(sources)) < len(sources):
         raise ValueError(
-            f"--labels is given {len(sources)} times: name the output of each, as in --labels "
-            f"OUTPUT={sources[-1][1]}."
+            f"--labels is given {len(sources)} times without different outputs. Name the output of "
+            f"each, as in --labels OUTPUT={sources[-1][1]}."
         )
     found = []
     for output, source in sources:
@@ -68,8 +68,8 @@ def of_outputs(model: Any, labels: Sequence[Labels]) -> dict[str, Labels]:
     for one in labels:
         if not one.output:
             raise ValueError(
-                f"'{model.name}' has the outputs {listed}: say which one the labels are of, as in "
-                f"--labels {names[0]}={one.source}."
+                f"'{model.name}' has the outputs {listed}. Name the output that the labels belong "
+                f"to, as in --labels {names[0]}={one.source}."
             )
         if one.output not in names:
             raise ValueError(
@@ -107,8 +107,8 @@ def _read(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
         values = np.array([file.relative_to(path).parts[0] for file in data.images()])
     else:
         raise ValueError(
-            f"{labels or path}: say with --labels where the labels are: an .npy file, an array of "
-            f"the .npz file or a column of the table. For images it is their subdirectories."
+            f"{labels or path} contains no labels. Pass --labels with an .npy file, an array of "
+            f"the .npz file or a column of the table; images are labelled by their subdirectories."
         )
     return _as_numbers(values)[: data.limit], data
 
@@ -140,7 +140,8 @@ def measured(predictions: np.ndarray, labels: np.ndarray, source: str) -> tuple[
     """
     if len(labels) != len(predictions):
         raise ValueError(
-            f"{source}: there are {len(labels)} labels for {len(predictions)} examples."
+            f"{source} has {len(labels)} labels for {len(predictions)} examples. One label per "
+            f"example is needed."
         )
     classes = predictions.shape[-1]
     if labels.ndim == predictions.ndim and labels.shape[-1] == 1:
@@ -158,7 +159,7 @@ def measured(predictions: np.ndarray, labels: np.ndarray, source: str) -> tuple[
         return "accuracy", float(np.mean(answers == labels))
     if labels.size != predictions.size:
         raise ValueError(
-            f"{source}: labels of shape {labels.shape} do not fit outputs of shape "
+            f"{source}: labels of shape {labels.shape} do not match outputs of shape "
             f"{predictions.shape}."
         )
     return "mean absolute error", float(np.mean(np.abs(predictions.reshape(labels.shape) - labels)))

@@ -19,7 +19,7 @@ from keras_qat_cli.models import FILES
 from keras_qat_cli.options import Calibration, Exporting, Quantizing
 from keras_qat_cli.outputs import SOURCES, OutputFile
 
-DOUBTED = "the data were warned of (--accept-data takes them anyway)"
+DOUBTED = "there were warnings about the data (--accept-data ignores them)"
 """Why a command fails if `calibrate` warned."""
 
 SAVED = OutputFile("the model", *FILES, directory=True)
@@ -44,7 +44,7 @@ def calibrate(
     quantizing: Quantizing,
     as_json: bool,
 ) -> None:
-    """Take the ranges of MODEL from DATA, without training; quantize it first if it is float."""
+    """Set the ranges of MODEL from DATA, without training. A float model is quantized first."""
     _check_other(output, model)
     with settings.library() as keras_qat:
         from keras_qat.messages import counted
@@ -73,9 +73,7 @@ def calibrate(
 @click.argument("file", type=OutputFile("an export", ".tflite", ".onnx", *SOURCES, directory=True))
 @options.exporting
 @options.target
-@click.option(
-    "--batch-size", type=options.COUNT, help="How many examples a run takes: 1 for devices."
-)
+@click.option("--batch-size", type=options.COUNT, help="Batch size of the file: 1 for devices.")
 @options.json_output
 @click.pass_obj
 def export(
@@ -111,7 +109,7 @@ def export(
 @click.option("--save", type=SAVED, help="Save the quantization-aware model, too.")
 @options.min_identical
 @options.min_agreement
-@options.labels("As of evaluate: the verdict goes by accuracy.")
+@options.labels("Labels, as for evaluate. The verdict is then based on accuracy.")
 @options.calibration
 @options.accept_data
 @options.quantizing
@@ -135,8 +133,8 @@ def convert(
 ) -> None:
     """Quantize MODEL, write it to the .tflite FILE, and verify that file.
 
-    A float model is quantized, with ranges from DATA. A trained quantization-aware model keeps the
-    ranges that it has. The file is then run on DATA and compared with the model.
+    A float model is quantized, with ranges from DATA. A trained quantization-aware model keeps its
+    ranges. The file is then run on DATA and compared with the model.
     """
     arguments = exporting.chosen(file)
     expected, data = read_labels(data, labels) if labels else ([], data)
@@ -171,13 +169,13 @@ def convert(
     details = {"file": str(file), "bytes": len(contents), **report.to_dict(), "failed": failed}
     show(text, details, as_json)
     if failed:
-        fail(f"{file} is not as required: {'; '.join(failed)}.")
+        fail(f"{file} does not meet the requirements: {'; '.join(failed)}.")
 
 
 def _check_other(path: Path, model: Path) -> None:
     """Raises a `ValueError` if the model that is read would be replaced."""
     if path.resolve() == model.resolve():
-        raise ValueError(f"{path} is the model that is read, and would be lost: name another file.")
+        raise ValueError(f"{path} is the input model and would be overwritten. Name another file.")
 
 
 def _calibrate(

@@ -42,11 +42,11 @@ class ModelFile(click.Path):
         path = Path(str(super().convert(value, param, ctx)))
         is_aware = is_quantized(path)
         if is_aware and self.quantized is False:
-            raise ValueError(f"{path} is quantized already. Pass the float model.")
+            raise ValueError(f"{path} is already quantized. Pass the float model.")
         if not is_aware and self.quantized:
             raise ValueError(
                 f"{path} is a float model. Quantize it first: keras-qat calibrate {path} DATA -o "
-                f"qat.keras. Or train the result of keras_qat.quantize_model, and save it."
+                f"qat.keras. Or save the result of keras_qat.quantize_model after training."
             )
         return path
 
@@ -74,8 +74,8 @@ def _configuration(path: Path) -> str:
         metadata = path / "keras_metadata.pb"
         if not metadata.exists():
             raise ValueError(
-                f"{path} holds no Keras model. Pass a SavedModel from model.save; one from "
-                f"keras_qat.export_saved_model is for servers only."
+                f"{path} contains no Keras model. Pass a SavedModel from model.save. A SavedModel "
+                f"from keras_qat.export_saved_model is for servers only."
             )
         return metadata.read_text(encoding="utf-8", errors="replace")
     if path.suffix == ".keras":
@@ -83,7 +83,7 @@ def _configuration(path: Path) -> str:
             with zipfile.ZipFile(path) as archive:
                 return archive.read("config.json").decode()
         except (zipfile.BadZipFile, KeyError) as error:
-            raise ValueError(f"{path} is no Keras model, or it is damaged.") from error
+            raise ValueError(f"{path} is not a Keras model, or it is damaged.") from error
     if path.suffix in FILES:
         import h5py
 
@@ -91,17 +91,17 @@ def _configuration(path: Path) -> str:
             with h5py.File(path) as file:
                 return str(file.attrs["model_config"])
         except OSError as error:
-            raise ValueError(f"{path} is no Keras model, or it is damaged.") from error
+            raise ValueError(f"{path} is not a Keras model, or it is damaged.") from error
         except KeyError as error:
             raise ValueError(
-                f"{path} holds weights, but no layers: save the model with model.save."
+                f"{path} contains weights, but no layers. Save the model with model.save."
             ) from error
     if path.suffix == ".tflite":
         raise ValueError(
-            f"{path} is a TFLite file: pass the quantization-aware model that it was exported "
-            f"from, a .keras file. That computes the integers of the file."
+            f"{path} is a TFLite file. Pass the quantization-aware model that it was exported "
+            f"from, a .keras file, which computes the same integers."
         )
-    raise ValueError(f"{path} is not a model: pass a SavedModel or a {', '.join(FILES)} file.")
+    raise ValueError(f"{path} is not a model. Pass a SavedModel or a {', '.join(FILES)} file.")
 
 
 def check_modules(names: Iterable[str]) -> None:
@@ -109,7 +109,9 @@ def check_modules(names: Iterable[str]) -> None:
     _search_here()
     for name in names:
         if importlib.util.find_spec(name.partition(".")[0]) is None:
-            raise ValueError(f"There is no module {name}, here or among the installed ones.")
+            raise ValueError(
+                f"There is no module {name} in this directory or among the installed packages."
+            )
 
 
 def import_modules(names: Iterable[str]) -> None:
@@ -144,7 +146,7 @@ def load(path: Path, trust: bool = False) -> Any:
     except (TypeError, ValueError, AttributeError, OSError) as error:
         raise ValueError(
             f"Keras cannot load {path}. Import custom layers with --import MODULE, and allow code "
-            f"in the file with --trust. Keras' error: {str(error)[:400]}"
+            f"in the file with --trust. The error from Keras: {str(error)[:400]}"
         ) from error
 
 

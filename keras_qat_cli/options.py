@@ -32,8 +32,8 @@ def _kernels(*names: str) -> Callable[[Command], Command]:
     return click.option(
         "--kernels",
         type=click.Choice(names),
-        show_default="the target's, without one xnnpack",
-        help="Whose rounding: that of phones, of microcontrollers, or of another runtime.",
+        show_default="the target's, or xnnpack without a target",
+        help="The kernels whose rounding is computed: phones, microcontrollers or other runtimes.",
     )
 
 
@@ -41,7 +41,7 @@ TFLITE_KERNELS = ("xnnpack", "xnnpack_arm64", "tflm", "reference")
 """Runtimes of TFLite files, of those that `verify(kernels=)` takes."""
 
 COUNT = click.IntRange(1)
-COUNT.name = "whole number"  # Click says "integer range" of what is none.
+COUNT.name = "integer"  # Click would print "integer range".
 
 PERCENT = click.FloatRange(0, 100)
 PERCENT.name = "number"
@@ -52,14 +52,16 @@ KERNEL_FAMILIES = (*TFLITE_KERNELS, "onnxruntime", "esp_dl")
 tflite_kernels = _kernels(*TFLITE_KERNELS)
 kernels = _kernels(*KERNEL_FAMILIES)
 
-html = click.option("--html", type=OutputFile("the page"), help="Write the result as a page, too.")
+html = click.option("--html", type=OutputFile("the page"), help="Also write the result as HTML.")
 
-min_identical = click.option("--min-identical", type=PERCENT, help="Fail below so many percent.")
+min_identical = click.option(
+    "--min-identical", type=PERCENT, help="Fail if a smaller percentage of outputs is identical."
+)
 
 min_agreement = click.option(
     "--min-agreement",
     type=PERCENT,
-    help="Fail if less percent of the rows have the same argmax as the model in float.",
+    help="Fail if a smaller percentage of rows has the same argmax as the float model.",
 )
 
 
@@ -69,7 +71,7 @@ def labels(text: str) -> Callable[[Any], Any]:
 
 
 accept_data = click.option(
-    "--accept-data", is_flag=True, help="Exit with 0 though the data are warned of."
+    "--accept-data", is_flag=True, help="Exit with 0 despite warnings about the data."
 )
 
 
@@ -85,7 +87,7 @@ class TargetName(click.Choice[str]):
         return value if has_modules else super().convert(value, param, ctx)
 
 
-target = click.option("--target", type=TargetName(), help="Where the file is to run.")
+target = click.option("--target", type=TargetName(), help="The device or runtime of the file.")
 
 
 class Quantizing(NamedTuple):
@@ -98,7 +100,7 @@ class Quantizing(NamedTuple):
     def check(self, model: Path) -> None:
         for name, value in self._asdict().items():
             if value and models.is_quantized(model):
-                raise ValueError(f"{model} is quantized already: --{name} is for float models.")
+                raise ValueError(f"{model} is already quantized: --{name} is for float models.")
 
 
 class Calibration(NamedTuple):
@@ -109,7 +111,9 @@ class Calibration(NamedTuple):
 
     def check(self, model: Path) -> None:
         if not 50 < self.percentile <= 100:
-            raise click.UsageError("--percentile: give more than 50 and at most 100, as 99.99.")
+            raise click.UsageError(
+                "--percentile: pass a value above 50 and at most 100, such as 99.99."
+            )
 
 
 class Exporting(NamedTuple):
@@ -133,7 +137,7 @@ class Exporting(NamedTuple):
             accepted |= {"input_dtype", "output_dtype", "rescaling"}
         refused = sorted(options.keys() - accepted)
         if file.suffix != ".tflite" and refused:
-            raise click.UsageError(f"{', '.join(refused)}: for .tflite files only.")
+            raise click.UsageError(f"{', '.join(refused)}: supported for .tflite files only.")
         return options
 
 
@@ -169,16 +173,16 @@ data = _together(
     click.option(
         "--pixels",
         type=click.Choice(list(PIXELS)),
-        help="Range of pixels that the model takes, for directories of images.",
+        help="Range of pixels that the model expects, for directories of images.",
     ),
     click.option(
         "--batch-size",
         type=COUNT,
         default=32,
         show_default=True,
-        help="Examples at a time.",
+        help="Examples per batch.",
     ),
-    click.option("--limit", type=COUNT, help="Use only this many examples, the first ones."),
+    click.option("--limit", type=COUNT, help="Use only the first examples, this many."),
 )
 
 quantizing = _together(
@@ -189,13 +193,13 @@ quantizing = _together(
         type=click.Choice(
             ["int8", "symmetric", "power_of_two", "int16x8", "int4_weights", "low_bits", "contrib"]
         ),
-        show_default="the target's, without one int8",
+        show_default="the target's, or int8 without a target",
         help="How a float model is quantized.",
     ),
     click.option(
         "--scope",
         multiple=True,
-        help="Quantize only these layers: a name, its beginning, a pattern with *, or a class. "
+        help="Quantize only these layers: a name, a prefix, a pattern with *, or a class. "
         "Can be repeated.",
     ),
     target,
@@ -209,14 +213,14 @@ calibration = _together(
         type=click.Choice(["minmax", "percentile", "mse", "entropy"]),
         default="minmax",
         show_default=True,
-        help="How a range is chosen.",
+        help="How ranges are chosen.",
     ),
     click.option(
         "--percentile",
         type=float,
         default=99.99,
         show_default=True,
-        help="Share of the values below the upper end of a range, for this method.",
+        help="For --method percentile: the percentage of values below the upper end of a range.",
     ),
 )
 
@@ -234,12 +238,12 @@ exporting = _together(
         help="Type of the outputs.",
     ),
     click.option(
-        "--input-range", type=(float, float), help="Least and greatest input, of contrib models."
+        "--input-range", type=(float, float), help="Minimum and maximum input of contrib models."
     ),
     click.option(
         "--rescaling",
         type=(float, float),
-        help="Scale and offset that made training data of pixels: uint8 inputs take pixels.",
+        help="Scale and offset that were applied to pixels in training: uint8 inputs are pixels.",
     ),
     click.option("--pack-int4", is_flag=True, help="Store two weights of 4 bits in a byte."),
 )

@@ -33,19 +33,23 @@ class OutputFile(click.Path):
         path = Path(str(super().convert(value, param, ctx)))
         is_directory = self.directory and not path.suffix[1:].isalpha()  # served.1 is a directory.
         if self.endings and path.suffix not in self.endings and not is_directory:
-            or_directory = ", or to a directory, whose name has no ending" * self.directory
+            or_directory = ", or to a directory (a name without an ending)" * self.directory
             raise ValueError(
                 f"{path}: {self.what} is written to {', '.join(self.endings)} files{or_directory}."
             )
         if path.is_dir() and not is_directory:
-            raise ValueError(f"{path} is a directory: name a file in it.")
+            raise ValueError(f"{path} is a directory. Name a file in it.")
         has_other_files = path.is_dir() and not (path / "saved_model.pb").exists()
         if has_other_files and any(path.iterdir()):
-            raise ValueError(f"{path} is a directory with other files: name a new one.")
+            raise ValueError(f"{path} is a directory with other files. Name a new directory.")
         if not path.parent.is_dir():
-            raise ValueError(f"{path}: the directory {path.parent} does not exist.")
+            raise ValueError(
+                f"{path}: the directory {path.parent} does not exist. Create it first."
+            )
         if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ValueError(f"{path}: it is read-only.")
+            raise ValueError(f"{path} is read-only. Choose another path.")
         if path.suffix in FILES and path.suffix not in self.endings and path.exists():
-            raise ValueError(f"{path} is a saved Keras model, which would be lost.")
+            raise ValueError(
+                f"{path} is a saved Keras model, which would be overwritten. Choose another name."
+            )
         return path

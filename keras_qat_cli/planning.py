@@ -19,14 +19,14 @@ from keras_qat_cli.options import Quantizing
 @click.option(
     "--strict",
     is_flag=True,
-    help="Fail if a layer would compute in float, or the target has no kernel for an operator.",
+    help="Fail if a layer stays in float, or the target has no kernel for an operator.",
 )
 @options.json_output
 @click.pass_obj
 def plan(
     settings: Settings, model: Path, quantizing: Quantizing, strict: bool, as_json: bool
 ) -> None:
-    """Say what quantizing MODEL would do to each tensor, and why."""
+    """Show how each tensor of MODEL would be quantized, and why."""
     with settings.library() as keras_qat:
         from keras_qat.messages import counted
 
@@ -37,7 +37,7 @@ def plan(
     show(result, result.to_dict(), as_json)
     if strict and result.float_layers:
         layers = counted(len(result.float_layers), "layer stays", "layers stay")
-        fail(f"{layers} in float: {', '.join(result.float_layers)}")
+        fail(f"{layers} in float: {', '.join(result.float_layers)}.")
     if strict and result.problems:
         operators = counted(len(result.problems), "operator has", "operators have")
         fail(f"{operators} no kernel on the target {target}.")
@@ -49,7 +49,7 @@ def plan(
 @options.json_output
 @click.pass_obj
 def summary(settings: Settings, model: Path, quantizing: Quantizing, as_json: bool) -> None:
-    """Sum up what MODEL is in its file: bits, ranges, memory and work of each layer."""
+    """Summarize MODEL as its file holds it: bits, ranges, memory and operations of each layer."""
     with settings.library() as keras_qat:
         result = keras_qat.summary(settings.load_quantized(model, quantizing))
     show(result, result.to_dict(), as_json)
@@ -62,7 +62,9 @@ def summary(settings: Settings, model: Path, quantizing: Quantizing, as_json: bo
     "--bits", multiple=True, type=click.IntRange(2, 8), help="Bits to try. [default: 4, 8]"
 )
 @click.option(
-    "--budget", type=click.FloatRange(0), help="Choose bits for so many bytes, or such a share."
+    "--budget",
+    type=click.FloatRange(0),
+    help="Choose bits for a budget of bytes, or for a share of the 8-bit size.",
 )
 @options.html
 @options.json_output
@@ -78,8 +80,8 @@ def sensitivity(
 ) -> None:
     """Rank the layers of a float MODEL by the cost of fewer bits for their weights.
 
-    With --budget, choose the bits of each layer so that the weights take at most that many bytes,
-    or, for a budget of up to 1, that share of their size in 8 bits.
+    With --budget, choose the bits of each layer within a budget of bytes. A budget of up to 1 is a
+    share of the weights' size in 8 bits.
     """
     choices = bits or (4, 8)
     with settings.library() as keras_qat:

@@ -40,8 +40,8 @@ def test_scope_that_matches_nothing(scope):
 
 SCOPES = {
     "number": (3, "3 is not a scope: pass the name of a layer"),
-    "class": (layers.Dense, "A scope names classes: pass 'Dense'"),
-    "layer": ([layers.ReLU(name="r")], "A scope names layers: pass 'r', not the layer itself"),
+    "class": (layers.Dense, "The scope contains a class: pass its name, 'Dense'"),
+    "layer": ([layers.ReLU(name="r")], "The scope contains a layer: pass its name, 'r'"),
 }
 
 
@@ -214,7 +214,7 @@ ODD = {
     "not a file": (lambda: keras_qat.TFLiteModel(tiny_net()), "got the model 'tiny': pass what"),
     "twice": (
         lambda: keras_qat.sensitivity(keras_qat.quantize_model(tiny_net()), X),
-        "'tiny' is quantized already: pass the float model",
+        "'tiny' is already quantized. Pass the float model",
     ),
 }
 
@@ -227,7 +227,7 @@ def test_other_things_than_asked_for(kind):
 
 
 def test_a_budget_is_a_number():
-    with pytest.raises(TypeError, match="budget='50%': give a number of bytes, or a share"):
+    with pytest.raises(TypeError, match="budget='50%': pass a number of bytes, or a share"):
         keras_qat.search_bits(tiny_net(), X, "50%")
 
 
@@ -307,9 +307,9 @@ def test_registering_an_instance():
 def test_names_of_simulated_tensors():
     qat = observe(keras_qat.quantize_model(tiny_net()), X)
     simulated = keras_qat.simulate(qat, X)
-    with pytest.raises(KeyError, match=r"no tensor 'logit' here. Near it are: logits"):
+    with pytest.raises(KeyError, match=r"no tensor 'logit'. Similar names: logits"):
         simulated.tensors["logit"]
-    with pytest.raises(KeyError, match=r"no tensor 'z' here. There are: logits"):
+    with pytest.raises(KeyError, match=r"no tensor 'z'. Known names: logits"):
         simulated.outputs["z"]
     assert "logit" not in simulated.tensors
     assert simulated.tensors.get("logit") is None
@@ -319,7 +319,7 @@ def test_names_of_layers_with_quantizers():
     listed = keras_qat.quantizers(keras_qat.quantize_model(tiny_net()))
     assert [x.name for x in listed["conv"]] == ["quant_conv/kernel", "quant_conv/output"]
     assert listed["conv/kernel"] == listed["quant_conv/kernel"] == listed["conv"][:1]
-    with pytest.raises(KeyError, match=r"no layer or tensor 'logit' here. Near it are: logits"):
+    with pytest.raises(KeyError, match=r"no layer or tensor 'logit'. Similar names: logits"):
         listed["logit"]
 
 

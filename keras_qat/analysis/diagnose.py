@@ -113,13 +113,13 @@ class Diagnosis:
 
     def __str__(self) -> str:
         lines = [f"{self.model}: quantized against float, {self.examples} examples"]
-        lines += ["It is good as it is: near the model in float."] * self.is_good
+        lines += ["The model is good: its outputs are close to the float model's."] * self.is_good
         lines += [f"! {problem}" for problem in self.problems]
         lines += ["", "     dB  argmax", f"{self.now}  now"]
         lines += [f"{quality}  {code}" for code, quality in self.remedies.items()]
         if not self.remedies:
-            lines.append(f"Nothing that was tried gains {GAIN:g} dB.")
-        lines += ["", " before  behind"] * bool(self.layers)
+            lines.append(f"No remedy gains {GAIN:g} dB or more.")
+        lines += ["", " before   after"] * bool(self.layers)
         lines += [f"{a:7.1f}{b:8.1f}  {name}" for name, (a, b) in self.layers.items()]
         return "\n".join(lines)
 
@@ -153,11 +153,13 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
     check_quantized(model)
     arrays = arrays_of(model, x)
     if len(arrays[0]) < 8:
-        raise ValueError(f"diagnose takes at least 8 examples, not {len(arrays[0])}.")
+        raise ValueError(
+            f"diagnose needs at least 8 examples, but got {len(arrays[0])}. Pass a few hundred."
+        )
     if states_of(model):
         raise ValueError(
-            f"'{model.name}' keeps its states from batch to batch: diagnose the same model with "
-            f"stateful=False."
+            f"'{model.name}' keeps its states from batch to batch, which diagnose does not "
+            f"support. Build the same model with stateful=False and diagnose that."
         )
     fitted = packed(inputs_of(model), [array[::2][:FITTED] for array in arrays])
     tested = packed(inputs_of(model), [array[1::2][:examples] for array in arrays])
@@ -168,8 +170,8 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
     problems = [*_unfit_ranges(graph, arrays), *lost_parts(graph.origin.calls, arrays)]
     if all(np.ptp(y, 0).max(initial=0) == 0 for y in exact):
         problems.append(
-            "In float too the output is the same for all examples, as if units were dead or "
-            "weights zero. Train the model in float first."
+            "The output of the float model is the same for all examples, as if units were dead or "
+            "weights zero. Train the float model first."
         )
     tried = _remedies(model, fitted, list(falls))
     by_remedy: dict[str, Quality] = {}
@@ -339,6 +341,6 @@ def _unfit_ranges(graph: ResolvedGraph, arrays: list[np.ndarray]) -> list[str]:
         if beyond > BEYOND or used < USED:
             problems.append(
                 f"Input '{name}' uses {used:.1%} of its range, {low:.4g} to {high:.4g}, and "
-                f"{beyond:.1%} of its numbers lie beyond."
+                f"{beyond:.1%} of its values are outside."
             )
     return problems

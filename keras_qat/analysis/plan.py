@@ -61,7 +61,7 @@ def plan(
     """
     if is_quantized(model):
         raise ValueError(
-            f"'{model.name}' is quantized already. Plan the float model, or look at "
+            f"'{model.name}' is already quantized. Plan the float model, or print "
             f"keras_qat.summary(model)."
         )
     recipe, family, device = settings(recipe, None, target)

@@ -55,7 +55,7 @@ class FoundBits:
         if base.name in NAMED and NAMED[base.name]() == base:
             first = f"recipe = keras_qat.recipes.{base.name}()"
         else:
-            first = "# recipe: the one that was given"
+            first = "# recipe: the recipe passed to search_bits"
         lines = [f"# {self.bytes} bytes of weights", first]
         lines += [
             f"recipe = recipe.override({name!r}, weight_bits={bits})"
@@ -110,7 +110,7 @@ def search_bits(
         >>> qat = keras_qat.quantize_model(model, search.recipe)
     """
     if isinstance(budget, bool) or not isinstance(budget, (int, float, np.number)):
-        raise TypeError(f"budget={budget!r}: give a number of bytes, or a share such as 0.5.")
+        raise TypeError(f"budget={budget!r}: pass a number of bytes, or a share such as 0.5.")
     recipe, choices = get_recipe(recipe), ascending(bits)
     if known is None:
         measured = partial(sensitivity, bits=choices, recipe=recipe, measure=measure)
@@ -144,7 +144,7 @@ def cheapest(
     fewest = sum(layer.weights for layer in layers) * min(choices) / 8
     if fewest > budget:
         raise ValueError(
-            f"The budget is {budget:.0f} bytes, but the weights take {fewest:.0f} with "
+            f"The budget is {budget:.0f} bytes, but the weights need {fewest:.0f} with "
             f"{min(choices)} bits each. Allow more bytes or fewer bits."
         )
     # What is above the fewest bits is counted, rounded up, so that the budget holds.

@@ -115,7 +115,7 @@ def ascending(bits: Iterable[int]) -> list[int]:
         ValueError: if bits are not 2 to 8.
     """
     if not isinstance(bits, Iterable):
-        raise TypeError(f"bits={bits!r}: give the numbers to choose from, such as (4, 8).")
+        raise TypeError(f"bits={bits!r}: pass all widths to choose from, such as (4, 8).")
     return sorted(set(map(specs.check_bits, bits)))
 
 
@@ -162,11 +162,14 @@ def sensitivity(
     """
     tried, recipe = ascending(bits)[::-1], get_recipe(recipe)
     if not tried:
-        raise ValueError("No bits are given: try (2, 4, 6, 8).")
+        raise ValueError("No bits were passed. Try bits=(2, 4, 6, 8).")
     if not recipe.weights.per_channel:
-        raise ValueError(f"Recipe '{recipe.name}' has weights per tensor; use recipes.int8().")
+        raise ValueError(
+            f"Recipe '{recipe.name}' has weights per tensor, which sensitivity does not support. "
+            f"Use recipes.int8()."
+        )
     if is_quantized(model):
-        raise ValueError(f"'{model.name}' is quantized already: pass the float model.")
+        raise ValueError(f"'{model.name}' is already quantized. Pass the float model.")
     layers = _layers_of(model, recipe)
     qat = quantize_model(model, recipe)
     read = list(batches(qat, data, batch_size, steps, finite=True))
@@ -227,10 +230,10 @@ def _page(result: Sensitivity) -> str:
     facts["weights"] = str(sum(layer.weights for layer in ranked))
     verdict = "No layer has weights to quantize"
     if ranked:
-        verdict = f"'{ranked[0].name}' suffers most from weights of {tried[0]} bits"
+        verdict = f"'{ranked[0].name}' is the most sensitive to weights of {tried[0]} bits"
     most = {bits: max(layer.costs[bits] for layer in ranked) or 1.0 for bits in tried}
-    columns = {"layer": "Name in the float model", "weights": "How many it has"}
-    columns |= {f"{bits} bits": f"Cost of {bits} bits in this layer alone" for bits in tried}
+    columns = {"layer": "Name in the float model", "weights": "Number of weights"}
+    columns |= {f"{bits} bits": f"Cost if only this layer has {bits} bits" for bits in tried}
     rows = [
         [
             Cell(layer.name),
@@ -242,7 +245,7 @@ def _page(result: Sensitivity) -> str:
         ]
         for layer in ranked
     ]
-    note = "The cost of so few bits in one layer alone, all else being in float."
+    note = "The cost if only this layer's weights are quantized and everything else is float."
     return page(
         "Sensitivity of layers", verdict, "good", facts, [], [Table("Layers", columns, rows, note)]
     )

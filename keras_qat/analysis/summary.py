@@ -137,10 +137,10 @@ class Summary:
         lines.insert(1, "  ".join("-" * width for width in widths))
         lines.append(
             f"weights: {_size(self.weight_bytes)}, in float {_size(self.float_weight_bytes)}; "
-            f"{_count(self.multiply_accumulates)} multiply-accumulates for an example"
+            f"{_count(self.multiply_accumulates)} multiply-accumulates per example"
         )
         if self.peak_activation_bytes is None:
-            lines.append("activations: some sizes are known at run time only")
+            lines.append("activations: unknown, because some sizes depend on the input")
         else:
             lines.append(
                 f"activations: at most {_size(self.peak_activation_bytes)} at a time, in "

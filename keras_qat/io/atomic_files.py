@@ -37,28 +37,28 @@ def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Pat
             f"another path, or make it writable (chmod u+w)."
         )
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise OSError(f"Cannot write {path}: it is a device, and would be replaced. Name a file.")
+        raise OSError(f"Cannot write {path}: it is a device. Pass the path of a file.")
     if path.is_dir() and not directory:
         raise IsADirectoryError(f"Cannot write {path}: it is a directory. Name a file in it.")
     if path.suffix in (".keras", ".h5") and not path.exists():
         raise ValueError(
-            f"Cannot write {path}: Keras loads files of that name as models. Choose one that ends "
-            f"with the format's suffix, such as .tflite."
+            f"Cannot write {path}: Keras would load a file of that name as a model. Use the "
+            f"format's suffix, such as .tflite."
         )
     if path.is_file() and path.suffix in (".keras", ".h5"):
         raise FileExistsError(
-            f"Cannot write {path}: there is a saved Keras model, which an export would replace. "
-            f"Choose another name."
+            f"Cannot write {path}: an export would replace the saved Keras model there. Choose "
+            f"another name."
         )
     if directory and path.is_file():
         raise NotADirectoryError(
-            f"Cannot write {path}: it is a file, and a SavedModel is a directory. Choose another "
+            f"Cannot write {path}: it is a file, but a SavedModel is a directory. Choose another "
             f"path, or delete the file."
         )
     if path.is_dir() and any(path.iterdir()) and not (path / "saved_model.pb").exists():
         raise FileExistsError(
-            f"Cannot write {path}: the directory holds something other than a SavedModel, and "
-            f"would be replaced. Choose another path, or empty it."
+            f"Cannot write {path}: a SavedModel would replace the directory, which holds other "
+            f"files. Choose another path, or empty the directory."
         )
     return path
 
@@ -142,6 +142,6 @@ def _explained(error: Exception, path: Path) -> Exception:
     state = "The file there is unchanged" if path.exists() else "Nothing was written"
     return OSError(
         errno.ENOSPC,
-        f"Cannot write {path}: No space left on device. {state}; free some space, or choose "
+        f"Cannot write {path}: No space left on device. {state}. Free some space, or choose "
         f"another path.",
     )

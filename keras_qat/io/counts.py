@@ -23,7 +23,7 @@ def check_count(name: str, count: Any, least: int = 1) -> int:
     if number is None or number < least:
         advice = f"pass an integer of at least {least}."
         if np.ndim(count):
-            raise ValueError(f"{name}=an array: {advice} Labels are not needed.")
+            raise ValueError(f"{name} is an array: {advice} Labels are not needed.")
         raise ValueError(f"{name}={count!r}: {advice}")
     return number
 

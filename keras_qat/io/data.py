@@ -76,8 +76,8 @@ def batches(
         yield batch
     if not count:
         hint = (
-            " A generator yields its batches only once: make a new one, or pass the function that "
-            "makes it."
+            " A generator yields its batches only once. Create a new one, or pass the function "
+            "that creates it."
         )
         raise ValueError(f"The data for '{inputs.model}' is empty.{hint * is_used_up}")
 
@@ -94,7 +94,7 @@ def arrays_of(model: Any, data: Any) -> list[np.ndarray]:
     except ValueError as error:
         sizes = dict.fromkeys(part.shape[1:] for parts in columns for part in parts)
         raise ValueError(
-            f"The examples for '{inputs.model}' have different sizes, among them "
+            f"The examples for '{inputs.model}' have different sizes, such as "
             f"{', '.join(map(str, itertools.islice(sizes, 4)))}. Resize them to one size."
         ) from error
 
@@ -130,13 +130,13 @@ def padded(array: np.ndarray, size: int) -> np.ndarray:
 def _source_of(inputs: Inputs, data: Any, is_limited: bool) -> Any:
     """Checks the type of data, and calls a function for its data."""
     if data is None:
-        raise ValueError(f"The data for '{inputs.model}' is None: pass examples of its inputs.")
+        raise ValueError(f"The data for '{inputs.model}' is None. Pass examples of its inputs.")
     is_file = isinstance(data, (str, bytes)) or hasattr(data, "__fspath__")
     if is_file or isinstance(data, (keras.layers.Layer, type)):
         shown = "the contents of a file" if isinstance(data, bytes) else repr(data)
         raise ValueError(
             f"The data for '{inputs.model}' cannot be {shown}. Load files first, for example with "
-            f"numpy.load; arguments come in the order model, file, data."
+            f"numpy.load: arguments come in the order model, file, data."
         )
     if isinstance(data, tf.data.Dataset):
         if data.cardinality() == tf.data.INFINITE_CARDINALITY and not is_limited:
@@ -148,8 +148,8 @@ def _source_of(inputs: Inputs, data: Any, is_limited: bool) -> Any:
             return data()
         except TypeError as error:
             raise ValueError(
-                f"The function passed as data for '{inputs.model}' has to return batches when it "
-                f"is called without arguments: {error}."
+                f"The function passed as data for '{inputs.model}' must return batches when called "
+                f"without arguments, but failed: {error}."
             ) from error
     return data
 
@@ -209,7 +209,7 @@ def _doubt_end(inputs: Inputs, count: int) -> None:
     """Warns, and later raises a `ValueError`, because data may never end."""
     message = (
         f"{count} batches of the data for '{inputs.model}' have been read, and there are more. If "
-        f"they never end, limit them: pass steps=100, or itertools.islice(data, 100)."
+        f"the data never ends, limit it: pass steps=100, or itertools.islice(data, 100)."
     )
     if count >= MOST:
         raise ValueError(message)

@@ -40,9 +40,9 @@ def describe_excess(name: str, x: np.ndarray, low: float, high: float) -> str:
     if share <= BEYOND and not in_most:
         return ""
     return (
-        f"{share:.0%} of the numbers given for input '{name}' lie beyond its range, {low:.3g} to "
-        f"{high:.3g}, and are clipped there: they are {lowest:.4g} to {highest:.4g}. Scale them as "
-        f"in training, or calibrate on more data."
+        f"{share:.0%} of the values of input '{name}' are outside its range of {low:.3g} to "
+        f"{high:.3g} and are clipped: the data is {lowest:.4g} to {highest:.4g}. Scale it as in "
+        f"training, or calibrate on more data."
     )
 
 

@@ -168,9 +168,9 @@ def checked_batch(
         if array is None:
             hint = ""
             if is_example(original, one.shape):
-                hint = " It is one example: pass a batch, x[np.newaxis]."
+                hint = " That is one example: pass a batch, x[np.newaxis]."
             raise ValueError(
-                f"{where} takes arrays of shape {one.shape}, not {original.shape}{item}.{hint}"
+                f"{where} expects arrays of shape {one.shape}, not {original.shape}{item}.{hint}"
             )
         if 0 in array.shape[1:]:
             raise ValueError(f"{where} is empty: its shape is {array.shape}{item}.")
@@ -192,13 +192,13 @@ def _array(inputs: Inputs, one: Input, data: Any) -> np.ndarray:
         array = np.asarray(data)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{where} is not an array of numbers of one size: {str(error).splitlines()[0]}"
+            f"{where} cannot be converted to an array: {str(error).splitlines()[0]}"
         ) from error
     if array.dtype == tf.bfloat16.as_numpy_dtype:
         array = array.astype(np.float32)
     if array.dtype.kind not in "biuf" and not one.holds_text:
         kind = "text" if array.dtype.kind in "SU" else type(data).__name__
-        raise ValueError(f"{where} takes numbers, not {kind}.")
+        raise ValueError(f"{where} expects numbers, not {kind}.")
     return array
 
 
@@ -211,7 +211,7 @@ def _check_finite(inputs: Inputs, one: Input, array: np.ndarray, finite: bool, i
         example = int(np.argmax(bad.any(axis=tuple(range(1, array.ndim)))))
         where = f"first in example {example}{item or ' of the data'}"
         raise ValueError(
-            f"{inputs.where(one)} holds {kind}, {where}. It cannot be quantized: remove such "
+            f"{inputs.where(one)} contains {kind}, {where}, which cannot be quantized. Remove such "
             f"examples, or replace the values."
         )
 

@@ -28,9 +28,9 @@ class JoinedOutput:
 
     def __str__(self) -> str:
         return (
-            f"output {self.output}: {', '.join(self.parts)} are joined in one range, so that parts "
-            f"of small numbers have few quantized values. To give each its own, end files before: "
-            f"quantize_model(model, outputs={list(self.parts)})"
+            f"output {self.output}: {', '.join(self.parts)} are concatenated and share one range, "
+            f"which is coarse for tensors with small values. To give each its own range, export "
+            f"them separately: quantize_model(model, outputs={list(self.parts)})"
         )
 
 
@@ -73,11 +73,11 @@ def checked_names(names: Iterable[str]) -> list[str]:
     listed = [names] if isinstance(names, str) else list(names)
     if not listed or not all(isinstance(name, str) for name in listed):
         raise ValueError(
-            f"outputs={names!r}: give the names of the layers whose outputs files shall have, such "
-            f"as ['boxes', 'scores']. keras_qat.plan(model) lists them."
+            f"outputs={names!r}: pass the names of the layers that compute the outputs of exported "
+            f"files, such as ['boxes', 'scores']. keras_qat.plan(model) lists them."
         )
     if twice := [name for name in listed if listed.count(name) > 1]:
-        raise ValueError(f"outputs names {twice[0]!r} twice.")
+        raise ValueError(f"outputs contains {twice[0]!r} twice. Pass each name once.")
     return listed
 
 
@@ -88,7 +88,9 @@ def ending_at(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
         ValueError: if the recipe is one of the original's, which has no outputs of its own.
     """
     if recipe.placement != "int8":
-        raise ValueError(f"outputs= needs another recipe than {recipe.name}, such as 'int8'.")
+        raise ValueError(
+            f"Recipe {recipe.name!r} does not support outputs=. Use another recipe, such as 'int8'."
+        )
     values = {value.name: value for value in graph.values()}
     ends = [values[name] for name in names if name in values]
     return dataclasses.replace(graph, outputs=(graph.outputs, ends))
@@ -112,10 +114,12 @@ def ending_inside(lowered: Graph, read: Graph, names: list[str]) -> Graph:
             near = difflib.get_close_matches(name, [*known, *values], n=1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"outputs names {name!r}, which is no tensor of real numbers of "
-                f"'{lowered.name}'.{meant} The last ones are: {', '.join(known[-8:])}"
+                f"outputs contains {name!r}, which is not a float tensor of "
+                f"'{lowered.name}'.{meant} The last tensors are: {', '.join(known[-8:])}"
             )
     chosen = [values[name] for name in names]
     if loose := [value.name for value in chosen if value in flatten_values(lowered.inputs)]:
-        raise ValueError(f"outputs names {loose[0]!r}, an input of the model.")
+        raise ValueError(
+            f"outputs contains {loose[0]!r}, an input of the model. Pass names of layers after it."
+        )
     return dataclasses.replace(lowered, outputs=(outputs, chosen))

@@ -45,15 +45,13 @@ def check_entries(scope: Any) -> None:
     entries = scope if isinstance(scope, (list, tuple, set, frozenset)) else [scope]
     for item in entries:
         if isinstance(item, keras.layers.Layer):
-            raise ValueError(f"A scope names layers: pass {item.name!r}, not the layer itself.")
+            raise ValueError(f"The scope contains a layer: pass its name, {item.name!r}.")
         if isinstance(item, type) and issubclass(item, keras.layers.Layer):
-            raise ValueError(
-                f"A scope names classes: pass {item.__name__!r}, not the class itself."
-            )
+            raise ValueError(f"The scope contains a class: pass its name, {item.__name__!r}.")
         if not (item if isinstance(item, str) else callable(item) or hasattr(item, "__iter__")):
             raise ValueError(
                 f"{item!r} is not a scope: pass the name of a layer or a class, a pattern with *, "
-                f"a list of these, or a function that takes a layer."
+                f"a list of these, or a function of a layer."
             )
 
 

@@ -85,7 +85,7 @@ def describe_lost_features(
         norm: the name of the layer that normalizes the input; "" without one.
     """
     kept = (
-        f" '{norm}' comes too late, unless it stays in float: quantize_model(model, "
+        f" '{norm}' normalizes too late, unless it stays in float: quantize_model(model, "
         f"scope=lambda layer: layer.name != '{norm}')."
     )
     listed = ", ".join(map(str, [*lost][:SHOWN])) + ", ..." * (len(lost) > SHOWN)
@@ -95,7 +95,7 @@ def describe_lost_features(
     is_kept = min(lost.values()) > span_of_lost(ends, 16)
     finer = ", or use recipes.int16x8()" if is_kept else ""
     return (
-        f"Input '{name}': {features} of 0 to {count - 1} {span} less than {LEVELS} quantized "
-        f"values, and {are} lost, because all features share one range, {ends[0]:.4g} to "
-        f"{ends[1]:.4g}. Scale them alike before the model{finer}.{kept * bool(norm)}"
+        f"Input '{name}': {features} (of 0 to {count - 1}) {span} less than {LEVELS} quantized "
+        f"values and {are} lost, because all features share one range, {ends[0]:.4g} to "
+        f"{ends[1]:.4g}. Scale all features alike before the model{finer}.{kept * bool(norm)}"
     )

@@ -225,13 +225,13 @@ class Plan:
             lines += described(self.target, self.problems)
             if self.left_in_float:
                 lines.append(
-                    "  what is in float is computed by the device's own mathematics: its values "
-                    "may differ by a step from those of this machine"
+                    "  float layers use the device's math library: their values may differ by one "
+                    "step from this machine's"
                 )
             if self.channel_bytes >= MUCH_MEMORY:
                 lines.append(
-                    f"  dense layers keep {self.channel_bytes} bytes in memory, as each channel "
-                    f"has a scale; recipes.{self.recipe.name}(per_channel=False) keeps none, at "
+                    f"  dense layers keep {self.channel_bytes} bytes in memory for the scales of "
+                    f"their channels; recipes.{self.recipe.name}(per_channel=False) avoids this at "
                     f"some cost in accuracy"
                 )
         return "\n".join(lines)

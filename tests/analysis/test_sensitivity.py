@@ -112,7 +112,7 @@ def test_search(model, found):
 
 
 def test_bad_input(model, found):
-    with pytest.raises(ValueError, match=r"The budget is 10 bytes, but the weights take 216"):
+    with pytest.raises(ValueError, match=r"The budget is 10 bytes, but the weights need 216"):
         keras_qat.search_bits(model, X, 10, known=found)
     with pytest.raises(ValueError, match="No bits"):
         keras_qat.sensitivity(model, X, bits=())

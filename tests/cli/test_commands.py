@@ -83,7 +83,7 @@ def test_targets(files):
     told = run("simulate", qat, files / "x.npy", "--json")
     assert json.loads(told)["kernels"] == "tflm"
     told = run("summary", qat, "--target", "edgetpu", code=2)
-    assert "tflm.keras is quantized already: --target is for float models" in told
+    assert "tflm.keras is already quantized: --target is for float models" in told
 
 
 def test_what_a_target_lacks(tmp_path):
@@ -115,7 +115,7 @@ def test_verify_asks_for_more_than_a_faithful_file(files):
     qat, file = files / "other.keras", files / "other.tflite"
     run("calibrate", files / "float.keras", files / "other.npy", "-o", qat, "--accept-data")
     run("export", qat, file)
-    poor = "the model is not good, as the verdict says (--min-agreement"
+    poor = "the model has low accuracy, see the verdict (--min-agreement"
     assert poor in run("verify", qat, file, files / "x.npy", code=1)
     assert poor in run("convert", qat, files / "x.npy", files / "again.tflite", code=1)
     paths = qat, file, files / "x.npy", "--min-identical", 100, "--labels", files / "classes.npy"
@@ -157,7 +157,7 @@ def test_sensitivity(files):
     parsed = json.loads(run("sensitivity", *paths, *options))
     assert set(parsed["layers"][0]["costs"]) == {"2", "8"}
     assert set(parsed["bits"]) == {"conv", "logits"} and parsed["bytes"] > 0
-    assert "quantized already" in run("sensitivity", files / "qat.keras", *paths[1:], code=2)
+    assert "already quantized" in run("sensitivity", files / "qat.keras", *paths[1:], code=2)
 
 
 def test_convert(files, tmp_path):
@@ -206,7 +206,7 @@ def test_evaluate(files):
     arguments = files / "qat.keras", files / "x.npy"
     told = run("evaluate", *arguments, "--labels", files / "labels.npy", "--kernels", "tflm")
     assert "in integers (tflm kernels)" in told
-    assert "say with --labels where" in run("evaluate", *arguments, code=2)
+    assert "contains no labels. Pass --labels" in run("evaluate", *arguments, code=2)
     few = "--labels", files / "labels.npy", "--limit", 30
     assert "on 30 examples" in run("evaluate", *arguments, *few)
 
@@ -241,7 +241,7 @@ def test_several_outputs(tmp_path):
     assert report["outputs"][0]["name"] == "kind"
     assert [output["accuracy"] is None for output in report["outputs"]] == [False, True]
     told = run("evaluate", *paths, "--labels", "kind", code=2)
-    assert "has the outputs kind, size: say which one" in told and "--labels kind=kind" in told
+    assert "has the outputs kind, size. Name the output" in told and "--labels kind=kind" in told
     told = run("evaluate", *paths, "--labels", "sort=kind", code=2)
     assert "labels for 'sort', but 'two' has the outputs kind, size" in told
     assert "is given 2 times" in run("evaluate", *paths, "--labels", "a", "--labels", "b", code=2)
@@ -287,7 +287,7 @@ def test_a_file_that_is_not_as_good_as_asked_for(files):
     assert "% of the output values are identical (required: 100 %); the largest" in told
     assert "Warning: The file was exported from other weights or ranges" in told
     run("verify", *paths, "--min-identical", 0)
-    assert "it computes something other than the model" in run("verify", *paths, code=1)
+    assert "the file and the model compute different outputs" in run("verify", *paths, code=1)
 
 
 def test_simulate(files):

@@ -50,7 +50,7 @@ def test_files_without_numbers(tmp_path):
     (tmp_path / "cut.npz").write_bytes(b"PK")
     (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:5])
     for name in ("objects.npy", "cut.npy", "cut.npz"):
-        with pytest.raises(ValueError, match=f"{name}: no array of numbers can be read from it: "):
+        with pytest.raises(ValueError, match=f"{name} contains no readable array of numbers: "):
             opened(str(tmp_path / name), mmap_mode="r")
 
 

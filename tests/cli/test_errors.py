@@ -14,8 +14,8 @@ from tests.cli.running import X, run
 
 ERRORS = {
     "no model": (["plan", "no.keras"], "'no.keras' does not exist"),
-    "no model file": (["plan", "x.npy"], r"x.npy is not a model: pass a .*\.keras, \.h5"),
-    "damaged": (["plan", "damaged.keras"], "damaged.keras is no Keras model, or it is damaged"),
+    "no model file": (["plan", "x.npy"], r"x.npy is not a model. Pass a .*\.keras, \.h5"),
+    "damaged": (["plan", "damaged.keras"], "damaged.keras is not a Keras model, or it is damaged"),
     "no data": (["verify", "qat.keras", "model.tflite", "no.npy"], "There is no file no.npy"),
     "float model": (
         ["export", "float.keras", "m.tflite"],
@@ -24,32 +24,35 @@ ERRORS = {
     "no TFLite file": (["verify", "qat.keras", "x.npy", "x.npy"], "x.npy is not a TFLite file"),
     "option of another tool": (
         ["convert", "float.keras", "x.npy", "m.tflite", "--bits", "4"],
-        "There is no --bits: give --recipe low_bits",
+        "There is no --bits: pass --recipe low_bits",
     ),
     "no directory": (
         ["calibrate", "float.keras", "x.npy", "-o", "no/q.keras"],
         "no does not exist",
     ),
     "scope": (["plan", "float.keras", "--scope", "logit"], "Did you mean 'logits'"),
-    "other columns": (["simulate", "qat.keras", "labels.csv"], "73 numbers in a row.*72"),
+    "other columns": (["simulate", "qat.keras", "labels.csv"], "73 values per row.*72"),
     "no column": (["simulate", "qat.keras", "labels.csv", "--drop", "lable"], "no column lable"),
-    "no array": (["simulate", "qat.keras", "two.npz", "--key", "c"], "no array c, but a, b"),
+    "no array": (
+        ["simulate", "qat.keras", "two.npz", "--key", "c"],
+        "no array c. Its arrays are: a, b",
+    ),
     "no labels": (
         ["evaluate", "qat.keras", "two.npz", "--labels", "y.npy"],
         "^Error: There is no file y.npy",
     ),
     "shapes": (["simulate", "qat.keras", "wide.npy"], r"^Error: wide.npy: .*\(None, 6, 6, 2\)"),
-    "several arrays": (["simulate", "qat.keras", "two.npz"], "arrays a, b: choose one with --key"),
+    "several arrays": (["simulate", "qat.keras", "two.npz"], "arrays a, b. Choose one with --key"),
     "other labels": (
         ["evaluate", "qat.keras", "x.npy", "--labels", "short.npy"],
-        "^Error: short.npy: there are 5 labels for 40 examples",
+        "^Error: short.npy has 5 labels for 40 examples",
     ),
     "no module": (
         ["simulate", "qat.keras", "nothing_here:x"],
         "^Error: nothing_here:x: There is no module nothing_here",
     ),
     "no name": (["simulate", "qat.keras", "json:x"], "json.* has no attribute 'x'"),
-    "no images": (["simulate", "qat.keras", "."], "has no images"),
+    "no images": (["simulate", "qat.keras", "."], "contains no images"),
     "option": (["export", "qat.keras", "m.onnx", "--pack-int4"], "for .tflite files only"),
     "source": (["export", "qat.keras", "m.cc", "--batch-size", "1"], "for .tflite files only"),
     "target": (
@@ -62,7 +65,7 @@ ERRORS = {
     ),
     "calibrated in place": (
         ["calibrate", "float.keras", "x.npy", "-o", "./float.keras"],
-        "float.keras is the model that is read, and would be lost",
+        "float.keras is the input model and would be overwritten",
     ),
     "ending": (["export", "qat.keras", "m.tfl"], "m.tfl: an export is written to .tflite, .onnx"),
     "codes": (["simulate", "qat.keras", "x.npy", "-o", "codes.txt"], "written to .npz files"),
@@ -74,10 +77,10 @@ ERRORS = {
         ["verify", "qat.keras", "model.tflite", "x.npy", "--html", "no/page.html"],
         "the directory no does not exist",
     ),
-    "planned twice": (["plan", "qat.keras"], "qat.keras is quantized already. Pass the float"),
+    "planned twice": (["plan", "qat.keras"], "qat.keras is already quantized. Pass the float"),
     "recipe of a quantized model": (
         ["calibrate", "qat.keras", "x.npy", "-o", "q.keras", "--recipe", "int16x8"],
-        "quantized already: --recipe is for float models",
+        "already quantized: --recipe is for float models",
     ),
     "command": (["plam", "float.keras"], "No such command 'plam'"),
     "import": (

@@ -215,7 +215,7 @@ def test_verify_tells_a_file_in_bytes_from_a_model_that_packs():
     qat, x = separable()
     contents = keras_qat.export_tflite(qat)
     qat.pack_int4 = True
-    with pytest.warns(UserWarning, match=r"has them in bytes. Export it again"):
+    with pytest.warns(UserWarning, match=r"are not packed. Export it again"):
         assert keras_qat.verify(qat, contents, x).identical < 1
 
 

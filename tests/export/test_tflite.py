@@ -35,10 +35,12 @@ def test_a_saved_model_is_not_replaced(exported, tmp_path):
     for name in ("qat.keras", "qat.h5"):
         path = tmp_path / name
         path.write_bytes(b"a model")
-        with pytest.raises(FileExistsError, match=f"{name}: there is a saved Keras model"):
+        with pytest.raises(FileExistsError, match=f"{name}: an export would replace the saved"):
             keras_qat.export_tflite(exported.model, path)
         assert path.read_bytes() == b"a model"
-    with pytest.raises(ValueError, match=r"new.keras: Keras loads files of that name as models"):
+    with pytest.raises(
+        ValueError, match=r"new.keras: Keras would load a file of that name as a model"
+    ):
         keras_qat.export_tflite(exported.model, tmp_path / "new.keras")
 
 

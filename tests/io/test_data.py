@@ -196,7 +196,7 @@ def test_examples_of_different_sizes():
     model = functional((None, 2), build=layers.Conv1D(3, 1))
     signals = [np.zeros((3, 2)), np.ones((3, 2)), np.zeros((5, 2))]
     assert [batch.shape for (batch,) in batches(model, signals)] == [(2, 3, 2), (1, 5, 2)]
-    with pytest.raises(ValueError, match=r"different sizes, among them \(3, 2\), \(5, 2\)"):
+    with pytest.raises(ValueError, match=r"different sizes, such as \(3, 2\), \(5, 2\)"):
         arrays_of(model, signals)
 
 
@@ -220,16 +220,16 @@ REFUSED = {
     "no examples": (lambda: X[:0], r"The data for 'tiny' is empty\.$"),
     "empty list": (list, "The data for 'tiny' is empty"),
     "no batches": (lambda: dataset(X).batch(4).take(0), "The data for .* is empty"),
-    "used up": (lambda: iter([]), "is empty.*make a new one"),
+    "used up": (lambda: iter([]), "is empty.*Create a new one"),
     "path": (lambda: "x.npy", "The data for 'tiny' cannot be 'x.npy'.*numpy.load"),
     "path object": (lambda: Path("x.npy"), "cannot be .*x.npy.*Load files"),
     "contents": (lambda: b"TFL3", "contents of a file.*model, file, data"),
     "model": (tiny_net, "The data for 'tiny' cannot be .*order"),
     "number": (lambda: 3, r"cannot be 3|not \(\)"),
     "object": (object, "The data for 'tiny' cannot be .*Pass an array"),
-    "words": (lambda: np.full((4, 6, 6, 2), "a"), "Input 'image' .* takes numbers, not text"),
+    "words": (lambda: np.full((4, 6, 6, 2), "a"), "Input 'image' .* expects numbers, not text"),
     "other shape": (lambda: X[:, 1:], r"'image' .* shape \(None, 6, 6, 2\), not \(10, 5, 6, 2\)"),
-    "one image": (lambda: X[0], r"not \(6, 6, 2\). It is one example: pass a batch, x\[np"),
+    "one image": (lambda: X[0], r"not \(6, 6, 2\). That is one example: pass a batch, x\[np"),
     "other images": (lambda: [X[0], X[1, 1:]], r"not \(5, 6, 2\) in item 1 of the data"),
     "other batch": (
         lambda: (item for item in (X, X[:, 1:])),
@@ -237,16 +237,19 @@ REFUSED = {
     ),
     "rows of different lengths": (
         lambda: [[1.0], [1.0, 2.0]],
-        "'image' .* not an array of numbers",
+        "'image' .* cannot be converted to an array",
     ),
     "no axis": (lambda: X[..., :0], r"not \(10, 6, 6, 0\)"),
     "other name": (lambda: {"img": X}, "'tiny' has the inputs 'image', but the data has 'img'"),
-    "NaN": (with_nan, "'image' of 'tiny' holds NaN, first in example 7 of the data"),
+    "NaN": (with_nan, "'image' of 'tiny' contains NaN, first in example 7 of the data"),
     "NaN in a batch": (
         lambda: dataset(with_nan()).batch(4),
-        "'image' of 'tiny' holds NaN, first in example 3 in item 1 of the data",
+        "'image' of 'tiny' contains NaN, first in example 3 in item 1 of the data",
     ),
-    "ragged": (lambda: tf.ragged.constant([[1.0], [1.0, 2.0]]), "takes numbers, not RaggedTensor"),
+    "ragged": (
+        lambda: tf.ragged.constant([[1.0], [1.0, 2.0]]),
+        "expects numbers, not RaggedTensor",
+    ),
     "endless": (lambda: dataset(X).repeat(), r"never ends.*dataset\.take"),
     "function of one argument": (lambda: lambda x: [x], "called without arguments"),
     "class": (lambda: Batches, "cannot be .*Batches"),
@@ -273,7 +276,7 @@ REFUSED_PAIRS = {
     "other counts": (lambda: [A[:3], B], "different numbers of examples: right 3, left 10"),
     "labels for an input": (lambda: (A, Y), r"'left' .* not \(10,\)"),
     "one example of one": (lambda: [A[0], B], r"'right' .* not \(6,\)"),
-    "NaN in the second": (lambda: [A, B * np.nan], "'left' .* holds NaN"),
+    "NaN in the second": (lambda: [A, B * np.nan], "'left' .* contains NaN"),
 }
 
 
@@ -302,7 +305,7 @@ def test_an_axis_of_size_0():
 def test_infinity():
     """A range cannot take it in; a quantized value at the end of a range stands for it."""
     infinite = with_nan(-np.inf)
-    with pytest.raises(ValueError, match=r"'image' .* holds infinity, first in example 7"):
+    with pytest.raises(ValueError, match=r"'image' .* contains infinity, first in example 7"):
         list(batches(tiny_net(), infinite, finite=True))
     arrays_of(tiny_net(), infinite)
 

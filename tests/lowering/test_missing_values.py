@@ -130,7 +130,7 @@ def test_of_two_inputs_only_the_one_with_missing_values_is_in_float():
     joined = layers.Concatenate()([zeros_like(a), b])
     qat = keras_qat.quantize_model(keras.Model([a, b], layers.Dense(2)(joined)))
     keras_qat.calibrate(qat, [X_WITH_NAN, X])
-    with pytest.raises(ValueError, match=r"'b' of .* holds NaN"):
+    with pytest.raises(ValueError, match=r"'b' of .* contains NaN"):
         keras_qat.calibrate(qat, [X, X_WITH_NAN])
     inputs = keras_qat.TFLiteModel(keras_qat.export_tflite(qat)).inputs
     assert [inputs[name].dtype.name for name in "ab"] == ["float32", "int8"]
@@ -151,7 +151,7 @@ def test_nan_that_would_reach_a_kernel_is_refused(function):
     assert not keras_qat.plan(model).float_layers
     qat = keras_qat.quantize_model(model)
     keras_qat.calibrate(qat, X)
-    with pytest.raises(ValueError, match="holds NaN, first in example"):
+    with pytest.raises(ValueError, match="contains NaN, first in example"):
         keras_qat.calibrate(qat, X_WITH_NAN)
     with pytest.raises(tf.errors.InvalidArgumentError, match="holds NaN"):
         qat.predict(X_WITH_NAN, verbose=0)

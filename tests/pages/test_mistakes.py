@@ -148,8 +148,8 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
         network(), converted()
     ),
     "returns a new recipe, which was not used": lambda _: not_assigned(),
-    "there is a saved Keras model, which an export would replace": saved_over,
-    "Keras loads files of that name as models": lambda folder: keras_qat.export_tflite(
+    "an export would replace the saved Keras model there": saved_over,
+    "Keras would load a file of that name as a model": lambda folder: keras_qat.export_tflite(
         calibrated(X), folder / "new.keras"
     ),
     "have seen no data yet, and pass values through": lambda _: keras_qat.quantize_model(

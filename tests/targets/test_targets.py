@@ -128,8 +128,8 @@ def test_a_plan_names_what_the_target_lacks_and_what_to_change():
 def test_a_plan_says_that_devices_compute_floats_in_their_own_way():
     inputs = keras.Input((6, 6, 2))
     model = keras.Model(inputs, keras.layers.LayerNormalization()(inputs))
-    assert "device's own mathematics" in str(keras_qat.plan(model, target="cmsis_nn"))
-    assert "device's own mathematics" not in str(keras_qat.plan(wide(), target="cmsis_nn"))
+    assert "device's math library" in str(keras_qat.plan(model, target="cmsis_nn"))
+    assert "device's math library" not in str(keras_qat.plan(wide(), target="cmsis_nn"))
 
 
 def test_weights_with_a_scale_for_each_channel_are_named_where_they_are_slow():

@@ -180,14 +180,14 @@ def test_indices_are_integers():
 
 
 REFUSED = {
-    "shape": (lambda: X[:, :5], r"'image' of 'the file' takes arrays of shape \(None, 6, 6, 2"),
-    "one example": (lambda: X[0], "It is one example: pass a batch"),
+    "shape": (lambda: X[:, :5], r"'image' of 'the file' expects arrays of shape \(None, 6, 6, 2"),
+    "one example": (lambda: X[0], "That is one example: pass a batch"),
     "name": (
         lambda: {"picture": X},
         "'the file' has the inputs 'image', but the data has 'picture'",
     ),
-    "dtype": (lambda: np.full(X.shape, "a"), "'image' of 'the file' takes numbers, not text"),
-    "NaN": (lambda: np.where(X > 0, np.nan, X), "holds NaN, first in example 0"),
+    "dtype": (lambda: np.full(X.shape, "a"), "'image' of 'the file' expects numbers, not text"),
+    "NaN": (lambda: np.where(X > 0, np.nan, X), "contains NaN, first in example 0"),
     "nothing": (lambda: [], "The data for 'the file' is empty"),
     "path": (lambda: "x.npy", "Load files first"),
 }

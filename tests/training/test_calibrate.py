@@ -143,8 +143,8 @@ def test_failed_calibration_leaves_the_model():
     x[5] = np.nan
     batches = tf.data.Dataset.from_tensor_slices(x).batch(4)
     for data, message in (
-        (batches, r"'image' .* holds NaN, first in example 1 in item 1 of the data"),
-        (x, r"Input 'image' .* holds NaN"),
+        (batches, r"'image' .* contains NaN, first in example 1 in item 1 of the data"),
+        (x, r"Input 'image' .* contains NaN"),
         (images(8, (5, 6, 2)), r"Input 'image' .* shape \(None, 6, 6, 2\), not \(8, 5, 6, 2\)"),
         (x[:0], "The data for .* is empty"),
         (batches.take(0), "empty"),
@@ -360,5 +360,5 @@ def test_data_that_are_all_the_same():
 
 def test_labels_are_not_printed():
     qat = keras_qat.quantize_model(tiny_net())
-    with pytest.raises(ValueError, match=r"steps=an array: pass .* Labels are not needed\.$"):
+    with pytest.raises(ValueError, match=r"steps is an array: pass .* Labels are not needed\.$"):
         keras_qat.calibrate(qat, images(8, (6, 6, 2)), np.arange(8))

@@ -55,7 +55,7 @@ def told(function):
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         result = function()
-    return result, [warning for warning in shown if "beyond its range" in str(warning.message)]
+    return result, [warning for warning in shown if "outside its range" in str(warning.message)]
 
 
 @pytest.mark.sample(3)

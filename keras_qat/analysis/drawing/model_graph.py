@@ -199,8 +199,8 @@ def _draw_head(axes: Any, name: str, rows: list[_Row]) -> None:
     x = -8.0
     counts = f"{operators - in_float} operators in integers, {in_float} in float"
     shared = [row.color for row in rows if row.color in SHARED]
-    keys = [("", counts), (OWN, "range of its own")]
-    keys += [(shared[0], "shared range: one colour")] if shared else []
+    keys = [("", counts), (OWN, "separate range")]
+    keys += [(shared[0], "shared range: same colour")] if shared else []
     keys += [(ISLAND, "float")] if in_float else []
     for color, words in keys:
         if color:

@@ -41,7 +41,7 @@ class Picture:
         """
         target = check_writable(path)
         if target.suffix not in (".svg", ".html"):
-            raise ValueError(f"{target}: pictures are written as .svg or .html.")
+            raise ValueError(f"{target}: pictures can be saved as .svg or .html only.")
         text = self.svg
         if target.suffix == ".html":
             text = PAGE.substitute(title=html.escape(self.title), svg=self.svg)

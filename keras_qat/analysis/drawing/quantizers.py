@@ -20,7 +20,7 @@ IN_RANGE, CUT, RANGE, WEIGHT, CHANNELS = "#5b8def", "#d64545", "#eef3fb", "#3aa1
 KEYS = {
     "activations": IN_RANGE,
     "weights": WEIGHT,
-    "beyond the range": CUT,
+    "outside the range": CUT,
     "ranges of channels, sorted": CHANNELS,
 }
 
@@ -76,7 +76,7 @@ def _drawn(name: str, panels: list[QuantizerStatistics]) -> Picture:
     axes.set_axis_off()
     title = shortened(f"Quantizers of {name}", 60)
     axes.text(0, 0.3, title, size=15, weight="bold", color=INK)
-    note = "Heights are square roots of counts, so that tails are seen."
+    note = "Heights are square roots of counts, which makes tails visible."
     axes.text(0, 0.53, note, size=9, color=GREY)
     shapes: list[tuple[np.ndarray, str]] = []
     x = 0.0

@@ -49,35 +49,31 @@ def cause_in(tensor: TensorReport) -> str:
     (low, high), (lowest, highest) = tensor.range, tensor.float_range
     ends, values = f"{low:.4g} to {high:.4g}", f"{lowest:.4g} to {highest:.4g}"
     if tensor.sqnr is None:
-        return (
-            "in float too it is the same for all examples: its weights, or the data, say nothing."
-        )
+        return "it is the same for all examples, also in float. Check its weights and the data."
     width = high - low
     is_far = lowest < low - width or highest > high + width
     if tensor.clipped > CLIPPED or (tensor.clipped > 0 and is_far):
         advice = (
-            "Calibrate with data like these, and after the last change of weights."
+            "Calibrate on data like this, after the last change of the weights."
             if tensor.reads
-            else "Scale these as in training, or calibrate with data like these."
+            else "Scale the inputs as in training, or calibrate on data like this."
         )
         share = f"{tensor.clipped:.0%}" if tensor.clipped >= 0.01 else "less than 1%"
         return (
-            f"{share} of its values lie beyond its range, {ends}: in float they are "
+            f"{share} of its values are outside its range of {ends}; the float values are "
             f"{values}. {advice}"
         )
     step = (high - low) / (2**tensor.bits - 1)
     if tensor.spread > COARSE * step:
         return ""
     if tensor.bits < 8:
-        return f"it has {tensor.bits} bits. Train the model with them, or give it more."
+        return f"it has only {tensor.bits} bits. Train the quantized model, or use more bits."
     if highest - lowest < SMALL_PART * (high - low):
-        advice = "Calibrate with data that is scaled as in training and has no outliers"
-        shared = ", or bring the larger numbers that share its range to its size" * bool(
-            tensor.reads
-        )
-        return f"its range is {ends}, but its values are {values}. {advice}{shared}."
+        advice = "Calibrate on data without outliers, scaled as in training"
+        shared = ", or scale down the larger tensors that share its range" * bool(tensor.reads)
+        return f"its range is {ends}, but its values are only {values}. {advice}{shared}."
     return (
-        f"its range is {ends}, whose steps of {step:.3g} are too coarse for values that differ by "
-        f"{tensor.spread:.3g}. Keep outliers and marks for missing numbers out of the data, or "
-        f"give it 16 bits."
+        f"the steps of its range of {ends}, {step:.3g}, are too coarse for values that vary by "
+        f"{tensor.spread:.3g}. Remove outliers and placeholders for missing values from the data, "
+        f"or use 16 bits."
     )

@@ -130,7 +130,7 @@ def check_match(file: FileInterpreter, graph: ResolvedGraph) -> None:
         )
         if not same:
             raise ValueError(
-                f"The TFLite file belongs to another model: its {end} are {there}, the model's "
+                f"The TFLite file belongs to another model: its {end} are {there}, but the model's "
                 f"are {here}. Verify the model that the file was exported from."
             )
 

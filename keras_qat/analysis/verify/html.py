@@ -24,7 +24,7 @@ def report_page(report: Report) -> str:
         "examples": str(report.examples),
         "kernels": report.kernels,
         "runtime": report.runtime,
-        "same codes": share(report.identical),
+        "identical outputs": share(report.identical),
         "largest difference": f"{report.max_difference:g} LSB",
     }
     if report.tensors:
@@ -35,7 +35,7 @@ def report_page(report: Report) -> str:
     if report.tensors:
         tables.append(_layers(report.tensors))
     else:
-        findings = [*findings, "Layers are compared by verify(..., per_layer=True)."]
+        findings = [*findings, "verify(..., per_layer=True) compares each layer."]
     color = "good" if report.verdict.is_good else "poor" if report.verdict.is_same else "bad"
     verdict = str(report.verdict)
     return page("TFLite file against the model", verdict, color, facts, findings, tables)
@@ -44,14 +44,14 @@ def report_page(report: Report) -> str:
 def _outputs(outputs: tuple[OutputReport, ...]) -> Table:
     columns = {
         "output": "Name of the output",
-        "identical": "Share of codes that are the same",
+        "identical": "Share of the outputs that are identical",
         "largest diff.": "In steps (LSB) of the output",
         "mean diff.": "In steps (LSB) of the output",
         "same argmax": "Share of rows with the same class as the model's",
-        "float: same argmax": "Share of rows with the same class as the model's in float",
-        "SQNR dB": "Signal to quantization noise against the model in float",
-        "accuracy": "Share of the labels that are the file's classes",
-        "float: accuracy": "Share of the labels that are the classes of the model in float",
+        "float: same argmax": "Share of rows with the same class as the float model's",
+        "SQNR dB": "Signal to quantization noise ratio, against the float model",
+        "accuracy": "Share of the examples that the file classifies correctly",
+        "float: accuracy": "Share of the examples that the float model classifies correctly",
     }
     rows = [
         [
@@ -89,24 +89,24 @@ COLUMNS = {
     "layer": "Name in the float model",
     "no.": "Order of computation",
     "kernel": "Operations of the file",
-    "fed: same": "Identical codes, fed the model's own",
-    "fed: LSB": "Largest difference, fed the model's codes",
-    "run: same": "Identical codes in a free run of the file",
-    "run: LSB": "Largest difference in a free run",
-    "at ends": "Share of codes at an end of the range",
-    "clipped": "Share of values in float beyond the range",
-    "range used": "Part of the range that values in float take up",
-    "SQNR dB": "Signal to quantization noise against the model in float, the bar up to 60",
-    "scale": "Real value of one step in the file",
+    "fed: same": "Identical outputs of the layer, given the model's inputs",
+    "fed: LSB": "Largest difference, given the model's inputs",
+    "run: same": "Identical outputs of the layer in a free run of the file",
+    "run: LSB": "Largest difference in a free run of the file",
+    "at ends": "Share of the values at an end of the range",
+    "clipped": "Share of the float values outside the range",
+    "range used": "Share of the range that the float values use",
+    "SQNR dB": "Signal to quantization noise ratio, against the float model; a full bar is 60",
+    "scale": "Float value of one step in the file",
     "zero": "Zero point in the file",
 }
 NOTE = (
-    "fed: each layer is fed the model's codes, so that the one that differs is seen (orange: by "
-    "the kernels' own rounding). run: a free run of the file, where differences add up. Bars of "
-    "both count nines: half is 99.9 %. at ends: what may be clipped; the zeros of a ReLU are not "
-    "counted. clipped: what is beyond the range in float. SQNR: against the model in float, the "
-    "higher, the less quantization costs: 8 bits have 30 to 50 dB, and a full bar is 60. A layer "
-    "that falls far behind the one before it is worth a look."
+    "fed: each layer of the file gets the model's inputs, which shows the layer that differs "
+    "(orange: only rounding of the kernels). run: a free run of the file, in which differences add "
+    "up. The bars of both count nines: half a bar is 99.9 %. at ends: values that may be clipped, "
+    "without the zeros of a ReLU. clipped: float values outside the range. SQNR: the distance "
+    "from the float model; higher is better. 8 bits have 30 to 50 dB. Look at layers whose SQNR is "
+    "much lower than that of the layer before."
 )
 
 

@@ -57,7 +57,9 @@ def labels_of(
     else:
         by_name = {} if y is None else {names[0]: y}
     if unknown := [name for name in by_name if name not in names]:
-        raise ValueError(f"There are labels for '{unknown[0]}', but the outputs are {names}.")
+        raise ValueError(
+            f"There are labels for '{unknown[0]}', which is not an output. The outputs are {names}."
+        )
     result: list[np.ndarray | None] = []
     for (name, tensor), loss in zip(graph.outputs.items(), losses, strict=True):
         labels = by_name.get(name)
@@ -65,7 +67,8 @@ def labels_of(
             labels = np.asarray(labels)
             if labels.ndim and len(labels) != examples:
                 raise ValueError(
-                    f"There are {len(labels)} labels of '{name}' for {examples} examples."
+                    f"There are {len(labels)} labels of '{name}' for {examples} examples. Pass one "
+                    f"label per example."
                 )
             check_labels(name, labels, tensor.shape, loss)
         result.append(labels)
@@ -88,9 +91,9 @@ def check_labels(
     is_class = is_whole and (labels.ndim == len(sizes) - 1 or without_last)
     if labels.dtype.kind not in "biuf" or not (is_target or is_one_entry or is_class):
         raise ValueError(
-            f"The labels of '{name}' are no classes of the output, and no targets of its shape "
-            f"{shape}. Pass class numbers, one-hot vectors or targets of that shape. Without "
-            f"labels, verify judges by the model in float."
+            f"The labels of '{name}' are neither classes of the output nor targets of its shape "
+            f"{shape}. Pass class indices, one-hot vectors or targets of that shape. Without "
+            f"labels, verify compares with the float model."
         )
 
 

@@ -132,16 +132,16 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
     ours = [name for name in computed_names if name.startswith(f"{SCOPE}/")]
     if not ours and computed_names:
         raise UnknownLayers(
-            "The TFLite file does not say which layer is which: it was not written by this "
-            "version of keras_qat.export_tflite. Export it again, or leave out per_layer=True."
+            "The TFLite file does not name its layers: it was not written by this version of "
+            "keras_qat.export_tflite. Export it again, or leave out per_layer=True."
         )
     scopes = _scopes(resolved)
     unknown = [name for name in ours if in_scope(name, scopes) is None]
     if unknown:
         names = [name.split(";")[0].removeprefix(f"{SCOPE}/") for name in unknown]
         raise UnknownLayers(
-            f"The TFLite file belongs to another model: it computes {some(names)}, which are no "
-            f"layers of this one. Verify the model that the file was exported from."
+            f"The TFLite file belongs to another model: it has layers that the model lacks, "
+            f"{some(names)}. Verify the model that the file was exported from."
         )
 
 

@@ -46,9 +46,9 @@ def rounded_to_pixels(
         if is_other.any():
             of_model[name] = np.where(is_other, rounded, given).astype(np.float32)
             notes.append(
-                f"The file takes integer pixels for input '{name}', and {is_other.mean():.0%} of "
-                f"the given values lie between two pixels or beyond 0 to 255. File and model were "
-                f"both given the nearest pixels."
+                f"Input '{name}' of the file accepts integer pixels, but {is_other.mean():.0%} of "
+                f"the values are fractions of a pixel or outside 0 to 255. The file and the model "
+                f"both received the nearest pixels."
             )
     return of_file, of_model, notes
 

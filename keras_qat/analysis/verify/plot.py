@@ -25,7 +25,7 @@ def draw(report: Report) -> Any:
         rows + 0.2, [NINES * nines(tensor) for tensor in run], 0.38, color="0.78", label="free run"
     )
     colors = ["tab:green" if tensor.agrees else "tab:red" for tensor in tensors]
-    label = "fed the model's codes (red: below 99.9 %, or 2 LSB off)"
+    label = "fed the model's values (red: below 99.9 %, or 2 LSB off)"
     same.barh(
         rows - 0.2, [NINES * nines(tensor) for tensor in fed], 0.38, color=colors, label=label
     )
@@ -33,13 +33,13 @@ def draw(report: Report) -> Any:
     same.set_xlim(0, NINES)
     ticks = ["0", "90 %", "99 %", "99.9 %", "99.99 %", "99.999 %", "100 %"]
     same.set_xticks(range(NINES + 1), ticks, fontsize="small")
-    same.set_xlabel("identical codes")
+    same.set_xlabel("identical outputs")
     same.set_yticks(rows, [tensor.name for tensor in tensors])
     same.set_ylim(len(tensors) - 0.5, -0.5)
     same.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize="small", frameon=False)
     ends.barh(rows, [100 * tensor.at_ends for tensor in tensors], 0.6, color="tab:orange")
     ends.set_xlim(0, 100)
-    ends.set_xlabel("codes at the ends, %")
+    ends.set_xlabel("values at the ends of the range, %")
     noise.barh(rows, [tensor.sqnr or 0.0 for tensor in tensors], 0.6, color="tab:blue")
     noise.set_xlim(0, MOST_DECIBELS)
     noise.set_xlabel("signal to quantization noise, dB")

@@ -48,8 +48,8 @@ def _in_float(file_graph: FileGraph) -> list[str]:
     if any(tensor.is_quantized for tensor in file_graph.tensors):
         return []
     return [
-        "The file computes in float: none of its tensors is quantized. "
-        "keras_qat.export_tflite(model, path) writes the int8 file."
+        "The file computes in float: none of its tensors is quantized. Export it with "
+        "keras_qat.export_tflite(model, path)."
     ]
 
 
@@ -64,12 +64,13 @@ def _other_weights(graph: ResolvedGraph, contents: bytes) -> list[str]:
         return []
     if there.get("shapes") != here["shapes"]:
         return [
-            f"The file is of another model than '{graph.name}': they have other weights. Verify "
-            f"the model that it was exported from."
+            f"The file belongs to another model than '{graph.name}': its weights have other "
+            f"shapes. Verify the model that the file was exported from."
         ]
     return [
-        f"The file was exported from other weights or ranges than '{graph.name}' has now: since, "
-        f"the model was trained, calibrated or given other weights. Export it again."
+        f"The file was exported from other weights or ranges than '{graph.name}' has now. The "
+        f"model was trained or calibrated, or its weights were set, after the export. Export it "
+        f"again."
     ]
 
 
@@ -78,8 +79,8 @@ def _in_bytes(graph: ResolvedGraph, file_graph: FileGraph) -> list[str]:
     if file_graph.packs_int4 or not (graph.origin.packs_int4 and packs_int4(graph)):
         return []
     return [
-        f"'{graph.name}' computes with weights packed in 4 bits (pack_int4 is True), and the "
-        f"file has them in bytes. Export it again, or set model.pack_int4 = False."
+        f"'{graph.name}' computes with weights packed in 4 bits (model.pack_int4 is True), but "
+        f"the weights of the file are not packed. Export it again, or set model.pack_int4 = False."
     ]
 
 
@@ -113,8 +114,8 @@ def randomness(name: str, expected: Sequence[np.ndarray], again: Sequence[np.nda
     if all(map(functools.partial(np.array_equal, equal_nan=True), expected, again)):
         return []
     return [
-        f"'{name}' draws random numbers at inference: of the same inputs it computes other outputs "
-        f"each time. Draw them in training only, or make them an input."
+        f"'{name}' draws random numbers at inference: its outputs differ each time for the same "
+        f"inputs. Draw them only in training, or make them an input."
     ]
 
 
@@ -131,9 +132,9 @@ def mixing(
     if all(map(functools.partial(np.array_equal, equal_nan=True), expected, others)):
         return []
     return [
-        f"'{name}' computes over all examples of a batch, as normalizing by its statistics does: "
-        f"in batches of {size}, as the file takes them, it computes other outputs. Let each "
-        f"example depend on itself alone, or export with the batch size of the data."
+        f"'{name}' computes over all examples of a batch, for example to normalize by the batch's "
+        f"statistics: its outputs differ in batches of {size}, the file's batch size. Compute each "
+        f"example by itself, or export with the batch size of the data."
     ]
 
 
@@ -153,10 +154,10 @@ def check_rows(
     for name, computed in zip(graph.outputs, expected, strict=True):
         if codes[name].shape[:1] != computed.shape[:1]:
             raise ValueError(
-                f"'{graph.name}' computes over all examples of a batch: of the same data, the "
+                f"'{graph.name}' computes over all examples of a batch: for the same data, the "
                 f"model's output '{name}' has {len(computed)} rows and the file's "
-                f"{len(codes[name])}. Let each example depend on itself alone, or export with the "
-                f"batch size of the data."
+                f"{len(codes[name])}. Compute each example by itself, or export with the batch "
+                f"size of the data."
             )
 
 
@@ -174,14 +175,14 @@ def faults(calls: Graph, inputs: list[np.ndarray], exact: list[np.ndarray]) -> l
         return [
             f"{counted(len(fresh), 'BatchNormalization has', 'BatchNormalizations have')} the "
             f"statistics of a new layer, mean 0 and variance 1: {some(fresh)}. Train with "
-            f"training=True, or call keras_qat.reestimate_batch_norm(model, data), and calibrate "
+            f"training=True, or call keras_qat.reestimate_batch_norm(model, data). Then calibrate "
             f"again."
         ]
     has_variety = any(np.any(x != x[:1]) for x in inputs)
     if has_variety and all(np.ptp(y, 0).max(initial=0) == 0 for y in exact):
         return [
-            "in float too the output is the same for all examples, as if units were dead or "
-            "weights zero. Train the model in float first."
+            "the output of the float model is the same for all examples, as if units were dead or "
+            "weights zero. Train the float model first."
         ]
     return []
 

@@ -22,15 +22,15 @@ the middle between two codes make the rest."""
 
 
 PACKED = (
-    "The file's weights are packed in 4 bits, whose kernels round otherwise than model.predict: it "
-    "is compared with keras_qat.simulate(model, x, pack_int4=True). Set model.pack_int4 = True, "
-    "and predict and evaluate give what it gives."
+    "The file packs weights in 4 bits, and kernels for packed weights round differently from "
+    "model.predict. The file was therefore compared with keras_qat.simulate(model, x, "
+    "pack_int4=True). Set model.pack_int4 = True to make predict and evaluate match the file."
 )
 
 REFUSED = (
-    "TFLite Micro, which stands for the target, can't run this file ({}). {} ran it with its "
-    "{kernels} kernels, and it is compared with keras_qat.simulate(model, x, kernels='{kernels}'), "
-    "not with model.predict, which rounds as TFLite Micro."
+    "TFLite Micro, which emulates the target, cannot run this file ({}). {} ran it with its "
+    "{kernels} kernels instead. The file was compared with keras_qat.simulate(model, x, "
+    "kernels='{kernels}'), because model.predict rounds like TFLite Micro."
 )
 
 
@@ -90,15 +90,15 @@ class OutputReport(Agreement):
     def against_float(self) -> str:
         """Says in a sentence what quantization costs on the examples."""
         classes, sqnr = self.float_argmax_agreement, self.float_sqnr
-        figures = [] if classes is None else [f"same argmax for {classes:.2%} of the rows"]
-        figures += [] if sqnr is None else [f"signal to noise {sqnr:.1f} dB"]
+        figures = [] if classes is None else [f"same argmax in {classes:.2%} of rows"]
+        figures += [] if sqnr is None else [f"SQNR {sqnr:.1f} dB"]
         if self.accuracy is not None and self.float_accuracy is not None:
             figures.append(f"accuracy {self.accuracy:.2%}, in float {self.float_accuracy:.2%}")
         if self.score is not None and self.score.measure != "accuracy":
             figures.append(str(self.score))
         count = self.float_examples
-        of_some = "" if count is None else f", on {count} of the examples"
-        sentence = f"{self.name} against the model in float{of_some}: {', '.join(figures)}."
+        sample = "" if count is None else f" on {count} examples (set float_examples for more)"
+        sentence = f"{self.name} against the float model{sample}: {', '.join(figures)}."
         return sentence * bool(figures)
 
 
@@ -359,14 +359,14 @@ class Report:
         """Lists what is not as it should be, a sentence each."""
         rounding = [tensor for tensor in self.differing if tensor not in self.unexplained]
         sentences = {
-            "Other ranges in the file than in the model": [
+            "Ranges differ between the file and the model": [
                 tensor.name for tensor in self.other_ranges
             ],
             "Computed in float": [f"{name} ({k})" for name, k in self.float_operations.items()],
-            "Rounded by these kernels in their own way, code for code as keras_qat.simulate": [
+            "These kernels round differently from the model, exactly as keras_qat.simulate does": [
                 f"{tensor.name} ({kernel_names(tensor)})" for tensor in rounding
             ],
-            "Fed the same codes, these differ in more than 0.1 % or by more than 1 LSB": [
+            "With identical inputs, more than 0.1 % of the values differ, or one by over 1 LSB": [
                 f"{tensor.name} ({kernel_names(tensor)})" for tensor in self.unexplained
             ],
         }

@@ -15,20 +15,22 @@ def report_text(report: Report, width: int) -> str:
     arena = "" if report.arena_size is None else f", arena {report.arena_size} bytes"
     lines = [
         f"TFLite ({report.kernels} kernels{arena}) against the model on {report.examples} examples",
-        f"{'output':<20} {'codes identical':>16} {'largest diff.':>14} {'mean diff.':>12} "
+        f"{'output':<18} {'identical outputs':>18} {'largest diff.':>14} {'mean diff.':>12} "
         f"{'same argmax':>12}",
     ]
     for output in report.outputs:
         argmax = "-" if output.argmax_agreement is None else f"{output.argmax_agreement:.2%}"
         lines.append(
-            f"{_fit(output.name, 20):<20} {output.identical:>16.3%} "
+            f"{_fit(output.name, 18):<18} {output.identical:>18.3%} "
             f"{output.max_difference:>10.3g} LSB {output.mean_difference:>8.2g} LSB "
             f"{argmax:>12}"
         )
     if report.tensors:
         lines += ["", *_tensor_lines(report.tensors, width - 58), ""]
         if report.merged:
-            lines += _wrapped(f"Merged into others in the file: {listed(report.merged)}.", width)
+            lines += _wrapped(
+                f"Merged with other layers in the file: {listed(report.merged)}.", width
+            )
     figures = filter(None, (output.against_float() for output in report.outputs))
     for sentence in [*report.findings(), *figures, str(report.verdict)]:
         lines += _wrapped(sentence, width)

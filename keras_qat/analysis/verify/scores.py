@@ -140,9 +140,9 @@ def score(
     result = _of_own_loss(labels, exact, values)
     if result is None:
         raise ValueError(
-            f"The labels of '{name}' have the shape {labels.values.shape}, and its values "
-            f"{exact.shape}: they are no classes and no targets, and the loss that the model was "
-            f"compiled with does not compute an error for each example of them."
+            f"The labels of '{name}' have the shape {labels.values.shape}, but the output has "
+            f"{exact.shape}. Pass classes or targets, or compile the model with a loss that "
+            f"computes an error for each example from these labels."
         )
     return result
 

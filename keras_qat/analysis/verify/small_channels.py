@@ -42,10 +42,11 @@ def small_channels(outputs: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> lis
         ]
         if 0 < len(drowned) < channels:
             causes.append(
-                f"{some([str(channel) for channel in drowned])} of the {channels} channels of "
-                f"'{name}' are drowned by the larger numbers that share their range. Train the "
-                f"model to numbers of one size, or end the file before they are joined: "
-                f"quantize_model(model, outputs=[...]); plan(model) names the parts."
+                f"the values in channels {some([str(channel) for channel in drowned])} of the "
+                f"{channels} channels of '{name}' are too small for the range that all channels "
+                f"share. Scale the channels alike, or export the tensors before they are "
+                f"concatenated: quantize_model(model, outputs=[...]). plan(model) lists their "
+                f"names."
             )
     return causes
 

@@ -169,11 +169,11 @@ class Verdict:
 
 
 MEANINGS = {
-    UNDECIDED: "the file computes what the model computes; these examples do not tell whether that "
-    "is good",
-    GOOD: "the file computes what the model computes, and that is as good as the model in float",
-    POOR: "the file computes what the model computes, but the model is not good",
-    OTHER: "the file computes something other than the model",
+    UNDECIDED: "the file computes the same as the model, but these examples do not show whether "
+    "the model is good",
+    GOOD: "the file computes the same as the model, and the model is as good as the float model",
+    POOR: "the file computes the same as the model, but the model has low accuracy",
+    OTHER: "the file and the model compute different outputs",
 }
 
 
@@ -216,8 +216,8 @@ def grade(output: OutputReport) -> Grade:
         figures.append(f"{output.same_decisions:.1%} of the {DECISIONS[output.use]} kept")
     return Grade(
         UNDECIDED,
-        f"'{output.name}' has {' and '.join(figures)}, which may be enough or not: pass labels or "
-        f"targets as y.",
+        f"'{output.name}' has {' and '.join(figures)}, which may or may not be enough. Pass labels "
+        f"or targets as y.",
     )
 
 
@@ -236,15 +236,15 @@ def grade_score(name: str, score: Score) -> Grade:
     """Grades an output by its labels. Undecided if there are too few of them to tell."""
     if score.is_guess and score.examples >= FEW_LABELS:
         measure = "accuracy" if score.is_share else "error"
-        fault = f"in float too the {measure} is that of guessing."
-        return Grade(POOR, f"By the labels of '{name}': {score}.", True, fault)
+        fault = f"the {measure} of the float model is no better than guessing."
+        return Grade(POOR, f"According to the labels of '{name}': {score}.", True, fault)
     limit = LOST_OWN if score.perfect is None else LOST_GAIN
     points = score.lost_points
     if score.tells and score.lost_gain <= limit and (points or 0.0) <= LOST_POINTS:
-        return Grade(GOOD, f"By the labels of '{name}': {score}.", True)
+        return Grade(GOOD, f"According to the labels of '{name}': {score}.", True)
     if score.tells and score.lost > score.chance:
-        return Grade(POOR, f"By the labels of '{name}': {score}.", True)
-    return Grade(UNDECIDED, f"By the labels of '{name}': {score}. Pass more of them.")
+        return Grade(POOR, f"According to the labels of '{name}': {score}.", True)
+    return Grade(UNDECIDED, f"According to the labels of '{name}': {score}. Pass more labels.")
 
 
 def grade_figures(use: Use, sqnr: float | None, same: float | None, rows: int) -> str | None:
@@ -310,7 +310,7 @@ def judge(
         look_inside: compares the tensors inside. It is called if the model is poor.
     """
     if not is_same(outputs, rounds_alike) or faulty:
-        of_layers = [f"the file computes {some(faulty)} in another way."] if faulty else []
+        of_layers = [f"the file computes {some(faulty)} differently."] if faulty else []
         return Verdict(OTHER, likely_cause=next(iter([*doubts, *of_layers]), ""))
     grades = [grade(output) for output in outputs]
     telling = [result for result in grades if result.words is not None]

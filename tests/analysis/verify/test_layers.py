@@ -173,7 +173,7 @@ def test_tflites_own_kernels_stay_within_one_step(exported, kernels):
     if kernels == "reference":
         # That it is rounding and no error is seen from the integer simulation.
         assert report.differing and report.unexplained == ()
-        assert any("in their own way" in finding for finding in report.findings())
+        assert any("round differently" in finding for finding in report.findings())
 
 
 @pytest.mark.parametrize("name", ["stem", "project", "logits"])
@@ -196,7 +196,7 @@ def test_notices_other_ranges(exported):
     with pytest.warns(UserWarning, match="other weights or ranges"):
         report = keras_qat.verify(other, exported.tflite, exported.x, per_layer=True)
     assert [other_range.name for other_range in report.other_ranges] == ["project"]
-    assert any("ranges" in finding and "project" in finding for finding in report.findings())
+    assert any("Ranges" in finding and "project" in finding for finding in report.findings())
     result = row(report, "project")
     assert result.scale > 1.2 * result.file_scale
     assert "project" in str(report)
@@ -214,14 +214,14 @@ def test_notices_a_file_of_another_model_with_the_same_ends(exported):
     file = keras_qat.export_tflite(observe(keras_qat.quantize_model(model), exported.x))
     with (
         pytest.warns(UserWarning, match="another model than 'residual'"),
-        pytest.raises(ValueError, match=r"another model: it computes quant_another_conv"),
+        pytest.raises(ValueError, match=r"another model: .* quant_another_conv"),
     ):
         keras_qat.verify(exported.model, file, exported.x, per_layer=True)
 
 
 def test_refuses_a_file_that_names_no_layers(exported):
     unnamed = exported.tflite.replace(b"keras_qat/", b"something/")
-    with pytest.raises(ValueError, match="does not say which layer"):
+    with pytest.raises(ValueError, match="does not name its layers"):
         keras_qat.verify(exported.model, unnamed, exported.x, per_layer=True)
 
 

@@ -37,9 +37,8 @@ def test_another_runtime_runs_them(function, operator):
     assert report.identical == 1 and report.is_good
     assert all(tensor.fed is None or tensor.fed.identical == 1 for tensor in report.tensors)
     assert report.refused == f"{operator}: no kernel"
-    assert (
-        f"TFLite Micro, which stands for the target, can't run this file ({operator}"
-        in " ".join(str(report).split())
+    assert f"TFLite Micro, which emulates the target, cannot run this file ({operator}" in " ".join(
+        str(report).split()
     )
 
 

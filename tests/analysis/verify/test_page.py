@@ -89,7 +89,7 @@ def test_shows_what_differs(doubtful):
     text = doubtful.to_html()
     assert "<b>" not in text
     assert 'class="verdict bad"' in text
-    assert "Fed the same codes, these differ" in text
+    assert "With identical inputs, more than 0.1 % of the values differ" in text
     page = Reader(text)
     assert page.open == []
     (row,) = [row for row in page.rows if row[0] == "<b>&odd"]

@@ -59,7 +59,7 @@ def test_file_and_model_are_given_the_same_pixels(name):
     assert report.identical == 1 and report.is_good
     assert all(tensor.agrees for tensor in report.tensors)
     (note,) = report.notes
-    assert "pixels for input 'image'" in note and "nearest pixels" in note
+    assert "Input 'image' of the file accepts integer pixels" in note and "nearest pixels" in note
     whole = keras_qat.verify(qat, contents, prepare(np.round(PIXELS)))
     assert whole.identical == 1 and not whole.notes
 
@@ -76,7 +76,7 @@ def test_values_far_from_pixels_are_warned_of():
     """Such as images of 0 to 255 where the model takes 0 to 1, and the file bytes."""
     qat = quantized(np.float32(PIXELS / 255))
     contents = keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=(1 / 255, 0))
-    with pytest.warns(UserWarning, match="100% of the numbers given for input 'image' lie beyond"):
+    with pytest.warns(UserWarning, match="100% of the values of input 'image' are outside"):
         report = keras_qat.verify(qat, contents, PIXELS)
     assert not report.is_good
     with warnings.catch_warnings():

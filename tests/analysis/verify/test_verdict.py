@@ -23,7 +23,7 @@ from tests.helpers import images, rng
 
 # What `calibrate` says of such data is not the question here.
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:(The data for i|I)nput", "ignore:.*beyond its range", "ignore:The output of"
+    "ignore:(The data for i|I)nput", "ignore:.*outside its range", "ignore:The output of"
 )
 
 layers = keras.layers
@@ -91,8 +91,8 @@ POOR: dict[str, tuple[Callable[[], Any], str, str]] = {
     "another scale": (lambda: calibrated(network(), 255 * X), "image", "range is 0 to 255.2, but"),
     "of a number": (lambda: calibrated(regressor(), 255 * X), "image", "range is 0 to 255.2, but"),
     "an outlier": (lambda: calibrated(network(), with_outlier()), "image", "no outliers"),
-    "part of the range": (lambda: calibrated(network(), X / 20), "image", "lie beyond its range"),
-    "2 bits": (lambda: calibrated(network(), X, recipes.low_bits(2, 2)), "conv", "has 2 bits"),
+    "part of the range": (lambda: calibrated(network(), X / 20), "image", "outside its range of"),
+    "2 bits": (lambda: calibrated(network(), X, recipes.low_bits(2, 2)), "conv", "only 2 bits"),
     "later weights": (with_other_weights, "conv", "after the last change of weights"),
     "dead": (lambda: calibrated(network(dead=True), X), "hidden", "same for all examples"),
     "a large number": (
@@ -135,7 +135,7 @@ def test_a_few_values_far_beyond_a_range_are_the_cause(model, rows, share):
     result = keras_qat.verify(qat, keras_qat.export_tflite(qat), x).verdict
     assert not result.is_good
     assert result.weakest_layer == "image"
-    assert result.likely_cause.startswith(f"{share} of its values lie beyond its range, 0 to 1")
+    assert result.likely_cause.startswith(f"{share} of its values are outside its range of 0 to 1")
 
 
 def test_what_is_the_same_for_all_examples_beside_others_is_no_cause():
@@ -148,7 +148,7 @@ def test_what_is_the_same_for_all_examples_beside_others_is_no_cause():
     qat = calibrated(model, x)
     result = keras_qat.verify(qat, keras_qat.export_tflite(qat), x).verdict
     assert (result.words, result.weakest_layer) == ("same but poor", "sum")
-    assert "too coarse for values that differ" in result.likely_cause
+    assert "too coarse for values that vary" in result.likely_cause
 
 
 def test_some_examples_tell_that_a_model_is_good():
@@ -157,7 +157,7 @@ def test_some_examples_tell_that_a_model_is_good():
         keras_qat.verify(qat, file, X, float_examples=count).outputs for count in (None, 8)
     )
     assert (of_all.float_examples, of_some.float_examples) == (None, 8)
-    assert ", on 8 of the examples: " in of_some.against_float()
+    assert " on 8 examples (set float_examples for more): " in of_some.against_float()
     few = X[np.linspace(0, len(X) - 1, 8).astype(int)]
     (of_few,) = keras_qat.verify(qat, file, few).outputs
     assert of_some.float_sqnr == pytest.approx(of_few.float_sqnr)
@@ -225,7 +225,7 @@ def test_a_few_examples_of_a_good_model(count):
 
 def test_is_where_people_look():
     report = keras_qat.verify(*exported("another scale"), X, per_layer=True)
-    assert "Same but poor: the file computes what the model computes, but the model" in str(report)
+    assert "Same but poor: the file computes the same as the model, but the model" in str(report)
     assert 'class="verdict poor"' in report.to_html()
     data = json.loads(report.to_json())["verdict"]
     assert (data["words"], data["weakest_layer"]) == ("same but poor", "image")
@@ -258,7 +258,10 @@ def test_labels():
 
 def test_labels_that_the_model_never_learned():
     result = verdict(calibrated(network(), X), rng(5).integers(0, 5, len(X)))
-    assert result.words == "same but poor" and "accuracy is that of guessing" in result.likely_cause
+    assert (
+        result.words == "same but poor"
+        and "accuracy of the float model is no better than guessing" in result.likely_cause
+    )
 
 
 def test_few_labels_do_not_tell_guessing():
@@ -268,7 +271,7 @@ def test_few_labels_do_not_tell_guessing():
     file = keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, file, X[:3], labels[:3]).verdict.is_good
     result = keras_qat.verify(qat, file, X[:40], 1 - labels[:40]).verdict
-    assert "accuracy is that of guessing" in result.likely_cause
+    assert "accuracy of the float model is no better than guessing" in result.likely_cause
 
 
 def test_labels_of_one_output():
@@ -282,9 +285,9 @@ def test_labels_of_one_output():
     ("labels", "message"),
     [
         (np.zeros(3), "3 labels of 'logits' for 256 examples"),
-        (np.full(256, 0.5), "no classes"),
-        (np.zeros((256, 4)), "no classes"),
-        ({"p": np.zeros(256)}, "labels for 'p', but the outputs are"),
+        (np.full(256, 0.5), "neither classes"),
+        (np.zeros((256, 4)), "neither classes"),
+        ({"p": np.zeros(256)}, "labels for 'p', which is not an output"),
     ],
 )
 def test_labels_that_do_not_fit(labels, message):
@@ -364,7 +367,7 @@ def test_values_beyond_the_range_leave_a_good_figure_open():
     assert keras_qat.verify(qat, file, within).verdict.is_good
     result = keras_qat.verify(qat, file, 12 * X)
     assert result.verdict.words == "same" and result.outputs[0].float_sqnr > 17
-    assert "beyond its range" in result.verdict.likely_cause
+    assert "outside its range" in result.verdict.likely_cause
     targets = model.predict(12 * X, verbose=0)
     assert keras_qat.verify(qat, file, 12 * X, targets).verdict.is_good
 
