@@ -34,8 +34,8 @@ from benchmarks.accuracy import by_tflite
 from keras_qat import recipes
 from keras_qat.arithmetic import fake_quant
 from keras_qat.keras2.backend import keras
-from keras_qat.tflite.interpreter import FileInterpreter, to_values
-from keras_qat.training.weight_limits import rounded
+from keras_qat.tflite.interpreter import FileInterpreter, dequantize
+from keras_qat.training.ranges.weight_limits import rounded
 
 SIZE, CALIBRATION, TEST = 224, 64, 240
 BLOCKS = (
@@ -226,7 +226,7 @@ def of_file(contents: bytes, images: np.ndarray) -> np.ndarray:
     """The logits of a file."""
     file = FileInterpreter(contents)
     ((name, _),), ((output, detail),) = file.inputs.items(), file.outputs.items()
-    return to_values(file.run({name: images}, 20)[output], detail)
+    return dequantize(file.run({name: images}, 20)[output], detail)
 
 
 def weights_rounded(model: Any) -> Any:

@@ -23,8 +23,8 @@ from keras_qat.integer_graph.simulate import run_examples
 from keras_qat.io.atomic_files import check_writable, replacing
 from keras_qat.io.data import arrays_of
 from keras_qat.keras2.backend import one_at_a_time
-from keras_qat.tflite.metadata import read_metadata, rescaled_inputs
-from keras_qat.tflite.model import tensor_infos
+from keras_qat.tflite.metadata import read_metadata, read_rescalings
+from keras_qat.tflite.model import describe_tensors
 from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.training.readiness import check_before_export
 from keras_qat.version import __version__
@@ -103,7 +103,7 @@ def export_c(
         target=target,
     )
     graph = FileGraph(contents)
-    rescaled, keeps_states = rescaled_inputs(contents), "states" in read_metadata(contents)
+    rescaled, keeps_states = read_rescalings(contents), "states" in read_metadata(contents)
     words = _identifiers(graph)
     golden = {} if examples is None else _golden(resolved, examples, graph, rescaled, words)
     space = re.sub("[^0-9a-z]+|^(?=[0-9])", "_", source.stem.lower())
@@ -153,7 +153,7 @@ def _golden(
     family = kernel_family(TFLM.kernels)
     simulation = run_examples(as_asked(resolved, None, family), examples, family)
     arrays = {}
-    infos = tensor_infos(graph.inputs, rescaled)
+    infos = describe_tensors(graph.inputs, rescaled)
     for name, x in zip(graph.inputs, arrays_of(resolved.origin.inputs, examples), strict=True):
         # Integers are numbers to a model, and to a runner codes.
         real = x.astype(np.float32) if infos[name].is_quantized else x

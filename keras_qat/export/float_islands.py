@@ -19,9 +19,8 @@ from keras_qat.integer_graph.masks import read_for_masks
 from keras_qat.keras2.layer_names import use_attribute_names
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.schema import unpack
+from keras_qat.tflite.schema import SCOPE, find_scope, unpack
 from keras_qat.tflite.splice import splice_model
-from keras_qat.tflite.tensor_names import SCOPE, in_scope
 from keras_qat.tflite.weight_packing import pack_weights
 from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
@@ -89,7 +88,7 @@ def _rename(file: Any, nodes: Sequence[Node]) -> None:
             if number:
                 tensor.name = f"{SCOPE}/{scopes[0]}/{number}/{position}".encode()
             elif file.buffers[tensor.buffer].data is not None:
-                scope = in_scope(tensor.name.decode(), scopes) or scopes[0]
+                scope = find_scope(tensor.name.decode(), scopes) or scopes[0]
                 tensor.name = f"{SCOPE}/{scope}/constant_{position}".encode()
 
 

@@ -14,8 +14,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.messages import warn_caller
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.weights import Weights
-from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, TYPES, code_of, unpack
-from keras_qat.tflite.tensor_names import SCOPE
+from keras_qat.tflite.schema import OPERATORS, SCOPE, TYPE_NAMES, TYPES, operator_code, unpack
 
 ALIGNMENT = 16
 """Bytes to which the schema aligns constants."""
@@ -103,7 +102,7 @@ def _other_operators(graph: ResolvedGraph, file: Any) -> Iterator[str]:
     producers: dict[int, Any] = {}
     ready = set(file_inputs)
     for operator in main.operators:
-        kernel = OPERATORS[code_of(file.operatorCodes[operator.opcodeIndex])]
+        kernel = OPERATORS[operator_code(file.operatorCodes[operator.opcodeIndex])]
         for index in map(int, operator.inputs):
             tensor = main.tensors[index]
             # A constant without elements, such as the shape of a single number, has no data.

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from keras_qat.config.targets.target import Target
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.reader import FileGraph
-from keras_qat.tflite.site import Site
+from keras_qat.tflite.reader import FileGraph, Site
 
 
 def avoiding(target: Target) -> Callable[[Builder], None]:

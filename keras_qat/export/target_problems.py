@@ -17,10 +17,8 @@ from keras_qat.integer_graph.passes.static_batch import with_batch
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.reader import FileGraph
-from keras_qat.tflite.schema import contents_of, reading
-from keras_qat.tflite.site import Site
-from keras_qat.tflite.tensor_names import SCOPE
+from keras_qat.tflite.reader import FileGraph, Site
+from keras_qat.tflite.schema import SCOPE, read_contents, report_damage
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.schedule import check_quantized, is_quantized
 
@@ -67,8 +65,8 @@ def problems(
     """
     target = get(target)
     if isinstance(model, bytes):
-        contents = contents_of(model)
-        with reading():
+        contents = read_contents(model)
+        with report_damage():
             return file_problems(contents, target)
     if isinstance(model, keras.Model) and not is_quantized(model):
         raise ValueError(
@@ -119,7 +117,7 @@ def _problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
             name, elsewhere = _name(site), target.elsewhere
             yield Problem(name, operation.kernel, reason, change, elsewhere, index)
             continue
-        for inner in graph.inner(operation):
+        for inner in graph.get_subgraphs(operation):
             for problem in _problems(target, inner):
                 yield dataclasses.replace(problem, index=index)
 

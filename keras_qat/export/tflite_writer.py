@@ -14,8 +14,7 @@ from keras_qat.ops.emission import Emission
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.schema import TYPES
-from keras_qat.tflite.tensor_names import SCOPE
+from keras_qat.tflite.schema import SCOPE, TYPES
 
 ZERO_OF_UINT8 = 128
 """Difference between the uint8 and the int8 quantized value of the same number."""

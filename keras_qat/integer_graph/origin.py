@@ -12,7 +12,7 @@ from keras_qat.config.targets.target import Target, target_of
 from keras_qat.graph.calls import Graph
 from keras_qat.io.inputs import Inputs, inputs_of
 from keras_qat.messages import warn_caller
-from keras_qat.tflite.metadata import fingerprint
+from keras_qat.tflite.metadata import compute_fingerprint
 from keras_qat.training.calibration.lost_values import lost_parts
 from keras_qat.training.quantizers import activation_quantizers
 from keras_qat.training.readiness import (
@@ -120,7 +120,7 @@ def origin_of(model: Any, calls: Graph) -> Origin:
         packs_int4=getattr(model, "pack_int4", False),
         states=states_of(model),
         uncalibrated=frozenset(uncalibrated),
-        fingerprint=fingerprint(model),
+        fingerprint=compute_fingerprint(model),
         warnings=tuple(filter(None, [unlike_float, *untrained(model, calls)])),
         unlike_float=unlike_float,
     )

@@ -15,7 +15,7 @@ from keras_qat.integer_graph.ranges import Ranges
 from keras_qat.ops.node import Constant, Operand, Tensor
 from keras_qat.ops.op import Op, SharedRange
 from keras_qat.ops.registry import find_row
-from keras_qat.tflite.tensor_names import as_scope
+from keras_qat.tflite.schema import as_scope
 from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 

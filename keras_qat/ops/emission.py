@@ -14,8 +14,7 @@ from keras_qat.ops.node import Node
 from keras_qat.ops.op import Attributes
 from keras_qat.ops.weights import Weights
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.schema import TYPE_NAMES, TYPES
-from keras_qat.tflite.tensor_names import SCOPE
+from keras_qat.tflite.schema import SCOPE, TYPE_NAMES, TYPES
 
 Activation = schema.ActivationFunctionType
 

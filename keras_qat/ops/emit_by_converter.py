@@ -12,10 +12,9 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import Arguments
-from keras_qat.tflite.op_versions import version_of
-from keras_qat.tflite.schema import OPERATORS, TYPES, code_of, new, unpack
+from keras_qat.tflite.op_versions import choose_version
+from keras_qat.tflite.schema import OPERATORS, SCOPE, TYPES, new, operator_code, unpack
 from keras_qat.tflite.splice import splice_model
-from keras_qat.tflite.tensor_names import SCOPE
 
 MOVES = {
     *("BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION", "DEPTH_TO_SPACE", "EXPAND_DIMS"),
@@ -75,7 +74,7 @@ def _quantize(model: Any, params: QuantParams, node: Node) -> None:
     for graph in model.subgraphs:
         reals = {index for index, tensor in enumerate(graph.tensors) if tensor.type == real}
         for operator in graph.operators:
-            name = OPERATORS[code_of(model.operatorCodes[operator.opcodeIndex])]
+            name = OPERATORS[operator_code(model.operatorCodes[operator.opcodeIndex])]
             read = reals.intersection(map(int, [*operator.inputs, *operator.outputs]))
             if read and name not in MOVES:
                 raise _no_movement(node, f"TFLite's converter makes {name} of it")
@@ -84,9 +83,9 @@ def _quantize(model: Any, params: QuantParams, node: Node) -> None:
                 raise _no_movement(node, "it has constants that are not 0")
             graph.tensors[index].type = dtype
         for operator in graph.operators:
-            number = code_of(model.operatorCodes[operator.opcodeIndex])
+            number = operator_code(model.operatorCodes[operator.opcodeIndex])
             code = {"builtinCode": number, "deprecatedBuiltinCode": min(number, 127)}
-            version = version_of(number, operator, graph.tensors)
+            version = choose_version(number, operator, graph.tensors)
             model.operatorCodes.append(new("OperatorCodeT", **code, version=version))
             operator.opcodeIndex = len(model.operatorCodes) - 1
 

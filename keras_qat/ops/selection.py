@@ -29,7 +29,7 @@ from keras_qat.ops.lookup import accept_float
 from keras_qat.ops.movement import read_integers
 from keras_qat.ops.op import Arguments, Attributes, Op, get_held_dtype
 from keras_qat.ops.requantize import REQUANTIZE
-from keras_qat.tflite.tensor_names import SCOPE
+from keras_qat.tflite.schema import SCOPE
 
 
 def _common(params: Sequence[QuantParams]) -> QuantParams:

@@ -22,7 +22,7 @@ from keras_qat.arithmetic.quant_params import single
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments
 from keras_qat.ops.weights import Weights, compute_reach, count_terms
-from keras_qat.tflite.int4 import in_halves
+from keras_qat.tflite.weight_packing import pack_nibbles
 
 RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
 """Whether TensorFlow's runtime has all kernels for weights with a scale for each channel. Those
@@ -240,7 +240,7 @@ def weight_constants(
     shape, dtype, data = q.shape, "int8", q
     bias = np.zeros(shape[axis]) if weights.bias is None else np.asarray(weights.bias).reshape(-1)
     if weights.packed:
-        data, dtype = in_halves(q), "int4"
+        data, dtype = pack_nibbles(q), "int4"
     input_scale = np.float32(e.input_params.scale)
     integers = bias.astype(np.int64) if e.wide else np.float32(bias).astype(np.int32)
     return [

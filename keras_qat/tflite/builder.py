@@ -1,4 +1,4 @@
-"""Builds a TFLite file: tensors, constants and operators are added one by one."""
+"""Builds a TFLite file from tensors, constants and operators that are added one by one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import flatbuffers
 import numpy as np
+from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.fixed_point import FINER_STEPS, LEAST_RATIO
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.tflite.metadata import compressed
-from keras_qat.tflite.op_versions import min_runtime_version, version_of
+from keras_qat.tflite.metadata import compress
+from keras_qat.tflite.op_versions import choose_version, find_min_runtime_version
 from keras_qat.tflite.schema import TYPE_NAMES, TYPES, new
 
 SIGNATURE = b"serving_default"
@@ -23,18 +24,17 @@ _OPTIONS = {name[:-8].lower(): name[:-1] for name in vars(schema) if name.endswi
     **dict.fromkeys(("maximum", "minimum"), "MaximumMinimumOptions"),
     "l2normalization": "L2NormOptions",
 }
-"""Name of an operator in lower case, without underscores -> the schema's table of its options."""
+"""Name of an operator in lower case without underscores -> the schema's table of its options."""
 
 
 class _Buffer(schema.BufferT):
-    """A buffer whose data is aligned to 16 bytes, as the schema asks."""
+    """A buffer with data aligned to 16 bytes, as the schema requires."""
 
-    def Pack(self, builder: Any) -> Any:
+    def Pack(self, builder: flatbuffers.Builder) -> int:
         if self.data is None:
             return super().Pack(builder)
         builder.StartVector(1, self.data.size, 16)
-        # As `CreateNumpyVector` does, with alignment.
-        builder.head -= self.data.size
+        builder.head -= self.data.size  # Does what `CreateNumpyVector` does, with alignment.
         start = builder.Head()
         builder.Bytes[start : start + self.data.size] = self.data.tobytes()
         data = builder.EndVector()
@@ -44,14 +44,14 @@ class _Buffer(schema.BufferT):
 
 
 class _Packer(flatbuffers.Builder):
-    """Packs a file in which equal vectors, such as the zero points of all weights, occur once."""
+    """Packs a file that stores equal vectors once, such as the zero points of all weights."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self._vectors: dict[tuple[str, bytes], int] = {}
 
-    def shared(self, values: np.ndarray) -> int:
-        """Returns the offset of a vector of numbers."""
+    def add_vector(self, values: NDArray) -> int:
+        """Returns the offset of a vector, which is added unless an equal one exists."""
         key = values.dtype.name, values.tobytes()
         if key not in self._vectors:
             self._vectors[key] = self.CreateNumpyVector(values)
@@ -61,10 +61,10 @@ class _Packer(flatbuffers.Builder):
 class _Quantization(schema.QuantizationParametersT):
     """Scales and zero points, which tensors with equal parameters share."""
 
-    def Pack(self, builder: Any) -> Any:
+    def Pack(self, builder: flatbuffers.Builder) -> int:
         if not isinstance(builder, _Packer):
             return super().Pack(builder)
-        scale, zero_point = builder.shared(self.scale), builder.shared(self.zeroPoint)
+        scale, zero_point = builder.add_vector(self.scale), builder.add_vector(self.zeroPoint)
         schema.QuantizationParametersStart(builder)
         schema.QuantizationParametersAddScale(builder, scale)
         schema.QuantizationParametersAddZeroPoint(builder, zero_point)
@@ -73,17 +73,17 @@ class _Quantization(schema.QuantizationParametersT):
 
 
 class Builder:
-    """Collects the parts of a file with one main graph.
+    """Collects the tensors and operators of a file with one main graph.
 
-    Tensors are numbered in the order in which they are added. None in a shape is an open size:
-    files hold 1 in the shape and -1 in its signature.
+    Tensors are numbered in the order in which they are added. None in a shape is an unknown size.
+    Files store 1 for it in the shape and -1 in the shape's signature.
     """
 
     def __init__(self) -> None:
         self.knows_sizes = True
         """True if interpreters know the sizes of all tensors before they run the operators."""
         self.model = new("ModelT", version=3, description=b"keras_qat")
-        self.model.buffers = [_Buffer()]  # Number 0 stands for no data.
+        self.model.buffers = [_Buffer()]  # Buffer 0 means no data.
         self.model.operatorCodes, self.model.metadata = [], []
         self.graph = new("SubGraphT", tensors=[], operators=[], name=b"main")
         self.model.subgraphs = [self.graph]
@@ -98,14 +98,14 @@ class Builder:
         dtype: str,
         params: QuantParams | None = None,
         *,
-        scales: np.ndarray | None = None,
+        scales: NDArray | None = None,
         axis: int = 0,
         buffer: int = 0,
     ) -> int:
-        """Adds a tensor, with quantization parameters or one scale for each channel along `axis`.
+        """Adds a tensor with quantization parameters, or with a scale per channel along `axis`.
 
-        Open sizes in `shape` are None. `buffer` is the index of its data. Returns the
-        tensor's index.
+        Unknown sizes in `shape` are None. `buffer` is the index of its data. Returns the tensor's
+        index.
         """
         tensor = new(
             "TensorT",
@@ -134,17 +134,17 @@ class Builder:
     def constant(
         self,
         name: str,
-        values: np.ndarray,
+        values: NDArray,
         params: QuantParams | None = None,
         *,
         dtype: str = "",
         shape: tuple[int, ...] | None = None,
-        scales: np.ndarray | None = None,
+        scales: NDArray | None = None,
         axis: int = 0,
     ) -> int:
-        """Adds a tensor with data and returns its index; an equal constant is reused.
+        """Adds a constant with the `values` of the file, unless an equal one exists.
 
-        `values` are as in the file. Packed values (int4) need `dtype` and `shape`.
+        Packed values (int4) need `dtype` and `shape`. Returns the index of the constant.
         """
         values = np.asarray(values, order="C")
         dtype, shape = dtype or values.dtype.name, values.shape if shape is None else shape
@@ -158,13 +158,13 @@ class Builder:
         return self._constants[key]
 
     def similar(self, index: int, shape: tuple[int | None, ...], name: str) -> int:
-        """Adds a tensor with the type and the scales of another, and returns its index."""
+        """Adds a tensor with the type and scales of another tensor, and returns its index."""
         source = self.graph.tensors[index]
         new_index = self.tensor(name, shape, TYPE_NAMES[source.type])
         self.graph.tensors[new_index].quantization = source.quantization
         return new_index
 
-    def buffer(self, data: np.ndarray) -> int:
+    def buffer(self, data: NDArray) -> int:
         """Adds data, and returns the index of its buffer."""
         buffer = _Buffer()
         buffer.data = data
@@ -172,7 +172,7 @@ class Builder:
         return len(self.model.buffers) - 1
 
     def drop_unused(self) -> None:
-        """Drops the data of constants that nothing reads."""
+        """Drops the data of constants that no operator reads."""
         read = {index for operator in self.graph.operators for index in operator.inputs}
         tensors = [self.graph.tensors[index] for index in (read | set(self.graph.outputs)) - {-1}]
         tensors += [tensor for graph in self.model.subgraphs[1:] for tensor in graph.tensors]
@@ -195,10 +195,10 @@ class Builder:
         intermediates: list[int] | None = None,
         **options: Any,
     ) -> None:
-        """Adds an operator, by its name in TFLite's `BuiltinOperator`.
+        """Adds an operator by its name in TFLite's `BuiltinOperator`.
 
-        An optional tensor that is left out has the index -1. Only the quantization parameters of
-        `intermediates` are read. `options` without a value keep the schema's defaults.
+        A missing optional tensor has the index -1. Only the quantization parameters of
+        `intermediates` are read. `options` that are not listed keep the schema's defaults.
         """
         self.knows_sizes &= code != "SHAPE"
         number = getattr(schema.BuiltinOperator, code)
@@ -210,14 +210,15 @@ class Builder:
         if table is not None:
             operator.builtinOptionsType = getattr(schema.BuiltinOptions, table)
             operator.builtinOptions = new(f"{table}T", **options)
-        operator.opcodeIndex = self.opcode(number, version_of(number, operator, self.graph.tensors))
+        version = choose_version(number, operator, self.graph.tensors)
+        operator.opcodeIndex = self.opcode(number, version)
         self.graph.operators.append(operator)
 
     def once_known(self, prepare: Callable[[], None]) -> None:
-        """Calls `prepare` to add operators once all others are added and `knows_sizes` is final.
+        """Calls `prepare` to add operators after all others are added and `knows_sizes` is final.
 
-        The new operators come before the operator that was added last, or before all operators if
-        some sizes are unknown.
+        The new operators are inserted before the operator that was added last. They are inserted
+        before all operators if some sizes are unknown.
         """
         self._waiting.append((self.graph.operators[-1], prepare))
 
@@ -230,14 +231,14 @@ class Builder:
         self._waiting.clear()
 
     def sizes(self, index: int) -> list[int]:
-        """Returns the sizes of a tensor's axes, -1 for open ones."""
+        """Returns the sizes of a tensor's axes, -1 if unknown."""
         tensor = self.graph.tensors[index]
         return list(tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature)
 
     def quantize(self, source: int, target: int) -> None:
-        """Adds the operators that give a tensor's values the scale and zero point of `target`.
+        """Adds the operators that convert values to the scale and zero point of `target`.
 
-        One QUANTIZE; two, by way of int16, where int8 values get a far wider scale.
+        This is one QUANTIZE, or two with int16 between them if the new scale is far wider.
         """
         ends = [self.graph.tensors[index] for index in (source, target)]
         if all(end.type == TYPES["int8"] for end in ends):
@@ -251,7 +252,7 @@ class Builder:
         self.operator("QUANTIZE", [source], [target])
 
     def copy(self, source: int, target: int) -> None:
-        """Adds an operator that copies a tensor into another, of any shape: a RESHAPE."""
+        """Adds a RESHAPE that copies a tensor into a tensor of any shape."""
         sizes = self.sizes(target)
         if sizes.count(-1) > 1:  # RESHAPE infers only one size.
             begin = self.constant("begin", np.zeros(len(sizes), np.int32))
@@ -266,10 +267,10 @@ class Builder:
         """Returns the index of an operator's code in the file, and adds a missing code."""
         key = (number, custom, version)
         if key not in self._opcodes:
-            # Old runtimes read small numbers from a field of their own.
-            numbers = {"builtinCode": number, "deprecatedBuiltinCode": min(number, 127)}
+            # Old runtimes read small codes from a separate field.
+            codes = {"builtinCode": number, "deprecatedBuiltinCode": min(number, 127)}
             code = new(
-                "OperatorCodeT", **numbers, version=version, customCode=custom.encode() or None
+                "OperatorCodeT", **codes, version=version, customCode=custom.encode() or None
             )
             self.model.operatorCodes.append(code)
             self._opcodes[key] = len(self.model.operatorCodes) - 1
@@ -285,9 +286,9 @@ class Builder:
         inputs: dict[str, int],
         outputs: dict[str, int],
         rewrite: Callable[[Builder], None] | None = None,
-        **metadata: Any,
+        **metadata: object,
     ) -> bytes:
-        """Returns the file's contents, with named inputs and outputs and with metadata.
+        """Returns the file's contents with named inputs and outputs and metadata.
 
         `rewrite` may change the operators at the end.
         """
@@ -302,11 +303,11 @@ class Builder:
         self.model.signatureDefs = [new("SignatureDefT", **signature, subgraphIndex=0)]
         if rewrite is not None:
             rewrite(self)
-        oldest = min_runtime_version(self.model.operatorCodes).encode()
+        oldest = find_min_runtime_version(self.model.operatorCodes).encode()
         self.metadata("min_runtime_version", oldest.ljust(16, b"\0"))
         for name, entry in metadata.items():
-            self.metadata(name, compressed(entry))
+            self.metadata(name, compress(entry))
         data = [buffer.data for buffer in self.model.buffers if buffer.data is not None]
-        packer = _Packer(sum(numbers.size for numbers in data) + 2**17)
+        packer = _Packer(sum(array.size for array in data) + 2**17)
         packer.Finish(self.model.Pack(packer), b"TFL3")
         return bytes(packer.Output())

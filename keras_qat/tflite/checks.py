@@ -1,34 +1,36 @@
-"""Checks of TFLite files before an interpreter sees them: many faults would end the process."""
+"""Checks TFLite files before an interpreter reads them. Many faults would end the process."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.tflite.schema import TYPE_NAMES, damage, unpack
+from keras_qat.tflite.schema import TYPE_NAMES, describe_damage, unpack
 
 LARGEST = 2**31 - 1
 """The most bytes of a tensor."""
 
 POSITIVE = ("stride", "dilation", "filterWidth", "filterHeight", "beta")
-"""Beginnings of the names of options that kernels require to be positive, and do not check."""
+"""Prefixes of options that must be positive, which kernels do not check."""
 
 UNREADABLE = (
     *(struct.error, LookupError, TypeError, AttributeError),
     *(ValueError, OverflowError, MemoryError, RecursionError),
 )
-"""What Python raises while it reads a damaged file."""
+"""Errors that reading a damaged file raises."""
 
 
 class Damaged(ValueError):
     """A file that no interpreter should run."""
 
 
-def read_file(contents: bytes) -> Any:
-    """Unpacks a file's contents into a `ModelT`, and checks it.
+def read_file(contents: bytes) -> schema.ModelT:
+    """Unpacks a file's contents into a `ModelT` and checks it.
 
     Raises:
         ValueError: if the file is damaged.
@@ -40,7 +42,7 @@ def read_file(contents: bytes) -> Any:
             _check_graph(model, graph)
         _check(len(model.subgraphs[0].outputs) > 0, "it has no outputs")
         for signature in model.signatureDefs or ():
-            graph = _at(model.subgraphs, signature.subgraphIndex, "graph")
+            graph = _get(model.subgraphs, signature.subgraphIndex, "graph")
             _check(bool(signature.outputs), "its signature has no outputs")
             for entries, ends in (
                 (signature.inputs, graph.inputs),
@@ -50,9 +52,9 @@ def read_file(contents: bytes) -> Any:
                     known = entry.tensorIndex in ends and entry.name is not None
                     _check(known, "its signature names no input or output")
     except Damaged as error:
-        raise ValueError(damage(error)) from None
+        raise ValueError(describe_damage(error)) from None
     except UNREADABLE as error:
-        raise ValueError(damage(error)) from error
+        raise ValueError(describe_damage(error)) from error
     return model
 
 
@@ -61,21 +63,21 @@ def _check(condition: bool, fault: str) -> None:
         raise Damaged(fault)
 
 
-def _at(items: Any, index: int, noun: str) -> Any:
+def _get(items: Sequence[Any], index: int, noun: str) -> Any:
     _check(0 <= index < len(items), f"there is no {noun} {index}")
     return items[index]
 
 
-def _check_graph(model: Any, graph: Any) -> None:
+def _check_graph(model: schema.ModelT, graph: schema.SubGraphT) -> None:
     for index, tensor in enumerate(graph.tensors):
         name = (tensor.name or b"").decode() or str(index)
         _check_tensor(model, tensor, f"tensor '{name}'")
     known = set(map(int, graph.inputs))
     for index in (*graph.inputs, *graph.outputs):
-        _at(graph.tensors, int(index), "tensor")
+        _get(graph.tensors, int(index), "tensor")
     for operator in graph.operators or ():
-        code = _at(model.operatorCodes, operator.opcodeIndex, "operator code")
-        is_custom = code.customCode is not None  # It may read memory to work in.
+        code = _get(model.operatorCodes, operator.opcodeIndex, "operator code")
+        is_custom = code.customCode is not None  # It may read scratch memory.
         inputs = [] if operator.inputs is None else [int(index) for index in operator.inputs]
         outputs = [int(index) for index in operator.outputs]
         inner = [] if operator.intermediates is None else map(int, operator.intermediates)
@@ -88,7 +90,8 @@ def _check_graph(model: Any, graph: Any) -> None:
         for index in outputs:
             is_free = index >= 0 and index not in known
             _check(
-                is_free and not _data(model, graph.tensors[index]).size, "it computes a constant"
+                is_free and not _get_data(model, graph.tensors[index]).size,
+                "it computes a constant",
             )
         known.update(outputs)
         _check_options(model, operator)
@@ -97,25 +100,28 @@ def _check_graph(model: Any, graph: Any) -> None:
         _check(is_known, f"its output, tensor {index}, is not computed")
 
 
-def _check_options(model: Any, operator: Any) -> None:
+def _check_options(model: schema.ModelT, operator: schema.OperatorT) -> None:
     for options in (operator.builtinOptions, getattr(operator, "builtinOptions2", None)):
         for name, value in vars(options).items() if options is not None else ():
             if name.startswith(POSITIVE) and isinstance(value, (int, float)):
                 _check(value > 0, f"an operator has {name} {value}")
             if name.lower().endswith("subgraphindex"):
-                _at(model.subgraphs, value, "graph")
+                _get(model.subgraphs, value, "graph")
 
 
-def _check_tensor(model: Any, tensor: Any, name: str) -> None:
-    shape = _sizes(tensor.shape)
+def _check_tensor(model: schema.ModelT, tensor: schema.TensorT, name: str) -> None:
+    shape = _get_sizes(tensor.shape)
     dtype = TYPE_NAMES.get(tensor.type, "")
     _check(min(shape, default=0) >= 0, f"{name} has the shape {shape}")
     if tensor.shapeSignature is not None and len(tensor.shapeSignature):
-        _check(len(tensor.shapeSignature) == len(shape), f"{name} has two numbers of axes")
+        _check(
+            len(tensor.shapeSignature) == len(shape),
+            f"{name} has two ranks",
+        )
     item = np.dtype(dtype if dtype not in ("", "int4") else "int8").itemsize
     count = int(np.prod(shape, dtype=object))
     _check(count * item <= LARGEST, f"{name} has the shape {shape}")
-    data = _data(model, tensor)
+    data = _get_data(model, tensor)
     if data.size and dtype and tensor.sparsity is None:
         size = (count + 1) // 2 if dtype == "int4" else count * item
         _check(data.size == size, f"{name} has {data.size} bytes instead of {size}")
@@ -126,7 +132,9 @@ def _check_tensor(model: Any, tensor: Any, name: str) -> None:
         _check(not is_computed or quantization.scale[0] > 0, f"the scale of {name} is 0")
 
 
-def _check_quantization(quantization: Any, shape: tuple[int, ...], dtype: str, name: str) -> None:
+def _check_quantization(
+    quantization: schema.QuantizationParametersT, shape: tuple[int, ...], dtype: str, name: str
+) -> None:
     scales = np.asarray(quantization.scale, np.float64)
     points = np.asarray([] if quantization.zeroPoint is None else quantization.zeroPoint, np.int64)
     _check(bool(np.all(np.isfinite(scales) & (scales >= 0))), f"a scale of {name} is {scales}")
@@ -142,16 +150,16 @@ def _check_quantization(quantization: Any, shape: tuple[int, ...], dtype: str, n
         _check(scales.size == channels, f"{name} has {scales.size} scales")
 
 
-def _sizes(shape: Iterable[int] | None) -> tuple[int, ...]:
+def _get_sizes(shape: Iterable[int] | None) -> tuple[int, ...]:
     return () if shape is None else tuple(int(size) for size in shape)
 
 
-def _data(model: Any, tensor: Any) -> np.ndarray:
-    data = _at(model.buffers, tensor.buffer, "buffer").data
+def _get_data(model: schema.ModelT, tensor: schema.TensorT) -> NDArray[np.uint8]:
+    data = _get(model.buffers, tensor.buffer, "buffer").data
     return np.asarray([] if data is None else data, np.uint8)
 
 
-def _has_value(model: Any, tensor: Any) -> bool:
+def _has_value(model: schema.ModelT, tensor: schema.TensorT) -> bool:
     """Whether a tensor has a value that no operator computes."""
-    is_empty = 0 in _sizes(tensor.shape)
-    return tensor.isVariable or is_empty or _data(model, tensor).size > 0
+    is_empty = 0 in _get_sizes(tensor.shape)
+    return tensor.isVariable or is_empty or _get_data(model, tensor).size > 0

@@ -1,4 +1,4 @@
-"""Runs TFLite files in TFLite's interpreter. No other module uses it."""
+"""Runs TFLite files in TFLite's interpreter. No other module uses the interpreter."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import importlib.metadata
 import os
 import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.io.progress import shown
 from keras_qat.tflite.checks import read_file
-from keras_qat.tflite.schema import contents_of, damage, reading
-from keras_qat.tflite.sums_of_softmax import SumsOfSoftmax
-from keras_qat.tflite.token_ids import TokenIds
+from keras_qat.tflite.input_checks import SoftmaxCheck, TokenIdCheck
+from keras_qat.tflite.schema import describe_damage, read_contents, report_damage
 
 Kernels = Literal["xnnpack", "xnnpack_arm64", "optimized", "reference", "tflm"]
 
@@ -29,44 +30,38 @@ KERNELS: dict[str, str] = {
     "reference": "BUILTIN_REF",
 }
 """Name of kernels -> the interpreter's name for them. "xnnpack" falls back to TFLite's optimized
-kernels, as on phones. "tflm" has an interpreter of its own, in `micro_interpreter`."""
-
+kernels, as on phones. "tflm" runs in another interpreter: `micro_interpreter`."""
 
 Runtime = Literal["ai-edge-litert", "tensorflow", "tflite-runtime"]
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
-"""Packages with TFLite's interpreter; the first that is installed is the default."""
+"""Packages with TFLite's interpreter. The first that is installed is the default."""
 
 
-def _module_of(runtime: Runtime) -> Any:
-    if runtime == "tensorflow":
-        import tensorflow as tf
-
-        return tf.lite
-    return importlib.import_module(f"{runtime.replace('-', '_')}.interpreter")
-
-
-def _interpreter_module(runtime: Runtime | None) -> tuple[Any, str]:
+def _import_interpreter(runtime: Runtime | None) -> tuple[ModuleType, str]:
     """Returns the interpreter's module, and the name and version of its package."""
     if runtime not in (None, *RUNTIMES):
         raise ValueError(f"runtime={runtime!r}: use one of {', '.join(map(repr, RUNTIMES))}.")
     for name in RUNTIMES if runtime is None else (runtime,):
         with contextlib.suppress(ImportError):
-            module = _module_of(name)
+            if name == "tensorflow":
+                module = importlib.import_module("tensorflow").lite
+            else:
+                module = importlib.import_module(f"{name.replace('-', '_')}.interpreter")
             try:
                 version = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:  # A build under another name.
+            except importlib.metadata.PackageNotFoundError:  # A build with another name.
                 version = ""
             return module, f"{name} {version}".rstrip()
     raise ImportError(f"runtime={runtime!r} is not installed: pip install {runtime}.")
 
 
 class Refusal(ValueError):
-    """An interpreter lacks an operator of a file, or refuses what it is given."""
+    """An interpreter lacks an operator of a file, or refuses its inputs."""
 
 
 class FileInterpreter:
-    """A TFLite file in an interpreter: takes real numbers or integers, returns the raw outputs.
+    """A TFLite file in an interpreter. It accepts float or integer inputs, and returns raw outputs.
 
     Args:
         file: path or contents of the file.
@@ -93,15 +88,14 @@ class FileInterpreter:
                 f"kernels={kernels!r}: use one of {', '.join(map(repr, get_args(Kernels)))}."
             )
         family = FAMILIES.get(kernels, XNNPACK)
-        is_of_arm = family.neon
-        if is_of_arm and platform.machine() not in ("aarch64", "arm64"):
+        if family.neon and platform.machine() not in ("aarch64", "arm64"):
             raise ValueError(
                 f"kernels={kernels!r} run on 64-bit ARM only. Here, simulate(kernels={kernels!r}) "
                 f"computes their quantized values."
             )
-        contents = contents_of(file)
+        contents = read_contents(file)
         read_file(contents)
-        module, self.runtime = _interpreter_module(runtime)
+        module, self.runtime = _import_interpreter(runtime)
         resolvers = getattr(module, "OpResolverType", None) or module.experimental.OpResolverType
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -118,23 +112,24 @@ class FileInterpreter:
                         f"{module.__name__} has no {kernels} kernel for an operator of this file: "
                         f"{str(error).splitlines()[0]}"
                     ) from error
-                raise ValueError(damage(error)) from error
+                raise ValueError(describe_damage(error)) from error
         self.kernels = kernels
-        self._sums = SumsOfSoftmax(contents) if family.softmax == "fixed_point" else None
-        with reading():
-            has_tables = any(name == "GATHER" for name, *_ in self.operations())
-            self._ids = TokenIds(contents) if has_tables else None
+        self._checks: list[SoftmaxCheck | TokenIdCheck] = []
+        if family.softmax == "fixed_point":
+            self._checks.append(create_softmax_check(contents))
+        with report_damage():
+            if any(name == "GATHER" for name, *_ in self.operations()):
+                self._checks.append(TokenIdCheck(contents))
             signatures = [d["shape_signature"] for d in self.interpreter.get_input_details()]
-        # Files hold 1 for open sizes, and kernels may refuse that.
+        # Files store 1 for unknown sizes, and kernels may refuse that.
         if not any(-1 in signature[1:] for signature in signatures):
-            with self._refusals():
+            with self._explain_refusals():
                 self.interpreter.allocate_tensors()
         self.size = len(contents)
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     @contextlib.contextmanager
-    def _refusals(self) -> Iterator[None]:
-        """Runs a block, and tells what to do if kernels refuse the file."""
+    def _explain_refusals(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
@@ -148,15 +143,15 @@ class FileInterpreter:
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
         """Name of each input in the file's signature -> the interpreter's details."""
-        return self._details("inputs", self.interpreter.get_input_details())
+        return self._get_details("inputs", self.interpreter.get_input_details())
 
     @property
     def outputs(self) -> dict[str, dict[str, Any]]:
         """Name of each output in the file's signature -> the interpreter's details."""
-        return self._details("outputs", self.interpreter.get_output_details())
+        return self._get_details("outputs", self.interpreter.get_output_details())
 
-    def _details(self, side: str, details: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        with reading():
+    def _get_details(self, side: str, details: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        with report_damage():
             signatures = self.interpreter._get_full_signature_list()
         if not signatures:
             return {detail["name"]: detail for detail in details}
@@ -180,18 +175,18 @@ class FileInterpreter:
 
     @property
     def batch_size(self) -> int | None:
-        """Number of examples that the file takes at a time; None for any number."""
+        """Number of examples in each run of the file; None for any number."""
         sizes = [int(detail["shape_signature"][0]) for detail in self.inputs.values()]
         return max((size for size in sizes if size > 0), default=None)
 
     def run(
-        self, inputs: dict[str, np.ndarray], batch: int = 32, verbose: int = 0
-    ) -> dict[str, np.ndarray]:
-        """Returns the raw outputs, integers where the file has them, for real or integer inputs.
+        self, inputs: dict[str, NDArray], batch: int = 32, verbose: int = 0
+    ) -> dict[str, NDArray]:
+        """Returns the raw outputs, with the types of the file, for float or integer inputs.
 
         Args:
-            inputs: an array for each input, any number of examples.
-            batch: how many examples to run at a time, unless the file has a fixed batch size.
+            inputs: an array for each input, with any number of examples.
+            batch: batch size, unless the file has a fixed one.
             verbose: 1 shows progress.
         """
         count, fixed = len(next(iter(inputs.values()))), self.batch_size
@@ -207,24 +202,22 @@ class FileInterpreter:
         """Resets the states that operators keep between runs to zeros."""
         self.interpreter.reset_all_variables()
 
-    def run_once(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Runs the file once on all of the inputs, whatever their sizes."""
+    def run_once(self, inputs: dict[str, NDArray]) -> dict[str, NDArray]:
+        """Runs the file once, with a batch of all examples."""
         details = self.inputs
-        if self._sums:
-            self._sums.check(inputs)
-        if self._ids:
-            self._ids.check(inputs)
+        for check in self._checks:
+            check.check(inputs)
         for name, values in inputs.items():
             index = details[name]["index"]
             if self._shapes.get(name) != values.shape:
                 self.interpreter.resize_tensor_input(index, values.shape)
                 self._shapes[name] = values.shape
-        with self._refusals():
+        with self._explain_refusals():
             self.interpreter.allocate_tensors()
             for name, values in inputs.items():
                 detail = details[name]
-                codes = to_codes(values, np.dtype(detail["dtype"]), *detail["quantization"])
-                self.interpreter.set_tensor(detail["index"], codes)
+                q = quantize(values, np.dtype(detail["dtype"]), *detail["quantization"])
+                self.interpreter.set_tensor(detail["index"], q)
             self.interpreter.invoke()
         return {
             name: self.interpreter.get_tensor(detail["index"]).copy()
@@ -232,27 +225,32 @@ class FileInterpreter:
         }
 
 
-def to_codes(values: np.ndarray, dtype: np.dtype, scale: float, zero_point: int) -> np.ndarray:
-    """Quantizes real numbers. Integers of the tensor's type and float tensors stay as they are."""
+def create_softmax_check(contents: bytes) -> SoftmaxCheck:
+    """Creates a check of scores, which another interpreter computes."""
+    return SoftmaxCheck(contents, lambda: FileInterpreter(contents, keeps_tensors=True))
+
+
+def quantize(values: NDArray, dtype: np.dtype, scale: float, zero_point: int) -> NDArray:
+    """Quantizes float values. Integers of the tensor's type and float tensors are unchanged."""
     if dtype.kind not in "iu" or scale == 0 or values.dtype == dtype:
         return np.asarray(values, dtype)
     limits = np.iinfo(dtype)
-    # float32 cannot tell a half from its neighbours at the ends of 16 bits.
-    real = values.astype(np.float64) if limits.bits == 16 else values
-    codes = np.floor(real / np.float32(scale) + np.float32(0.5)) + zero_point
-    return np.clip(codes, limits.min, limits.max).astype(dtype)
+    # float32 cannot represent halves at the ends of 16 bits exactly.
+    precise = values.astype(np.float64) if limits.bits == 16 else values
+    q = np.floor(precise / np.float32(scale) + np.float32(0.5)) + zero_point
+    return np.clip(q, limits.min, limits.max).astype(dtype)
 
 
-def to_pixels(values: np.ndarray, scale: Any, offset: Any) -> np.ndarray:
+def to_pixels(values: NDArray, scale: ArrayLike, offset: ArrayLike) -> NDArray[np.uint8]:
     """Returns pixels, 0 to 255, for model inputs that are `scale * pixel + offset`."""
     scale, offset = (np.asarray(value, np.float64) for value in (scale, offset))
     pixels = (values.astype(np.float64) - offset) / np.where(scale == 0, np.inf, scale)
     return np.clip(np.floor(pixels + 0.5), 0, 255).astype(np.uint8)
 
 
-def to_values(codes: np.ndarray, detail: dict[str, Any]) -> np.ndarray:
-    """Returns the real numbers that a tensor's quantized values stand for."""
+def dequantize(q: NDArray, detail: Mapping[str, Any]) -> NDArray:
+    """Returns the float values of a tensor's quantized values."""
     scale, zero_point = detail["quantization"]
     if np.dtype(detail["dtype"]).kind not in "iu" or scale == 0:
-        return codes
-    return (codes.astype(np.float32) - zero_point) * np.float32(scale)
+        return q
+    return (q.astype(np.float32) - zero_point) * np.float32(scale)

@@ -12,36 +12,33 @@ from typing import Any
 import numpy as np
 from tensorflow.lite.python import schema_py_generated as schema
 
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import list_weights
-from keras_qat.tflite.schema import contents_of
-
-DAMAGED = (struct.error, zlib.error)
-"""Errors that reading a damaged file raises, besides Python's own."""
+from keras_qat.tflite.schema import read_contents
 
 
-def fingerprint(model: Any) -> dict[str, str]:
+def compute_fingerprint(model: keras.Model) -> dict[str, str]:
     """Returns digests of a model's weights and ranges, to recognize files exported from it.
 
     Names, the order of the weights and counters of training steps do not change the digests.
 
     Returns:
-        `weights`, a digest of the numbers, and `shapes`, a digest of their shapes.
+        `weights`, a digest of the values, and `shapes`, a digest of their shapes.
     """
-    arrays = [
-        np.asarray(weight.value()) for weight in list_weights(model) if weight.dtype.is_floating
-    ]
+    weights = [weight for weight in list_weights(model) if weight.dtype.is_floating]
+    arrays = [np.asarray(weight.value()) for weight in weights]
     shapes = [repr(array.shape).encode() for array in arrays]
-    numbers = [
-        _digest(shape, np.ascontiguousarray(array))
+    values = [
+        _digest(shape, array.reshape(-1).view(np.uint8).data)
         for shape, array in zip(shapes, arrays, strict=True)
     ]
-    return {"weights": _digest(*sorted(numbers)).hex(), "shapes": _digest(*sorted(shapes)).hex()}
+    return {"weights": _digest(*sorted(values)).hex(), "shapes": _digest(*sorted(shapes)).hex()}
 
 
-def _digest(*parts: Any) -> bytes:
+def _digest(*pieces: bytes | memoryview) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(part)
+    for piece in pieces:
+        digest.update(piece)
     return digest.digest()
 
 
@@ -53,12 +50,11 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
 
     Returns:
         A dict with the `version` of keras_qat, the `recipe` as JSON data for `Recipe.from_config`,
-        and the `fingerprint` by which `verify` knows the model that the file was exported from.
-        Files that take pixels where the model takes other numbers have `rescaling`, a dict from the
-        name of an input to scale and offset; those of models that take a dict whose keys are not
-        the inputs' names have `keys`, from name to key; those whose model computes as other kernels
-        than XNNPACK's have `kernels`, their name; and those that keep the states of recurrent
-        layers have `states`.
+        and the `fingerprint` by which `verify` recognizes the model. Some files have more entries:
+        `rescaling`, a dict from the names of inputs that accept pixels to scale and offset;
+        `keys`, a dict from the names of inputs to the keys of the model's input dict if they
+        differ; `kernels`, the kernels whose rounding `predict` uses if not XNNPACK's; and
+        `states` if the file keeps the states of recurrent layers.
 
     Raises:
         ValueError: if this is not an undamaged TFLite file that `export_tflite` wrote.
@@ -67,50 +63,52 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         >>> keras_qat.read_metadata("model.tflite")["recipe"]["name"]
         'int8'
     """
-    contents = contents_of(tflite)
+    contents = read_contents(tflite)
     try:
         model = schema.Model.GetRootAsModel(contents, 0)
         for index in range(model.MetadataLength()):
             entry = model.Metadata(index)
             if entry.Name() == b"keras_qat":
-                return _unpacked(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
-    except (*DAMAGED, LookupError, TypeError, AttributeError, ValueError) as error:
+                return _decompress(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
+    except (
+        *(struct.error, zlib.error),
+        *(LookupError, TypeError, AttributeError, ValueError),
+    ) as error:
         raise ValueError(
             "The TFLite file is damaged or cut short: its metadata cannot be read. Export it again."
         ) from error
     raise ValueError("The file has no metadata of keras_qat: another program wrote or changed it.")
 
 
-def compressed(entry: Any) -> bytes:
-    """Compresses an entry, as JSON is a large part of a small network's file."""
+def compress(entry: object) -> bytes:
+    """Compresses an entry. JSON would be a large share of a small network's file."""
     text = json.dumps(entry, sort_keys=True, separators=(",", ":"))
     return zlib.compress(text.encode(), 9)
 
 
-def _unpacked(data: bytes) -> Any:
-    """Unpacks an entry of a file. Earlier versions did not compress it."""
+def _decompress(data: bytes) -> Any:
+    # Earlier versions did not compress.
     return json.loads(data if data.startswith(b"{") else zlib.decompress(data))
 
 
-def _entry(contents: bytes, name: str) -> Any:
-    """Returns an entry of a file's metadata; an empty dict if the file has none."""
+def _read_entry(contents: bytes, name: str) -> Any:
     try:
         return read_metadata(contents).get(name, {})
     except ValueError:
         return {}
 
 
-def input_keys(contents: bytes) -> dict[str, str]:
-    """Returns the keys of the dict that the model takes, where inputs have other names, by name."""
-    return _entry(contents, "keys")
+def read_input_keys(contents: bytes) -> dict[str, str]:
+    """Returns input name -> key in the model's input dict, for inputs whose key differs."""
+    return _read_entry(contents, "keys")
 
 
-def model_kernels(contents: bytes) -> str:
-    """Returns the name of the kernels that the model's `predict` computes as."""
-    return _entry(contents, "kernels") or "xnnpack"
+def read_kernels(contents: bytes) -> str:
+    """Returns the name of the kernels whose rounding the model's `predict` uses."""
+    return _read_entry(contents, "kernels") or "xnnpack"
 
 
-def rescaled_inputs(contents: bytes) -> dict[str, tuple[Any, Any]]:
-    """Returns the scale and offset of each input that takes pixels, by name."""
-    rescaling = _entry(contents, "rescaling")
+def read_rescalings(contents: bytes) -> dict[str, tuple[Any, Any]]:
+    """Returns the scale and offset of each input that accepts pixels, by name."""
+    rescaling = _read_entry(contents, "rescaling")
     return {name: (scale, offset) for name, (scale, offset) in rescaling.items()}

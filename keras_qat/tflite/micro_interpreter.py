@@ -1,7 +1,7 @@
-"""Runs files in TFLite Micro's interpreter. No other module uses it.
+"""Runs files in TFLite Micro's interpreter. No other module uses this interpreter.
 
-The interpreter is in the package `tflite-micro`, the extra `keras-qat[micro]`. It has the reference
-kernels, which microcontrollers run unless others are built in.
+It is in the package `tflite-micro`, the extra `keras-qat[micro]`. Its kernels are the reference
+kernels, which microcontrollers run by default.
 """
 
 from __future__ import annotations
@@ -17,44 +17,51 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keras_qat.messages import counted
-from keras_qat.tflite.interpreter import FileInterpreter, Refusal, Runtime, to_codes
+from keras_qat.tflite.input_checks import EndsProcess, TokenIdCheck
+from keras_qat.tflite.interpreter import (
+    FileInterpreter,
+    Refusal,
+    Runtime,
+    create_softmax_check,
+    quantize,
+)
 from keras_qat.tflite.reader import FileGraph, Tensor
-from keras_qat.tflite.schema import contents_of
-from keras_qat.tflite.sums_of_softmax import EndsProcess, SumsOfSoftmax
-from keras_qat.tflite.token_ids import TokenIds
+from keras_qat.tflite.schema import read_contents
 
 ARENA = 64
-"""Room for what kernels keep, in multiples of the file's size."""
+"""Memory for the kernels' own data, in multiples of the file's size."""
 
 SMALLEST, LARGEST = 1 << 20, (1 << 31) - 16
-"""Least such room in bytes, and the largest arena: from 2 GiB on TFLite Micro ends the process."""
+"""Least memory for that data, and the largest arena, in bytes. TFLite Micro ends the process if the
+arena has 2 GiB or more."""
 
 
 class MicroInterpreter(FileInterpreter):
-    """A TFLite file in TFLite Micro: takes real numbers or integers, returns the raw outputs.
+    """A TFLite file in TFLite Micro. It accepts float or integer inputs, and returns raw outputs.
 
     Args:
-        file: path or contents of a file with known sizes, `export_tflite(batch_size=1)`.
+        file: path or contents of a file without unknown sizes, `export_tflite(batch_size=1)`.
 
     Raises:
         ImportError: without the package `tflite-micro`.
         Refusal: if TFLite Micro lacks an operator or refuses the file.
-        ValueError: if the file has open sizes.
+        ValueError: if the file has unknown sizes.
     """
 
     kernels = "tflm"
 
     def __init__(self, file: str | os.PathLike[str] | bytes) -> None:
-        self.contents = contents_of(file)
+        self.contents = read_contents(file)
         graph = FileGraph(self.contents)
         self._inputs, self._outputs = graph.inputs, graph.outputs
         self.size = len(self.contents)
         is_open = [name for name, tensor in self._inputs.items() if -1 in tensor.shape]
         if is_open:
             raise ValueError(
-                f"TFLite Micro takes no open sizes, but the input '{is_open[0]}' has the shape "
+                f"TFLite Micro needs fixed sizes, but the input '{is_open[0]}' has the shape "
                 f"{list(self._inputs[is_open[0]].shape)}. Export with batch_size=1, and "
                 f"quantize keras.Model(x, model(x)), where x is a keras.Input that has all other "
                 f"sizes."
@@ -65,9 +72,9 @@ class MicroInterpreter(FileInterpreter):
         self._output_positions = {name: positions[t.index] for name, t in self._outputs.items()}
         tensors = sum(abs(math.prod(t.shape)) * t.dtype.itemsize for t in graph.tensors)
         self._interpreter = self._load(min(max(SMALLEST, ARENA * self.size) + tensors, LARGEST))
-        self._sums, self._ids = SumsOfSoftmax(self.contents), TokenIds(self.contents)
+        self._checks = [create_softmax_check(self.contents), TokenIdCheck(self.contents)]
         with contextlib.suppress(EndsProcess):
-            # Some operators are refused only once they run, as LOG of integers.
+            # Some operators are refused only when they run, such as LOG of integers.
             self.run_once({name: np.zeros(t.shape, t.dtype) for name, t in self._inputs.items()})
         self.reset_states()
         self.runtime = f"tflite-micro {importlib.metadata.version('tflite-micro')}"
@@ -79,50 +86,37 @@ class MicroInterpreter(FileInterpreter):
             raise ImportError(
                 'kernels="tflm" needs TFLite Micro: pip install --pre tflite-micro.'
             ) from error
-        with _stderr_lines() as lines:
-            try:
-                return runtime.Interpreter.from_bytes(self.contents, arena_size=arena)
-            except RuntimeError as error:
-                failed = error
-        raise Refusal(f"TFLite Micro refuses this file: {_joined(lines) or failed}") from failed
+        with _explain_refusals():
+            return runtime.Interpreter.from_bytes(self.contents, arena_size=arena)
 
     def arena_size(self) -> int:
         """Returns the bytes of the arena that the interpreter uses, as it records them.
 
-        The figure is for this computer's pointers: a 32-bit chip needs slightly less. While the
-        interpreter prepares a small file it uses up to half as much again.
+        The figure includes this computer's pointers, so a 32-bit chip needs slightly less. While
+        the interpreter prepares a small file it uses up to half as much again.
         """
-        with _stderr_lines() as lines:
+        with _capture_stderr() as lines:
             self._interpreter.print_allocations()
         (size,) = re.findall(r"Arena allocation total (\d+) bytes", "\n".join(lines))
         return int(size)
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
-        """Name of each input in the file's signature -> details, as `FileInterpreter` has them."""
-        return {name: _details(tensor) for name, tensor in self._inputs.items()}
+        """Name of each input in the file's signature -> details, as in `FileInterpreter`."""
+        return {name: _get_details(tensor) for name, tensor in self._inputs.items()}
 
     @property
     def outputs(self) -> dict[str, dict[str, Any]]:
         """Name of each output in the file's signature -> details."""
-        return {name: _details(tensor) for name, tensor in self._outputs.items()}
-
-    def _invoke(self) -> None:
-        with _stderr_lines() as lines:
-            try:
-                self._interpreter.invoke()
-                return
-            except RuntimeError as error:
-                failed = error
-        raise Refusal(f"TFLite Micro refuses this file: {_joined(lines) or failed}") from failed
+        return {name: _get_details(tensor) for name, tensor in self._outputs.items()}
 
     def reset_states(self) -> None:
         """Resets the states that operators keep between runs to zeros."""
         self._interpreter.reset()
 
-    def run_once(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run_once(self, inputs: dict[str, NDArray]) -> dict[str, NDArray]:
         """Runs the file without showing progress, on a multiple of its batch size."""
-        # Inputs of a piece of a model may have other sizes than the batch in front.
+        # The first axis of a segment's input may be something other than the batch.
         if any(np.shape(inputs[name]) != tensor.shape for name, tensor in self._inputs.items()):
             count, size = len(next(iter(inputs.values()))), self.batch_size
             assert size is not None
@@ -131,14 +125,13 @@ class MicroInterpreter(FileInterpreter):
                 raise ValueError(message)
             if count > size:
                 return self.run(inputs)
-        if self._sums:
-            self._sums.check(inputs)
-        if self._ids:
-            self._ids.check(inputs)
+        for check in self._checks:
+            check.check(inputs)
         for name, tensor in self._inputs.items():
-            codes = to_codes(inputs[name], tensor.dtype, tensor.scale, tensor.zero_point)
-            self._interpreter.set_input(np.asarray(codes, order="C"), self._input_positions[name])
-        self._invoke()
+            q = quantize(inputs[name], tensor.dtype, tensor.scale, tensor.zero_point)
+            self._interpreter.set_input(np.asarray(q, order="C"), self._input_positions[name])
+        with _explain_refusals():
+            self._interpreter.invoke()
         return {
             name: np.array(self._interpreter.get_output(position))
             for name, position in self._output_positions.items()
@@ -146,8 +139,21 @@ class MicroInterpreter(FileInterpreter):
 
 
 @contextlib.contextmanager
-def _stderr_lines() -> Iterator[list[str]]:
-    """Runs a block with the process' standard error captured, and yields its lines."""
+def _explain_refusals() -> Iterator[None]:
+    """Runs a block, and raises a `Refusal` with TFLite Micro's explanation if it fails."""
+    with _capture_stderr() as lines:
+        try:
+            yield
+            return
+        except RuntimeError as error:
+            failed = error
+    reasons = "; ".join(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    raise Refusal(f"TFLite Micro refuses this file: {reasons or failed}") from failed
+
+
+@contextlib.contextmanager
+def _capture_stderr() -> Iterator[list[str]]:
+    """Captures the process' standard error during a block. The lines are listed after it."""
     lines: list[str] = []
     sys.stderr.flush()
     saved = os.dup(2)
@@ -162,11 +168,7 @@ def _stderr_lines() -> Iterator[list[str]]:
             lines += file.read().decode(errors="replace").splitlines()
 
 
-def _joined(lines: list[str]) -> str:
-    return "; ".join(dict.fromkeys(line.strip() for line in lines if line.strip()))
-
-
-def _details(tensor: Tensor) -> dict[str, Any]:
+def _get_details(tensor: Tensor) -> dict[str, Any]:
     return {
         "index": tensor.index,
         "dtype": tensor.dtype.type,

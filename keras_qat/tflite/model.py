@@ -1,4 +1,4 @@
-"""Predicts with TFLite files: takes data in any form, and returns real numbers."""
+"""Predicts with TFLite files: accepts data in any form, and returns float values."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from keras_qat.arithmetic.kernel_families import DEFAULT
 from keras_qat.io.data import batch_count, batches, padded
@@ -17,11 +18,11 @@ from keras_qat.io.excess import describe_excess, ends_in_pixels
 from keras_qat.io.inputs import Input, Inputs
 from keras_qat.io.progress import shown
 from keras_qat.messages import ByName, warn_caller
-from keras_qat.tflite.interpreter import FileInterpreter, Kernels, to_codes, to_pixels, to_values
-from keras_qat.tflite.metadata import input_keys, model_kernels, rescaled_inputs
+from keras_qat.tflite.interpreter import FileInterpreter, Kernels, dequantize, quantize, to_pixels
+from keras_qat.tflite.metadata import read_input_keys, read_kernels, read_rescalings
 from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.tflite.reader import FileGraph, Tensor
-from keras_qat.tflite.schema import contents_of
+from keras_qat.tflite.schema import read_contents
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +30,12 @@ class TensorInfo:
     """An input or output of a TFLite file.
 
     Attributes:
-        shape: the shape, with None for open sizes.
+        shape: the shape, with None for unknown sizes.
         dtype: the type of the entries.
-        scale: real value of one step; 0 for a tensor that is not quantized.
-        zero_point: the quantized value that stands for 0.
-        rescaling: for an input that takes pixels (`export_tflite(rescaling=...)`), the scale and
-            offset that turn pixels into the model's input; else None.
+        scale: float value of one step; 0 for a tensor that is not quantized.
+        zero_point: the quantized value of 0.
+        rescaling: for an input that accepts pixels (`export_tflite(rescaling=...)`), the scale and
+            offset that turn pixels into the model's input; otherwise None.
     """
 
     shape: tuple[int | None, ...]
@@ -48,23 +49,23 @@ class TensorInfo:
         """True if the entries are quantized values."""
         return self.scale > 0
 
-    def quantize(self, values: Any) -> np.ndarray:
-        """Quantizes real numbers: `floor(x / scale + 0.5) + zero_point`, clipped.
+    def quantize(self, values: ArrayLike) -> NDArray:
+        """Quantizes float values: `floor(x / scale + 0.5) + zero_point`, clipped.
 
-        Arrays of the tensor's own type are returned as they are. So are all values of a tensor
-        that is not quantized. Inputs that take pixels get the pixels of the model's numbers.
+        Arrays of the tensor's type are returned unchanged, and so are values of a tensor that is
+        not quantized. For inputs that accept pixels, the values are converted to pixels.
         """
         array = np.asarray(values)
         if self.rescaling is not None and array.dtype != self.dtype:
             return to_pixels(array, *self.rescaling)
         if self.is_quantized and array.dtype != self.dtype:
-            array = array.astype(np.float32)  # As Keras does, so that halves are the same.
-        return to_codes(array, self.dtype, self.scale, self.zero_point)
+            array = array.astype(np.float32)  # Keras does too, so halves round alike.
+        return quantize(array, self.dtype, self.scale, self.zero_point)
 
-    def dequantize(self, codes: Any) -> np.ndarray:
-        """Returns the real numbers `scale * (codes - zero_point)` in float32."""
+    def dequantize(self, codes: ArrayLike) -> NDArray:
+        """Returns the float values `scale * (codes - zero_point)` in float32."""
         detail = {"dtype": self.dtype, "quantization": (self.scale, self.zero_point)}
-        return to_values(np.asarray(codes), detail)
+        return dequantize(np.asarray(codes), detail)
 
 
 INSTEAD = {
@@ -74,22 +75,22 @@ INSTEAD = {
     "summary": "Print the file to see its inputs and outputs; keras_qat.summary(model) has layers.",
     "save": "It is a file already: keras_qat.export_tflite(model, path) writes it.",
 }
-"""Methods of Keras models that people try on a file -> what to do."""
+"""Methods of Keras models that people try on a file -> advice."""
 
 
 class TFLiteModel:
     """A TFLite file that predicts like its model.
 
-    It quantizes inputs and returns real numbers. Inputs and outputs have the names and the order
-    of the model's.
+    It quantizes inputs and returns float values. Inputs and outputs have the names and the order
+    of the model's inputs and outputs.
 
     Args:
         file: path or contents of the file, which another program may have written.
         kernels: the kernels that run it: "xnnpack" (as on phones), "optimized" (TFLite's own),
             "reference" (TFLite's portable ones), or "tflm" (TFLite Micro, for files with
-            `export_tflite(batch_size=1)`). By default those that the model's `predict` computes as,
-            which its target or `quantize_model(kernels=)` decided, and "xnnpack" for files of other
-            programs. If they cannot run the file here, "xnnpack" does, with a warning.
+            `export_tflite(batch_size=1)`). By default the kernels whose rounding `predict` uses,
+            which the model's target or `quantize_model(kernels=)` decided, and "xnnpack" for files
+            of other programs. If they cannot run the file here, "xnnpack" does, with a warning.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.
@@ -105,7 +106,7 @@ class TFLiteModel:
     def __init__(
         self, file: str | os.PathLike[str] | bytes, kernels: Kernels | None = None
     ) -> None:
-        contents = contents_of(file)
+        contents = read_contents(file)
         self._file = open_file(contents, kernels) if kernels else _open_as_model(contents)
         graph = FileGraph(contents)  # The interpreter sorts by name.
         if graph.signatures > 1:
@@ -113,19 +114,19 @@ class TFLiteModel:
                 f"The TFLite file has {graph.signatures} signatures. Convert only the function "
                 f"to predict with, or run the file with LiteRT's get_signature_runner."
             )
-        self.inputs: Mapping[str, TensorInfo] = tensor_infos(
-            graph.inputs, rescaled_inputs(contents)
+        self.inputs: Mapping[str, TensorInfo] = describe_tensors(
+            graph.inputs, read_rescalings(contents)
         )
         """Name of each input -> its shape, type, scale and zero point, in the model's order."""
-        self.outputs: Mapping[str, TensorInfo] = tensor_infos(graph.outputs, {})
+        self.outputs: Mapping[str, TensorInfo] = describe_tensors(graph.outputs, {})
         """Name of each output -> its shape, type, scale and zero point, in the model's order."""
         pixels = {
             name: ends_in_pixels(*info.rescaling)
             for name, info in self.inputs.items()
             if info.rescaling is not None
         }
-        self._ranges, self._warned = graph.input_ranges() | pixels, False
-        names, keys = list(self.inputs), input_keys(contents)
+        self._ranges, self._warned = graph.get_input_ranges() | pixels, False
+        names, keys = list(self.inputs), read_input_keys(contents)
         self._inputs = Inputs(
             "the file" if isinstance(file, bytes) else Path(file).name,
             [
@@ -133,7 +134,7 @@ class TFLiteModel:
                 for name, info in self.inputs.items()
             ],
             names if len(names) > 1 else names[0],
-            graph.read_in_float,
+            graph.find_float_inputs,
         )
 
     def predict(
@@ -144,19 +145,19 @@ class TFLiteModel:
         steps: int | None = None,
         *,
         codes: bool = False,
-    ) -> np.ndarray | list[np.ndarray]:
+    ) -> NDArray | list[NDArray]:
         """Computes the file's outputs for data.
 
         Args:
-            x: inputs, as `model.predict` takes them: an array, a list of arrays or a dict of arrays
-                by the model's keys, or else by name, a `tf.data.Dataset`, a generator or a function
-                that makes one. Labels are ignored. Real numbers are quantized by
-                `TensorInfo.quantize`; arrays of the input's own integer type are taken as they are.
-            batch_size: how many examples of arrays to run at a time. A file with a fixed batch size
-                runs with that, for any number of examples.
+            x: inputs, as for `model.predict`: an array, a list of arrays, a dict of arrays by the
+                model's keys or by name, a `tf.data.Dataset`, a generator or a function that returns
+                one. Labels are ignored. Float values are quantized by `TensorInfo.quantize`. Arrays
+                of the input's integer type are used unchanged.
+            batch_size: batch size for arrays. A file with a fixed batch size uses that size, for
+                any number of examples.
             verbose: 1 shows progress.
             steps: the most batches to read of a dataset or a generator; all by default.
-            codes: whether to return the file's integers as they are.
+            codes: whether to return the file's integers, not float values.
 
         Returns:
             An array if the file has one output, otherwise a list in the order of `outputs`.
@@ -166,12 +167,12 @@ class TFLiteModel:
         """
         total = batch_count(self._inputs, x, batch_size, steps)
         read = batches(self._inputs, x, batch_size, steps)
-        parts: list[list[np.ndarray]] = []
+        results: list[list[NDArray]] = []
         for batch in shown(read, "The file", verbose, total):
-            if not parts:
-                self._look(batch)
-            parts.append(self._run(batch))
-        outputs = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+            if not results:
+                self._check_ranges(batch)
+            results.append(self._run(batch))
+        outputs = [np.concatenate(arrays) for arrays in zip(*results, strict=True)]
         if not codes:
             pairs = zip(outputs, self.outputs.values(), strict=True)
             outputs = [info.dequantize(array) for array, info in pairs]
@@ -190,20 +191,20 @@ class TFLiteModel:
         """
         self._file.reset_states()
 
-    def _look(self, batch: list[np.ndarray]) -> None:
-        """Warns once, of the first batch of a `predict`, if it does not fit the inputs' ranges."""
+    def _check_ranges(self, batch: list[NDArray]) -> None:
+        """Warns once if the first batch of a `predict` does not fit the inputs' ranges."""
         if self._warned:
             return
         for (name, info), values in zip(self.inputs.items(), batch, strict=True):
-            holds_codes = info.dtype.kind != "f" and values.dtype == info.dtype
-            if name not in self._ranges or holds_codes:
+            is_quantized = info.dtype.kind != "f" and values.dtype == info.dtype
+            if name not in self._ranges or is_quantized:
                 continue
             if reason := describe_excess(name, values, *self._ranges[name]):
                 self._warned = True
                 warn_caller(reason)
 
-    def _run(self, batch: list[np.ndarray]) -> list[np.ndarray]:
-        """Returns the outputs for a batch of any size, as integers where the file has them."""
+    def _run(self, batch: list[NDArray]) -> list[NDArray]:
+        """Returns the outputs for a batch of any size, with the types of the file."""
         count = len(batch[0])
         fixed = next(iter(self.inputs.values())).shape[0] or 1
         full = {}
@@ -224,8 +225,8 @@ class TFLiteModel:
 
 
 def _open_as_model(contents: bytes) -> FileInterpreter:
-    """Opens a file with the kernels that its model computes as, or with XNNPACK's."""
-    kernels = model_kernels(contents)
+    """Opens a file with the kernels whose rounding its model uses, or with XNNPACK's."""
+    kernels = read_kernels(contents)
     if kernels == DEFAULT.name:
         return open_file(contents, kernels)
     try:
@@ -233,33 +234,34 @@ def _open_as_model(contents: bytes) -> FileInterpreter:
     except (ValueError, ImportError) as error:
         file = open_file(contents, DEFAULT.name)  # Raises if the file is damaged.
         warn_caller(
-            f"The model of this file computes as kernels={kernels!r}, which cannot run it here: "
-            f"{str(error).split('. ')[0].rstrip('.')}. XNNPACK's kernels run it, and their values "
-            f"may differ by single steps."
+            f"The model of this file rounds as kernels={kernels!r}, which cannot run it here: "
+            f"{str(error).split('. ')[0].rstrip('.')}. XNNPACK's kernels run it instead, and their "
+            f"values may differ by single steps."
         )
         return file
 
 
-def _check_type(file: str, name: str, info: TensorInfo, values: np.ndarray) -> None:
-    """Raises a `ValueError` if an integer input, such as indices, would change the values."""
+def _check_type(file: str, name: str, info: TensorInfo, values: NDArray) -> None:
+    """Raises a `ValueError` if values do not fit an integer input, such as indices."""
     if info.is_quantized or info.dtype.kind not in "iu" or values.dtype == info.dtype:
         return
     limits = np.iinfo(info.dtype)
     low, high = values.min(), values.max()
     if low < limits.min or high > limits.max or np.any(values % 1):
         raise ValueError(
-            f"Input '{name}' of '{file}' takes {info.dtype} values that are not quantized, but the "
+            f"Input '{name}' of '{file}' needs {info.dtype} values that are not quantized, but the "
             f"data has {values.dtype} from {low} to {high}."
         )
 
 
-def tensor_infos(tensors: dict[str, Tensor], rescaled: dict[str, Any]) -> Mapping[str, TensorInfo]:
-    """Describes tensors by name. `rescaled` holds scale and offset of inputs that take pixels."""
-    infos = {name: _info(tensor, rescaled.get(name)) for name, tensor in tensors.items()}
-    return MappingProxyType(ByName(infos))
-
-
-def _info(tensor: Tensor, rescaling: tuple[Any, Any] | None) -> TensorInfo:
-    shape = tuple(None if size < 0 else size for size in tensor.shape)
-    scale = tensor.scale if tensor.is_quantized else 0.0
-    return TensorInfo(shape, tensor.dtype, scale, tensor.zero_point, rescaling)
+def describe_tensors(
+    tensors: dict[str, Tensor], rescalings: dict[str, tuple[Any, Any]]
+) -> Mapping[str, TensorInfo]:
+    """Describes tensors by name, given the rescalings of inputs that accept pixels."""
+    infos = ByName()
+    for name, tensor in tensors.items():
+        shape = tuple(None if size < 0 else size for size in tensor.shape)
+        scale = tensor.scale if tensor.is_quantized else 0.0
+        rescaling = rescalings.get(name)
+        infos[name] = TensorInfo(shape, tensor.dtype, scale, tensor.zero_point, rescaling)
+    return MappingProxyType(infos)

@@ -1,7 +1,7 @@
-"""Chooses versions of operators, and the oldest runtime that has them.
+"""Chooses versions of operators, and finds the oldest runtime that supports them.
 
-Source: TensorFlow Lite's `op_version.cc` and `runtime_version.cc`, for operators that this library
-writes.
+Source: TensorFlow Lite's `op_version.cc` and `runtime_version.cc`. Only operators that this library
+writes are listed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.tflite.schema import OPERATORS, code_of
+from keras_qat.tflite.schema import OPERATORS, operator_code
 
 _Type = schema.TensorType
 
@@ -34,10 +34,10 @@ _BY_TYPE = (
     ("GELU SPACE_TO_DEPTH SPLIT_V NOT_EQUAL", (2, 1)),
 )
 BY_TYPE = {name: versions for names, versions in _BY_TYPE for name in names.split()}
-"""Operator -> its version for int8 and int16; others have version 1."""
+"""Operator -> its versions for int8 and int16. Other operators have version 1."""
 
-OF_OTHER_TYPES = {"BROADCAST_TO": 2}
-"""Operator -> its version for booleans and integers that are no quantized values, if not 1."""
+OTHER_TYPES = {"BROADCAST_TO": 2}
+"""Operator -> its version for booleans and for integers that are not quantized, if not 1."""
 
 RUNTIMES: dict[str, dict[int, str]] = {
     "DEPTHWISE_CONV_2D": {5: "2.3.0"},
@@ -81,35 +81,36 @@ RUNTIMES: dict[str, dict[int, str]] = {
         )
     },
 }
-"""Operator -> version -> the first runtime that has it; for others 1.14.0, the first with int8.
-UNIDIRECTIONAL_SEQUENCE_LSTM in int8 has version 1, as in float. The CAST before it needs a runtime
-that has both."""
+"""Operator -> version -> the first runtime that supports it. For other operators this is 1.14.0,
+the first runtime with int8. UNIDIRECTIONAL_SEQUENCE_LSTM has version 1 in int8 as in float, but the
+CAST before it requires a runtime that supports int8."""
 
 
-def version_of(code: int, operator: Any, tensors: list[Any]) -> int:
-    """Returns the lowest version of operator number `code` that does what its options ask."""
+def choose_version(code: int, operator: schema.OperatorT, tensors: list[schema.TensorT]) -> int:
+    """Returns the lowest version of an operator that supports its types and options."""
     name = OPERATORS[code]
     inputs = [tensors[index] for index in operator.inputs if index >= 0]
-    output, data = tensors[operator.outputs[0]], _data(name, inputs)
-    makes_int8 = name == "CAST" and output.type == _Type.INT8
-    deciding = output if name == "QUANTIZE" or makes_int8 else data
-    of_int8, of_int16 = BY_TYPE.get(name, (1, 1))
-    version = {_Type.INT8: of_int8, _Type.INT16: of_int16}.get(
-        deciding.type, OF_OTHER_TYPES.get(name, 1)
-    )
-    return max([version, *_asked_for(name, operator.builtinOptions, inputs, output)])
+    output, data = tensors[operator.outputs[0]], _get_data(name, inputs)
+    casts_to_int8 = name == "CAST" and output.type == _Type.INT8
+    deciding = output if name == "QUANTIZE" or casts_to_int8 else data
+    int8, int16 = BY_TYPE.get(name, (1, 1))
+    versions = {_Type.INT8: int8, _Type.INT16: int16}
+    version = versions.get(deciding.type, OTHER_TYPES.get(name, 1))
+    return max([version, *_find_minimum_versions(name, operator.builtinOptions, inputs, output)])
 
 
-def _data(name: str, inputs: list[Any]) -> Any:
-    """Returns the input with the values that an operator computes with."""
+def _get_data(name: str, inputs: list[schema.TensorT]) -> schema.TensorT:
+    """Returns the input that holds the values, not weights or axes."""
     return inputs[{"SPLIT": 1, "TRANSPOSE_CONV": 2}.get(name, 0)]
 
 
-def _asked_for(name: str, options: Any, inputs: list[Any], output: Any) -> Iterator[int]:
-    """Yields the versions that options, shapes and types of weights ask for."""
-    data = _data(name, inputs)
+def _find_minimum_versions(
+    name: str, options: Any, inputs: list[schema.TensorT], output: schema.TensorT
+) -> Iterator[int]:
+    """Yields the versions that options, shapes and types of weights require."""
+    data = _get_data(name, inputs)
     rank = len(data.shape)
-    if name == "CONV_2D":  # Version 8 is for `quantizedBiasType`, which no file needs: it is int64.
+    if name == "CONV_2D":  # Version 8 adds `quantizedBiasType`, which is always int64.
         if inputs[1].shape[3] != data.shape[3]:
             yield 6
         elif inputs[1].type == _Type.INT4:
@@ -151,10 +152,10 @@ def _asked_for(name: str, options: Any, inputs: list[Any], output: Any) -> Itera
             yield 3
 
 
-def min_runtime_version(codes: list[Any]) -> str:
-    """Returns the oldest version of TensorFlow Lite that has all operator codes of a file."""
+def find_min_runtime_version(codes: list[schema.OperatorCodeT]) -> str:
+    """Returns the oldest version of TensorFlow Lite that supports all operators of a file."""
     runtimes = ["1.14.0"]
     for code in codes:
-        versions = RUNTIMES.get(OPERATORS.get(code_of(code), ""), {})
+        versions = RUNTIMES.get(OPERATORS.get(operator_code(code), ""), {})
         runtimes += [first for version, first in versions.items() if version <= code.version]
     return max(runtimes, key=lambda runtime: [int(part) for part in runtime.split(".")])

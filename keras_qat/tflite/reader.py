@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from tensorflow.lite.python import schema_py_generated as schema
 from tensorflow.lite.tools import flatbuffer_utils
 
 from keras_qat.io.excess import ends_of
 from keras_qat.tflite.checks import read_file
-from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, code_of, reading
+from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, operator_code, report_damage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +23,11 @@ class Tensor:
 
     Args:
         index: index of the tensor in the file.
-        name: name of the tensor; the converter joins names of merged operations by `;`.
+        name: name of the tensor. The converter joins the names of merged operations by `;`.
         shape: shape of the tensor, -1 for sizes that are known only at run time.
         dtype: type of the entries; `object` for strings and 4-bit integers.
-        scale: real value of one step; 0 for a tensor with no scale or with several.
-        zero_point: the quantized value that stands for 0.
+        scale: float value of one step; 0 for a tensor with no scale or with several.
+        zero_point: the quantized value of 0.
         type: TFLite's name of the type, also "int4".
     """
 
@@ -42,17 +44,17 @@ class Tensor:
         """True if the tensor holds quantized values with one scale."""
         return self.dtype.kind in "iu" and self.scale > 0
 
-    def codes(self, values: np.ndarray) -> np.ndarray:
-        """Returns the nearest quantized values, clipped; the values themselves if not quantized."""
+    def quantize(self, values: NDArray) -> NDArray:
+        """Returns the nearest quantized values, clipped; `values` if the tensor has no scale."""
         if not self.is_quantized:
             return values.astype(self.dtype)
         limits = np.iinfo(self.dtype)
-        codes = np.rint(values.astype(np.float64) / self.scale) + self.zero_point
-        return np.clip(codes, limits.min, limits.max).astype(self.dtype)
+        q = np.rint(values.astype(np.float64) / self.scale) + self.zero_point
+        return np.clip(q, limits.min, limits.max).astype(self.dtype)
 
-    def values(self, codes: np.ndarray) -> np.ndarray:
-        """Returns the real values of quantized values."""
-        return (codes.astype(np.float64) - self.zero_point) * self.scale
+    def dequantize(self, q: NDArray) -> NDArray[np.float64]:
+        """Returns the float values of quantized values."""
+        return (q.astype(np.float64) - self.zero_point) * self.scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +74,12 @@ class FileGraph:
         subgraph: index of the graph; 0 for the main one.
     """
 
-    def __init__(self, contents: Any, subgraph: int = 0) -> None:
-        with reading():
+    def __init__(self, contents: bytes | schema.ModelT, subgraph: int = 0) -> None:
+        with report_damage():
             self._model = read_file(contents) if isinstance(contents, bytes) else contents
             graph = self._graph = self._model.subgraphs[subgraph]
-            self.tensors = [_tensor(index, tensor) for index, tensor in enumerate(graph.tensors)]
-            self.operations = [self._operation(operator) for operator in graph.operators]
+            self.tensors = [_read_tensor(*indexed) for indexed in enumerate(graph.tensors)]
+            self.operations = [self._read_operation(operator) for operator in graph.operators]
             self._options = {
                 operation: operator.builtinOptions
                 for operation, operator in zip(self.operations, graph.operators, strict=True)
@@ -87,17 +89,17 @@ class FileGraph:
             self.signatures = len(self._model.signatureDefs or ())
             """Number of signatures of the file; `inputs` and `outputs` are from the first."""
             self.producers = {index: op for op in self.operations for index in op.outputs}
-            self.inputs = self._ends("inputs")
-            self.outputs = self._ends("outputs")
+            self.inputs = self._read_ends("inputs")
+            self.outputs = self._read_ends("outputs")
             """Name in the file's signature -> tensor."""
 
-    def _operation(self, operator: Any) -> Operation:
+    def _read_operation(self, operator: schema.OperatorT) -> Operation:
         code = self._model.operatorCodes[operator.opcodeIndex]
-        kernel = code.customCode.decode() if code.customCode else OPERATORS[code_of(code)]
+        kernel = code.customCode.decode() if code.customCode else OPERATORS[operator_code(code)]
         inputs = () if operator.inputs is None else operator.inputs
         return Operation(kernel, tuple(map(int, inputs)), tuple(map(int, operator.outputs)))
 
-    def _ends(self, end: str) -> dict[str, Tensor]:
+    def _read_ends(self, end: str) -> dict[str, Tensor]:
         if self._graph is not self._model.subgraphs[0] or not self._model.signatureDefs:
             return {self.tensors[i].name: self.tensors[i] for i in getattr(self._graph, end)}
         entries = getattr(self._model.signatureDefs[0], end)
@@ -111,19 +113,19 @@ class FileGraph:
         """Returns an operation's options, with the schema's names; None if it has none."""
         return self._options[operation]
 
-    def inner(self, operation: Operation) -> list[FileGraph]:
-        """Returns the graphs that a loop or a branch runs; none for other operations."""
+    def get_subgraphs(self, operation: Operation) -> list[FileGraph]:
+        """Returns the graphs that a loop or a branch runs."""
         options = getattr(self.options(operation), "__dict__", {})
         indices = [index for name, index in options.items() if name.endswith("SubgraphIndex")]
         return [FileGraph(self._model, index) for index in indices]
 
-    def input_ranges(self) -> dict[str, tuple[float, float]]:
-        """Returns the ends of the range of each input that is quantized, maybe by an operation."""
-        behind = {op.inputs[0]: op.outputs[0] for op in self.operations if op.kernel == "QUANTIZE"}
+    def get_input_ranges(self) -> dict[str, tuple[float, float]]:
+        """Returns the range of each input that is quantized or that a QUANTIZE reads."""
+        quantized = {x.inputs[0]: x.outputs[0] for x in self.operations if x.kernel == "QUANTIZE"}
         tensors = {
-            name: tensor if tensor.is_quantized else self.tensors[behind[tensor.index]]
+            name: tensor if tensor.is_quantized else self.tensors[quantized[tensor.index]]
             for name, tensor in self.inputs.items()
-            if tensor.is_quantized or tensor.index in behind
+            if tensor.is_quantized or tensor.index in quantized
         }
         return {
             name: ends_of(tensor.dtype, tensor.scale, tensor.zero_point)
@@ -131,7 +133,7 @@ class FileGraph:
             if tensor.is_quantized
         }
 
-    def read_in_float(self) -> set[str]:
+    def find_float_inputs(self) -> set[str]:
         """Returns the names of the float inputs that no operation quantizes."""
         quantized = {op.inputs[0] for op in self.operations if op.kernel == "QUANTIZE"}
         return {
@@ -142,25 +144,24 @@ class FileGraph:
 
     @property
     def kernels(self) -> list[str]:
-        """The operators that the file uses, each once, also inside loops and branches."""
+        """The distinct operators of the file, including those in loops and branches."""
         names: dict[str, None] = {}
         for operation in self.operations:
-            inside = [name for graph in self.inner(operation) for name in graph.kernels]
-            names.update(dict.fromkeys([operation.kernel, *inside]))
+            graphs = self.get_subgraphs(operation)
+            inner = [name for graph in graphs for name in graph.kernels]
+            names.update(dict.fromkeys([operation.kernel, *inner]))
         return list(names)
 
-    def constant(self, index: int) -> np.ndarray | None:
+    def constant(self, index: int) -> NDArray | None:
         """Returns the values of a constant; None if the tensor is computed or an input."""
-        tensor, data = (
-            self.tensors[index],
-            self._model.buffers[self._graph.tensors[index].buffer].data,
-        )
+        tensor = self.tensors[index]
+        data = self._model.buffers[self._graph.tensors[index].buffer].data
         if data is None or not len(data) or tensor.dtype == object:
             return None
         return np.frombuffer(bytes(data), tensor.dtype).reshape(tensor.shape)
 
-    def piece(self, index: int, known: Iterable[int]) -> list[Operation]:
-        """Returns the operations that compute a tensor from known ones and constants."""
+    def find_operations(self, index: int, known: Iterable[int]) -> list[Operation]:
+        """Returns the operations that compute a tensor from known tensors and constants."""
         known = set(known) - {index}
         pending, needed = [index], set()
         while pending:
@@ -170,37 +171,40 @@ class FileGraph:
                 pending += [source for source in operation.inputs if source not in known]
         return [operation for operation in self.operations if operation in needed]
 
-    def with_outputs(self, indices: Iterable[int]) -> bytes:
+    def replace_outputs(self, indices: Iterable[int]) -> bytes:
         """Returns the file with these tensors as its outputs, each named by its index.
 
-        The operators stay the same, and so do the values.
+        The operators and their values do not change.
         """
-        return self._renamed({}, list(indices))
+        return self._copy_file({}, list(indices), {})
 
-    def in_pieces(self, shapes: dict[int, tuple[int, ...]]) -> bytes:
-        """Returns the file cut at some tensors: each becomes an output and a new input.
+    def cut_at(self, shapes: dict[int, tuple[int, ...]]) -> bytes:
+        """Returns the file cut at some tensors. Each becomes an output and a new input.
 
-        Every piece between cuts can so be fed by itself, and all pieces run at once. Inputs and
-        outputs are named by the tensors' indices. Unused inputs and operations are left out.
+        All segments between cuts run at once, each on its own inputs. Inputs and outputs are named
+        by the tensors' indices. Unused inputs and operations are removed.
 
         Args:
             shapes: index of each tensor to cut at, and of each input of the file -> its shape in
-                a run of the file, for the pieces' inputs. The file itself does not tell these
-                shapes where the batch is part of another axis.
+                a run of the file. The file itself lacks these shapes if the batch is part of
+                another axis.
         """
         outputs = [index for index in shapes if index in self.producers]
         cuts = {index: len(self.tensors) + number for number, index in enumerate(outputs)}
-        return self._renamed(cuts, outputs, {cuts.get(i, i): shape for i, shape in shapes.items()})
+        new_shapes = {cuts.get(index, index): shape for index, shape in shapes.items()}
+        return self._copy_file(cuts, outputs, new_shapes)
 
-    def _renamed(self, cuts: dict[int, int], outputs: list[int], shapes: Any = ()) -> bytes:
-        """Copies the file; operations read tensor `cuts[i]`, an input, in place of tensor i."""
+    def _copy_file(
+        self, cuts: dict[int, int], outputs: list[int], shapes: Mapping[int, tuple[int, ...]]
+    ) -> bytes:
+        """Copies the file. Operations read the new input `cuts[i]` instead of tensor i."""
         model = copy.copy(self._model)
         graph = copy.copy(self._graph)
         model.subgraphs = [graph, *self._model.subgraphs[1:]]
         model.signatureDefs = None
         graph.tensors = [copy.copy(tensor) for tensor in graph.tensors]
         graph.tensors += [copy.copy(graph.tensors[index]) for index in cuts]
-        needed = {operation for index in outputs for operation in self.piece(index, cuts)}
+        needed = {operation for index in outputs for operation in self.find_operations(index, cuts)}
         graph.operators = []
         for operation, operator in zip(self.operations, self._graph.operators, strict=True):
             if operation in needed:
@@ -213,22 +217,66 @@ class FileGraph:
         graph.outputs = outputs
         for index, copied in [*sources.items(), *((index, index) for index in outputs)]:
             graph.tensors[copied].name = str(index).encode()
-        for index, shape in dict(shapes).items():
+        for index, shape in shapes.items():
             graph.tensors[index].shape = list(shape)
         return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
 
 
-def _tensor(index: int, tensor: Any) -> Tensor:
+def _read_tensor(index: int, tensor: schema.TensorT) -> Tensor:
     shape = tensor.shapeSignature if tensor.shapeSignature is not None else tensor.shape
     quantization, dtype = tensor.quantization, TYPE_NAMES.get(tensor.type)
-    one_range = quantization is not None and quantization.scale is not None
-    one_range = one_range and len(quantization.scale) == 1
+    has_one_range = quantization is not None and quantization.scale is not None
+    has_one_range = has_one_range and len(quantization.scale) == 1
     return Tensor(
         index,
         (tensor.name or b"").decode(),
         () if shape is None else tuple(int(size) for size in shape),
         np.dtype(object if dtype in (None, "int4") else dtype),
-        float(quantization.scale[0]) if one_range else 0.0,
-        int(quantization.zeroPoint[0]) if one_range else 0,
+        float(quantization.scale[0]) if has_one_range else 0.0,
+        int(quantization.zeroPoint[0]) if has_one_range else 0,
         dtype or "object",
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """An operator of a file with its tensors and options, for the checks of targets.
+
+    Args:
+        graph: the file.
+        operation: the operator.
+    """
+
+    graph: FileGraph
+    operation: Operation
+
+    @property
+    def inputs(self) -> list[Tensor | None]:
+        """The input tensors, None for a missing optional input."""
+        tensors = self.graph.tensors
+        return [tensors[index] if index >= 0 else None for index in self.operation.inputs]
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """The output tensors."""
+        return [self.graph.tensors[index] for index in self.operation.outputs]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All input and output tensors."""
+        return [tensor for tensor in (*self.inputs, *self.outputs) if tensor is not None]
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """Returns an option by the schema's name."""
+        return getattr(self.graph.options(self.operation), name, default)
+
+    def constant(self, index: int) -> NDArray | None:
+        """Returns the values of an input; None if they are known only at run time."""
+        tensor = self.inputs[index]
+        return None if tensor is None else self.graph.constant(tensor.index)
+
+    def shape(self, index: int = 0) -> tuple[int, ...]:
+        """Returns the shape of an input that is not missing."""
+        tensor = self.inputs[index]
+        assert tensor is not None
+        return tensor.shape

@@ -1,10 +1,11 @@
-"""Unpacks TFLite files into objects of their schema, and names the schema's numbers."""
+"""Objects, types and operator codes of the TFLite schema, and names of tensors in files."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,26 @@ TYPES: dict[str, int] = {
         *("float16", "float32", "float64", "complex64", "bool"),
     )
 }
-"""Name of a NumPy type -> its number in a file."""
+"""Name of a NumPy type -> its code in a file."""
 
-TYPE_NAMES = {number: name for name, number in TYPES.items()}
+TYPE_NAMES = {code: name for name, code in TYPES.items()}
 
-OPERATORS = {
-    number: name for name, number in vars(schema.BuiltinOperator).items() if name.isupper()
-}
-"""Number of an operator in a file -> its name."""
+OPERATORS = {code: name for name, code in vars(schema.BuiltinOperator).items() if name.isupper()}
+"""Code of an operator in a file -> its name."""
+
+SCOPE = "keras_qat"
+"""Name scope of all tensors that this library writes. Converters add tensors outside of it."""
 
 
-def new(kind: str, **fields: Any) -> Any:
-    """Makes an object of the schema, e.g. a `TensorT`, with fields. Old TensorFlows take none."""
+def new(kind: str, **fields: object) -> Any:
+    """Makes an object of the schema, such as a `TensorT`. Old TensorFlows accept no arguments."""
     item = getattr(schema, kind)()
     for name, value in fields.items():
         setattr(item, name, value)
     return item
 
 
-def contents_of(file: str | os.PathLike[str] | bytes) -> bytes:
+def read_contents(file: str | os.PathLike[str] | bytes) -> bytes:
     """Returns the contents of a TFLite file, given its path or the contents themselves.
 
     Raises:
@@ -59,20 +61,20 @@ def contents_of(file: str | os.PathLike[str] | bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def reading() -> Iterator[None]:
-    """Runs a block that reads a file, and says so if the file is damaged.
+def report_damage() -> Iterator[None]:
+    """Runs a block that reads a file, and reports a damaged file.
 
     Raises:
-        ValueError: if the block raises what Python does where a part is missing or is no text.
+        ValueError: if the block raises an error that comes from missing or garbled data.
     """
     try:
         yield
     except (UnicodeDecodeError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(damage(error)) from error
+        raise ValueError(describe_damage(error)) from error
 
 
-def damage(error: object) -> str:
-    """Returns the sentence that says that a file is damaged, and in which way."""
+def describe_damage(error: object) -> str:
+    """Returns a sentence that says that a file is damaged, and why."""
     return f"The TFLite file is damaged or cut short ({error}). Export it again."
 
 
@@ -81,6 +83,19 @@ def unpack(contents: bytes) -> Any:
     return schema.ModelT.InitFromObj(schema.Model.GetRootAs(contents, 0))
 
 
-def code_of(code: Any) -> int:
-    """Returns the operator number of an `OperatorCodeT`; old runtimes read small ones elsewhere."""
-    return max(code.builtinCode, code.deprecatedBuiltinCode)
+def operator_code(entry: schema.OperatorCodeT) -> int:
+    """Returns the code of an operator. Old runtimes store small codes in a separate field."""
+    return max(entry.builtinCode, entry.deprecatedBuiltinCode)
+
+
+def as_scope(name: str) -> str:
+    """Turns a name into one that TensorFlow accepts as a scope."""
+    return re.sub(r"[^A-Za-z0-9_.\\/>-]", ">", name)
+
+
+def find_scope(name: str, scopes: Iterable[str]) -> str | None:
+    """Returns the innermost of `scopes` that contains a tensor of a file, or None."""
+    path = name.split(";")[0].removeprefix(f"{SCOPE}/").split("/")
+    candidates = ["/".join(path[:end]) for end in range(len(path), 0, -1)]
+    known = set(scopes)
+    return next((scope for scope in candidates if scope in known), None)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
+from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.schema import TYPE_NAMES, TYPES, code_of, new
+from keras_qat.tflite.schema import TYPE_NAMES, TYPES, new, operator_code
 
 
 def splice_model(
     builder: Builder,
-    model: Any,
+    model: schema.ModelT,
     inputs: list[int],
     outputs: list[int],
     params: QuantParams | None = None,
@@ -25,13 +25,13 @@ def splice_model(
 
     Args:
         builder: the file that is being built.
-        model: the other file, unpacked. Its parts are moved into the new file.
-        inputs, outputs: tensors of `builder` for those of the main graph, in order.
-        params: parameters for int8 or int16 tensors that have none of their own.
+        model: the other file, unpacked. Its objects are moved into the new file.
+        inputs, outputs: tensors of `builder` that replace the main graph's inputs and outputs.
+        params: parameters for int8 or int16 tensors without parameters.
         prefix: prefix for the names of tensors, subgraphs and variables.
 
     Raises:
-        ValueError: if numbers or types of inputs or outputs differ.
+        ValueError: if the inputs or outputs differ in count or type.
     """
     main = model.subgraphs[0]
     starts, ends = (list(map(int, indices)) for indices in (main.inputs, main.outputs))
@@ -43,7 +43,7 @@ def splice_model(
             copies.append((end, index))
         else:
             new_indices[end] = index
-    used = {end for end, _ in copies}.union(*map(_tensors_of, main.operators))
+    used = {end for end, _ in copies}.union(*map(_find_tensors, main.operators))
     for old in sorted(used - new_indices.keys()):
         new_indices[old] = source.add_tensor(main.tensors[old])
     builder.knows_sizes = False
@@ -52,19 +52,20 @@ def splice_model(
         builder.copy(new_indices[end], index)
 
 
-def _tensors_of(operator: Any) -> set[int]:
-    """Returns the indices of an operator's tensors."""
+def _find_tensors(operator: schema.OperatorT) -> set[int]:
     lists = (operator.inputs, operator.outputs, operator.intermediates)
     return {int(index) for indices in lists if indices is not None for index in indices} - {-1}
 
 
-def _check(builder: Builder, main: Any, sources: list[int], targets: list[int]) -> None:
+def _check(
+    builder: Builder, main: schema.SubGraphT, sources: list[int], targets: list[int]
+) -> None:
     if len(sources) != len(targets):
         raise ValueError(f"{len(targets)} tensors for the {len(sources)} ends of a graph.")
     for source, target in zip(sources, targets, strict=True):
         types = main.tensors[source].type, builder.graph.tensors[target].type
         if len(set(types)) > 1:
-            names = [TYPE_NAMES.get(number, str(number)) for number in types]
+            names = [TYPE_NAMES.get(code, str(code)) for code in types]
             raise ValueError(f"{main.tensors[source].name.decode()} is {names[0]}, not {names[1]}.")
 
 
@@ -72,17 +73,17 @@ class _Source:
     """The file that is inserted. Its objects are moved into the new file."""
 
     def __init__(
-        self, builder: Builder, model: Any, params: QuantParams | None, prefix: str
+        self, builder: Builder, model: schema.ModelT, params: QuantParams | None, prefix: str
     ) -> None:
         self.builder, self.model, self.params, self.prefix = builder, model, params, prefix
         self.buffers: dict[int, int] = {}
         self.subgraphs: dict[int, int] = {}
 
-    def data(self, tensor: Any) -> np.ndarray | None:
+    def data(self, tensor: schema.TensorT) -> NDArray | None:
         data = self.model.buffers[tensor.buffer].data
         return None if data is None or len(data) == 0 else np.asarray(data, np.uint8)
 
-    def add_tensor(self, tensor: Any) -> int:
+    def add_tensor(self, tensor: schema.TensorT) -> int:
         """Adds a tensor to the main graph, and returns its index. Equal constants are shared."""
         data, dtype = self.data(tensor), TYPE_NAMES.get(tensor.type, "")
         self.prepare(tensor)
@@ -95,9 +96,9 @@ class _Source:
         self.builder.graph.tensors.append(tensor)
         return len(self.builder.graph.tensors) - 1
 
-    def prepare(self, tensor: Any) -> None:
-        """Gives a tensor its name and quantization parameters in the new file."""
-        tensor.name = self.named(tensor.name)
+    def prepare(self, tensor: schema.TensorT) -> None:
+        """Sets a tensor's name and quantization parameters in the new file."""
+        tensor.name = self.add_prefix(tensor.name)
         if self.data(tensor) is None:
             tensor.buffer = 0
         quantization, params = tensor.quantization, self.params
@@ -112,10 +113,10 @@ class _Source:
                 zeroPoint=np.array([params.zero_point], np.int64),
             )
 
-    def named(self, name: Any) -> bytes:
+    def add_prefix(self, name: bytes | None) -> bytes:
         return self.prefix.encode() + (name or b"")
 
-    def buffer(self, number: int, data: np.ndarray) -> int:
+    def buffer(self, number: int, data: NDArray) -> int:
         """Returns the index of a buffer in the new file, and adds it if it is missing."""
         if number not in self.buffers:
             self.buffers[number] = self.builder.buffer(data)
@@ -127,7 +128,7 @@ class _Source:
             graph = self.model.subgraphs[number]
             self.builder.model.subgraphs.append(graph)
             self.subgraphs[number] = len(self.builder.model.subgraphs) - 1
-            graph.name = self.named(graph.name)
+            graph.name = self.add_prefix(graph.name)
             for tensor in graph.tensors:
                 data = self.data(tensor)
                 self.prepare(tensor)
@@ -137,7 +138,7 @@ class _Source:
             graph.operators = [self.operator(op, same) for op in graph.operators or []]
         return self.subgraphs[number]
 
-    def operator(self, operator: Any, new_indices: dict[int, int]) -> Any:
+    def operator(self, operator: schema.OperatorT, new_indices: dict[int, int]) -> schema.OperatorT:
         """Moves an operator into the new file, where its tensors have `new_indices`."""
         for name in ("inputs", "outputs", "intermediates"):
             indices = getattr(operator, name)
@@ -146,12 +147,12 @@ class _Source:
                 setattr(operator, name, np.array(moved, np.int32))
         code = self.model.operatorCodes[operator.opcodeIndex]
         custom = (code.customCode or b"").decode()
-        operator.opcodeIndex = self.builder.opcode(code_of(code), code.version, custom)
+        operator.opcodeIndex = self.builder.opcode(operator_code(code), code.version, custom)
         for name in ("builtinOptions", "builtinOptions2"):
             options = getattr(operator, name, None)
             for field, value in list(vars(options).items()) if options is not None else []:
                 if field.lower().endswith("subgraphindex") or field == "subgraph":
                     setattr(options, field, self.subgraph(value) if value >= 0 else value)
                 elif field == "sharedName":  # Operators with the same name share a variable.
-                    setattr(options, field, self.named(value))
+                    setattr(options, field, self.add_prefix(value))
         return operator

@@ -1,11 +1,12 @@
-"""Packs float weights that fit int8 into int8 constants, for layers that compute in float."""
+"""Packs weights: 4-bit weights two to a byte, and quantized weights of float layers as int8."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.tflite.schema import TYPES, new
@@ -14,7 +15,20 @@ SMALLEST = 256
 """The fewest bytes of float weights that are packed."""
 
 
-def pack_weights(model: Any, scales: Iterable[float]) -> None:
+def pack_nibbles(q: NDArray) -> NDArray:
+    """Packs 4-bit weights two to a byte, the first of two in the lower half."""
+    nibbles = (q.reshape(-1) & 15).astype(np.uint8)
+    nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
+    return nibbles[0::2] | nibbles[1::2] << 4
+
+
+def unpack_nibbles(packed: NDArray, shape: tuple[int, ...]) -> NDArray[np.int8]:
+    """Reverses `pack_nibbles`."""
+    pairs = np.stack([packed << 4, packed & 240], -1).view(np.int8) >> 4
+    return pairs.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
+def pack_weights(model: schema.ModelT, scales: Iterable[float]) -> None:
     """Stores the float weights of a TFLite file as int8, with a DEQUANTIZE before each use.
 
     The converter turns fake-quantized weights of float layers into float constants, which are four
@@ -30,7 +44,7 @@ def pack_weights(model: Any, scales: Iterable[float]) -> None:
     for graph in model.subgraphs:
         for tensor in graph.tensors:
             types.setdefault(tensor.buffer, set()).add(tensor.type)
-    codes: dict[int, tuple[int, np.float32]] = {}
+    packed: dict[int, tuple[int, np.float32]] = {}
     """Buffer of a float constant -> the buffer of its int8 values, and their scale."""
     for index in (index for index, used in types.items() if used == {TYPES["float32"]}):
         data = model.buffers[index].data
@@ -42,34 +56,37 @@ def pack_weights(model: Any, scales: Iterable[float]) -> None:
             fits = np.max(np.abs(values)) <= 127.5 * scale
             if fits and np.array_equal(rounded.astype(np.float32) * scale, values):
                 model.buffers.append(new("BufferT", data=rounded.astype(np.int8).view(np.uint8)))
-                codes[index] = len(model.buffers) - 1, scale
+                packed[index] = len(model.buffers) - 1, scale
                 break
-    if codes:
-        number = schema.BuiltinOperator.DEQUANTIZE
+    if packed:
+        code = schema.BuiltinOperator.DEQUANTIZE
         model.operatorCodes.append(
-            new("OperatorCodeT", builtinCode=number, deprecatedBuiltinCode=number, version=2)
+            new("OperatorCodeT", builtinCode=code, deprecatedBuiltinCode=code, version=2)
         )
         for graph in model.subgraphs:
-            _dequantize_in(graph, codes, len(model.operatorCodes) - 1)
+            _add_dequantize(graph, packed, len(model.operatorCodes) - 1)
 
 
-def _dequantize_in(graph: Any, codes: dict[int, tuple[int, np.float32]], opcode: int) -> None:
+def _add_dequantize(
+    graph: schema.SubGraphT, packed: dict[int, tuple[int, np.float32]], opcode: int
+) -> None:
     """Makes each packed constant of a subgraph the result of a DEQUANTIZE at its start."""
     operators = []
     for index, tensor in enumerate(list(graph.tensors)):
-        if tensor.buffer not in codes:
+        if tensor.buffer not in packed:
             continue
-        buffer, scale = codes[tensor.buffer]
-        packed = new(
-            "TensorT",
-            name=bytes(tensor.name or b"") + b"_codes",
-            shape=tensor.shape,
-            type=TYPES["int8"],
-            buffer=buffer,
-            quantization=new("QuantizationParametersT", scale=[float(scale)], zeroPoint=[0]),
+        buffer, scale = packed[tensor.buffer]
+        graph.tensors.append(
+            new(
+                "TensorT",
+                name=bytes(tensor.name or b"") + b"_quantized",
+                shape=tensor.shape,
+                type=TYPES["int8"],
+                buffer=buffer,
+                quantization=new("QuantizationParametersT", scale=[float(scale)], zeroPoint=[0]),
+            )
         )
-        graph.tensors.append(packed)
         tensor.buffer = 0
-        tensors = {"inputs": [len(graph.tensors) - 1], "outputs": [index]}
-        operators.append(new("OperatorT", opcodeIndex=opcode, **tensors))
+        ends = {"inputs": [len(graph.tensors) - 1], "outputs": [index]}
+        operators.append(new("OperatorT", opcodeIndex=opcode, **ends))
     graph.operators = [*operators, *(graph.operators or [])]

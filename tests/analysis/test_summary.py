@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.multiply_accumulates import count_products
-from keras_qat.tflite.schema import OPERATORS, code_of, unpack
+from keras_qat.tflite.schema import OPERATORS, operator_code, unpack
 from tests.helpers import rng
 
 layers = keras.layers
@@ -62,7 +62,7 @@ def test_weights_are_those_of_the_file(recipe):
     held = [
         len(file.buffers[graph.tensors[index].buffer].data)
         for operator in graph.operators
-        if OPERATORS[code_of(file.operatorCodes[operator.opcodeIndex])] in WEIGHTED
+        if OPERATORS[operator_code(file.operatorCodes[operator.opcodeIndex])] in WEIGHTED
         for index in operator.inputs[1:]
     ]
     assert keras_qat.summary(qat).weight_bytes == sum(held)

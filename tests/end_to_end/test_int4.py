@@ -15,7 +15,7 @@ from keras_qat.integer_graph.passes.pack_int4 import packs_int4, with_int4
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.tflite.interpreter import FileInterpreter
-from keras_qat.tflite.schema import code_of, unpack
+from keras_qat.tflite.schema import operator_code, unpack
 from tests.helpers import images, observe, scramble, train
 from tests.networks import composite
 from tests.networks.convolutional import FAMILIES
@@ -41,7 +41,7 @@ def weights_of(contents):
     (graph, *_) = model.subgraphs
     result = []
     for operator in graph.operators:
-        if code_of(model.operatorCodes[operator.opcodeIndex]) in KERNELS:
+        if operator_code(model.operatorCodes[operator.opcodeIndex]) in KERNELS:
             tensor = graph.tensors[operator.inputs[1]]
             data = model.buffers[tensor.buffer].data
             if tensor.type == schema.TensorType.INT4:

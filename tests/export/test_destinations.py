@@ -82,7 +82,7 @@ def test_file_in_place_of_a_directory(exported, tmp_path):
     assert path.read_text() == "precious"
 
 
-def contents_of(folder: Path) -> dict[Path, bytes | None]:
+def read_contents(folder: Path) -> dict[Path, bytes | None]:
     """Paths in a folder -> what the files hold; None for folders."""
     paths = folder.rglob("*")
     return {path: path.read_bytes() if path.is_file() else None for path in paths}
@@ -94,7 +94,7 @@ def test_full_disk_leaves_the_old_file(kind, exported, tmp_path, monkeypatch):
     export = getattr(keras_qat, f"export_{kind}")
     path = tmp_path / "model"
     export(exported.model, path)
-    before = contents_of(tmp_path)
+    before = read_contents(tmp_path)
 
     def write_half(self, contents):
         with open(self, "wb") as file:
@@ -112,7 +112,7 @@ def test_full_disk_leaves_the_old_file(kind, exported, tmp_path, monkeypatch):
         export(exported.model, path)
     assert info.value.errno == errno.ENOSPC
     monkeypatch.undo()
-    assert contents_of(tmp_path) == before
+    assert read_contents(tmp_path) == before
 
 
 def test_devices_are_not_replaced(exported, tmp_path):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from keras_qat.tflite.interpreter import FileInterpreter, to_values
+from keras_qat.tflite.interpreter import FileInterpreter, dequantize
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers, out_of_order
 
@@ -64,9 +64,9 @@ def test_types_of_inputs_and_outputs(input_dtype, output_dtype):
     assert taken["dtype"] == np.dtype(input_dtype)
     assert given["dtype"] == np.dtype(output_dtype)
     # The same values, whatever type they come in.
-    values = to_values(file.run({qat.input_names[0]: x})[name], given)
+    values = dequantize(file.run({qat.input_names[0]: x})[name], given)
     int8 = FileInterpreter(keras_qat.export_tflite(qat))
-    expected = to_values(int8.run({qat.input_names[0]: x})[name], int8.outputs[name])
+    expected = dequantize(int8.run({qat.input_names[0]: x})[name], int8.outputs[name])
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
     report = keras_qat.verify(qat, contents, x)
     assert report.identical >= 0.99
@@ -162,7 +162,7 @@ def test_outputs_that_are_inputs_or_the_same():
     expected = dict(zip(qat.output_names, qat.predict(data, verbose=0), strict=True))
     assert codes.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(to_values(codes[name], details[name]), values, atol=0.05)
+        np.testing.assert_allclose(dequantize(codes[name], details[name]), values, atol=0.05)
 
 
 def test_metadata(exported, tmp_path):

@@ -43,7 +43,7 @@ def test_tensors_inside(exported, kernels):
     """Each tensor that the file has too has the file's codes."""
     file_graph = FileGraph(exported.tflite)
     pairs, _ = pair(keras_qat.resolve(exported.model), file_graph)
-    contents = file_graph.with_outputs(item.tensor.index for item in pairs)
+    contents = file_graph.replace_outputs(item.tensor.index for item in pairs)
     file = FileInterpreter(contents, kernels)
     codes = file.run(dict.fromkeys(file.inputs, exported.x))
     tensors = keras_qat.simulate(exported.model, exported.x, kernels).tensors

@@ -14,7 +14,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.keras2.backend import keras, register
 from keras_qat.ops.register import register_op
 from keras_qat.ops.registry import op_named
-from keras_qat.tflite.schema import OPERATORS, TYPES, code_of, unpack
+from keras_qat.tflite.schema import OPERATORS, TYPES, operator_code, unpack
 from tests.ops.harness import file_of, make_node, node_of
 from tests.ops.test_contracts import MATCHING
 from tests.ops.test_movement import calls_of
@@ -26,7 +26,7 @@ LOWER = "DEPTH_TO_SPACE"
 def versions(contents: bytes) -> dict[str, int]:
     """The highest version of each operator: TensorFlow writes no other."""
     codes: list[Any] = sorted(unpack(contents).operatorCodes, key=lambda code: code.version)
-    return {OPERATORS[code_of(code)]: code.version for code in codes}
+    return {OPERATORS[operator_code(code)]: code.version for code in codes}
 
 
 def oldest_runtime(contents: bytes) -> list[int]:

@@ -11,7 +11,7 @@ import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
 from keras_qat.tflite.interpreter import FileInterpreter
-from keras_qat.tflite.schema import OPERATORS, code_of, unpack
+from keras_qat.tflite.schema import OPERATORS, operator_code, unpack
 from tests.helpers import images, observe
 from tests.networks.small import functional
 from tests.ops.examples.example import BATCH
@@ -29,7 +29,10 @@ def assert_written_as_computed(contents: bytes, kernels: str = "reference") -> N
         assert tensor.hasRank
         assert tuple(computed[index]) == tuple(tensor.shape), tensor.name
     for operator in graph.operators:
-        if OPERATORS[code_of(model.operatorCodes[operator.opcodeIndex])] == "DEPTHWISE_CONV_2D":
+        if (
+            OPERATORS[operator_code(model.operatorCodes[operator.opcodeIndex])]
+            == "DEPTHWISE_CONV_2D"
+        ):
             before, after = (graph.tensors[end[0]] for end in (operator.inputs, operator.outputs))
             times = operator.builtinOptions.depthMultiplier
             assert before.shape[-1] * times == after.shape[-1]
@@ -50,7 +53,9 @@ def test_weights_have_no_zero_point(name):
     indices = [
         operator.inputs[at]
         for operator in graph.operators
-        for at in WEIGHTS.get(OPERATORS[code_of(model.operatorCodes[operator.opcodeIndex])], ())
+        for at in WEIGHTS.get(
+            OPERATORS[operator_code(model.operatorCodes[operator.opcodeIndex])], ()
+        )
     ]
     assert indices
     for index in indices:

@@ -170,7 +170,7 @@ def test_open_sizes_are_told():
             "known sizes only; export with batch_size=1, and quantize keras.Model(x, model(x)), "
             "where x is a keras.Input that has all other sizes"
         )
-    assert "takes no open sizes" in refusal(contents)
+    assert "needs fixed sizes" in refusal(contents)
     model = functional((None, 4), build=lambda x: layers.LSTM(3)(layers.Conv1D(3, 2)(x)))
     _, contents = exported(model, "int8", (6, 4))
     assert (problems(contents, TFLM), refusal(contents)) == ((), None)

@@ -24,7 +24,7 @@ from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.requantize import QUANTIZE
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import FileInterpreter
-from keras_qat.tflite.tensor_names import as_scope
+from keras_qat.tflite.schema import as_scope
 
 layers = keras.layers
 PARAMS = QuantParams(np.float32(4 / 255), 0, 8)

@@ -174,7 +174,7 @@ def test_indices_are_integers():
     for same in (words, words.astype(np.float32)):
         np.testing.assert_array_equal(file.predict(same), qat.predict(words, verbose=0))
     with pytest.raises(
-        ValueError, match="'words' of 'the file' takes int32 values that are not quantized"
+        ValueError, match="'words' of 'the file' needs int32 values that are not quantized"
     ):
         file.predict(words + 0.5)
 

@@ -12,7 +12,7 @@ import keras_qat
 from keras_qat import recipes
 from keras_qat.callbacks import QuantDelay
 from keras_qat.keras2.backend import keras
-from keras_qat.tflite.metadata import compressed
+from keras_qat.tflite.metadata import compress
 from tests.helpers import images, moved, observe, scramble, train
 from tests.networks.small import residual_net, tiny_net
 
@@ -163,7 +163,7 @@ def test_file_without_a_fingerprint():
     """Those of earlier versions, and what other programs have written."""
     qat = with_ranges()
     contents = keras_qat.export_tflite(qat)
-    entry = compressed(keras_qat.read_metadata(contents))
+    entry = compress(keras_qat.read_metadata(contents))
     earlier = b'{"version":"0.1.0"}'
     contents = contents.replace(entry, earlier.ljust(len(entry)))
     assert keras_qat.read_metadata(contents) == {"version": "0.1.0"}

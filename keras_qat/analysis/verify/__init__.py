@@ -46,10 +46,10 @@ from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.keras2.compiled_losses import find_losses
 from keras_qat.messages import warn_caller
 from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Refusal, Runtime
-from keras_qat.tflite.metadata import rescaled_inputs
+from keras_qat.tflite.metadata import read_rescalings
 from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
 from keras_qat.tflite.reader import FileGraph
-from keras_qat.tflite.schema import contents_of
+from keras_qat.tflite.schema import read_contents
 from keras_qat.training.calibration.lost_values import lost_parts
 from keras_qat.training.recurrent import Stream
 from keras_qat.training.schedule import check_quantized, file_model_of
@@ -130,7 +130,7 @@ def verify(
     # A model made of parts of others, or of recipe `contrib`, has no inference of its own.
     inference = getattr(model, "exact_inference", lambda: None)()
     graph = inference.resolved() if inference else resolve(model)
-    contents = contents_of(tflite)
+    contents = read_contents(tflite)
     file, standing_in, refused = _open(contents, graph, kernels, runtime)
     computing = standing_in.name if standing_in else kernels or graph.origin.file_family.name
     arrays = arrays_of(graph.origin.inputs, x)
@@ -142,7 +142,7 @@ def verify(
     input_range = range_in_file(graph, file)
     if input_range is not None:
         graph = resolve(model, input_range=input_range)
-    rescaled = rescaled_inputs(contents)
+    rescaled = read_rescalings(contents)
     file_graph = FileGraph(contents)
     cut_off = beyond_ranges(file_graph, inputs, rescaled)
     inputs_of_file, inputs, between_pixels = rounded_to_pixels(graph, file, inputs, rescaled)

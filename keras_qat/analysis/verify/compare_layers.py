@@ -17,7 +17,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import with_int4
 from keras_qat.integer_graph.simulate import run_batch
 from keras_qat.io.progress import shown
-from keras_qat.tflite.interpreter import FileInterpreter, Runtime, to_codes
+from keras_qat.tflite.interpreter import FileInterpreter, Runtime, quantize
 from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.training.calibration.lost_values import far_values
@@ -58,7 +58,7 @@ def compare_layers(
     if file.packs_int4:
         in_file = with_int4(resolved, own_rounding or XNNPACK)
     indices = [pair.tensor.index for pair in pairs]
-    interpreter = open_file(file.with_outputs(indices), kernels, runtime)
+    interpreter = open_file(file.replace_outputs(indices), kernels, runtime)
     pieces: FileInterpreter | None = None
     values = [pair.value for pair in pairs]
     in_float = evaluator(graph, values)
@@ -80,10 +80,10 @@ def compare_layers(
                 ours = [_as_stored(pair.tensor, computed[pair.ours]) for pair in pairs]
             else:
                 simulated_values = zip(pairs, simulated(arrays), strict=True)
-                ours = [pair.tensor.codes(np.asarray(real)) for pair, real in simulated_values]
+                ours = [pair.tensor.quantize(np.asarray(real)) for pair, real in simulated_values]
         # The file's inputs by index, as the caller gives them.
         file_inputs = {
-            str(tensor.index): to_codes(
+            str(tensor.index): quantize(
                 fed[name][start : start + batch_size], tensor.dtype, tensor.scale, tensor.zero_point
             )
             for name, tensor in file.inputs.items()
@@ -92,7 +92,7 @@ def compare_layers(
         run = file_inputs | interpreter.run_once(file_inputs)
         shapes = {int(name): codes.shape for name, codes in run.items()}
         if pieces is None and not shapes.keys().isdisjoint(file.producers):
-            pieces = open_file(file.in_pieces(shapes), kernels, runtime)
+            pieces = open_file(file.cut_at(shapes), kernels, runtime)
         by_piece = {}
         if pieces is not None:
             given = file_inputs | expected
@@ -118,7 +118,7 @@ def compare_layers(
 def _as_stored(tensor: Any, values: np.ndarray) -> np.ndarray:
     """Converts values to what a tensor of the file holds; real numbers are quantized."""
     if values.dtype.kind == "f":
-        return np.asarray(tensor.codes(values))
+        return np.asarray(tensor.quantize(values))
     offset = 128 if tensor.dtype == np.uint8 else 0
     return (values.astype(np.int32) + offset).astype(tensor.dtype)
 
@@ -159,7 +159,7 @@ class _Sums:
         limits = np.iinfo(pair.tensor.dtype)
         self.bits = pair.params.bits if pair.params is not None else limits.bits
         self.ends = int(limits.min), int(limits.min) + 2**self.bits - 1
-        low, high = pair.tensor.values(np.array(self.ends, pair.tensor.dtype))
+        low, high = pair.tensor.dequantize(np.array(self.ends, pair.tensor.dtype))
         self.range = float(low), float(high)
 
     def add(
@@ -172,7 +172,7 @@ class _Sums:
         lowest, highest = self.ends
         self.lowest += int(np.count_nonzero(run <= lowest))
         self.highest += int(np.count_nonzero(run >= highest))
-        self.noise.add(exact, self.pair.tensor.values(run))
+        self.noise.add(exact, self.pair.tensor.dequantize(run))
         if len(self.sample) < SAMPLED:
             drawn = np.random.default_rng(0).integers(0, exact.size, SAMPLE)
             self.sample.append(exact.ravel()[drawn])
@@ -191,7 +191,7 @@ class _Sums:
         """Returns the sums as shares and means. `names` holds the names of all tensors by index."""
         pair, count = self.pair, self.run.count
         known = {*names, *(tensor.index for tensor in file.inputs.values())}
-        operations = file.piece(pair.tensor.index, known)
+        operations = file.find_operations(pair.tensor.index, known)
         read = dict.fromkeys(index for operation in operations for index in operation.inputs)
         run = self.run.agreement()
         assert run is not None

@@ -17,7 +17,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.simulate import Codes, run_examples
 from keras_qat.keras2.compiled_losses import CompiledLoss
 from keras_qat.keras2.readability import defines
-from keras_qat.tflite.interpreter import FileInterpreter, to_values
+from keras_qat.tflite.interpreter import FileInterpreter, dequantize
 from keras_qat.training.first_batch import first_batch_of
 from keras_qat.training.steps.custom_training import PREDICTION
 
@@ -151,7 +151,7 @@ def _compare(
     step = None if params is None else float(params.scale)
     if step is None and np.dtype(detail["dtype"]).kind in "iu":
         step = float(detail["quantization"][0]) or 1.0
-    values = to_values(codes, detail).astype(np.float64)
+    values = dequantize(codes, detail).astype(np.float64)
     differences = np.abs(values - expected)
     if step is None:
         differences /= float(np.ptp(expected)) / 255 or 1.0

@@ -12,7 +12,7 @@ from keras_qat.graph.calls import Value, flatten_values
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Tensor as ModelTensor
 from keras_qat.tflite.reader import FileGraph, Tensor
-from keras_qat.tflite.tensor_names import SCOPE, in_scope
+from keras_qat.tflite.schema import SCOPE, find_scope
 from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.readiness import some
@@ -109,7 +109,7 @@ def float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]
         outputs = [file.tensors[index] for index in operation.outputs]
         floats = [tensor for tensor in outputs if tensor.dtype.kind == "f"]
         if floats and operation.kernel != "DEQUANTIZE":
-            scope = in_scope(floats[0].name, scopes)
+            scope = find_scope(floats[0].name, scopes)
             name = scope.removeprefix(PREFIX) if scope else floats[0].name.split(";")[0]
             kernels_of.setdefault(name, []).append(operation.kernel)
     return {name: ", ".join(dict.fromkeys(kernels)) for name, kernels in kernels_of.items()}
@@ -136,7 +136,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
             "keras_qat.export_tflite. Export it again, or leave out per_layer=True."
         )
     scopes = _scopes(resolved)
-    unknown = [name for name in ours if in_scope(name, scopes) is None]
+    unknown = [name for name in ours if find_scope(name, scopes) is None]
     if unknown:
         names = [name.split(";")[0].removeprefix(f"{SCOPE}/") for name in unknown]
         raise UnknownLayers(

@@ -95,7 +95,7 @@ def beyond_ranges(
         rescaled: scale and offset of the inputs that take pixels in the file.
     """
     failures = []
-    for name, ends in file_graph.input_ranges().items():
+    for name, ends in file_graph.get_input_ranges().items():
         dtype, x = file_graph.inputs[name].dtype, inputs[name]
         if name in rescaled:
             failures.append(describe_excess(name, x, *ends_in_pixels(*rescaled[name])))

@@ -17,7 +17,7 @@ from keras_qat.config.targets.stm32_npu import STM32_NPU
 from keras_qat.config.targets.stm32n6 import STM32N6
 from keras_qat.config.targets.target import Kernel, Target, get, known, register
 from keras_qat.config.targets.tflm import TFLM
-from keras_qat.tflite.site import Site
+from keras_qat.tflite.reader import Site
 
 __all__ = [
     "CMSIS_NN",

@@ -15,7 +15,7 @@ import numpy as np
 from keras_qat.config.targets import forms
 from keras_qat.config.targets.fault import Fault
 from keras_qat.config.targets.tflm import TFLM
-from keras_qat.tflite.site import Site
+from keras_qat.tflite.reader import Site
 
 HIDDEN_STATE = 18
 """Index of a state among the inputs of an LSTM."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from keras_qat.config.targets.target import Kernel, Target, operators
-from keras_qat.tflite.site import Site
+from keras_qat.tflite.reader import Site
 
 _KERNEL = Kernel(("int8", "uint8", "int32"))
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_qat.config.targets.target import Check, Kernel, Target, operators
 from keras_qat.config.targets.tflm import TFLM
-from keras_qat.tflite.site import Site
+from keras_qat.tflite.reader import Site
 
 MAPS = ("int8", "uint8", "int16")
 INTEGERS = (*MAPS, "int32", "int64")

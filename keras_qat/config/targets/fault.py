@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from keras_qat.tflite.builder import Builder
-    from keras_qat.tflite.site import Site
+    from keras_qat.tflite.reader import Site
 
 Form = Callable[["Builder", "Site"], None]
 """Adds operators to a file that compute what an operator computes, and avoid a fault."""

@@ -11,9 +11,8 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.tflite.builder import Builder
-from keras_qat.tflite.int4 import from_halves
-from keras_qat.tflite.reader import Tensor
-from keras_qat.tflite.site import Site
+from keras_qat.tflite.reader import Site, Tensor
+from keras_qat.tflite.weight_packing import unpack_nibbles
 
 Shape = tuple[int, ...]
 
@@ -200,7 +199,7 @@ def unpacked(builder: Builder, site: Site) -> None:
     inputs = _inputs(site)
     weights = builder.graph.tensors[inputs[1]]
     shape = _tensor(site, 1).shape
-    q = from_halves(builder.model.buffers[weights.buffer].data, shape)
+    q = unpack_nibbles(builder.model.buffers[weights.buffer].data, shape)
     inputs[1] = _stored(builder, inputs[1], q)
     builder.operator(site.operation.kernel, inputs, [site.outputs[0].index], **_options(site))
 
@@ -234,7 +233,7 @@ def clipped_afterwards(builder: Builder, site: Site) -> None:
     builder.operator(site.operation.kernel, _inputs(site), [result], **options)
     for code, limit in limits.items():
         clipped = _similar(builder, end.index, end.shape, code.lower())
-        bound = end.codes(np.array(limit))
+        bound = end.quantize(np.array(limit))
         limit_index = builder.constant(f"{end.name}/{limit:g}", bound, scales=np.array([end.scale]))
         builder.operator(code, [result, limit_index], [clipped])
         result = clipped

@@ -7,7 +7,7 @@ import math
 from keras_qat.config.targets import forms
 from keras_qat.config.targets.fault import Fault
 from keras_qat.config.targets.target import Target
-from keras_qat.tflite.site import Site
+from keras_qat.tflite.reader import Site
 
 
 def _lstm_of_int8(site: Site) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from keras_qat.config.targets.target import Check, Kernel, Target, operators
-from keras_qat.tflite.site import Site
+from keras_qat.tflite.reader import Site
 
 TYPES = ("int8", "uint8", "int32")
 

@@ -13,7 +13,7 @@ from keras_qat.config.targets.fault import Fault
 from keras_qat.messages import suggestion, warn_caller
 
 if TYPE_CHECKING:
-    from keras_qat.tflite.site import Site
+    from keras_qat.tflite.reader import Site
 
 Check = Callable[["Site"], "str | None"]
 """Returns why an operator of a file is refused, in a few words; None if it is not."""

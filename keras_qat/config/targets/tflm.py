@@ -9,7 +9,7 @@ from __future__ import annotations
 from keras_qat.config.targets import forms
 from keras_qat.config.targets.fault import Fault
 from keras_qat.config.targets.target import Kernel, Target, operators
-from keras_qat.tflite.site import Site
+from keras_qat.tflite.reader import Site
 
 INTEGERS = ("int8", "int16")
 REAL = (*INTEGERS, "float32")

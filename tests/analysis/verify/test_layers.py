@@ -154,7 +154,7 @@ def test_looking_inside_changes_nothing(exported, kernels):
     graph = FileGraph(exported.tflite)
     (end,) = (output.index for output in graph.outputs.values())
     (start,) = (array.index for array in graph.inputs.values())
-    shown = FileInterpreter(graph.with_outputs(graph.producers), kernels)
+    shown = FileInterpreter(graph.replace_outputs(graph.producers), kernels)
     codes = shown.run({str(start): exported.x})[str(end)]
     plain = FileInterpreter(exported.tflite, kernels).run({"image": exported.x})["logits"]
     np.testing.assert_array_equal(codes, plain)

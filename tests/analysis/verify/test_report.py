@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.tflite.interpreter import FileInterpreter, to_values
+from keras_qat.tflite.interpreter import FileInterpreter, dequantize
 from tests.helpers import images, observe, scramble
 from tests.networks.small import functional, layers
 
@@ -149,7 +149,7 @@ def test_file_of_another_model(exported):
 
 def test_values_of_codes():
     detail = {"dtype": np.int8, "quantization": (0.5, -3)}
-    np.testing.assert_array_equal(to_values(np.array([-3, 1], np.int8), detail), [0.0, 2.0])
+    np.testing.assert_array_equal(dequantize(np.array([-3, 1], np.int8), detail), [0.0, 2.0])
 
 
 def test_softmax_output():

@@ -1,0 +1,103 @@
+"""Checks inputs with which TFLite kernels would end the process or read beyond a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keras_qat.tflite.reader import FileGraph, Tensor
+
+if TYPE_CHECKING:
+    from keras_qat.tflite.interpreter import FileInterpreter
+
+LARGEST_SUM = 511.0
+"""Largest sum of exponentials. Each is at most 1, so rows of up to 511 scores are safe."""
+
+MARGIN = 0.97
+"""Allows for XNNPACK's scores, which may differ by one step from those of the kernels that run."""
+
+KEEPS_IDS = ("CAST", "RESHAPE")
+"""Operators between an input of token ids and its table that keep the ids."""
+
+
+class EndsProcess(ValueError):
+    """Inputs with which a kernel would end the process."""
+
+
+class SoftmaxCheck:
+    """Finds inputs with which TFLite's fixed-point softmax would end the process.
+
+    TFLite's portable kernel and TFLite Micro's assert that the exponentials add up to less than
+    512. XNNPACK, which has no such limit, computes the scores of longer rows first.
+
+    Args:
+        contents: the contents of the file.
+        open_file: opens the file in an interpreter with XNNPACK that keeps all tensors.
+    """
+
+    def __init__(self, contents: bytes, open_file: Callable[[], FileInterpreter]) -> None:
+        graph = FileGraph(contents)
+        self.scores: list[Tensor] = [
+            tensor
+            for operation in graph.operations
+            if operation.kernel == "SOFTMAX"
+            and (tensor := graph.tensors[operation.inputs[0]]).type == "int8"
+            and tensor.shape[-1] > LARGEST_SUM
+        ]
+        self._open_file = open_file
+        self._file: FileInterpreter | None = None
+
+    def check(self, inputs: dict[str, NDArray]) -> None:
+        """Raises `EndsProcess` if the exponentials of a softmax add up to 512 or nearly so."""
+        if not self.scores:
+            return
+        self._file = self._file or self._open_file()
+        self._file.run_once(inputs)
+        for scores in self.scores:
+            quantized = self._file.interpreter.get_tensor(scores.index).astype(np.float64)
+            below = (quantized - quantized.max(-1, keepdims=True)) * scores.scale
+            if np.exp(below).sum(-1).max() > MARGIN * LARGEST_SUM:
+                raise EndsProcess(
+                    f"The SOFTMAX kernels of TFLite Micro and TFLite's portable kernels end the "
+                    f"process if exponentials add up to 512. These {scores.shape[-1]} scores are "
+                    f"nearly equal, as in a model that is not trained. Use trained weights or "
+                    f"kernels='xnnpack', or leave the last softmax out of the model."
+                )
+
+
+class TokenIdCheck:
+    """Finds token ids that are beyond the table they index.
+
+    LiteRT's error for them names no input, and TFLite Micro reads the memory after the table.
+
+    Args:
+        contents: the contents of the file.
+    """
+
+    def __init__(self, contents: bytes) -> None:
+        graph = FileGraph(contents)
+        names = {tensor.index: name for name, tensor in graph.inputs.items()}
+        self.rows: dict[str, int] = {}
+        """Name of each input that indexes a table -> the rows of its smallest table."""
+        for operation in graph.operations:
+            if operation.kernel != "GATHER" or graph.options(operation).axis != 0:
+                continue
+            table, index = operation.inputs[:2]
+            while (source := graph.producers.get(index)) and source.kernel in KEEPS_IDS:
+                index = source.inputs[0]
+            if index in names and table not in graph.producers and table not in names:
+                rows = int(graph.tensors[table].shape[0])
+                self.rows[names[index]] = min(rows, self.rows.get(names[index], rows))
+
+    def check(self, inputs: dict[str, NDArray]) -> None:
+        """Raises a `ValueError` if an id is beyond its table."""
+        for name, rows in self.rows.items():
+            ids = np.trunc(inputs[name])
+            if (beyond := ids[(ids < 0) | (ids >= rows)]).size:
+                raise ValueError(
+                    f"Token id {int(beyond[0])} of input '{name}' is beyond the Embedding's {rows} "
+                    f"rows. Ids must be 0 to {rows - 1}."
+                )
