@@ -258,7 +258,7 @@ def test_files_run_with_the_kernels_of_their_model(options):
     ("options", "reason"),
     [
         ({"target": "edgetpu"}, "no reference kernel"),  # Of ELU.
-        ({"kernels": "tflm"}, "open sizes"),
+        ({"kernels": "tflm"}, "needs fixed sizes"),
         ({"kernels": "xnnpack_arm64"}, "64-bit ARM only"),
     ],
     ids=["missing kernel", "open batch", "other processor"],
@@ -294,5 +294,5 @@ def test_token_ids_beyond_the_table_are_named(kernels, dtype):
     for wrong, first in ((ids + 3, 9), (ids - 1, -1)):
         with pytest.raises(ValueError, match=f"id {first} of input 'tokens' .*Embedding's 9 rows"):
             file.predict(wrong)
-    with pytest.raises(ValueError, match="ids are 0 to 8"):
+    with pytest.raises(ValueError, match="Ids must be 0 to 8"):
         keras_qat.verify(qat, contents, ids + 3)
