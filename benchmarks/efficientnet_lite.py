@@ -35,7 +35,7 @@ from keras_qat import recipes
 from keras_qat.arithmetic import fake_quant
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter, dequantize
-from keras_qat.training.ranges.weight_limits import rounded
+from keras_qat.training.weight_limits import rounded
 
 SIZE, CALIBRATION, TEST = 224, 64, 240
 BLOCKS = (
