@@ -4,7 +4,7 @@
 
 For each, NAME.tflite, NAME.in (all inputs of all runs, as they lie in memory) and NAME.exp (the
 outputs that TFLite Micro's own kernels give). They are written for `target="tflm"`: files for
-`target="cmsis_nn"` have other operators there. docs/kernel-faults.md says what boards gave.
+`target="cmsis_nn"` have other operators there. results/kernel_faults.md has the results.
 """
 
 from __future__ import annotations

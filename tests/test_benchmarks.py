@@ -190,7 +190,11 @@ def test_numbers_asked_for_around_a_step():
 def commands():
     """Page, benchmark and options of each command that a page names for its figures."""
     root = Path(__file__).parent.parent
-    for page in [root / "README.md", *root.glob("docs/*.md")]:
+    for page in [
+        root / "README.md",
+        *root.glob("docs/*.md"),
+        *root.glob("benchmarks/results/*.md"),
+    ]:
         for name, rest in re.findall(r"python -m benchmarks\.(\w+)([^`|]*)", page.read_text()):
             yield page.name, name, re.findall(r"--[a-z][a-z-]+", rest.split("\n\n")[0])
 
@@ -206,8 +210,9 @@ def test_pages_name_commands_that_there_are():
 
 
 def test_pages_name_rows_that_there_are():
-    page = (Path(__file__).parent.parent / "docs" / "accuracy-figures.md").read_text()
-    labels = re.findall(r'"([^"\n]+)"', "".join(re.findall(r" --rows ([^`]*)", page)))
+    results = Path(accuracy.__file__).parent / "results"
+    text = "".join((results / name).read_text() for name in ("accuracy.md", "methods.md"))
+    labels = re.findall(r'"([^"\n]+)"', "".join(re.findall(r" --rows ([^`$]*)", text)))
     parts = (accuracy.PARTS | methods.PARTS).values()
     assert set(labels) <= {"float", "tfmot 8/8"}.union(*(part() for part in parts))
     assert len(labels) > 20

@@ -1,4 +1,4 @@
-"""The tables of docs/wild.md, made of what was measured.
+"""Print the tables of benchmarks/results/wild.md.
 
 python -m benchmarks.wild --output wild.json
 python -m benchmarks.wild.page wild.json

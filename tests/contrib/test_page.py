@@ -15,7 +15,7 @@ from tests.helpers import rng
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "coming-from-tf-contrib-quantize.md").read_text(encoding="utf-8")
-CHECKLIST = (DOCS / "contrib-checklist.md").read_text(encoding="utf-8")
+CHECKLIST = (Path(__file__).parent / "checklist.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

@@ -133,10 +133,10 @@ def for_onnx() -> Names:
 
 
 PRELUDES: dict[str, Callable[[], Names]] = {
-    "docs/accuracy.md": float_model,
     "docs/agreement.md": calibrated,
     "docs/bits.md": compiled,
     "docs/boards.md": for_micro,
+    "docs/calibrate.md": compiled,
     "docs/choosing.md": compiled,
     "docs/coming-from-tfmot.md": compiled,
     "docs/distribution.md": compiled,
@@ -156,5 +156,7 @@ PRELUDES: dict[str, Callable[[], Names]] = {
     "docs/simulate.md": calibrated,
     "docs/skip.md": float_model,
     "docs/smaller.md": compiled_float_model,
+    "docs/streaming.md": for_micro,
     "docs/targets.md": for_micro,
+    "docs/training.md": compiled,
 }

@@ -10,7 +10,8 @@ import pytest
 import keras_qat
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/tutorials/*.py")]
+GLOBS = ("*.md", "docs/**/*.md", "docs/tutorials/*.py", "benchmarks/results/*.md")
+PAGES = [page for glob in GLOBS for page in ROOT.glob(glob)]
 
 
 def anchors(page):
