@@ -7,22 +7,22 @@ BEYOND = "the table has entries of values that a tensor can't have"
 SLOWER = "it chooses the slower one of two computations with the same results"
 
 EQUIVALENT = {
-    "keras_qat/arithmetic/int16_sigmoid.py _tanh_along_lines: 0 -> 1": (
+    "keras_qat/arithmetic/sigmoid_and_tanh.py compute_int16_tanh.interpolate: 0 -> 1": (
         "both sides give 0 for 0 steps: 127 and 128, 8 bits behind the point"
     ),
     "keras_qat/arithmetic/fake_quant.py : 2 -> 3": SLOWER,
     "keras_qat/arithmetic/gradient_masks.py mask_of_relu: True -> False": (
         "left out, the range ends with the ReLU"
     ),
-    "keras_qat/arithmetic/gradient_masks.py between: True -> False (2)": (
+    "keras_qat/arithmetic/gradient_masks.py find_range_ends: True -> False (2)": (
         "the end of a range that counts is chosen between itself and infinity"
     ),
     "keras_qat/arithmetic/fixed_point.py inverse_square_root: 1 -> 2": (
         "what is computed of 0 and 1 is replaced"
     ),
-    "keras_qat/arithmetic/gemmlowp.py _exponential: 2 -> 3 (3)": "no x of 16 bits has that bit",
+    "keras_qat/arithmetic/fixed_point.py exponential: 2 -> 3 (3)": "no x of 16 bits has that bit",
     "keras_qat/arithmetic/plain_operations.py are_numbers: maximum -> minimum": SLOWER,
-    "keras_qat/arithmetic/plain_operations.py _steps: sign > 0 -> sign >= 0": (
+    "keras_qat/arithmetic/plain_operations.py _divide: sign > 0 -> sign >= 0": (
         "the sign of a scale is 1 or -1"
     ),
     "keras_qat/integer_graph/cached_inference.py CachedInference._trace: False -> True": (

@@ -134,10 +134,10 @@ def copies() -> Rows:
     """Counts what a step copies to the host."""
     from benchmarks.models import VARIANTS, batch, build
     from benchmarks.operations import counts_of, in_a_step_of_fit
-    from keras_qat.arithmetic import as_written
+    from keras_qat.arithmetic import plain_operations
 
     is_on_gpu = device() is not None
-    as_written.has_gpu = lambda: True
+    plain_operations.has_gpu = lambda: True
     rows: Rows = []
     for name in GOALS:
         of_float = 0.0

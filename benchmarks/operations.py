@@ -85,10 +85,10 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # A GPU has none of its operations.
     from benchmarks.models import VARIANTS, batch, build, has_tfmot
-    from keras_qat.arithmetic import as_written
+    from keras_qat.arithmetic import plain_operations
 
     if arguments.gpu_graph:
-        as_written.has_gpu = lambda: True
+        plain_operations.has_gpu = lambda: True
     print(markdown.head(*zip(*COLUMNS, strict=True)), flush=True)
     counts: dict[str, Counts] = {}
     for form in arguments.forms or VARIANTS:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_qat
 from benchmarks import accuracy, gpu, methods, operations, recurrent, step_time, zoo
-from keras_qat.arithmetic import as_written
+from keras_qat.arithmetic import plain_operations
 from keras_qat.keras2.backend import keras
 from keras_qat.training.batch_norm.contrib_correction import scale_and_shift
 from tests.helpers import rng
@@ -139,7 +139,7 @@ def test_axes_of_images_are_swapped_around_no_quantizer(freeze, monkeypatch):
 
     For its gradient a quantizer keeps a byte of each number, and not the number itself.
     """
-    monkeypatch.setattr(as_written, "has_gpu", lambda: True)
+    monkeypatch.setattr(plain_operations, "has_gpu", lambda: True)
     batch = rng().normal(size=(4, 8, 8, 3)).astype("float32"), np.zeros(4)
 
     def counted(model):
@@ -176,7 +176,7 @@ def test_axes_are_swapped_around_no_correction_of_contrib(monkeypatch):
                 loss = tf.reduce_sum(tf.nn.conv2d(y, kernel, 1, "SAME") ** 2)
             return tape.gradient(loss, [kernel, factors, offsets], unconnected_gradients="zero")
 
-        monkeypatch.setattr(as_written, "has_gpu", lambda: on_gpu)
+        monkeypatch.setattr(plain_operations, "has_gpu", lambda: on_gpu)
         return operations.count(operations.optimized_graph(run)).swaps
 
     assert swaps(True, True) == swaps(True, False) < swaps(False, True)

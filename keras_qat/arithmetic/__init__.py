@@ -1,5 +1,5 @@
-"""Integer arithmetic as TFLite's kernels do it: scales and zero points, fixed point, rounding.
+"""Integer arithmetic of TFLite's kernels: scales and zero points, fixed point, rounding.
 
 Runtimes round in different ways. `kernel_families` describes each of them, and every integer
-computation takes one of these descriptions as an argument.
+computation has one of these descriptions as an argument.
 """

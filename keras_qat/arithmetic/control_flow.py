@@ -1,14 +1,16 @@
-"""Branches that training takes at run time, and their gradients."""
+"""Branches that a graph takes at run time, and functions with a gradient of their own."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import tensorflow as tf
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(eq=False)
@@ -16,47 +18,43 @@ class Choice:
     """A condition on ranges and weights, known while a graph is traced for them.
 
     Args:
-        value: whether it is true now.
-        tensor: the same in the graph, true or false as ranges and weights go on changing.
-        is_taken: whether the graph holds for this value alone.
+        value: its value now.
+        tensor: its value in the graph, which follows later changes of ranges and weights.
+        is_taken: whether a branch was chosen by `value`, so that the graph holds for it alone.
     """
 
     value: bool
-    tensor: Any
+    tensor: tf.Tensor
     is_taken: bool = False
 
 
 class Switch(NamedTuple):
-    """A condition that selects one of two results, which are both computed.
+    """A condition that selects one of two results, both of which are computed.
 
-    A selection takes a little longer than a branch to run, and much less to trace.
-
-    Args:
-        on: a scalar tensor.
+    A selection takes a little longer to run than a branch, and much less time to trace.
     """
 
-    on: Any
+    on: tf.Tensor
 
 
-def make_switch(predicate: Any) -> Any:
-    """Returns a predicate with which `cond` selects, if it is a tensor of a graph.
+Predicate: TypeAlias = bool | tf.Tensor | Choice | Switch
+"""A condition for `cond`."""
 
-    For branches of few operations, in place of a `tf.cond` with two graphs of its own.
+
+def make_switch(predicate: Predicate) -> Predicate:
+    """Returns a `Switch` for a tensor of a graph, and any other predicate unchanged.
+
+    `cond` then selects, which suits branches of few operations.
     """
     is_symbolic = tf.is_tensor(predicate) and not tf.executing_eagerly()
     return Switch(predicate) if is_symbolic else predicate
 
 
-def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """Calls `tf.cond`, or the branch at once if `predicate` is known while tracing.
+def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
+    """Calls `tf.cond`, or just one branch if `predicate` is known while tracing.
 
-    The gradient of a `tf.cond` takes long to trace: where there are many, give them one by
-    `tf.custom_gradient`.
-
-    Args:
-        predicate: a bool, a scalar tensor, which is known if no graph computes it, a `Choice` or
-            a `Switch`.
-        true_fn, false_fn: the branches.
+    The gradient of a `tf.cond` takes long to trace: replace it with `tf.custom_gradient` if a graph
+    has many.
     """
     if isinstance(predicate, Choice):
         predicate.is_taken, predicate = True, predicate.value
@@ -69,38 +67,37 @@ def cond(predicate: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]
     return tf.cond(predicate, true_fn, false_fn)
 
 
-def select(on: Any, x: Any, y: Any) -> Any:
-    """Returns `x` if the scalar tensor `on` is true, else `y`, of the same shape and type.
-
-    This operation passes one of the two on. That of `tf.where` copies, element by element.
-    """
+def select(on: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Returns `x` if the scalar tensor `on` is true, else `y`, without the copy of `tf.where`."""
     return tf.raw_ops.Select(condition=on, x=x, y=y)
 
 
-def straight_through(function: Callable[[Any], Any], x: Any) -> Any:
+def straight_through(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
     """Computes `function(x)` with the gradient of `x` (Bengio et al. 2013)."""
 
     @tf.custom_gradient
-    def passes(x: Any) -> Any:
+    def compute(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         return function(x), lambda upstream: upstream
 
-    return passes(x)
+    return compute(x)
 
 
 def replace_gradient(
-    function: Callable[..., list[Any]], owner: Any, other: Callable[..., list[Any]], inputs: Any
-) -> list[Any]:
+    function: Callable[..., list[tf.Tensor]],
+    owner: object,
+    other: Callable[..., list[tf.Tensor]],
+    inputs: Sequence[tf.Tensor],
+) -> list[tf.Tensor]:
     """Computes `function(*inputs)` with the gradient of `other(owner, *inputs)`.
 
-    The gradient is computed if asked for. Both functions return a list of tensors. TensorFlow keeps
-    gradients of graphs for as long as the process runs: `other` must not hold a model, the `owner`
-    may be one.
+    The gradient is computed only if it is needed. TensorFlow keeps gradients of graphs until the
+    process ends, so `other` must not hold a model, whereas the `owner` may be one.
     """
     owned_by = weakref.ref(owner)
 
     @tf.custom_gradient
-    def replaced(*inputs: Any) -> Any:
-        def gradient(*upstream: Any, variables: Any = ()) -> Any:
+    def compute(*inputs: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+        def gradient(*upstream: tf.Tensor, variables: Sequence[tf.Variable] = ()) -> object:
             with tf.GradientTape() as tape:
                 tape.watch(inputs)
                 outputs = other(owned_by(), *inputs)
@@ -110,19 +107,23 @@ def replace_gradient(
 
         return [tf.stop_gradient(output) for output in function(*inputs)], gradient
 
-    return list(replaced(*inputs))
+    return list(compute(*inputs))
 
 
-def trace_once(function: Callable[..., Any], signature: Any = None, in_line: bool = False) -> Any:
-    """Makes a function of tensors one operation of the graphs that call it.
+def trace_once(
+    function: Callable[..., T],
+    signature: Sequence[tf.TensorSpec] | None = None,
+    in_line: bool = False,
+) -> Callable[..., T]:
+    """Turns a function of tensors into one operation of the graphs that call it.
 
-    It is traced and optimized once, or once for each combination of other arguments, instead of for
-    each layer of a model: with its many operations in line, the first step would take minutes.
+    It is traced and optimized once, or once for each combination of its other arguments, rather
+    than for each layer of a model: that would make the first training step take minutes.
 
     Args:
-        function: without state.
-        signature: `tf.TensorSpec`s of the arguments, if their sizes differ from call to call.
-        in_line: whether graphs run its operations as their own.
+        function: a function without state.
+        signature: `tf.TensorSpec`s of the arguments, if their sizes differ between calls.
+        in_line: whether to insert its operations into the graphs.
     """
     traced = tf.function(
         function,
@@ -132,8 +133,8 @@ def trace_once(function: Callable[..., Any], signature: Any = None, in_line: boo
     )
 
     @functools.wraps(function)
-    def called(*args: Any) -> Any:
-        # By itself, a few small operations take less time than the call of a function.
+    def call(*args: object) -> T:
+        # In eager mode, calling a traced function takes longer than a few small operations.
         return function(*args) if tf.executing_eagerly() and not signature else traced(*args)
 
-    return called
+    return call

@@ -1,22 +1,22 @@
 """Fake quantization in plain TensorFlow: no Keras, no state.
 
-Fake quantization computes in float what an integer tensor would hold: a value is clipped to the
-range and rounded to the nearest of its 2^bits levels. One level is one step, or LSB.
+Fake quantization computes in float the values that an integer tensor can hold. It clips a value to
+the range and rounds it to the nearest of its 2^bits levels. One level is one step, or LSB.
 
-Activations may be in half precision: they are quantized in float32, and the results are rounded to
-their type. float16 holds a level of 8 bits to 1/8 LSB, bfloat16 those far from zero to 1 LSB.
+Activations may have half precision. They are quantized in float32, and the results are rounded to
+their type. float16 is 1/8 LSB off at most with 8 bits, bfloat16 1 LSB far from zero.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
-from keras_qat.arithmetic import as_written, plain_operations
-from keras_qat.arithmetic.as_written import must_not_fuse, product, quotient
+from keras_qat.arithmetic import plain_operations
 from keras_qat.arithmetic.control_flow import Switch, cond, make_switch, straight_through
 from keras_qat.arithmetic.gradient_masks import (
     Gates,
@@ -25,22 +25,26 @@ from keras_qat.arithmetic.gradient_masks import (
     mask_of_relu,
     zero_outside_range,
 )
+from keras_qat.arithmetic.plain_operations import Scalar, must_not_fuse, product, quotient
+
+Gradient = Callable[[tf.Tensor], tf.Tensor]
+Recompute = Callable[[], tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]]
 
 LARGE, ROWS = 2**18, 32
-"""From `LARGE` weights on, ranges per channel are computed in at most `ROWS` rows at once."""
+"""From `LARGE` weights on, ranges per channel are computed in blocks of at most `ROWS` rows."""
 
 
 def find_range(
-    x: Any, bits: int = 8, symmetric: bool = False, narrow_range: bool = False
-) -> tuple[Any, Any]:
+    x: tf.Tensor, bits: int = 8, symmetric: bool = False, narrow_range: bool = False
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the smallest range that holds all of `x` and zero.
+
+    The range is that of `LastValueQuantize` and `MovingAvgQuantize` in `tf.contrib.quantize`.
 
     Args:
         x: the tensor.
-        bits, symmetric, narrow_range: as in `QuantSpec`. The wide symmetric range keeps its
-            zero point at the middle code, so its negative side is one step longer.
-
-    Source: `tf.contrib.quantize`'s `LastValueQuantize` and `MovingAvgQuantize`.
+        bits, symmetric, narrow_range: as in `QuantSpec`. The zero point of a symmetric range is its
+            middle quantized value, so the negative side is one step longer unless it is narrow.
     """
     low = tf.minimum(tf.cast(tf.reduce_min(x), tf.float32), 0.0)
     high = tf.maximum(tf.cast(tf.reduce_max(x), tf.float32), 0.0)
@@ -51,110 +55,130 @@ def find_range(
 
 
 EXPONENT, BELOW = 0x7F800000, 0x007FFFFF
-"""Bits of float32 that hold the exponent, and those of the fraction below it."""
+"""Masks of the exponent of a float32 number, and of the fraction."""
 
 
-def power_of_two(scale: Any) -> Any:
+def power_of_two(scale: tf.Tensor) -> tf.Tensor:
     """Returns the smallest power of two that is not below a float32 scale, exactly; 0 for 0."""
     bits = tf.bitwise.bitwise_and(tf.bitcast(scale, tf.int32) + BELOW, EXPONENT)
     return tf.where(tf.math.is_finite(scale), tf.bitcast(bits, tf.float32), scale)
 
 
-def power_of_two_range(minimum: Any, maximum: Any, bits: int) -> tuple[Any, Any]:
+def power_of_two_range(minimum: Scalar, maximum: Scalar, bits: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Widens a symmetric range until its scale is a power of two."""
     scale = power_of_two(quotient(maximum - minimum, 2.0**bits - 1.0))
     half = 2.0 ** (bits - 1)
     return -half * scale, (half - 1.0) * scale
 
 
-def power_of_two_limits(limits: Any, bits: int) -> Any:
+def power_of_two_limits(limits: tf.Tensor, bits: int) -> tf.Tensor:
     """Widens limits of weights until their scales are powers of two."""
     levels = 2.0 ** (bits - 1) - 1.0
     return levels * power_of_two(quotient(limits, levels))
 
 
 def fake_quantize(
-    x: Any, minimum: Any, maximum: Any, bits: int = 8, narrow_range: bool = False
-) -> Any:
+    x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int = 8, narrow_range: bool = False
+) -> tf.Tensor:
     """Rounds `x` to the levels of the range `minimum` to `maximum`.
 
-    The range is nudged so that zero is a level. The gradient passes inside the nudged range and
-    is zero outside it. TensorFlow's own op, as `tf.contrib.quantize` used it. On GPUs that would
-    wait for the range, and XLA joins its multiplications and additions, so that numbers between two
-    levels get other codes: there it is the same in single operations.
+    The range is nudged so that zero is a level. The gradient passes inside the nudged range, and is
+    zero outside of it. This is TensorFlow's own operation, as used by `tf.contrib.quantize`. On
+    GPUs and in XLA, single operations compute the same: there TensorFlow's operation would wait for
+    the range, or round values between two levels in another way.
 
     Args:
         x: the tensor.
         minimum, maximum: scalars.
         bits, narrow_range: as in `QuantSpec`.
     """
-    if must_not_fuse():  # What is rounded by plain operations has no gradient by itself.
+    if must_not_fuse():  # The single operations need a gradient.
         return fake_quantize_if(True, x, minimum, maximum, bits, narrow_range)
-    return _values(x, minimum, maximum, bits, narrow_range)
+    return _round_to_levels(x, minimum, maximum, bits, narrow_range)
 
 
-def _values(x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool) -> Any:
+def _round_to_levels(
+    x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int, narrow_range: bool
+) -> tf.Tensor:
     op = tf.quantization.fake_quant_with_min_max_vars
     return op(x, minimum, maximum, num_bits=bits, narrow_range=narrow_range)
 
 
-def apply_relu(x: Any, ceiling: float | None) -> Any:
-    """Returns a ReLU of `x` that ends at the ceiling (infinity: nowhere); without one, `x`."""
+def apply_relu(x: tf.Tensor, ceiling: float | None) -> tf.Tensor:
+    """Returns a ReLU of `x` up to the ceiling (`inf` for a plain ReLU); `x` if it is None."""
     if ceiling is None:
         return x
     return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
 
 
+class Source(Protocol):
+    """The inputs of a tensor that is not stored for gradients."""
+
+    @property
+    def inputs(self) -> Sequence[tf.Tensor]:
+        """The tensors that receive the gradient."""
+
+    @property
+    def derivative(self) -> tf.Tensor | None:
+        """The derivative by the only input, if the forward pass computes it."""
+
+    @property
+    def again(
+        self,
+    ) -> Callable[[], tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]] | None:
+        """Recomputes the tensor, and returns the function of its gradient as well."""
+
+
 def fake_quantize_if(
-    applies: Any,
-    x: Any,
-    minimum: Any,
-    maximum: Any,
+    applies: bool | tf.Tensor,
+    x: tf.Tensor,
+    minimum: Scalar,
+    maximum: Scalar,
     bits: int = 8,
     narrow_range: bool = False,
     ceiling: float | None = None,
-    source: Any = None,
+    source: Source | None = None,
     gates: Gates | None = None,
-) -> Any:
-    """Computes `fake_quantize` if `applies`, else returns `x`; only one branch is computed.
+) -> tf.Tensor:
+    """Computes `fake_quantize` if `applies`, else returns `x`; computes only one of them.
 
-    With a `ceiling`, it does so for a ReLU of `x` that ends there (infinity: nowhere). A range that
-    begins at zero clips where the ReLU does, so that one operation computes both.
+    With a `ceiling`, it computes both for a ReLU of `x` that ends there. A range from zero clips
+    like the ReLU, so one operation is enough.
 
-    The gradient is that of the operations; it is written out, as that of a `tf.cond` takes long
-    to trace. On CPUs it is one pass over `x`, which is kept for it, on GPUs one over a byte for
-    each number.
+    The gradient is that of the operations. It is defined explicitly, because the gradient of a
+    `tf.cond` takes long to trace. On CPUs it is one pass over `x`, which is kept for it, and on
+    GPUs one pass over a mask with a byte for each element.
 
     Args:
         applies: a bool, or a scalar tensor.
         x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
-        ceiling: upper end of the ReLU; None if there is none.
-        source: a `recompute.Source` of `x`, which a CPU does not keep then. There `applies` is
-            True or False, and there is no ceiling.
-        gates: those that it shares with other quantizers; by default its own.
+        ceiling: upper end of the ReLU, `inf` for a plain ReLU; None if there is none.
+        source: the source of `x`, which a CPU then need not keep. Only if `applies` is a bool and
+            there is no ceiling.
+        gates: shared with other quantizers; by default its own.
     """
     if applies is False and ceiling is None:
         return x
-    gates, applies = gates or Gates(), make_switch(applies)
+    gates, condition = gates or Gates(), make_switch(applies)
     if must_not_fuse():
-        return _fake_quantize_plainly(applies, x, minimum, maximum, bits, narrow_range, ceiling)
-    on = applies.on if isinstance(applies, Switch) else True
+        return _fake_quantize_plainly(condition, x, minimum, maximum, bits, narrow_range, ceiling)
+    on = condition.on if isinstance(condition, Switch) else True
     if ceiling is None:
         mask = mask_of_range(minimum, maximum, bits, narrow_range, gates, on)
     else:
         minimum, mask = 0.0, mask_of_relu(maximum, ceiling, gates, on)
 
-    def quantizing(x: Any) -> Any:
-        y = _values(tf.cast(x, tf.float32), minimum, maximum, bits, narrow_range)
+    def quantize(x: tf.Tensor) -> tf.Tensor:
+        y = _round_to_levels(tf.cast(x, tf.float32), minimum, maximum, bits, narrow_range)
         return tf.cast(y, x.dtype)
 
-    def passing(x: Any) -> Any:
+    def pass_on(x: tf.Tensor) -> tf.Tensor:
         return tf.identity(x) if ceiling is None else apply_relu(x, ceiling)
 
-    def inside(x: Any, upstream: Any) -> Any:
+    def differentiate_quantized(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
         return apply_mask(mask, upstream, x)
 
-    def passed(x: Any, upstream: Any) -> Any:
+    def differentiate_passed(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
         if ceiling is None:
             return tf.identity(upstream)
         if ceiling == math.inf:
@@ -162,90 +186,97 @@ def fake_quantize_if(
         return apply_mask(mask_of_relu(ceiling, ceiling, gates), upstream, x)
 
     @tf.custom_gradient
-    def quantized(x: Any) -> Any:
-        y = cond(applies, lambda: quantizing(x), lambda: passing(x))
-        if isinstance(applies, Switch):  # It moves the ends.
-            return y, partial(inside, x)
+    def compute(x: tf.Tensor) -> tuple[tf.Tensor, Gradient]:
+        y = cond(condition, lambda: quantize(x), lambda: pass_on(x))
+        if isinstance(condition, Switch):  # It changes the ends of the mask.
+            return y, partial(differentiate_quantized, x)
         return y, lambda upstream: cond(
-            applies, lambda: inside(x, upstream), lambda: passed(x, upstream)
+            condition,
+            lambda: differentiate_quantized(x, upstream),
+            lambda: differentiate_passed(x, upstream),
         )
 
+    if source is None:
+        return compute(x)
+
     @tf.custom_gradient
-    def quantized_source(*_: Any) -> Any:
+    def compute_from_source(*_: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], object]]:
         if source.derivative is not None:
             slope = zero_outside_range(source.derivative, x, minimum, maximum, bits, narrow_range)
-            return quantizing(x), lambda upstream: upstream * slope
+            return quantize(x), lambda upstream: upstream * slope
 
-        def gradient(upstream: Any) -> Any:
+        def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
+            assert source.again is not None
             with tf.control_dependencies([upstream]):  # Not before.
                 x, back = source.again()
-            return back(inside(x, upstream))
+            return back(differentiate_quantized(x, upstream))
 
-        return quantizing(x), gradient
+        return quantize(x), gradient
 
-    return quantized(x) if source is None else quantized_source(*source.inputs)
+    return compute_from_source(*source.inputs)
 
 
 def _fake_quantize_plainly(
-    applies: Any,
-    x: Any,
-    minimum: Any,
-    maximum: Any,
+    applies: bool | tf.Tensor | Switch,
+    x: tf.Tensor,
+    minimum: Scalar,
+    maximum: Scalar,
     bits: int,
     narrow_range: bool,
     ceiling: float | None,
-) -> Any:
-    """Computes `fake_quantize_if`, and keeps which numbers pass the gradient."""
+) -> tf.Tensor:
+    """Computes `fake_quantize_if` in single operations, and keeps the mask of its gradient."""
     is_relu = ceiling is not None
 
-    def quantizing(x: Any) -> tuple[Any, Any]:
+    def quantize(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         ends = 0.0 if is_relu else minimum, maximum
         wide = tf.cast(x, tf.float32)
         y, inside = plain_operations.fake_quantize(wide, *ends, bits, narrow_range, is_relu)
         return tf.cast(y, x.dtype), inside
 
-    def passing(x: Any) -> tuple[Any, Any]:
+    def pass_on(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         if ceiling is None:
             return tf.identity(x), tf.ones_like(x, tf.bool)
         return apply_relu(x, ceiling), tf.logical_and(x > 0, x < ceiling)
 
     @tf.custom_gradient
-    def quantized(x: Any) -> Any:
-        y, inside = cond(applies, lambda: quantizing(x), lambda: passing(x))
+    def compute(x: tf.Tensor) -> tuple[tf.Tensor, Gradient]:
+        y, inside = cond(applies, lambda: quantize(x), lambda: pass_on(x))
         return y, lambda upstream: plain_operations.zero_unless(inside, upstream)
 
-    return quantized(x)
+    return compute(x)
 
 
-def channel_limits(weights: Any, channel_axes: tuple[int, ...]) -> Any:
+def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tensor:
     """Returns the largest magnitude in each output channel, shaped to broadcast.
 
-    A channel of zeros gets the limit 1: any scale represents it.
+    The limit of a channel of zeros is 1, because any scale represents it.
     """
     return replace_zeros(largest_magnitudes(weights, channel_axes))
 
 
-def replace_zeros(limits: Any) -> Any:
-    """Returns limits with 1 in place of 0, as any scale represents zeros."""
+def replace_zeros(limits: tf.Tensor) -> tf.Tensor:
+    """Returns limits with 1 in place of 0."""
     return tf.where(limits > 0, limits, 1.0)
 
 
-def largest_magnitudes(weights: Any, channel_axes: tuple[int, ...]) -> Any:
+def largest_magnitudes(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tensor:
     """Returns the largest magnitude in each output channel, 0 for a channel of zeros."""
     weights = tf.convert_to_tensor(weights)
     rank = len(weights.shape)
     reduced = [axis for axis in range(rank) if axis - rank not in channel_axes]
     size = weights.shape.num_elements()
-    if channel_axes == (-1,) and size is not None and size >= LARGE and not as_written.has_gpu():
-        return _column_limits(weights)
+    is_large = size is not None and size >= LARGE
+    if channel_axes == (-1,) and is_large and not plain_operations.has_gpu():
+        return _find_column_limits(weights)
     return tf.reduce_max(tf.abs(weights), axis=reduced, keepdims=True)
 
 
-def _column_limits(weights: Any) -> Any:
+def _find_column_limits(weights: tf.Tensor) -> tf.Tensor:
     """Returns the largest magnitude in each column of a large kernel.
 
-    TensorFlow reduces a few columns at a time, from the first row to the last. Some rows at a time
-    stay in the cache for the next columns, and no magnitudes are written.
+    TensorFlow reduces a few columns at a time, from the first row to the last. Blocks of rows stay
+    in the cache for the next columns, and no magnitudes are stored.
     """
     *outer, columns = weights.shape
     rows = math.prod(outer)
@@ -256,75 +287,77 @@ def _column_limits(weights: Any) -> Any:
     return limits if len(outer) > 1 else limits[0]
 
 
-def quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
-    """Quantizes `weights` to whole numbers up to 2^(bits - 1) - 1, zero being 0.
+def quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> tf.Tensor:
+    """Quantizes `weights` to integers up to 2^(bits - 1) - 1, with the zero point 0.
 
-    They are those of TensorFlow's `fake_quant_with_min_max_vars_per_channel` with a narrow range,
-    operation by operation; that op itself is some 40 times slower on a CPU. `limits` are the
-    largest magnitudes of the channels, shaped to broadcast.
+    `limits` are the largest magnitudes of the channels, shaped to broadcast. The operations are
+    those of `fake_quant_with_min_max_vars_per_channel` with a narrow range, which itself is about
+    40 times slower on a CPU.
     """
-    return ChannelSteps.of(limits, bits).codes(weights)
+    return ChannelSteps.for_limits(limits, bits).quantize(weights)
 
 
 class ChannelSteps(NamedTuple):
-    """The steps of weights with a range per channel, shaped to broadcast against them.
+    """The steps of weights with a range per channel, shaped to broadcast.
 
     Args:
         levels: the largest quantized value.
         scale: the sizes of the steps.
-        inverse: one over them.
-        shift: what is added to the weights to make all of them positive.
+        inverse: the inverse of `scale`.
+        shift: the offset that makes all weights positive.
     """
 
     levels: float
-    scale: Any
-    inverse: Any
-    shift: Any
+    scale: tf.Tensor
+    inverse: tf.Tensor
+    shift: tf.Tensor
 
     @classmethod
-    def of(cls, limits: Any, bits: int) -> ChannelSteps:
-        """Steps for the largest magnitudes of channels; none may be 0."""
+    def for_limits(cls, limits: tf.Tensor, bits: int) -> ChannelSteps:
+        """Returns the steps for the largest magnitudes of channels, none of which may be 0."""
         levels = float(2 ** (bits - 1) - 1)
         scale = quotient(limits, levels)
         return cls(levels, scale, quotient(1.0, scale), levels * scale)
 
-    def codes(self, weights: Any) -> Any:
-        """Rounds weights to whole steps."""
-        # Multiplied, not divided, and shifted to positive numbers first, as in TensorFlow's kernel.
+    def quantize(self, weights: tf.Tensor) -> tf.Tensor:
+        """Rounds weights to integer multiples of steps."""
+        # TensorFlow's kernel too shifts values to be positive, and multiplies by the inverse.
         times = product if must_not_fuse() else tf.multiply
         steps = times(weights + self.shift, self.inverse)
         return tf.floor(steps - (self.levels - 0.5))
 
-    def rounded(self, weights: Any) -> Any:
+    def round(self, weights: tf.Tensor) -> tf.Tensor:
         """Rounds weights to the nearest step."""
-        return self.codes(weights) * self.scale
+        return self.quantize(weights) * self.scale
 
 
-def fake_quantize_channels(weights: Any, limits: Any, bits: int = 8) -> Any:
+def fake_quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> tf.Tensor:
     """Rounds `weights` to 2^bits - 1 levels from -`limits` to `limits`.
 
-    As the limits are those of the weights, nothing is clipped, so the gradient passes everywhere.
+    The limits are those of the weights, so nothing is clipped, and the gradient passes everywhere.
     """
-    return straight_through(lambda weights: ChannelSteps.of(limits, bits).rounded(weights), weights)
+    return straight_through(lambda x: ChannelSteps.for_limits(limits, bits).round(x), weights)
 
 
-def fake_quantize_average(x: Any, minimum: Any, maximum: Any, bits: int = 8) -> Any:
+def fake_quantize_average(
+    x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int = 8
+) -> tf.Tensor:
     """Rounds averages of quantized values to the levels of their own range, as kernels do.
 
-    Averages of codes often lie halfway between two codes. TFLite rounds those away from code
-    zero of the signed type, which `fake_quantize` does not. The gradient passes everywhere, as
+    Averages of quantized values often lie halfway between two of them. TFLite rounds these away
+    from the quantized value 0, unlike `fake_quantize`. The gradient passes everywhere, because
     averages do not leave the range.
     """
 
-    def rounded(averages: Any) -> Any:
+    def average(averages: tf.Tensor) -> tf.Tensor:
         x, levels = tf.cast(averages, tf.float32), float(2**bits - 1)
         low, high = (tf.cast(end, tf.float32) for end in (minimum, maximum))
         scale = (high - low) / levels
-        scale = tf.where(scale > 0, scale, 1.0)  # Of zeros only, before anything else was seen.
+        scale = tf.where(scale > 0, scale, 1.0)  # The first examples may all be zero.
         zero_point = tf.clip_by_value(tf.floor(0.5 - low / scale), 0.0, levels) - 2 ** (bits - 1)
-        codes = x / scale + zero_point
-        # Halves are off by float rounding: far less than this for any window up to 16x16.
-        codes = tf.sign(codes) * tf.floor(tf.abs(codes) + 0.501)
-        return tf.cast((codes - zero_point) * scale, averages.dtype)
+        q = x / scale + zero_point
+        # Halves have a float rounding error, far below 0.001 for windows up to 16x16.
+        q = tf.sign(q) * tf.floor(tf.abs(q) + 0.501)
+        return tf.cast((q - zero_point) * scale, averages.dtype)
 
-    return straight_through(rounded, x)
+    return straight_through(average, x)

@@ -1,98 +1,175 @@
-"""Which numbers pass the gradient of a quantizer on a CPU: those within its range.
+"""Masks for the gradients of quantizers on a CPU: elements within the range pass the gradient.
 
-One operation looks at each number once. XLA has none such, and a GPU would wait for ends that it
-has computed itself, as that operation takes them from the host's memory: there quantizers keep
-which numbers of steps are in the range (`plain_operations`).
+One operation looks at each element once. XLA does not support that operation, and a GPU would wait
+for ends that it has computed itself, because the operation reads them from the host's memory. There
+quantizers keep a mask of elements (`plain_operations`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.plain_operations import BEYOND, TINY, are_numbers, nudged_range
-from keras_qat.arithmetic.together import SharedFunction
+from keras_qat.arithmetic.plain_operations import BEYOND, TINY, Scalar, are_numbers, nudged_range
 
-Mask = Callable[[Any, Any], Any]
+Mask = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """Function of the upstream gradient and a tensor, which returns the gradient or zeros."""
+
+OfScalars = Callable[..., tuple[tf.Tensor, ...]]
+"""Function of scalars, or of vectors with the same length, that returns a tuple of the same."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Request:
+    scalars: tuple[Scalar | bool, ...]
+    graph: tf.Graph | None
+    results: tuple[tf.Tensor, ...] | None = None
+
+
+class SharedFunction:
+    """A function of scalars that computes its results for all callers with the same operations.
+
+    A graph of many operations on scalars takes longer to launch than to compute. Callers that ask
+    early and need the result late, such as gradients, share operations.
+    """
+
+    def __init__(self, function: OfScalars) -> None:
+        self._function = function
+        self._waiting: list[_Request] = []
+
+    def request(self, *scalars: Scalar | bool) -> Callable[[], tuple[tf.Tensor, ...]]:
+        """Returns a function that returns the results for some scalars.
+
+        Its first call computes the results of all requests in the same graph so far.
+        """
+        request = _Request(scalars, _get_graph())
+        self._waiting.append(request)
+        return partial(self._find_results, request)
+
+    def _find_results(self, request: _Request) -> tuple[tf.Tensor, ...]:
+        if _get_graph() is not request.graph or request.graph is None:
+            return self._function(*request.scalars)
+        if request.results is None:
+            requests = [waiting for waiting in self._waiting if waiting.graph is request.graph]
+            self._waiting = [waiting for waiting in self._waiting if waiting not in requests]
+            rows = (waiting.scalars for waiting in requests)
+            all_results = apply_to_rows(self._function, *rows)
+            for waiting, results in zip(requests, all_results, strict=True):
+                waiting.results = results
+        assert request.results is not None
+        return request.results
+
+
+def apply_to_rows(
+    function: OfScalars, *rows: tuple[Scalar | bool, ...]
+) -> list[tuple[tf.Tensor, ...]]:
+    """Applies a function to rows of scalars with operations on vectors; returns rows of results."""
+    if len(rows) == 1:
+        return [function(*rows[0])]
+    first, *others = zip(*rows, strict=True)
+    vectors = function(tf.stack(first), *map(_as_column, others))
+    results = (tf.unstack(vector, len(rows)) for vector in vectors)
+    return list(zip(*results, strict=True))
+
+
+def _as_column(scalars: tuple[Scalar | bool, ...]) -> tf.Tensor | Scalar:
+    """Stacks scalars, unless all are the same object."""
+    first = scalars[0]
+    return first if all(scalar is first for scalar in scalars) else tf.stack(scalars)
+
+
+def _get_graph() -> tf.Graph | None:
+    """Returns the graph that is being traced, or None in eager mode."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 class Gates:
-    """What the gradients of quantizers need of their ranges, computed for all of them at once.
-
-    Attributes:
-        below, between: the functions of these names.
-    """
+    """Computes the ends of quantizers' ranges for gradients, for all quantizers at once."""
 
     def __init__(self) -> None:
-        self.below = SharedFunction(find_relu_end)
-        self.between = SharedFunction(find_range_ends)
+        self.find_relu_end = SharedFunction(find_relu_end)
+        self.find_range_ends = SharedFunction(find_range_ends)
 
 
 def mask_of_range(
-    minimum: Any, maximum: Any, bits: int, narrow_range: bool, gates: Gates, on: Any = True
+    minimum: Scalar,
+    maximum: Scalar,
+    bits: int,
+    narrow_range: bool,
+    gates: Gates,
+    on: bool | tf.Tensor = True,
 ) -> Mask:
-    """Returns the mask of numbers in a range, which is nudged.
+    """Returns the mask of elements in a range, which is nudged.
 
     Args:
-        minimum, maximum: float numbers or scalar tensors.
+        minimum, maximum: the range.
         bits, narrow_range: as in `QuantSpec`.
-        gates: those that it shares with other quantizers.
-        on: True, or a scalar tensor; where that is false, all numbers pass.
+        gates: shared with other quantizers.
+        on: True, or a scalar tensor. If it is false, all elements pass.
     """
     nudging = minimum, maximum, float(bits), float(narrow_range)
     if not are_numbers(minimum, maximum):
-        ends = gates.between.later(*nudging, on)
-        return lambda upstream, x: _inside(upstream, x, *ends())
-    return lambda upstream, x: _inside(upstream, x, *find_range_ends(*nudging, on))
+        ends = gates.find_range_ends.request(*nudging, on)
+        return lambda upstream, x: _zero_outside(upstream, x, *ends())
+    return lambda upstream, x: _zero_outside(upstream, x, *find_range_ends(*nudging, on))
 
 
-def mask_of_relu(maximum: Any, ceiling: float, gates: Gates, on: Any = True) -> Mask:
-    """Returns the mask of numbers above zero and up to `maximum`, but below the `ceiling`.
+def mask_of_relu(
+    maximum: Scalar, ceiling: float, gates: Gates, on: bool | tf.Tensor = True
+) -> Mask:
+    """Returns the mask of elements above zero, up to `maximum`, and below the `ceiling`.
 
     Args:
-        maximum: upper end of the range of a ReLU: a float number or a scalar tensor.
+        maximum: upper end of the range of a ReLU.
         ceiling: upper end of the ReLU.
-        gates: those that it shares with other quantizers.
-        on: True, or a scalar tensor; where that is false, all numbers below the ceiling pass.
+        gates: shared with other quantizers.
+        on: True, or a scalar tensor. If it is false, all elements below the ceiling pass.
     """
-    ends = maximum, _before(ceiling), on
-    gate = partial(find_relu_end, *ends) if isinstance(maximum, float) else gates.below.later(*ends)
-    return lambda upstream, x: _inside(upstream, x, *gate())
+    # A ReLU has no gradient at its upper end.
+    last = float(np.nextafter(np.float32(ceiling), np.float32(0)))
+    ends = maximum, last, on
+    is_number = isinstance(maximum, float)
+    gate = partial(find_relu_end, *ends) if is_number else gates.find_relu_end.request(*ends)
+    return lambda upstream, x: _zero_outside(upstream, x, *gate())
 
 
 def zero_outside_range(
-    gradient: Any, x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool
-) -> Any:
-    """Returns a gradient where `x` is in a range, else zero, as `mask_of_range` does at once.
+    gradient: tf.Tensor,
+    x: tf.Tensor,
+    minimum: Scalar,
+    maximum: Scalar,
+    bits: int,
+    narrow_range: bool,
+) -> tf.Tensor:
+    """Returns a gradient if `x` is in a range, else zero, without gates.
 
     The operation that rounds clips infinity to the ends, which are the same to the last bit.
     """
     ends = tf.quantization.fake_quant_with_min_max_vars(
         [math.inf, -math.inf], minimum, maximum, bits, narrow_range
     )
-    return _inside(gradient, x, *tf.unstack(ends * BEYOND))
+    return _zero_outside(gradient, x, *tf.unstack(ends * BEYOND))
 
 
-def apply_mask(mask: Mask, upstream: Any, x: Any) -> Any:
+def apply_mask(mask: Mask, upstream: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """Applies a mask in float32, and returns the gradient in the type of `upstream`."""
     if x.dtype != tf.float32:
-        with tf.control_dependencies([upstream]):  # Going forward it would be kept until here.
+        with tf.control_dependencies([upstream]):  # Else the forward pass would keep the cast.
             x = tf.identity(x)
     gradient = mask(tf.cast(upstream, tf.float32), tf.cast(x, tf.float32))
     return tf.cast(gradient, upstream.dtype)
 
 
-def _inside(upstream: Any, x: Any, high: Any, low: Any = TINY) -> Any:
-    """Returns `upstream` where `x` is from `low` to `high`, else zero.
+def _zero_outside(upstream: tf.Tensor, x: tf.Tensor, high: Scalar, low: Scalar = TINY) -> tf.Tensor:
+    """Returns `upstream` if `x` is from `low` to `high`, else zero.
 
-    By the gradient of another operation that rounds, in one pass; a mask takes four: two
-    comparisons, what both say, and the choice.
+    The gradient of another rounding operation does so in one pass. A mask would take four: two
+    comparisons, their conjunction and a selection.
     """
     low, high = (tf.cast(end, tf.float32) for end in (low, high))
     return tf.raw_ops.QuantizeAndDequantizeV4Grad(
@@ -100,17 +177,12 @@ def _inside(upstream: Any, x: Any, high: Any, low: Any = TINY) -> Any:
     )[0]
 
 
-def _before(ceiling: float) -> float:
-    """Returns the float32 number before the upper end of a ReLU, which has no gradient there."""
-    return float(np.nextafter(np.float32(ceiling), np.float32(0)))
-
-
-def find_relu_end(high: Any, last: Any, on: Any = True) -> tuple[Any]:
-    """Returns the upper end of what passes the gradient of a range from zero, behind a ReLU.
+def find_relu_end(high: Scalar, last: Scalar, on: bool | tf.Tensor = True) -> tuple[Scalar]:
+    """Returns the largest value that passes the gradient of a range from zero, after a ReLU.
 
     Args:
-        high: upper end of the range, which is inside, as is a millionth beyond.
-        last: the last number before the upper end of the ReLU.
+        high: upper end of the range, which passes, as does a millionth beyond it.
+        last: the last value below the upper end of the ReLU.
         on: whether the range counts; else only the ReLU does.
     """
     least = min if isinstance(high, float) else tf.minimum
@@ -119,12 +191,15 @@ def find_relu_end(high: Any, last: Any, on: Any = True) -> tuple[Any]:
 
 
 def find_range_ends(
-    minimum: Any, maximum: Any, bits: Any, narrow_range: Any, on: Any = True
-) -> tuple[Any, Any]:
-    """Returns the upper and the lower end of what passes the gradient of a range.
+    minimum: Scalar,
+    maximum: Scalar,
+    bits: Scalar,
+    narrow_range: Scalar,
+    on: bool | tf.Tensor = True,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the largest and the smallest value that pass the gradient of a range.
 
-    It is the nudged range from `minimum` to `maximum`, and a millionth beyond both ends; infinity
-    where the range is not `on`.
+    They are a millionth beyond the ends of the nudged range, or infinite if it is not `on`.
     """
     low, high = nudged_range(minimum, maximum, bits, narrow_range)
     ends = high * BEYOND, low * BEYOND

@@ -1,81 +1,79 @@
-"""Kernel families: how the kernels of each runtime round. The one place that knows their names."""
+"""Kernel families: how the kernels of each runtime round. The only place that knows their names."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import tensorflow as tf
 
 from keras_qat.messages import warn_caller
 
-Rescaling = Callable[[Any, Any], Any]
-"""Multiplies whole numbers, given in float32, by a float32 factor and rounds the result."""
+Rescaling = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+"""Multiplies integers, held in float32, by a float32 factor and rounds the result."""
 
 
-def half_to_even(numbers: Any, factor: Any) -> Any:
-    """Multiplies in float32 and rounds halves to even numbers: XNNPACK on x86."""
-    return tf.round(numbers * factor)
+def half_to_even(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Multiplies in float32 and rounds halves to even: XNNPACK on x86."""
+    return tf.round(x * factor)
 
 
-def half_up(numbers: Any, factor: Any) -> Any:
-    """Multiplies in integers, so exactly, and rounds halves up: XNNPACK on 64-bit ARM."""
-    exact = tf.cast(numbers, tf.float64) * tf.cast(factor, tf.float64)
-    return tf.cast(tf.floor(exact + 0.5), numbers.dtype)
+def half_up(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """Multiplies exactly, in integers, and rounds halves up: XNNPACK on 64-bit ARM."""
+    exact = tf.cast(x, tf.float64) * tf.cast(factor, tf.float64)
+    return tf.cast(tf.floor(exact + 0.5), x.dtype)
 
 
-def halves_up(x: Any) -> Any:
-    """Rounds to whole numbers, halves up."""
+def halves_up(x: tf.Tensor) -> tf.Tensor:
+    """Rounds to integers, halves up."""
     return tf.floor(x + 0.5)
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelFamily:
-    """The rounding of one runtime: a field for each question that operators ask about it.
+    """The rounding of one runtime. Each field answers one question of the operators.
 
-    The defaults are the portable kernels of TFLite. They multiply by 31-bit fixed-point numbers
-    and round twice. A new family is one more object in `FAMILIES`; operators never ask for a
-    family's name.
+    The defaults are TFLite's portable kernels. They multiply by 31-bit fixed-point numbers and
+    round twice. A new family is one more object in `FAMILIES`; operators never ask for the name.
 
     Args:
         name: what users pass as `kernels=`.
         sums: rescales int8 sums of products with weights; None: in fixed point.
         matrix_products: rescales int8 sums of products of two tensors; None: in fixed point.
         products: rescales int8 products of two tensors; None: in fixed point.
-        additions: whether int8 sums and differences of two tensors are rounded once, at the end,
-            or twice, first on the way to a common scale, or computed in float32.
-        means: whether int8 sums over axes are divided by their count in float32, so too but with
-            offsets added before anything is rounded, in fixed point, or times one float32 factor.
-        quantize: whether real numbers are multiplied by the inverse of the int8 scale, halves to
-            even, or divided by the scale, halves away from zero, or as `halves` rounds.
-        requantize: whether int8 values get another scale by a factor in 256ths, in fixed point, or
-            as real numbers.
+        additions: whether int8 sums and differences of two tensors are rounded once, at the end, or
+            twice, first for a common scale, or are computed in float32.
+        means: whether int8 sums over axes are divided by their count in float32, or in float32
+            including an offset before rounding, or in fixed point, or by one float32 factor.
+        quantize: whether float values are multiplied by the inverse of the int8 scale (halves to
+            even), divided by it (halves away from zero), or divided and rounded like `halves`.
+        requantize: whether int8 values are rescaled in 256ths, in fixed point, or in float32.
         leaky_relu: whether an int8 LeakyReLU multiplies by slopes in 256ths or in fixed point.
         tables: how the int8 tables of ELU, sigmoid, tanh and squares round.
-        bilinear: precision of the weights of pixels in int8 bilinear interpolation.
-        optimized: whether TFLite's optimized kernels compute what the fields above leave to
-            TFLite. Some of them round halves up.
-        neon: whether these optimized kernels are those in ARM's vector instructions. They round
-            int8 hard swish of 8 values at a time, and sums with packed int4 weights, only once.
-        softmax: whether int8 softmax computes exponentials in float32, in fixed point, or looks
-            them up in a table of uint16 and adds them up in integers, or in one of float32.
-        int16_curves: whether int16 sigmoid and tanh of scales that are powers of two use the
-            approximations of LSTM gates, or interpolate in a table.
-        dense: whether int8 FULLY_CONNECTED multiplies its sums in double precision, where `sums`
-            is None, or in fixed point.
-        ratios: precision in which ratios of scales are computed before they become fixed point.
+        bilinear: precision of the pixel weights in int8 bilinear interpolation.
+        optimized: whether TFLite's optimized kernels compute everything that the fields above leave
+            to TFLite. Some of them round halves up.
+        neon: whether these use ARM's vector instructions. They round only once in int8 hard swish,
+            for groups of 8 values, and in sums with packed int4 weights.
+        softmax: whether int8 softmax computes exponentials in float32 or in fixed point, or looks
+            them up in a table of uint16, added up in integers, or of float32.
+        int16_curves: whether int16 sigmoid and tanh with a power of two as the scale approximate
+            like LSTM gates, or interpolate in a table.
+        dense: whether int8 FULLY_CONNECTED multiplies its sums in double precision or in fixed
+            point, if `sums` is None.
+        ratios: precision of ratios of scales before their conversion to fixed point.
         int16_softmax_tables: precision in which the tables of int16 softmax are computed.
-        int8_curves: whether int8 sigmoid and tanh are tables of float32, or computed in fixed point
-            for inputs up to 15, beyond which they are at the end of their range.
-        lstm: whether the steps of an LSTM round as TFLite or as TFLite Micro.
+        int8_curves: whether int8 sigmoid and tanh are tables of float32, or computed in fixed
+            point. The latter return the end of their range for inputs beyond 15.
+        lstm: whether the steps of an LSTM round as in TFLite or in TFLite Micro.
         int16_lstm: whether there is an LSTM for int16 activations.
-        int4_dense_per_channel: whether FULLY_CONNECTED takes int4 weights with a scale for each
+        int4_dense_per_channel: whether FULLY_CONNECTED supports int4 weights with a scale for each
             channel.
-        static_shapes: whether the runtime wants shapes as constants where a batch size is given.
-        in_float: whether operators that the fields above do not describe compute in float32, from
-            real numbers, and their results are divided by the scale.
-        halves: rounds what the kernels of `in_float` computed in float32: halves to even or up.
+        static_shapes: whether shapes have to be constants if a batch size is given.
+        in_float: whether operators that no field above describes compute in float32, and their
+            results are divided by the scale.
+        halves: how results of these operators are rounded: halves to even, or up.
     """
 
     name: str
@@ -102,7 +100,7 @@ class KernelFamily:
     int4_dense_per_channel: bool = True
     static_shapes: bool = False
     in_float: bool = False
-    halves: Callable[[Any], Any] = tf.round
+    halves: Callable[[tf.Tensor], tf.Tensor] = tf.round
 
 
 REFERENCE = KernelFamily("reference")
@@ -124,10 +122,10 @@ XNNPACK = KernelFamily(
     softmax="float32",
     int16_curves="gates",
 )
-"""XNNPACK on x86, and TFLite's optimized kernels for operators that XNNPACK lacks: desktops."""
+"""Desktops: XNNPACK on x86, and TFLite's optimized kernels for operators that XNNPACK lacks."""
 
 DEFAULT = XNNPACK
-"""The family of models, and of files of other programs, for which none was chosen."""
+"""The family of models and files for which none was chosen."""
 
 XNNPACK_ARM64 = dataclasses.replace(
     XNNPACK,
@@ -137,7 +135,7 @@ XNNPACK_ARM64 = dataclasses.replace(
     neon=True,
     softmax="uint16_table",
 )
-"""The same on 64-bit ARM: phones. It differs in softmax, and where results lie on halves."""
+"""Phones: the same on 64-bit ARM. It differs in softmax, and if results lie on halves."""
 
 TFLM = KernelFamily(
     "tflm",
@@ -150,7 +148,7 @@ TFLM = KernelFamily(
     int4_dense_per_channel=False,
     static_shapes=True,
 )
-"""TFLite Micro. Its kernels began as TFLite's portable ones and differ in some points."""
+"""TFLite Micro. Its kernels differ from TFLite's portable ones in some points."""
 
 ONNXRUNTIME = KernelFamily(
     "onnxruntime",
@@ -173,7 +171,7 @@ ESP_DL = dataclasses.replace(
     matrix_products=half_up,
     halves=halves_up,
 )
-"""ESP-DL on ESP32 and ESP32-S3, for `recipes.power_of_two`. On ESP32-P4 it is as onnxruntime."""
+"""ESP-DL on ESP32 and ESP32-S3, for `recipes.power_of_two`. On ESP32-P4 use `ONNXRUNTIME`."""
 
 FAMILIES = {
     family.name: family for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM, ONNXRUNTIME, ESP_DL)
@@ -181,7 +179,7 @@ FAMILIES = {
 """All families, by the name that users pass as `kernels=`."""
 
 REMOVED = {"openvino": ONNXRUNTIME}
-"""Name of a family of earlier releases -> the family to use instead."""
+"""Name of a removed family -> the family to use instead."""
 
 
 def kernel_family(kernels: str) -> KernelFamily:
@@ -198,7 +196,7 @@ def kernel_family(kernels: str) -> KernelFamily:
 
 
 def find_saved_family(kernels: str, model_name: str) -> KernelFamily:
-    """Returns the family of a saved model, or a successor with a warning if it was removed."""
+    """Returns the family of a saved model, or its successor with a warning if it was removed."""
     if kernels not in REMOVED:
         return kernel_family(kernels)
     family = REMOVED[kernels]

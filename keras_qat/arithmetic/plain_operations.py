@@ -1,49 +1,99 @@
-"""TensorFlow's fake quantization in operations that give the same values on every device.
+"""Operations that round in the same way on every device, in a graph and outside of one.
 
-XLA and kernels of GPUs join a product and the sum behind it, which then round only once, and
-numbers between two levels get other codes than on a CPU. Nothing is left to join here: each
-operation rounds once by itself, or is exact.
+TensorFlow's graph optimization replaces `1 / x` by an approximate `Reciprocal` and a division by a
+constant by a multiplication, and it reorders chains of products. XLA and GPU kernels fuse a product
+with a sum that follows it, and round only once. Each of these changes last bits, and so quantized
+values. The functions here use operations that none of them rewrites.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
-from keras_qat.arithmetic.as_written import hide_constant, is_in_xla, quotient
+Scalar: TypeAlias = float | tf.Tensor
 
 TINY = float(np.finfo(np.float32).tiny)
-"""The least positive number."""
+"""The smallest positive number."""
 BEYOND = 1 + 2.0**-20
-"""Ends of a range times this are outside. A nudged end may be a last bit inside of the data's."""
+"""Ends of a range times this are outside: a nudged end may be one bit too small."""
 
 
-def are_numbers(minimum: Any, maximum: Any) -> bool:
+def is_in_xla() -> bool:
+    """Whether XLA compiles the graph that is being traced, as with `jit_compile=True`."""
+    graph = tf.compat.v1.get_default_graph()
+    return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(graph)
+
+
+def has_gpu() -> bool:
+    """Whether operations may run on a GPU."""
+    return bool(tf.config.list_logical_devices("GPU"))
+
+
+def must_not_fuse() -> bool:
+    """Whether XLA or a GPU kernel may fuse a product with a sum. They do not fuse `product`."""
+    return is_in_xla() or has_gpu()
+
+
+def product(x: Scalar, y: tf.Tensor) -> tf.Tensor:
+    """Computes x * y, 0 if y is 0."""
+    x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
+    if x.dtype == tf.float32 and is_in_xla():
+        # XLA would fuse it with a sum. The product is exact in float64, and then rounded.
+        return tf.cast(tf.cast(x, tf.float64) * tf.cast(y, tf.float64), tf.float32)
+    return tf.raw_ops.MulNoNan(x=x, y=y)
+
+
+def quotient(x: Scalar, y: Scalar) -> tf.Tensor:
+    """Computes x / y, 0 if y is 0."""
+    x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
+    y = tf.cast(y, x.dtype)
+    if x.dtype == tf.float32 and is_in_xla():
+        # XLA multiplies by 1 / y if y is constant, and a fourth of its quotients on GPUs are one
+        # bit off. A product with 1 / y in float64 rounds to the same float32 number as x / y,
+        # because x / y is at least 2^-49 away from the middle between two of them.
+        wide = tf.math.divide_no_nan(tf.ones([], tf.float64), tf.cast(y, tf.float64))
+        return tf.cast(tf.raw_ops.MulNoNan(x=tf.cast(x, tf.float64), y=wide), x.dtype)
+    return tf.raw_ops.DivNoNan(x=x, y=y)
+
+
+def hide_constant(value: float) -> tf.Tensor:
+    """Returns a float32 constant that graph optimization does not recognize as one.
+
+    Otherwise `(x - y) - 0.5` would become `x - (y + 0.5)`, which rounds differently.
+    """
+    if tf.executing_eagerly():
+        return tf.constant(value)
+    return tf.raw_ops.PlaceholderWithDefault(input=tf.constant(value), shape=[])
+
+
+def are_numbers(minimum: Scalar, maximum: Scalar) -> bool:
     """Whether a range is known while a graph is traced."""
     return isinstance(minimum, float) and isinstance(maximum, float)
 
 
 def fake_quantize(
-    x: Any, minimum: Any, maximum: Any, bits: int, narrow_range: bool, is_relu: bool
-) -> tuple[Any, Any]:
+    x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int, narrow_range: bool, is_relu: bool
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes `fake_quant_with_min_max_vars` in the order of operations of its CPU kernel.
 
-    Divisions come before clipping, which changes no value: ends are known numbers of steps then.
+    Unlike the kernel, it divides before it clips, which changes no value but makes the ends of the
+    range known numbers of steps.
 
     Args:
         x: the tensor, float32.
-        minimum, maximum: the range, float numbers or scalar tensors. A `minimum` of the number 0
-            saves half of the operations.
+        minimum, maximum: the range. A `minimum` that is the number 0 saves half of the operations.
         bits, narrow_range: as in `QuantSpec`.
-        is_relu: whether it also computes a ReLU of `x`, with a `minimum` of the number 0.
+        is_relu: whether to compute a ReLU of `x` as well; `minimum` must then be the number 0.
 
     Returns:
-        The tensor, rounded to the levels of the range, and which of its numbers are in the range
-        and pass the gradient: a millionth of its width beyond the ends too, but not the zero of a
-        ReLU, for which anything below 2^-26 of the range is taken.
+        The tensor, rounded to the levels of the range, and a mask of the elements that pass the
+        gradient. These are the elements in the range, including a millionth of its width beyond
+        the ends, but without the zeros of a ReLU: all elements below 2^-26 of the range.
     """
     levels = float(2**bits - 1 - narrow_range)
     minimum, maximum = (
@@ -52,73 +102,73 @@ def fake_quantize(
     if isinstance(minimum, float) and minimum == 0.0:
         is_number = isinstance(maximum, float)
         scale = float(np.float32(maximum / levels)) if is_number else quotient(maximum, levels)
-        steps = _steps(x, scale, 1.0)
-        return _rounded(steps, levels) * scale, _are_between(steps, levels, is_relu)
-    minus, below = _minus_scale_and_zero_point(minimum, maximum, levels, narrow_range)
-    steps = _steps(below * minus - x, minus, -1.0)
+        steps = _divide(x, scale, 1.0)
+        return _round(steps, levels) * scale, _is_inside(steps, levels, is_relu)
+    minus, below = _find_minus_scale_and_zero_point(minimum, maximum, levels, narrow_range)
+    steps = _divide(below * minus - x, minus, -1.0)
     clipped = tf.minimum(tf.maximum(steps, levels * (1.0 - BEYOND)), levels * BEYOND)
     inside = tf.equal(clipped, steps)
-    if are_numbers(minus, below):  # Equal to two differences, but for one number of steps.
+    if are_numbers(minus, below):  # Equal to two differences, except for one number of steps.
         half_below = below - 0.5 if below != 1.0 else 0.5 - 2.0**-25
         return tf.math.ceil(half_below - clipped) * minus, inside
     return tf.math.ceil(below - clipped - hide_constant(0.5)) * minus, inside
 
 
-def _are_between(steps: Any, levels: float, is_relu: bool) -> Any:
-    """Returns which numbers of steps are from 0 to `levels`, for a ReLU above 0.
+def _is_inside(steps: tf.Tensor, levels: float, is_relu: bool) -> tf.Tensor:
+    """Returns which elements are from 0 to `levels`, or above 0 for a ReLU.
 
-    By their distance to the middle: two operations, where two comparisons are three.
+    It compares their distance to the middle: two operations instead of three.
     """
     middle = np.float32(levels * (BEYOND if is_relu else 1.0) / 2.0)
     farthest = middle if is_relu else np.float32(middle * (2.0 * BEYOND - 1.0))
     return tf.math.squared_difference(steps, middle) < farthest * farthest
 
 
-def zero_unless(inside: Any, x: Any) -> Any:
-    """Returns `x` where `inside` is true, else zero."""
-    # Of a single number in place of these, TensorFlow's layout optimizer for GPUs makes an error.
+def zero_unless(inside: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Returns `x` if `inside` is true, else zero."""
+    # TensorFlow's layout optimizer for GPUs fails on a scalar zero.
     zeros = tf.zeros([1] * (inside.shape.rank or 0), x.dtype)
     return tf.where(inside, x, zeros)
 
 
-def _steps(x: Any, scale: Any, sign: float) -> Any:
-    """Computes x / scale, for a scale of that sign; of a range of zeros, zeros are zero steps.
+def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
+    """Computes x / scale, for a scale of that sign. In a range of zeros, zero is zero steps.
 
-    On a GPU TensorFlow swaps the axes of images, and swaps them back before operations that it
-    takes for sensitive to their order: `quotient` is one of them, and a division is not.
+    On a GPU, TensorFlow swaps the axes of images and swaps them back before operations that may
+    depend on their order, among them the one of `quotient`.
     """
     if is_in_xla():
         return quotient(x, scale)
     if isinstance(scale, float):
         return tf.raw_ops.RealDiv(x=x, y=hide_constant(scale or sign * TINY))
-    apart = tf.maximum if sign > 0 else tf.minimum
-    return tf.raw_ops.RealDiv(x=x, y=apart(scale, sign * TINY))
+    away_from_zero = tf.maximum if sign > 0 else tf.minimum
+    return tf.raw_ops.RealDiv(x=x, y=away_from_zero(scale, sign * TINY))
 
 
-def _minus_scale_and_zero_point(
-    minimum: Any, maximum: Any, levels: float, narrow_range: bool
-) -> tuple[Any, Any]:
-    """Returns minus the scale of a range, as its sign would be an operation, and its zero point.
+def _find_minus_scale_and_zero_point(
+    minimum: Scalar, maximum: Scalar, levels: float, narrow_range: bool
+) -> tuple[Scalar, Scalar]:
+    """Returns the negated scale of a range, which saves an operation, and its zero point.
 
     Both are numbers if the range is. The zero point is the number of steps below zero.
     """
     if are_numbers(minimum, maximum):
         with tf.init_scope():
             ends = tf.constant(minimum), tf.constant(maximum)
-            minus, below = _minus_scale_and_zero_point(*ends, levels, narrow_range)
+            minus, below = _find_minus_scale_and_zero_point(*ends, levels, narrow_range)
             return float(minus), float(below)
     minus = quotient(minimum - maximum, levels)
     below = quotient(minimum, minus)
     if narrow_range:  # TensorFlow rounds the sum with the lowest quantized value, 1.
-        return minus, _rounded(below + 1.0, levels + 1.0) - 1.0
-    return minus, _rounded(below, levels)
+        return minus, _round(below + 1.0, levels + 1.0) - 1.0
+    return minus, _round(below, levels)
 
 
-def _rounded(steps: Any, levels: float) -> Any:
-    """Rounds numbers to whole ones from 0 to `levels`, halves up, by one operation.
+def _round(steps: tf.Tensor, levels: float) -> tf.Tensor:
+    """Rounds halves up to integers from 0 to `levels`, with one operation.
 
-    It is TensorFlow's fake quantization for ranges that are known beforehand. With steps of 1 from
-    zero on, its products and its sums with zero are exact, whatever a GPU or XLA joins.
+    It is TensorFlow's fake quantization for constant ranges. With steps of 1 from zero, its
+    products and its sums with zero are exact, however they are fused.
     """
     bits = math.ceil(math.log2(levels + 1.0))
     return tf.raw_ops.FakeQuantWithMinMaxArgs(
@@ -127,16 +177,16 @@ def _rounded(steps: Any, levels: float) -> Any:
 
 
 def nudged_range(
-    minimum: Any, maximum: Any, bits: int = 8, narrow_range: bool = False
-) -> tuple[Any, Any]:
-    """Returns the range whose ends are levels, as is zero: fake quantization clips to it.
+    minimum: Scalar, maximum: Scalar, bits: Scalar = 8, narrow_range: bool | Scalar = False
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the range to which fake quantization clips: zero and both ends are levels.
 
-    In the order of operations of TensorFlow's kernel, so equal to the last bit.
+    The order of operations is that of TensorFlow's kernel, so the result is equal to the last bit.
     """
     lowest = narrow_range if tf.is_tensor(narrow_range) else float(narrow_range)
     highest = 2.0**bits - 1.0
     scale = quotient(maximum - minimum, highest - lowest)
-    # Of zeros alone, as behind a BatchNormalization that starts with gamma = 0, the scale is 0.
+    # The scale of zeros, as after a BatchNormalization that starts with gamma = 0, is 0.
     zero_point = tf.floor(lowest - quotient(minimum, scale) + 0.5)
     zero_point = tf.clip_by_value(zero_point, lowest, highest)
     return (lowest - zero_point) * scale, (highest - zero_point) * scale

@@ -1,4 +1,4 @@
-"""Quantization parameters: what the quantized values of a tensor stand for."""
+"""Quantization parameters, and ranges whose data does not lie between two quantized values."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.control_flow import trace_once
 from keras_qat.arithmetic.kernel_families import KernelFamily
+from keras_qat.arithmetic.plain_operations import Scalar, quotient
+
+S = TypeVar("S", float, tf.Tensor)
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantParams:
-    """The real values that a quantized tensor can hold: `scale * (q - zero_point)`.
+    """The float values that a quantized tensor can hold: `scale * (q - zero_point)`.
 
-    Numbers where a file is written or a simulation runs; float64 scalar tensors in a graph that
-    reads the ranges of a model each time it runs.
+    Scale and zero point are numbers in a file or a simulation. In a graph that reads the ranges of
+    a model each time it runs, they are float64 scalar tensors.
 
     Args:
-        scale: real value of one LSB: a float32 number, as files hold it.
+        scale: the size of one step (LSB): a float32 number, as in files.
         zero_point: the quantized value of 0.
-        bits: 2 to 8, held in int8, or 16, held in int16; 32 inside of operators, in int32. With
-            fewer than 8 bits the lowest 2^bits values of int8 are used.
+        bits: 2 to 8, held in int8, or 16, held in int16, or 32 inside of operators, in int32. With
+            fewer than 8 bits, only the lowest 2^bits values of int8 are used.
     """
 
     scale: Any
@@ -35,12 +37,12 @@ class QuantParams:
     bits: int = 8
 
     @classmethod
-    def from_range(cls, minimum: Any, maximum: Any, bits: int = 8) -> QuantParams:
+    def from_range(cls, minimum: Scalar, maximum: Scalar, bits: int = 8) -> QuantParams:
         """Returns the parameters of a range, nudged so that zero is a quantized value.
 
-        As TFLite does, the nudged ends are float32 and are divided in double precision. The range
-        must hold zero. An empty range gets the scale 1. With 16 bits, ranges are symmetric and the
-        zero point is 0.
+        As in TFLite, the nudged ends are float32 and are divided in double precision. The range
+        must hold zero. The scale of an empty range is 1. Ranges of 16 bits are symmetric, with the
+        zero point 0.
 
         Args:
             minimum, maximum: numbers or scalar tensors. Tensors that are known while a graph is
@@ -49,11 +51,11 @@ class QuantParams:
         """
         known = [None if _is_eager(end) else tf.get_static_value(end) for end in (minimum, maximum)]
         if any(end is None for end in known):
-            scale, zero_point = _of_range(bits)(minimum, maximum)
+            scale, zero_point = _converter(bits)(minimum, maximum)
             return cls(scale, zero_point, bits)
-        with tf.init_scope():  # A known range, once and for all.
+        with tf.init_scope():  # A known range is converted just once.
             ends = (tf.constant(end, tf.float32) for end in known)
-            scale, zero_point = _of_range(bits)(*ends)
+            scale, zero_point = _converter(bits)(*ends)
             return cls(np.float32(scale.numpy()), int(zero_point.numpy()), bits)
 
     @property
@@ -76,19 +78,19 @@ class QuantParams:
         if tf.is_tensor(self.scale) and tf.is_tensor(self.zero_point):
             return self
         scale, zero_point = (
-            tf.convert_to_tensor(number)
-            if tf.is_tensor(number)
-            else tf.constant(float(number), tf.float64)
-            for number in (self.scale, self.zero_point)
+            tf.convert_to_tensor(value)
+            if tf.is_tensor(value)
+            else tf.constant(float(value), tf.float64)
+            for value in (self.scale, self.zero_point)
         )
         return dataclasses.replace(self, scale=scale, zero_point=zero_point)
 
     def dequantize(self, quantized: np.ndarray) -> np.ndarray:
-        """Returns the real values of quantized ones, in float32."""
+        """Returns the float32 values of quantized values."""
         return (quantized.astype(np.float32) - np.float32(self.zero_point)) * self.scale
 
     def quantize(self, values: np.ndarray) -> np.ndarray:
-        """Quantizes real values as callers of a file do: halves up, clipped."""
+        """Quantizes float values as callers of a file do: rounded half up, and clipped."""
         precise: Any = np.float64 if self.bits == 16 else np.float32
         scaled = np.floor(np.asarray(values, precise) / precise(self.scale) + precise(0.5))
         return np.clip(scaled + self.zero_point, self.lowest, self.highest).astype(self.dtype)
@@ -97,23 +99,23 @@ class QuantParams:
         return f"{self.dtype.name} x {float(self.scale):.6g}, zero point {int(self.zero_point)}"
 
 
-def _is_eager(value: Any) -> bool:
+def _is_eager(value: Scalar) -> bool:
     return isinstance(value, tf.__internal__.EagerTensor)
 
 
 @functools.cache
-def _of_range(bits: int) -> Callable[[Any, Any], tuple[Any, Any]]:
+def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tensor]]:
     """Returns a function from the ends of a range to scale and zero point."""
 
     @partial(trace_once, signature=[tf.TensorSpec([]), tf.TensorSpec([])])
-    def scale_and_zero_point(minimum: Any, maximum: Any) -> tuple[Any, Any]:
+    def scale_and_zero_point(minimum: Scalar, maximum: Scalar) -> tuple[tf.Tensor, tf.Tensor]:
         levels = 2.0**bits - 1
         low, high = (tf.cast(end, tf.float64) for end in (minimum, maximum))
         scale = quotient(high - low, levels)
         scale = tf.where(scale > 0, scale, tf.ones_like(scale))
         if bits == 16:
             return single(scale), tf.zeros([], tf.float64)
-        # In float32 and halves up, as training does, so that zero is the same level there.
+        # In float32 and halves up, as in training, so that zero is the same level there.
         below = tf.math.divide_no_nan(-low, single(quotient(single(high - low), levels)))
         below = tf.clip_by_value(tf.floor(single(below) + 0.5), 0.0, levels)
         if bits == 8:
@@ -125,17 +127,67 @@ def _of_range(bits: int) -> Callable[[Any, Any], tuple[Any, Any]]:
     return scale_and_zero_point
 
 
-def single(number: Any) -> Any:
-    """Rounds a float64 number to float32, as a computation in float32 would."""
-    return tf.cast(tf.cast(number, tf.float32), tf.float64)
+def single(x: Scalar) -> tf.Tensor:
+    """Rounds float64 values to float32, as a computation in float32 would."""
+    return tf.cast(tf.cast(x, tf.float32), tf.float64)
 
 
-def ratio(family: KernelFamily, *factors: Any, by: Any) -> Any:
-    """Divides a product of scales: in float32, for TFLite Micro in double precision."""
+def ratio(family: KernelFamily, *factors: Scalar, by: Scalar) -> tf.Tensor:
+    """Divides a product of scales: in float32, or for TFLite Micro in double precision."""
     step = (lambda x: x) if family.ratios == "float64" else single
     return step(quotient(functools.reduce(lambda x, y: step(x * y), factors), by))
 
 
-def round_half_away(x: Any) -> Any:
-    """Rounds to whole numbers, half away from zero."""
+def round_half_away(x: tf.Tensor) -> tf.Tensor:
+    """Rounds to integers, halves away from zero."""
     return tf.sign(x) * tf.floor(tf.abs(x) + 0.5)
+
+
+WIDER = 1 / 1019
+"""Default share by which an input's range is wider than its data, to avoid ties.
+
+With 8 bits, it then has 255 / (1 + 1 / 1019) = 1019 / 4 steps. Because 1019 is a prime, the k-th of
+n equal parts of the data's range, 1019 k / (4 n) steps, is not an integer and a half if n is below
+1019, a power of 2 or a power of 10. It is at least 1 / (4 n) steps away from one.
+"""
+
+TRIES = 10
+"""Multiples of `WIDER` that are tried, so a range becomes at most 1 % wider."""
+
+REPEATED = 0.9
+"""Share of distinct values above which data is not on a grid, and some of it near ties anyway."""
+
+ENOUGH = 2e-4
+"""Sufficient distance to a tie, in steps. Float32 represents 255 steps to 3e-5."""
+
+
+def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
+    """Returns the share by which a range has to be wider to keep its data away from ties.
+
+    For values on a grid, which repeat themselves, it is the first multiple of `WIDER` that
+    suffices, or the best one. The range may have any ends, such as those of pixels from which a
+    mean was subtracted.
+
+    Args:
+        low, high: the ends of the range, which includes zero.
+        values: the values to quantize.
+        bits: 2 to 8.
+    """
+    values = values[(values >= low) & (values <= high)]
+    inside = np.unique(values).astype(np.float64)
+    best, nearest = WIDER, 0.0
+    if not inside.size or low == high or inside.size > REPEATED * values.size:
+        return best
+    for share in WIDER * np.arange(1, TRIES + 1):
+        steps = inside * (2**bits - 1) / ((high - low) * (1 + share))
+        distance = float(np.min(np.abs(steps - np.floor(steps) - 0.5)))
+        if distance > nearest:
+            best, nearest = float(share), distance
+        if nearest > ENOUGH:
+            break
+    return best
+
+
+def widen_range(low: S, high: S, share: float = WIDER) -> S:
+    """Returns the upper end of a range that is wider by a share of its width."""
+    return high + (high - low) * share

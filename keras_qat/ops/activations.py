@@ -24,16 +24,17 @@ from keras_qat.arithmetic.fixed_point import (
     to_fixed_point,
     upper_bits,
 )
-from keras_qat.arithmetic.gemmlowp import compute_sigmoid, compute_tanh
-from keras_qat.arithmetic.int16_sigmoid import (
+from keras_qat.arithmetic.kernel_families import KernelFamily
+from keras_qat.arithmetic.quant_params import QuantParams, single
+from keras_qat.arithmetic.sigmoid_and_tanh import (
     Curve,
     compute_int16_sigmoid,
     compute_int16_tanh,
+    compute_sigmoid,
+    compute_tanh,
     prepare_sigmoid,
     prepare_tanh,
 )
-from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.graph.tf_operations import get_argument
 from keras_qat.helper_layers.operations import HardSwish
 from keras_qat.keras2.backend import keras, layers

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import quotient
+from keras_qat.arithmetic.plain_operations import quotient
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.node import Node, Tensor

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import product
 from keras_qat.arithmetic.control_flow import cond, trace_once
 from keras_qat.arithmetic.fixed_point import (
     get_exponent,
@@ -18,6 +17,7 @@ from keras_qat.arithmetic.fixed_point import (
     shift,
     to_fixed_point,
 )
+from keras_qat.arithmetic.plain_operations import product
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.tf_operations import inputs_and_constants

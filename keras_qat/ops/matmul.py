@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import product
 from keras_qat.arithmetic.fixed_point import multiply_sums, to_fixed_point
+from keras_qat.arithmetic.plain_operations import product
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.graph.calls import Call, multiply_sizes
 from keras_qat.graph.tf_operations import get_operands

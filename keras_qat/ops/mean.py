@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import product, quotient
 from keras_qat.arithmetic.fixed_point import get_exponent, multiply, shift, to_fixed_point
+from keras_qat.arithmetic.plain_operations import product, quotient
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import get_kind

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import product, quotient
+from keras_qat.arithmetic.plain_operations import product, quotient
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.ops.op import Arguments
 

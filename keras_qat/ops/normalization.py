@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.control_flow import trace_once
 from keras_qat.arithmetic.kernel_families import KernelFamily
+from keras_qat.arithmetic.plain_operations import quotient
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.graph.calls import Call
 from keras_qat.keras2.backend import keras

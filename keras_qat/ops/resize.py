@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.fixed_point import divide, shift, shift_back
+from keras_qat.arithmetic.plain_operations import quotient
 from keras_qat.graph.calls import Call
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission

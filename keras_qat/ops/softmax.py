@@ -13,21 +13,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import quotient
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import (
-    EXPONENTIALS,
     divide,
+    exponential,
     get_exponent,
     high_product,
     inverse_square_root,
     multiply,
+    reciprocal,
     saturate,
     shift,
     shift_back,
     to_fixed_point,
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
+from keras_qat.arithmetic.plain_operations import quotient
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import is_operation
@@ -41,9 +42,6 @@ from keras_qat.ops.requantize import Multiplier, prepare_requantization, requant
 
 HIGHEST = 2**15 - 1
 """Largest int16 number, which stands for 1 in the tables."""
-
-ONE = 2**31 - 1
-"""1 with 31 bits behind the point, as near as it can be."""
 
 LEAST_SCALE = 2.0**-25
 """Smallest scale of int8 inputs. With half of it, TFLite's reference kernel ends the process."""
@@ -135,50 +133,16 @@ def _in_fixed_point(q: Any, factor: tuple[Any, Any], axis: int) -> Any:
     below = q - tf.reduce_max(q, axis, keepdims=True)
     counts = below >= -radius
     zero = tf.zeros_like(below)
-    exponentials = _exp(high_product(shift(tf.where(counts, below, zero), bits), multiplier))
+    exponentials = exponential(
+        high_product(shift(tf.where(counts, below, zero), bits), multiplier), 5
+    )
     terms = tf.where(counts, divide(exponentials, tf.constant(12, tf.int64)), zero)
     sums = tf.reduce_sum(terms, axis, keepdims=True)
     # The sum as 2^length * (1 + fraction), in Q12.
     length = get_exponent(tf.cast(sums, tf.float64)) + 1
-    inverse = _one_over_one_plus(shift(sums, 32 - length) - 2**31)
+    inverse = saturate(shift(reciprocal(shift(sums, 32 - length) - 2**31), 1), 31)
     codes = divide(high_product(inverse, exponentials), length + 3)
     return tf.where(counts, codes, zero)
-
-
-def _exp(x: Any) -> Any:
-    """Computes exp of a number in Q5 that is not positive; the result is in Q0.
-
-    The part above a multiple of 1/4 goes through a polynomial, the rest bit by bit.
-    """
-    quarter = 2**24
-    rest = (x & (quarter - 1)) - quarter
-    result = _exp_of_quarter(shift(rest, 5))
-    remainder = rest - x
-    for bit, power in enumerate(EXPONENTIALS):
-        is_set = (remainder & (quarter << bit)) != 0
-        result = tf.where(is_set, high_product(result, power), result)
-    return tf.where(x == 0, tf.constant(ONE, tf.int64), result)
-
-
-def _exp_of_quarter(x: Any) -> Any:
-    """Computes exp on [-1/4, 0) in Q0, by a Taylor polynomial of degree 4 around -1/8."""
-    exp_minus_eighth, third = 1895147668, 715827883
-    x = x + 2**28
-    square = high_product(x, x)
-    cube, fourth = high_product(square, x), high_product(square, square)
-    bits = [tf.constant(number, tf.int64) for number in (1, 2)]
-    tail = high_product(divide(fourth, bits[1]) + cube, third) + square
-    return exp_minus_eighth + high_product(x + divide(tail, bits[0]), exp_minus_eighth)
-
-
-def _one_over_one_plus(x: Any) -> Any:
-    """Computes 1 / (1 + x) for x from 0 to 1 in Q0, by three steps of Newton's method."""
-    half = shift_back(x + (ONE + 1), 1)
-    result = 1515870810 + high_product(half, -1010580540)  # 48/17 - 32/17 half, in Q2.
-    for _ in range(3):
-        error = 2**29 - high_product(half, result)
-        result = result + shift(high_product(result, error), 2)
-    return saturate(shift(result, 1), 31)
 
 
 def _of_int16(family: KernelFamily, q: Any, factor: tuple[Any, Any], axis: int) -> Any:

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import has_gpu
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import multiply, multiply_sums, to_fixed_point
+from keras_qat.arithmetic.plain_operations import has_gpu
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments

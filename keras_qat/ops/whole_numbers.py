@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.as_written import product
+from keras_qat.arithmetic.plain_operations import product
 from keras_qat.ops.op import Op
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic import as_written, fake_quant, plain_operations
+from keras_qat.arithmetic import fake_quant, plain_operations
 from keras_qat.arithmetic.quant_params import QuantParams
 from tests.helpers import rng
 
@@ -103,7 +103,7 @@ def test_the_nudged_range_ends_where_tensorflows_op_clips(bits, narrow_range):
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_gradient_is_zero_outside_the_range(monkeypatch, on_gpu):
-    monkeypatch.setattr(as_written, "has_gpu", lambda: on_gpu)
+    monkeypatch.setattr(plain_operations, "has_gpu", lambda: on_gpu)
     x = tf.Variable([-9.0, -1.0, 0.0, 1.0, 9.0])
     with tf.GradientTape() as tape:
         y = tf.reduce_sum(fake_quant.fake_quantize(x, np.float32(-2.0), np.float32(2.0)))
@@ -151,7 +151,7 @@ def test_which_numbers_pass_the_gradient(
     GPUs look at numbers of steps, in which a ReLU6's end is one of the range, and take what is
     next to nothing for zero.
     """
-    monkeypatch.setattr(as_written, "has_gpu", lambda: on_gpu)
+    monkeypatch.setattr(plain_operations, "has_gpu", lambda: on_gpu)
     number = float if is_known else np.float32
     if on_gpu:
         inside = [end if end > 1e-30 else high * 2.0**-25 for end in inside]
@@ -168,7 +168,7 @@ def test_which_numbers_pass_the_gradient(
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("ceiling", [6.0, math.inf])
 def test_without_quantization_the_gradient_is_that_of_the_relu(monkeypatch, on_gpu, ceiling):
-    monkeypatch.setattr(as_written, "has_gpu", lambda: on_gpu)
+    monkeypatch.setattr(plain_operations, "has_gpu", lambda: on_gpu)
     x = tf.constant([-1.0, 0.0, 0.5, 5.99999, 6.0, 7.0])
     for applies in (False, tf.constant(False)):
         with tf.GradientTape() as tape:
@@ -184,7 +184,7 @@ def test_without_quantization_the_gradient_is_that_of_the_relu(monkeypatch, on_g
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_how_far_beyond_a_range_the_gradient_passes(monkeypatch, is_known, on_gpu, bits):
     """A millionth of the end, on GPUs, which look at numbers of steps, one of the range."""
-    monkeypatch.setattr(as_written, "has_gpu", lambda: on_gpu)
+    monkeypatch.setattr(plain_operations, "has_gpu", lambda: on_gpu)
     levels = 2**bits - 1
     step = 16.0 / levels
     low, high = (end * step for end in (-(levels // 4), levels - levels // 4))

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from keras_qat.arithmetic.ties import ENOUGH, TRIES, WIDER, find_share_off_ties, widen_range
+from keras_qat.arithmetic.quant_params import ENOUGH, TRIES, WIDER, find_share_off_ties, widen_range
 
 
 @pytest.mark.parametrize("bits", [8, 4, 2])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic import as_written, fake_quant
+from keras_qat.arithmetic import fake_quant, plain_operations
 from tests.helpers import rng
 
 RANGES = [(0.0, 6.0), (-1.237, 3.71), (0.0, 2.9e-3), (-811.5, 33.2), (-0.3, 0.0), (-6.0, 6.0)]
@@ -91,7 +91,7 @@ def test_averages():
 def test_single_operations_equal_tensorflows(bits, is_known, monkeypatch):
     """As they are used where there is a GPU, at zero points of all kinds, rounded ones too."""
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["a GPU"])
-    assert as_written.must_not_fuse()
+    assert plain_operations.must_not_fuse()
     levels = 2**bits - 1
     one_step = [(-scale, scale * (levels - 1)) for scale in (0.3, 1.0, 7.77)]
     ranges = [*RANGES, *one_step, (-1.5, 3.0), (-1.0, levels - 0.5)]
@@ -137,7 +137,7 @@ def test_quotients():
     """A GPU's float32 division is a last bit off under XLA, and float64 is not."""
     numbers = rng(5)
     x, y = (numbers.uniform(1.0, 2.0, 100_000).astype(np.float32) for _ in range(2))
-    divide = compiled(as_written.quotient)
+    divide = compiled(plain_operations.quotient)
     np.testing.assert_array_equal(divide(x, y), x / y)
     np.testing.assert_array_equal(divide(x, 255.0), x / np.float32(255.0))
     np.testing.assert_array_equal(divide(tf.constant([1.0, np.inf]), tf.zeros([2])), [0.0, 0.0])

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from benchmarks import operations
-from keras_qat.arithmetic import as_written
+from keras_qat.arithmetic import plain_operations
 from keras_qat.keras2.backend import keras
 from tests.helpers import rng
 
@@ -104,7 +104,7 @@ def test_a_step_as_it_is_traced_for_gpus_is_the_same(recipe, phase, monkeypatch)
     keras.utils.set_random_seed(0)
     model, trained = net(), []
     for has_gpu in (False, True):
-        monkeypatch.setattr(as_written, "has_gpu", lambda has_gpu=has_gpu: has_gpu)
+        monkeypatch.setattr(plain_operations, "has_gpu", lambda has_gpu=has_gpu: has_gpu)
         qat = keras_qat.quantize_model(model, RECIPES[recipe]())
         keras_qat.calibrate(qat, X)
         PHASES[phase](qat)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.arithmetic.together import SharedFunction
+from keras_qat.arithmetic.gradient_masks import SharedFunction
 from keras_qat.keras2.backend import keras
 from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.schedule import scheduled_layers
@@ -112,14 +112,14 @@ def test_results_together():
     @tf.function(autograph=False)
     def run(x):
         together = SharedFunction(double)
-        first, second = together.later(x, 1.0), together.later(3.0, x)
+        first, second = together.request(x, 1.0), together.request(3.0, x)
         early = [*first(), *second()]
-        third = together.later(x, x)
+        third = together.request(x, x)
         return [*early, *third()]
 
     assert [float(number) for number in run(tf.constant(5.0))] == [10.0, 6.0, 6.0, 8.0, 10.0, 10.0]
     assert calls == [1, 0]
-    alone = SharedFunction(double).later(tf.constant(1.0), 2.0)
+    alone = SharedFunction(double).request(tf.constant(1.0), 2.0)
     assert [float(number) for number in alone()] == [2.0, 3.0]
 
 
@@ -129,7 +129,7 @@ def test_results_in_a_branch():
 
     @tf.function(autograph=False)
     def run(x):
-        outside = together.later(x)
+        outside = together.request(x)
         inside = tf.cond(x > 0.0, lambda: outside()[0], lambda: x)
         return inside, outside()[0]
 

@@ -29,15 +29,16 @@ from keras_qat.arithmetic.fixed_point import (
     shift_back,
     to_fixed_point,
 )
-from keras_qat.arithmetic.gemmlowp import sigmoid_table, tanh_table
-from keras_qat.arithmetic.int16_sigmoid import (
+from keras_qat.arithmetic.kernel_families import TFLM
+from keras_qat.arithmetic.quant_params import QuantParams, ratio
+from keras_qat.arithmetic.sigmoid_and_tanh import (
     compute_int16_sigmoid,
     compute_int16_tanh,
     prepare_sigmoid,
     prepare_tanh,
+    sigmoid_table,
+    tanh_table,
 )
-from keras_qat.arithmetic.kernel_families import TFLM
-from keras_qat.arithmetic.quant_params import QuantParams, ratio
 from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.masked_recurrent import reads_mask
 from keras_qat.keras2.backend import keras

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic import as_written
+from keras_qat.arithmetic import plain_operations
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
@@ -132,7 +132,7 @@ def scale_and_shift(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor, channe
         return fused(y, factors, offsets), gradient
 
     # On a GPU TensorFlow swaps axes around its gradient of what is not normalized by the batch.
-    return (without_swaps if as_written.has_gpu() else fused)(y, factors, offsets)
+    return (without_swaps if plain_operations.has_gpu() else fused)(y, factors, offsets)
 
 
 def fuses(x: tf.Tensor, channel_axis: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.ties import WIDER, find_share_off_ties
+from keras_qat.arithmetic.quant_params import WIDER, find_share_off_ties
 from keras_qat.config import specs
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.graph.calls import Call, Graph

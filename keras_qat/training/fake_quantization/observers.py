@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
-from keras_qat.arithmetic.as_written import is_in_xla, product
 from keras_qat.arithmetic.control_flow import Switch
-from keras_qat.arithmetic.ties import WIDER, widen_range
+from keras_qat.arithmetic.plain_operations import is_in_xla, product
+from keras_qat.arithmetic.quant_params import WIDER, widen_range
 from keras_qat.config.specs import QuantSpec
 from keras_qat.keras2.backend import add_scalar, keras
 from keras_qat.training.distribution import mean_over_replicas

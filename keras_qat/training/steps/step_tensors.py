@@ -20,15 +20,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic import as_written
+from keras_qat.arithmetic import plain_operations
 from keras_qat.arithmetic.fake_quant import (
     LARGE,
     ChannelSteps,
     largest_magnitudes,
     replace_zeros,
 )
-from keras_qat.arithmetic.gradient_masks import Gates
-from keras_qat.arithmetic.together import apply_to_rows
+from keras_qat.arithmetic.gradient_masks import Gates, apply_to_rows
 
 RECENT = 10.0
 """An average spans at most this many batches, or 1 / RECENT of all. Ranges so keep up with weights,
@@ -94,7 +93,7 @@ def computed_together(layers: Iterable[Any]) -> Iterator[None]:
 
 def _steps(layers: list[Any]) -> dict[Any, Any]:
     # GPUs take whole numbers apart on the host, which would wait.
-    if not layers or as_written.has_gpu() or _is_shared():
+    if not layers or plain_operations.has_gpu() or _is_shared():
         return {}
     steps = apply_to_rows(
         lambda steps: (steps + 1,), *((layer.step.read_value(),) for layer in layers)
@@ -172,7 +171,7 @@ def _large() -> int:
     Copying them side by side takes time, on a GPU less than launches. A fourth as many zeros take
     less time than the operations of a group by itself.
     """
-    return LARGE * (4 if as_written.has_gpu() else 1)
+    return LARGE * (4 if plain_operations.has_gpu() else 1)
 
 
 class _Block:
@@ -202,7 +201,7 @@ class _Block:
 
     def quantized(self, steps: ChannelSteps) -> Iterator[tuple[Any, tuple[Any, Any]]]:
         """Yields the quantizers with their weights and these quantized."""
-        kernels = _parted(steps.rounded(self.joined), self.kernels, self.kernel_axes[0])
+        kernels = _parted(steps.round(self.joined), self.kernels, self.kernel_axes[0])
         for kernel, stack, group in zip(kernels, self.stacks, self.groups, strict=True):
             quantizers, weights = zip(*group, strict=True)
             own = kernel if kernel.shape == stack.shape else tf.reshape(kernel, stack.shape)
@@ -223,7 +222,7 @@ def _weights(layers: list[Any]) -> dict[Any, tuple[Any, Any]]:
     quantized: dict[Any, tuple[Any, Any]] = {}
     for (_, axis, bits), members in families.items():
         largest = [block.largest for block in members]
-        levels, *tensors = ChannelSteps.of(replace_zeros(_joined(largest, axis)), bits)
+        levels, *tensors = ChannelSteps.for_limits(replace_zeros(_joined(largest, axis)), bits)
         parts = zip(*(_parted(tensor, largest, axis) for tensor in tensors), strict=True)
         for block, part in zip(members, parts, strict=True):
             quantized.update(block.quantized(ChannelSteps(levels, *part)))
@@ -234,7 +233,7 @@ def _side_by_side(groups: Iterable[_Group]) -> list[list[_Group]]:
     """Puts groups together that few zeros make equally long, as long as a block is not large."""
     blocks: list[list[_Group]] = []
     large = _large()
-    most = large * (2 if as_written.has_gpu() else 1)
+    most = large * (2 if plain_operations.has_gpu() else 1)
     for group in sorted(groups, key=lambda group: _rows([group]), reverse=True):
         zeros = {
             index: _size([*block, group]) - _size(block) - _size([group])

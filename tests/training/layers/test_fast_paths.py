@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.arithmetic import as_written, fake_quant, plain_operations
+from keras_qat.arithmetic import fake_quant, plain_operations
 from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.training.batch_norm import contrib_correction
@@ -68,7 +68,7 @@ def test_merged_activation_equals_the_separate_one(activation, quantizing):
 @pytest.mark.parametrize("applies", [True, False])
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_branches_at_run_time_equal_those_while_tracing(applies, ceiling, on_gpu, monkeypatch):
-    monkeypatch.setattr(as_written, "has_gpu", lambda: on_gpu)
+    monkeypatch.setattr(plain_operations, "has_gpu", lambda: on_gpu)
     x = tf.constant(rng().normal(size=(50, 8)) * 4, tf.float32)
     limits = tf.constant(0.0 if ceiling else -3.0), tf.constant(2.0)
 
@@ -92,7 +92,7 @@ def test_gradient_is_that_of_tensorflows_operations(ceiling, maximum, dtype, on_
 
     A GPU takes the upper end of a ReLU6 for one of the range, which ends there at the latest.
     """
-    monkeypatch.setattr(as_written, "has_gpu", lambda: on_gpu)
+    monkeypatch.setattr(plain_operations, "has_gpu", lambda: on_gpu)
     if on_gpu and ceiling and maximum > ceiling:
         pytest.skip("A range behind a ReLU ends where that does.")
     minimum = 0.0 if ceiling else -3.0

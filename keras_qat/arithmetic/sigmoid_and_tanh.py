@@ -1,0 +1,187 @@
+"""Sigmoid and hyperbolic tangent in integers, as TFLite's kernels compute them.
+
+`compute_sigmoid` and `compute_tanh` follow gemmlowp's `fixedpoint.h`: an exponential by a Taylor
+series, then a reciprocal by Newton's method. TFLite's LSTM kernel computes its gates this way in 16
+bits, and TFLite Micro's int8 kernels of both functions in 32 bits.
+
+`compute_int16_sigmoid` and `compute_int16_tanh` are the int16 operators LOGISTIC and TANH, which
+interpolate in a table of the sigmoid. Scales near 2^-12, and for tanh near 2^-11, count as exactly
+these: portable kernels interpolate for them too, while the optimized kernel follows gemmlowp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.control_flow import Predicate, cond, trace_once
+from keras_qat.arithmetic.fixed_point import (
+    exponential,
+    near_power_of_two,
+    power_of_two,
+    reciprocal,
+    saturate,
+    shift,
+    shift_back,
+)
+from keras_qat.arithmetic.kernel_families import KernelFamily
+
+INTEGER_BITS = 3
+"""Integer bits of the inputs of gemmlowp's functions, in steps of 2^-12."""
+
+
+def compute_sigmoid(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
+    """Computes sigmoid(x) with `bits` fractional bits.
+
+    Args:
+        x: integers in int64.
+        integer_bits: number of their integer bits.
+        bits: number of their bits without the sign: 15 or 31.
+    """
+    half = reciprocal(exponential(-tf.abs(x), integer_bits, bits), bits)
+    above = saturate(shift(half, 1), bits)
+    below = tf.where(x == 0, tf.constant(2 ** (bits - 1), tf.int64), 2**bits - 1 - above)
+    return tf.where(x > 0, above, below)
+
+
+def compute_tanh(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
+    """Computes tanh(x) like `compute_sigmoid`, as (1 - e) / (1 + e) with e = exp(-2 |x|)."""
+    half = reciprocal(exponential(-tf.abs(x), integer_bits + 1, bits), bits)
+    return tf.sign(x) * saturate(shift(half - 2 ** (bits - 2), 2), bits)
+
+
+@functools.cache
+def sigmoid_table(integer_bits: int) -> np.ndarray:
+    """Tabulates sigmoid(x) in 32768ths for each x of 16 bits, the lowest first."""
+    return _tabulate(compute_sigmoid, integer_bits)
+
+
+@functools.cache
+def tanh_table(integer_bits: int) -> np.ndarray:
+    """Tabulates tanh(x) like `sigmoid_table`."""
+    return _tabulate(compute_tanh, integer_bits)
+
+
+def _tabulate(function: Callable[[tf.Tensor, int, int], tf.Tensor], bits: int) -> np.ndarray:
+    with tf.init_scope():
+        return np.asarray(function(tf.range(-(2**15), 2**15, dtype=tf.int64), bits, 15))
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """The prepared parameters of an int16 sigmoid or hyperbolic tangent.
+
+    Args:
+        is_power: whether the family's kernel treats the scale as a power of two.
+        left: by how many powers of two that is above 2^-12.
+        factor, bits: multiplier and shift from quantized values to positions in the table.
+    """
+
+    is_power: Predicate
+    left: tf.Tensor
+    factor: tf.Tensor
+    bits: tf.Tensor
+
+
+def prepare_sigmoid(family: KernelFamily, scale: tf.Tensor) -> Curve:
+    """Prepares `compute_int16_sigmoid` for inputs with this scale and the zero point 0."""
+    return _prepare(family, scale, wider=0)
+
+
+def prepare_tanh(family: KernelFamily, scale: tf.Tensor) -> Curve:
+    """Prepares `compute_int16_tanh` for inputs with this scale and the zero point 0."""
+    return _prepare(family, scale, wider=1)
+
+
+def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
+    """Prepares a curve with special kernels for steps of 2^-12, doubled up to `wider` times."""
+    is_power, left, scale = _as_power(scale, wider)
+    has_gates = family.int16_curves == "gates"
+    return Curve(is_power if has_gates else False, left, *_scale_to_table(scale))
+
+
+@trace_once
+def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Whether a scale counts as a power of two, its distance to 2^-12, and the effective scale."""
+    is_near, exponent = near_power_of_two(scale)
+    left = exponent + 15 - INTEGER_BITS
+    is_power = is_near & (left >= 0) & (left <= wider)
+    left = tf.clip_by_value(left, 0, wider)
+    return is_power, left, tf.where(is_power, power_of_two(exponent), scale)
+
+
+@trace_once
+def _scale_to_table(scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns a multiplier of 14 to 15 bits to steps of 1/12288, and its shift."""
+    factor, bits = scale * (3 * 4096.0), tf.zeros([], tf.int64)
+    for _ in range(31):
+        small = factor <= 32767.0 / 2.0
+        factor, bits = tf.where(small, 2 * factor, factor), bits + tf.cast(small, tf.int64)
+    return tf.cast(factor, tf.int64), bits
+
+
+def compute_int16_sigmoid(q: tf.Tensor, curve: Curve) -> tf.Tensor:
+    """Computes sigmoid(x) of quantized values, in 32768ths, as int64."""
+
+    def interpolate(steps: tf.Tensor) -> tf.Tensor:
+        y = _interpolate(tf.abs(steps), 9)
+        return shift_back(tf.where(steps >= 0, y + 2**9, 2**25 - y + 2**9 - 1), 10)
+
+    return _compute(q, curve, interpolate, sigmoid_table)
+
+
+def compute_int16_tanh(q: tf.Tensor, curve: Curve) -> tf.Tensor:
+    """Computes tanh(x) = 2 sigmoid(2x) - 1 of quantized values, in 32768ths, as int64."""
+
+    def interpolate(steps: tf.Tensor) -> tf.Tensor:
+        y = _interpolate(tf.abs(steps), 8)
+        return shift_back(tf.where(steps >= 0, y - 2**23 + 2**7, 2**23 - y + 2**7 - 1), 8)
+
+    return _compute(q, curve, interpolate, tanh_table)
+
+
+def _compute(
+    q: tf.Tensor,
+    curve: Curve,
+    interpolate: Callable[[tf.Tensor], tf.Tensor],
+    table: Callable[[int], np.ndarray],
+) -> tf.Tensor:
+    q = tf.cast(q, tf.int64)
+
+    def compute_gates() -> tf.Tensor:
+        positions = saturate(shift(q, curve.left), 15) + 2**15
+        entries = tf.gather(tf.constant(table(INTEGER_BITS).astype(np.int16)), positions)
+        return tf.cast(entries, tf.int64)
+
+    def compute_by_interpolation() -> tf.Tensor:
+        half = shift_back(shift(tf.ones_like(curve.bits), curve.bits), 1)
+        return interpolate(shift_back(q * curve.factor + half, curve.bits))
+
+    return cond(curve.is_power, compute_gates, compute_by_interpolation)
+
+
+def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
+    """Interpolates linearly in the table of the sigmoid, with `bits` more bits."""
+    table = tf.constant(_points(), tf.int64)
+    last = 2**16 - 1 if bits == 8 else 2**16 - 2
+    index = shift_back(size, bits)
+    low, high = (tf.gather(table, tf.clip_by_value(index + step, 0, 255)) for step in (0, 1))
+    y = shift(low, bits) + (size & (2**bits - 1)) * (high - low)
+    return tf.where(index >= 255, shift(tf.constant(last, tf.int64), bits), y)
+
+
+@functools.cache
+def _points() -> np.ndarray:
+    """Tabulates sigmoid(k / 24) in 65536ths, plus half of the error of linear interpolation.
+
+    That is a sixteenth of the curvature. The last value stands for all larger ones.
+    """
+    sigmoid = 1 / (1 + np.exp(-np.arange(256) / 24))
+    curvature = sigmoid * (1 - sigmoid) * (2 * sigmoid - 1) / 24**2
+    values = np.floor(65536 * (sigmoid + curvature / 16) + 0.5).astype(np.int64)
+    values[-1] = 65535
+    return values
