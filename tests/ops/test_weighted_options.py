@@ -184,13 +184,13 @@ def test_products_are_counted(build, shape, count):
 
 KINDS = {
     "clips": {"relu"},
-    "takes_clip": {
+    "can_merge_relu": {
         *("conv", "depthwise_conv", "transpose_conv", "dense", "affine", "einsum_dense"),
         *("einsum_dense_heads", "einsum_dense_per_tensor", "add", "subtract", "multiply"),
         *("max_pooling", "average_pooling"),
     },
     "folds_batch_norm": {"conv", "depthwise_conv", "transpose_conv", "dense"},
-    "takes_int4": {
+    "supports_int4": {
         *("conv", "dense", "einsum_dense", "einsum_dense_heads", "einsum_dense_per_tensor"),
     },
     "onnx_kernel": {"add", "multiply", "maximum", "minimum", "softmax", "mean"},
@@ -202,7 +202,7 @@ KINDS = {
     "reads_only_weights": {"weight"},
     "on_request": {"layer_norm", "group_norm", "positions"},
     "falls_back_to_input_range": {"mean"},
-    "takes_constants": {
+    "quantizes_constants": {
         *("add", "subtract", "multiply", "divide", "maximum", "minimum", "select"),
         *("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"),
     },
