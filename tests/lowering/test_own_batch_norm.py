@@ -46,6 +46,55 @@ OfTensorFlow1 = importlib.import_module(
 Synchronized = layers.experimental.SyncBatchNormalization
 
 
+class Assigning(layers.Layer):
+    """Assigns its moving statistics in training, with Keras' own weights in another order."""
+
+    def __init__(self, momentum=0.99, epsilon=1e-3, **kwargs):
+        super().__init__(**kwargs)
+        self.momentum, self.epsilon = momentum, epsilon
+
+    def build(self, shape):
+        self.variance = self.add_weight("v", shape[-1:], initializer="ones", trainable=False)
+        self.mean = self.add_weight("m", shape[-1:], initializer="zeros", trainable=False)
+        self.beta = self.add_weight("b", shape[-1:], initializer="zeros")
+        self.gamma = self.add_weight("gamma", shape[-1:], initializer="ones")
+
+    def call(self, x, training=None):
+        mean, variance = self.mean, self.variance
+        if training:
+            mean, variance = tf.nn.moments(x, list(range(len(x.shape) - 1)))
+            self.mean.assign(self.momentum * self.mean + (1 - self.momentum) * mean)
+            self.variance.assign_sub((1 - self.momentum) * (self.variance - variance))
+        return (x - mean) * tf.math.rsqrt(variance + self.epsilon) * self.gamma + self.beta
+
+    def get_config(self):
+        return {**super().get_config(), "momentum": self.momentum, "epsilon": self.epsilon}
+
+
+class Halved(Assigning):
+    """Computes something else in training."""
+
+    def call(self, x, training=None):
+        y = super().call(x, training=training)
+        return 0.5 * y if training else y
+
+
+class WithoutWeights(layers.Layer):
+    """Has statistics only."""
+
+    def build(self, shape):
+        self.mean = self.add_weight("m", shape[-1:], initializer="zeros", trainable=False)
+        self.variance = self.add_weight("v", shape[-1:], initializer="ones", trainable=False)
+
+    def call(self, x, training=None):
+        if not training:
+            return (x - self.mean) / tf.sqrt(self.variance + 1e-5)
+        mean, variance = tf.nn.moments(x, [0])
+        self.mean.assign(0.9 * self.mean + 0.1 * mean)
+        self.variance.assign(0.9 * self.variance + 0.1 * variance)
+        return tf.nn.batch_normalization(x, mean, variance, None, None, 1e-5)
+
+
 def quantized(kind, **options):
     x = keras.Input((8, 8, 3))
     y = kind(name="norm", **options)(layers.Conv2D(4, 3, use_bias=False)(x))
@@ -58,13 +107,20 @@ def quantized(kind, **options):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "moves"),
-    [(Freezable, True), (Frozen, False), (Synchronized, True), (OfTensorFlow1, True)],
+    [
+        (Freezable, True),
+        (Frozen, False),
+        (Synchronized, True),
+        (OfTensorFlow1, True),
+        (Assigning, True),
+    ],
 )
 def test_it_is_folded_and_learns_like_keras_own(kind, moves, tmp_path):
     _, qat = quantized(kind, momentum=0.5, epsilon=0.01)
     data = images(16, (8, 8, 3))
     assert [layer.epsilon for layer in qat.submodules if hasattr(layer, "epsilon")] == [0.01]
     moving = [weight for weight in qat.weights if "moving" in weight.name and "norm" in weight.name]
+    assert len(moving) == 2
     before = [np.array(weight) for weight in moving]
     qat.compile("sgd", "mse")
     qat.fit(data, np.zeros((16, 6, 6, 4)), verbose=0)
@@ -103,7 +159,22 @@ def test_that_of_tensorflow_1_learns_where_it_is_frozen():
     assert list(plan.float_layers) == ["norm"]
 
 
-def test_one_that_computes_something_else_stays_in_float():
+@pytest.mark.parametrize("kind", [Shifted, Halved])
+def test_one_that_computes_something_else_stays_in_float(kind):
     x = keras.Input((8, 8, 3))
-    plan = keras_qat.plan(keras.Model(x, Shifted(name="norm")(layers.Conv2D(4, 3)(x))))
+    plan = keras_qat.plan(keras.Model(x, kind(name="norm")(layers.Conv2D(4, 3)(x))))
     assert list(plan.float_layers) == ["norm"]
+
+
+def test_statistics_alone_are_learned_as_by_the_layer():
+    x = keras.Input((6,))
+    model = keras.Model(x, WithoutWeights(name="norm")(layers.Dense(4)(x)))
+    data, targets = images(32, (6,)), images(32, (4,))
+    qat = keras_qat.quantize_model(model, strict=True)
+    keras_qat.calibrate(qat, data)
+    for each in (model, qat):
+        each.compile(keras.optimizers.SGD(0.0), "mse")
+        each.fit(data, targets, batch_size=8, shuffle=False, verbose=0)
+    stripped = keras_qat.strip_quantization(qat).get_layer("norm")
+    for weight, own in zip(stripped.weights, model.get_layer("norm").weights, strict=True):
+        np.testing.assert_allclose(weight, own, rtol=0.1, atol=0.02)
