@@ -120,7 +120,7 @@ def _find_options(
     Epsilon follows from a call with a variance of 0, and momentum from a call in training.
     """
     draw, count = np.random.default_rng(1), x.shape[axis]
-    before = [draw.uniform(2.0, 4.0, count).astype(np.float32) for _ in layer.weights]
+    before = [draw.uniform(2.0, 4.0, (count,)).astype(np.float32) for _ in layer.weights]
     flat = [*map(id, layer.weights)]
     gamma, beta, mean, variance = (
         np.full(count, role == 0) if weight is None else before[flat.index(id(weight))]
