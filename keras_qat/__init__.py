@@ -23,7 +23,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.integer_graph.simulate import Simulation, simulate
 from keras_qat.keras2.backend import keras
-from keras_qat.messages import suggestion
+from keras_qat.messages import suggest
 from keras_qat.ops.register import register_op
 from keras_qat.placement.plan import Plan
 from keras_qat.rewrite import QuantizedModel
@@ -108,5 +108,5 @@ def __getattr__(name: str) -> Any:
     if name in COUNTERPARTS or within:
         instead = f" Use {COUNTERPARTS.get(name) or within[0]}."
     else:
-        instead = suggestion(name, __all__)
+        instead = suggest(name, __all__)
     raise AttributeError(f"module 'keras_qat' has no attribute '{name}'.{instead}", name=name)

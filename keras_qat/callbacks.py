@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from keras_qat.messages import suggestion
+from keras_qat.messages import suggest
 from keras_qat.training import callbacks, compression, quantizer_statistics
 from keras_qat.training.callbacks import *  # noqa: F403
 from keras_qat.training.compression import *  # noqa: F403
@@ -13,7 +13,7 @@ __all__ = [*callbacks.__all__, *compression.__all__, *quantizer_statistics.__all
 
 def __getattr__(name: str) -> Any:
     raise AttributeError(
-        f"There is no callback {name!r}.{suggestion(name, __all__)} The callbacks are: "
+        f"There is no callback {name!r}.{suggest(name, __all__)} The callbacks are: "
         f"{', '.join(__all__)}.",
         name=name,
     )

@@ -51,18 +51,18 @@ def silent() -> Iterator[None]:
         _IS_SILENT.reset(token)
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def pluralize(number: int, noun: str, plural: str = "") -> str:
     """Returns a number with its noun, in the plural unless the number is 1: "3 layers"."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-def suggestion(name: object, names: Iterable[str]) -> str:
+def suggest(name: object, names: Iterable[str]) -> str:
     """Returns " Did you mean ...?" with the nearest of some names, or nothing if none is near."""
     near = difflib.get_close_matches(str(name), names, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def unknown(noun: str, name: object, names: Collection[str]) -> str:
+def describe_unknown(noun: str, name: object, names: Collection[str]) -> str:
     """Returns what the error for an unknown name says: up to three similar names, or the first."""
     near = difflib.get_close_matches(str(name), names, n=3)
     shown = near or list(names)[:8]
@@ -77,4 +77,4 @@ class ByName(dict[str, Any]):
     """What is read by a tensor's name. The error for an unknown name lists similar names."""
 
     def __missing__(self, name: Any) -> Any:
-        raise KeyError(unknown("tensor", name, self))
+        raise KeyError(describe_unknown("tensor", name, self))

@@ -12,7 +12,7 @@ LIBRARIES = KNOWN | {"tensorflow", "builtins"}
 that is frozen, on the way: at most when training or an epoch begins or ends."""
 
 
-def package_of(item: Any) -> str:
+def get_package(item: Any) -> str:
     """Returns the package that defines a class or a function, or the class of another object."""
     module = getattr(item, "__module__", None) or type(item).__module__
     return str(module).split(".")[0]

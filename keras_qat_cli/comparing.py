@@ -210,13 +210,13 @@ def _predict(settings: Settings, model: Any, data: Source) -> dict[str, np.ndarr
     """Returns what a model predicts for each output, by name."""
     import tensorflow as tf
 
-    from keras_qat.io.inputs import inputs_of, packed
-    from keras_qat.io.progress import shown
+    from keras_qat.io.inputs import get_inputs, pack_inputs
+    from keras_qat.io.progress import show_progress
 
     batches = data.load(model)
     parts = [
-        tf.nest.flatten(model.predict_on_batch(packed(inputs_of(model), batch)))
-        for batch in shown(batches, "Evaluation", settings.verbose, batches.total)
+        tf.nest.flatten(model.predict_on_batch(pack_inputs(get_inputs(model), batch)))
+        for batch in show_progress(batches, "Evaluation", settings.verbose, batches.total)
     ]
     outputs = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
     return dict(zip(model.output_names, outputs, strict=True))
@@ -240,7 +240,7 @@ def simulate(
     """Compute the integer outputs of MODEL's file for DATA, without a file."""
     with settings.library() as keras_qat:
         from keras_qat.io.atomic_files import replacing
-        from keras_qat.messages import counted
+        from keras_qat.messages import pluralize
 
         qat = settings.load(model)
         result = keras_qat.simulate(
@@ -266,7 +266,7 @@ def simulate(
         for name, info in outputs.items()
     ]
     if output is not None:
-        lines.append(f"{output}: the quantized values of {counted(len(codes), 'tensor')}")
+        lines.append(f"{output}: the quantized values of {pluralize(len(codes), 'tensor')}")
     written = None if output is None else str(output)
     details = {"outputs": outputs, "output": written, "kernels": result.kernels}
     show("\n".join(lines), details, as_json)

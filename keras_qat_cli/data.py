@@ -213,12 +213,12 @@ class Batches:
 
     def __iter__(self) -> Iterator[list[np.ndarray]]:
         """Yields the batches and counts their examples."""
-        from keras_qat.io.data import batches
+        from keras_qat.io.data import read_batches
 
         left = self.source.limit
         self.examples = 0
         try:
-            for batch in batches(self.model, self.data, self.source.batch_size):
+            for batch in read_batches(self.model, self.data, self.source.batch_size):
                 part = [array[:left] for array in batch]
                 self.examples += len(part[0])
                 yield part

@@ -47,7 +47,7 @@ def calibrate(
     """Set the ranges of MODEL from DATA, without training. A float model is quantized first."""
     _check_other(output, model)
     with settings.library() as keras_qat:
-        from keras_qat.messages import counted
+        from keras_qat.messages import pluralize
 
         qat = settings.load_quantized(model, quantizing)
         examples, doubts = _calibrate(settings, qat, data, calibration)
@@ -61,8 +61,8 @@ def calibrate(
             for quantizer in keras_qat.quantizers(qat)
             if quantizer.name.endswith("/output")
         ]
-    range_count = counted(len(ranges), "range of activations", "ranges of activations")
-    text = f"{output}: {range_count}, from {counted(examples, 'example')}"
+    range_count = pluralize(len(ranges), "range of activations", "ranges of activations")
+    text = f"{output}: {range_count}, from {pluralize(examples, 'example')}"
     show(text, {"output": str(output), "examples": examples, "ranges": ranges}, as_json)
     if doubts and not accept_data:
         fail(f"{output} was written, but {DOUBTED}.")
@@ -141,14 +141,14 @@ def convert(
     if save is not None:
         _check_other(save, model)
     with settings.library() as keras_qat:
-        from keras_qat.messages import counted
+        from keras_qat.messages import pluralize
 
         qat = settings.load_quantized(model, quantizing)
         y, doubts = values_of(qat, expected), False
         origin = "its own ranges"
         if not all(quantizer.calibrated for quantizer in keras_qat.quantizers(qat)):
             examples, doubts = _calibrate(settings, qat, data, calibration)
-            origin = f"ranges from {counted(examples, 'example')}"
+            origin = f"ranges from {pluralize(examples, 'example')}"
         if exporting.pack_int4:
             qat.pack_int4 = True
         if save is not None:
@@ -183,12 +183,12 @@ def _calibrate(
 ) -> tuple[int, bool]:
     """Calibrates a model. Returns the number of examples, and whether the data were warned of."""
     import keras_qat
-    from keras_qat.io.progress import shown
+    from keras_qat.io.progress import show_progress
 
     batches = data.load(qat)
 
     def read() -> Iterator[Any]:
-        yield from shown(batches, "Calibration", settings.verbose, batches.total)
+        yield from show_progress(batches, "Calibration", settings.verbose, batches.total)
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", UserWarning)

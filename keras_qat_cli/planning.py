@@ -28,7 +28,7 @@ def plan(
 ) -> None:
     """Show how each tensor of MODEL would be quantized, and why."""
     with settings.library() as keras_qat:
-        from keras_qat.messages import counted
+        from keras_qat.messages import pluralize
 
         recipe, scope, target = quantizing
         loaded = settings.load(model)
@@ -36,10 +36,10 @@ def plan(
             result = keras_qat.plan(loaded, recipe, scope=list(scope) or None, target=target)
     show(result, result.to_dict(), as_json)
     if strict and result.float_layers:
-        layers = counted(len(result.float_layers), "layer stays", "layers stay")
+        layers = pluralize(len(result.float_layers), "layer stays", "layers stay")
         fail(f"{layers} in float: {', '.join(result.float_layers)}.")
     if strict and result.problems:
-        operators = counted(len(result.problems), "operator has", "operators have")
+        operators = pluralize(len(result.problems), "operator has", "operators have")
         fail(f"{operators} no kernel on the target {target}.")
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 import keras_qat
 from benchmarks.tasks.task import Data, Remedy, Task
 from keras_qat.keras2.backend import keras
-from keras_qat.messages import counted
+from keras_qat.messages import pluralize
 
 BATCH, CALIBRATION = 32, 128
 Figures = dict[str, float]
@@ -131,7 +131,7 @@ def table(name: str, task: Task, directory: Path) -> str:
     runs = [json.loads(path.read_text()) for path in sorted(directory.glob(f"{name}-*.json"))]
     runs = [run for run in runs if len(run) == max(map(len, runs))]
     figures = [key for key in runs[0]["float"] if key != "same"] if runs else []
-    title = f"{task.title}, {counted(len(runs), 'seed')}"
+    title = f"{task.title}, {pluralize(len(runs), 'seed')}"
     lines = [f"| {title} | {' | '.join(figures)} | same codes |"]
     lines.append("| --- " * (len(figures) + 2) + "|")
     for row in count_rows(task):

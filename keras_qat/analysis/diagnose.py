@@ -24,9 +24,9 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import Codes, Simulation, run_examples
 from keras_qat.io.counts import check_counts
-from keras_qat.io.data import arrays_of
-from keras_qat.io.inputs import inputs_of, packed
-from keras_qat.io.progress import shown
+from keras_qat.io.data import read_arrays
+from keras_qat.io.inputs import get_inputs, pack_inputs
+from keras_qat.io.progress import show_progress
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.messages import silent
 from keras_qat.ops.node import Tensor
@@ -151,7 +151,7 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
     """
     check_counts(examples=examples)
     check_quantized(model)
-    arrays = arrays_of(model, x)
+    arrays = read_arrays(model, x)
     if len(arrays[0]) < 8:
         raise ValueError(
             f"diagnose needs at least 8 examples, but got {len(arrays[0])}. Pass a few hundred."
@@ -161,10 +161,10 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
             f"'{model.name}' keeps its states from batch to batch, which diagnose does not "
             f"support. Build the same model with stateful=False and diagnose that."
         )
-    fitted = packed(inputs_of(model), [array[::2][:FITTED] for array in arrays])
-    tested = packed(inputs_of(model), [array[1::2][:examples] for array in arrays])
+    fitted = pack_inputs(get_inputs(model), [array[::2][:FITTED] for array in arrays])
+    tested = pack_inputs(get_inputs(model), [array[1::2][:examples] for array in arrays])
     graph = resolve_to_export(model)
-    exact, inside = _in_float(model, graph, arrays_of(model, tested))
+    exact, inside = _in_float(model, graph, read_arrays(model, tested))
     simulation = run_examples(graph, tested, graph.origin.file_family)
     falls = _falls(model, graph, simulation, inside)
     problems = [*_unfit_ranges(graph, arrays), *lost_parts(graph.origin.calls, arrays)]
@@ -175,7 +175,7 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
         )
     tried = _remedies(model, fitted, list(falls))
     by_remedy: dict[str, Quality] = {}
-    for code, treat in shown(tried.items(), "Remedies", verbose, len(tried), unit="remedy"):
+    for code, treat in show_progress(tried.items(), "Remedies", verbose, len(tried), unit="remedy"):
         with silent(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with contextlib.suppress(ValueError):  # The model, or its target, does not allow it.

@@ -19,9 +19,9 @@ from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.computed_kernels import is_computed
 from keras_qat.integer_graph.float_inference import evaluator
-from keras_qat.io.atomic_files import written
-from keras_qat.io.data import batches
-from keras_qat.io.progress import shown
+from keras_qat.io.atomic_files import write_contents
+from keras_qat.io.data import read_batches
+from keras_qat.io.progress import show_progress
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.training.distribution import of_all_workers, worker_of
@@ -85,7 +85,7 @@ class Sensitivity:
         Raises:
             OSError: if nothing can be written there.
         """
-        return written(_page(self), path)
+        return write_contents(_page(self), path)
 
     def __str__(self) -> str:
         ranked = self.ranked()
@@ -172,7 +172,7 @@ def sensitivity(
         raise ValueError(f"'{model.name}' is already quantized. Pass the float model.")
     layers = _layers_of(model, recipe)
     qat = quantize_model(model, recipe)
-    read = list(batches(qat, data, batch_size, steps, finite=True))
+    read = list(read_batches(qat, data, batch_size, steps, finite=True))
     graph = read_model(qat)
     outputs = evaluator(graph, flatten_values(graph.outputs), untraced_runs=0)
 
@@ -184,7 +184,7 @@ def sensitivity(
     sizes = dict.fromkeys(layers, 0)
     index, workers = worker_of(qat.distribute_strategy)
     own = list(layers)[index::workers]
-    for name in shown(own, "Sensitivity", verbose, len(own), unit="layer"):
+    for name in show_progress(own, "Sensitivity", verbose, len(own), unit="layer"):
         wrappers = [qat.get_layer(PREFIX + part) for part in layers[name]]
         kernels = [
             (weight_at(wrapper.layer, weight), quantizer.channel_axes)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from keras_qat.messages import suggestion
+from keras_qat.messages import suggest
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -41,7 +41,7 @@ def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], F
                 name = type(values[0]).__name__ if is_class else function.__qualname__
                 for argument in named.keys() - parameters.keys():
                     answer = f": pass {instead[argument]}." if argument in instead else "."
-                    near = "" if argument in instead else suggestion(argument, parameters)
+                    near = "" if argument in instead else suggest(argument, parameters)
                     message = f"{name}() has no argument {argument!r}{answer}{near}"
                     raise TypeError(message) from None
                 text = str(inspect.Signature(_without_types(parameters, is_method)))

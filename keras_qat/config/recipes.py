@@ -10,7 +10,7 @@ from keras_qat.config import lost_results
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Override, Recipe
 from keras_qat.config.specs import QuantSpec
-from keras_qat.messages import suggestion
+from keras_qat.messages import suggest
 
 __all__ = [
     "Override",
@@ -328,6 +328,6 @@ def get(recipe: str | Recipe) -> Recipe:
     if name in NAMED:
         raise ValueError(f"recipes.{name} is the function that makes a recipe: pass {name}().")
     raise ValueError(
-        f"There is no recipe {recipe!r}.{suggestion(recipe, NAMED)} Use one of {sorted(NAMED)}, or "
+        f"There is no recipe {recipe!r}.{suggest(recipe, NAMED)} Use one of {sorted(NAMED)}, or "
         f"a Recipe made by a function in keras_qat.recipes, such as recipes.int8(weight_bits=4)."
     )

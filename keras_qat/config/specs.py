@@ -11,7 +11,7 @@ import math
 from typing import Any, Literal, get_args
 
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.io.counts import integer_in
+from keras_qat.io.counts import as_integer
 
 __all__ = ["FixedSpec", "QuantSpec", "SharedSpec", "Spec"]
 
@@ -154,7 +154,7 @@ Spec = QuantSpec | FixedSpec | SharedSpec
 
 def check_bits(bits: Any, wide: bool = False) -> int:
     """Returns bits as an `int`; raises a `ValueError` unless they are 2 to 8, or 16 with `wide`."""
-    number = integer_in(bits)
+    number = as_integer(bits)
     if number is None or not (2 <= number <= 8 or (wide and number == 16)):
         raise ValueError(f"bits={bits!r}: quantization takes an integer from 2 to 8.")
     return number

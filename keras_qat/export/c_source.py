@@ -21,7 +21,7 @@ from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import run_examples
 from keras_qat.io.atomic_files import check_writable, replacing
-from keras_qat.io.data import arrays_of
+from keras_qat.io.data import read_arrays
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.tflite.metadata import read_metadata, read_rescalings
 from keras_qat.tflite.model import describe_tensors
@@ -154,7 +154,7 @@ def _golden(
     simulation = run_examples(as_asked(resolved, None, family), examples, family)
     arrays = {}
     infos = describe_tensors(graph.inputs, rescaled)
-    for name, x in zip(graph.inputs, arrays_of(resolved.origin.inputs, examples), strict=True):
+    for name, x in zip(graph.inputs, read_arrays(resolved.origin.inputs, examples), strict=True):
         # Integers are numbers to a model, and to a runner codes.
         real = x.astype(np.float32) if infos[name].is_quantized else x
         arrays[name] = infos[name].quantize(real)

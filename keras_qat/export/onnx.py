@@ -13,7 +13,7 @@ import numpy as np
 from keras_qat.export.read_back_onnx import check_onnx
 from keras_qat.export.saved_model import inference_module
 from keras_qat.integer_graph.resolve import resolve_to_export
-from keras_qat.io.atomic_files import written
+from keras_qat.io.atomic_files import write_contents
 from keras_qat.keras2.backend import one_at_a_time, swap_attributes
 from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.ops.weights import Weights
@@ -118,7 +118,7 @@ def export_onnx(
         ) from error
     contents: bytes = proto.SerializeToString()
     check_onnx(contents, proto, graph)
-    return written(contents, path)
+    return write_contents(contents, path)
 
 
 def _store_weights(graph: Any, layers: list[Weights], integer_biases: bool) -> None:

@@ -27,11 +27,11 @@ from keras_qat.integer_graph.passes.pixel_inputs import (
 )
 from keras_qat.integer_graph.passes.static_batch import with_batch
 from keras_qat.integer_graph.resolve import resolve_to_export
-from keras_qat.io.atomic_files import written
+from keras_qat.io.atomic_files import write_contents
 from keras_qat.io.counts import check_count
 from keras_qat.keras2.backend import one_at_a_time
-from keras_qat.messages import counted, warn_caller
-from keras_qat.placement.float_notice import show_in_float
+from keras_qat.messages import pluralize, warn_caller
+from keras_qat.placement.float_notice import report_float_layers
 from keras_qat.tflite.builder import Builder
 from keras_qat.training.readiness import check_before_export, some
 from keras_qat.training.recurrent import states_of
@@ -129,7 +129,7 @@ def export_tflite(
         batch_size=batch_size,
         target=device or graph.origin.target,
     )
-    return written(contents, path)
+    return write_contents(contents, path)
 
 
 def file_of(
@@ -206,7 +206,7 @@ def _show_in_float(graph: ResolvedGraph) -> None:
         (getattr(call.layer, "layer", call.layer), why_left_in_float(call.layer) or why)
         for call, why in calls
     ]
-    show_in_float(layers, "The file computes", "keras_qat.summary(model) shows where.")
+    report_float_layers(layers, "The file computes", "keras_qat.summary(model) shows where.")
 
 
 def _file_batch_size(
@@ -300,7 +300,7 @@ def _warn_of_rounding(graph: ResolvedGraph) -> None:
     }
     if wide:
         warn_caller(
-            f"The weights of {counted(len(wide), 'layer')} are rounded again, by up to "
+            f"The weights of {pluralize(len(wide), 'layer')} are rounded again, by up to "
             f"{max(wide.values()):.2g} steps: {some(list(wide))}. Their 8-bit ranges are not "
             f"symmetric, and TFLite's int8 kernels have no zero point for weights. Train with "
             f"symmetric weights (recipes.contrib(symmetric=True), recipes.int8()) or with at "

@@ -17,7 +17,7 @@ from keras_qat.graph.calls import Graph, flatten_values
 from keras_qat.graph.operations import is_operation
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import clone, list_layers
-from keras_qat.messages import counted, warn_caller
+from keras_qat.messages import pluralize, warn_caller
 
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 """Type of a layer's outputs -> the policy that computes in it with weights in float32."""
@@ -135,7 +135,7 @@ def convert_to_float32(model: Any) -> Any:
     if not half:
         return model
     warn_caller(
-        f"'{model.name}' computes in half precision ({counted(len(half), 'layer')}, e.g. "
+        f"'{model.name}' computes in half precision ({pluralize(len(half), 'layer')}, e.g. "
         f"{half[0]}), which cannot hold activations of 16 bits: float16 has 11 significant bits, "
         f"bfloat16 has 8. A copy in float32 is quantized; the model itself is not changed."
     )

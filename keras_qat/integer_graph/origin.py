@@ -10,7 +10,7 @@ from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_f
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, target_of
 from keras_qat.graph.calls import Graph
-from keras_qat.io.inputs import Inputs, inputs_of
+from keras_qat.io.inputs import Inputs, get_inputs
 from keras_qat.messages import warn_caller
 from keras_qat.tflite.metadata import compute_fingerprint
 from keras_qat.training.calibration.lost_values import lost_parts
@@ -112,7 +112,7 @@ def origin_of(model: Any, calls: Graph) -> Origin:
     unlike_float = describe_difference(model)
     return Origin(
         calls=calls,
-        inputs=inputs_of(model),
+        inputs=get_inputs(model),
         recipe=recipe,
         family=kernel_family(getattr(model, "kernels", XNNPACK.name)),
         simulates=getattr(model, "simulates", True),

@@ -17,8 +17,8 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.counts import check_counts
-from keras_qat.io.data import arrays_of
-from keras_qat.io.progress import shown
+from keras_qat.io.data import read_arrays
+from keras_qat.io.progress import show_progress
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.messages import ByName
 from keras_qat.ops.node import Tensor
@@ -123,13 +123,13 @@ def run_examples(
     graph: ResolvedGraph, x: Any, family: KernelFamily, batch_size: int = 32, verbose: int = 0
 ) -> Simulation:
     """Computes a graph for all examples. Arguments are those of `simulate`."""
-    arrays = arrays_of(graph.origin.inputs, x)
+    arrays = read_arrays(graph.origin.inputs, x)
     batch_size = graph.origin.batch_size(len(arrays[0]), batch_size)
     labels = {tensor.label: tensor for tensor in graph.tensors.values() if tensor.params}
     outputs: dict[str, list[Any]] = {name: [] for name in graph.outputs}
     inside: dict[str, list[Any]] = {label: [] for label in labels}
     stream, numbers = Stream(graph.origin.states), prepare(graph, family)
-    for start in shown(range(0, len(arrays[0]), batch_size), "The simulation", verbose):
+    for start in show_progress(range(0, len(arrays[0]), batch_size), "The simulation", verbose):
         batch = [array[start : start + batch_size] for array in arrays]
         with stream:
             tensors = run_batch(graph, batch, family, numbers)

@@ -93,7 +93,7 @@ def replacing(path: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def written(contents: Contents, path: str | os.PathLike[str] | None) -> Contents:
+def write_contents(contents: Contents, path: str | os.PathLike[str] | None) -> Contents:
     """Returns a text or bytes, and writes them to a file if a path is given."""
     if path is not None:
         with replacing(check_writable(path)) as file:
@@ -102,7 +102,7 @@ def written(contents: Contents, path: str | os.PathLike[str] | None) -> Contents
 
 
 @contextmanager
-def whole(path: Any, suffixes: tuple[str, ...], saved_model: bool = False) -> Iterator[Any]:
+def saving_to(path: Any, suffixes: tuple[str, ...], saved_model: bool = False) -> Iterator[Any]:
     """Yields a path to write to; what is at `path` is replaced once the block has succeeded.
 
     `path` itself is yielded if it cannot be replaced: an open file, a URL, a device, a folder that

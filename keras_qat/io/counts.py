@@ -19,7 +19,7 @@ def check_count(name: str, count: Any, least: int = 1) -> int:
     Raises:
         ValueError: if it is not an integer, or less than `least`.
     """
-    number = integer_in(count)
+    number = as_integer(count)
     if number is None or number < least:
         advice = f"pass an integer of at least {least}."
         if np.ndim(count):
@@ -35,7 +35,7 @@ def check_counts(**counts: Any) -> None:
             check_count(name, count)
 
 
-def integer_in(value: Any) -> int | None:
+def as_integer(value: Any) -> int | None:
     """Returns an integer of any type as an `int`; None for other values, and for bools."""
     if isinstance(value, (bool, np.bool_)):
         return None

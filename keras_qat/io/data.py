@@ -16,12 +16,12 @@ from keras_qat.io.counts import check_counts
 from keras_qat.io.inputs import (
     Inputs,
     as_batch,
-    checked_batch,
-    columns_of,
+    check_batch,
+    get_inputs,
     has_structure,
-    inputs_of,
     is_array,
     is_example,
+    split_columns,
 )
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import warn_caller
@@ -33,7 +33,7 @@ MANY, MOST = 1_000, 100_000
 """Batches of data without a length after which a warning and an error ask whether they ever end."""
 
 
-def batches(
+def read_batches(
     model: Any,
     data: Any,
     batch_size: int | None = None,
@@ -61,7 +61,7 @@ def batches(
             names the input.
     """
     check_counts(batch_size=batch_size, steps=steps)
-    inputs = inputs_of(model)
+    inputs = get_inputs(model)
     is_used_up = is_read_once(data)
     data = _source_of(inputs, data, is_limited=steps is not None)
     is_series = _is_series(inputs, data)
@@ -82,13 +82,13 @@ def batches(
         raise ValueError(f"The data for '{inputs.model}' is empty.{hint * is_used_up}")
 
 
-def arrays_of(model: Any, data: Any) -> list[np.ndarray]:
+def read_arrays(model: Any, data: Any) -> list[np.ndarray]:
     """Returns all examples of the data: an array for each model input, in the model's order.
 
     Args and errors: as for `batches`.
     """
-    inputs = inputs_of(model)
-    columns = list(zip(*batches(inputs, data, batch_size=1 << 20), strict=True))
+    inputs = get_inputs(model)
+    columns = list(zip(*read_batches(inputs, data, batch_size=1 << 20), strict=True))
     try:
         return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in columns]
     except ValueError as error:
@@ -99,10 +99,10 @@ def arrays_of(model: Any, data: Any) -> list[np.ndarray]:
         ) from error
 
 
-def batch_count(model: Any, data: Any, batch_size: int | None, steps: int | None) -> int | None:
+def count_batches(model: Any, data: Any, batch_size: int | None, steps: int | None) -> int | None:
     """Returns the number of batches that `batches` yields, or None if it is not known yet."""
     check_counts(batch_size=batch_size, steps=steps)
-    all_inputs, count = inputs_of(model), None
+    all_inputs, count = get_inputs(model), None
     inputs = all_inputs.all
     if isinstance(data, tuple) and data:
         data = data[0]
@@ -121,7 +121,7 @@ def batch_count(model: Any, data: Any, batch_size: int | None, steps: int | None
     return min((limit for limit in (count, steps) if limit is not None), default=None)
 
 
-def padded(array: np.ndarray, size: int) -> np.ndarray:
+def pad_batch(array: np.ndarray, size: int) -> np.ndarray:
     """Repeats the last example until the number of examples is a multiple of `size`."""
     missing = -len(array) % size
     return np.concatenate([array, *[array[-1:]] * missing]) if missing else array
@@ -220,9 +220,9 @@ def _read_whole(
     inputs: Inputs, data: Any, batch_size: int, finite: bool
 ) -> Iterator[list[np.ndarray]]:
     """Yields batches of arrays that hold all examples."""
-    arrays = columns_of(inputs, data)
+    arrays = split_columns(inputs, data)
     shaped = [as_batch(array, one.shape) for array, one in zip(arrays, inputs.all, strict=True)]
-    batch = checked_batch(inputs, arrays, shaped, finite, "")
+    batch = check_batch(inputs, arrays, shaped, finite, "")
     for start in range(0, len(batch[0]), batch_size):
         yield [array[start : start + batch_size] for array in batch]
 
@@ -239,11 +239,11 @@ def _read_series(
         return joined
 
     for number, item in enumerate(_items(data)):
-        arrays = columns_of(inputs, item)
+        arrays = split_columns(inputs, item)
         pairs = list(zip(arrays, inputs.all, strict=True))
         single = all(is_example(array, one.shape) for array, one in pairs)
         shaped = [as_batch(x[np.newaxis] if single else x, one.shape) for x, one in pairs]
-        batch = checked_batch(inputs, arrays, shaped, finite, f" in item {number} of the data")
+        batch = check_batch(inputs, arrays, shaped, finite, f" in item {number} of the data")
         differs = examples and any(
             a.shape[1:] != b.shape[1:] for a, b in zip(batch, examples[0], strict=True)
         )

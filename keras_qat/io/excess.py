@@ -46,13 +46,13 @@ def describe_excess(name: str, x: np.ndarray, low: float, high: float) -> str:
     )
 
 
-def ends_of(dtype: Any, scale: float, zero_point: int) -> tuple[float, float]:
+def get_range(dtype: Any, scale: float, zero_point: int) -> tuple[float, float]:
     """Returns the smallest and the largest value that quantized values of a type stand for."""
     limits = np.iinfo(dtype)
     return (limits.min - zero_point) * scale, (limits.max - zero_point) * scale
 
 
-def ends_in_pixels(scale: Any, offset: Any) -> tuple[float, float]:
+def get_pixel_range(scale: Any, offset: Any) -> tuple[float, float]:
     """Returns the smallest and the largest value of an input that is `scale * pixel + offset`."""
     ends = np.asarray(offset) + np.multiply.outer([0.0, 255.0], scale)
     return float(ends.min()), float(ends.max())

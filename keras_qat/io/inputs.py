@@ -53,7 +53,7 @@ class Inputs(NamedTuple):
         return f"Input '{one.name}' of '{self.model}'"
 
 
-def inputs_of(model: Any) -> Inputs:
+def get_inputs(model: Any) -> Inputs:
     """Returns what the verbs read of a model's inputs; `Inputs` stay as they are."""
     if isinstance(model, Inputs):
         return model
@@ -69,10 +69,10 @@ def inputs_of(model: Any) -> Inputs:
         return {value.name for value in find_nan_handling(read_model(model))}
 
     whole = getattr(model, "part_of", None)
-    return Inputs(model.name, inputs, nested, with_nan, whole and inputs_of(whole))
+    return Inputs(model.name, inputs, nested, with_nan, whole and get_inputs(whole))
 
 
-def packed(inputs: Inputs, arrays: list[Any]) -> Any:
+def pack_inputs(inputs: Inputs, arrays: list[Any]) -> Any:
     """Packs an array for each input into the structure that the model takes."""
     return tf.nest.pack_sequence_as(inputs.nested, arrays)
 
@@ -93,11 +93,11 @@ def has_structure(inputs: Inputs, data: Any) -> bool:
     return True
 
 
-def columns_of(inputs: Inputs, data: Any) -> list[np.ndarray]:
+def split_columns(inputs: Inputs, data: Any) -> list[np.ndarray]:
     """Returns an array for each input of a batch or an example, without labels."""
     if inputs.whole is not None:
         with contextlib.suppress(ValueError):
-            columns = columns_of(inputs.whole, data)
+            columns = split_columns(inputs.whole, data)
             by_name = dict(zip((one.name for one in inputs.whole.all), columns, strict=True))
             return [by_name[one.name] for one in inputs.all]
     if isinstance(data, dict):
@@ -118,7 +118,7 @@ def columns_of(inputs: Inputs, data: Any) -> list[np.ndarray]:
     if isinstance(data, tuple):
         is_tflite = len(data) == 2 and isinstance(data[0], str)  # The signature's name, the inputs.
         if is_tflite or 1 <= len(data) <= 3:
-            return columns_of(inputs, data[1 if is_tflite else 0])
+            return split_columns(inputs, data[1 if is_tflite else 0])
         data = list(data)
     if len(inputs.all) == 1:
         (one,) = inputs.all
@@ -154,7 +154,7 @@ def as_batch(array: np.ndarray, shape: tuple[int | None, ...]) -> np.ndarray | N
     return array if fits else None
 
 
-def checked_batch(
+def check_batch(
     inputs: Inputs,
     arrays: list[np.ndarray],
     shaped: list[np.ndarray | None],

@@ -10,7 +10,7 @@ from keras_qat.keras2.backend import keras
 _Item = TypeVar("_Item")
 
 
-def shown(
+def show_progress(
     items: Iterable[_Item],
     title: str,
     verbose: int,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from keras_qat.keras2.backend import allow_any_batch_sizes, keras, swap_attributes
-from keras_qat.origins import KNOWN, LIBRARIES, package_of
+from keras_qat.origins import KNOWN, LIBRARIES, get_package
 
 
 def applications_scope() -> Any:
@@ -95,15 +95,15 @@ def collect_custom_objects(layers: Iterable[Any]) -> CustomObjects:
     custom: dict[str, Any] = {
         type(item).__name__: type(item)
         for item in [*layers, *parts]
-        if package_of(type(item)) not in KNOWN
+        if get_package(type(item)) not in KNOWN
     }
     functions = [
         (name, value)
         for layer in layers
         for name, value in vars(layer).items()
         if inspect.isfunction(value)
-        and package_of(value) not in KNOWN
-        and not (package_of(value) == "tensorflow" and can_find_activation(value))
+        and get_package(value) not in KNOWN
+        and not (get_package(value) == "tensorflow" and can_find_activation(value))
     ]
     of_values = [f for name, f in functions if name.endswith(("activation", "initializer"))]
     of_weights = {f for name, f in functions if name.endswith(("regularizer", "constraint"))}

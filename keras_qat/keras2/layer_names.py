@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_qat.keras2.backend import keras, swap_attributes
-from keras_qat.origins import KERAS, package_of
+from keras_qat.origins import KERAS, get_package
 
 
 def names_inside(layer: Any) -> dict[int, str]:
@@ -61,7 +61,7 @@ def _name_of_class(layer: Any) -> str:
 
 def is_of_keras(layer: Any) -> bool:
     """Returns whether the class of a layer is Keras' own."""
-    return package_of(type(layer)) in KERAS
+    return get_package(type(layer)) in KERAS
 
 
 @contextlib.contextmanager

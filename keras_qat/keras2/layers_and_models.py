@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.keras2 import backend, configurations
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layer_names import is_of_keras
-from keras_qat.origins import KNOWN, LIBRARIES, package_of
+from keras_qat.origins import KNOWN, LIBRARIES, get_package
 
 _PLAIN = (bool, int, float, str, tuple, list)
 """Types of arguments that are compared with `!=`."""
@@ -71,7 +71,7 @@ def clone(layer: Any, /, **changes: Any) -> Any:
         )
     activation = vars(layer).get("activation")
     is_function = callable(activation) and not isinstance(activation, keras.layers.Layer)
-    own = find_custom_attributes(layer, vars(layer)) if package_of(type(layer)) in KNOWN else {}
+    own = find_custom_attributes(layer, vars(layer)) if get_package(type(layer)) in KNOWN else {}
     without = tf.nest.map_structure(lambda _: None, own)
     if is_function and not getattr(layer, "_auto_get_config", False):
         changes = {"activation": activation, **changes}
@@ -92,7 +92,7 @@ def _check_arguments(layer: Any, copy: Any, config: dict[str, Any]) -> None:
 
     These are arguments of a user's constructor that the layer keeps under their names.
     """
-    if package_of(type(layer)) in KNOWN:
+    if get_package(type(layer)) in KNOWN:
         return
     for name in inspect.signature(type(layer).__init__).parameters:
         value = vars(layer).get(name)
@@ -148,7 +148,7 @@ def find_custom_initializers(layer: Any) -> list[str]:
         for name, value in vars(layer).items()
         if name.endswith("_initializer")
         and callable(value)
-        and package_of(type(value)) not in LIBRARIES
+        and get_package(type(value)) not in LIBRARIES
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
-from keras_qat.origins import LIBRARIES, package_of
+from keras_qat.origins import LIBRARIES, get_package
 
 _Model = keras.Model
 
@@ -20,7 +20,7 @@ _REVIVED = {"RevivedLayer", "RevivedNetwork"}
 
 def check_readable(model: Any) -> None:
     """Raises a `ValueError` that says what to do if a model cannot be read."""
-    roots = set(map(package_of, type(model).__mro__))
+    roots = set(map(get_package, type(model).__mro__))
     if "keras" in roots and not isinstance(model, keras.layers.Layer):
         raise ValueError(
             f"{type(model).__name__} belongs to Keras 3, but Keras 2 is needed here. Convert a "
@@ -176,4 +176,4 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
 def defines(model_class: type, *names: str) -> bool:
     """Returns whether a class of a user is the first one to define one of some names."""
     owners = (next(c for c in model_class.__mro__ if name in vars(c)) for name in names)
-    return any(package_of(owner) not in LIBRARIES for owner in owners)
+    return any(get_package(owner) not in LIBRARIES for owner in owners)

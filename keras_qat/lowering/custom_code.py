@@ -15,7 +15,7 @@ from keras_qat.lowering.activations import ACTIVATIONS
 from keras_qat.lowering.mask_tensors import is_recurrent
 from keras_qat.lowering.unrolling import CELLS
 from keras_qat.ops.registry import is_listed, is_listed_function, is_registered
-from keras_qat.origins import KERAS, KNOWN, package_of
+from keras_qat.origins import KERAS, KNOWN, get_package
 from keras_qat.tracing.whole_graph import WholeGraph
 
 ATTENTION = layers.Attention, layers.AdditiveAttention
@@ -41,12 +41,12 @@ def runs_custom_code(layer: Any) -> bool:
         return runs_custom_code(inner) if isinstance(inner, layers.Layer) else not _is_known(inner)
     if type(layer) in (layers.Lambda, ReadsWeight, WholeGraph, *CELLS):
         return True
-    return package_of(type(layer)) not in KNOWN
+    return get_package(type(layer)) not in KNOWN
 
 
 def _is_known(function: Any) -> bool:
     """Returns whether an activation function has a row or a lowering, and is saved as it is."""
-    if package_of(function) == "tensorflow" and not can_find_activation(function):
+    if get_package(function) == "tensorflow" and not can_find_activation(function):
         return False
     with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
         return function in ACTIVATIONS or is_listed_function(function)
@@ -61,5 +61,5 @@ def has_custom_activation(layer: Any) -> bool:
         return False
     if isinstance(function, layers.Layer):
         return runs_custom_code(function)
-    package = package_of(function)
+    package = get_package(function)
     return package not in KERAS and not (package == "tensorflow" and _is_known(function))

@@ -20,7 +20,7 @@ from keras_qat.keras2.backend import accepts_mask, keras, layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.inner_names import weights_in
 from keras_qat.ops.registry import is_listed
-from keras_qat.origins import KERAS, package_of
+from keras_qat.origins import KERAS, get_package
 from keras_qat.tracing.cannot_trace import CannotTrace
 from keras_qat.tracing.trace_layer import TracedLayer, trace_layer
 
@@ -246,7 +246,7 @@ RECURRENT = layers.RNN, layers.Bidirectional
 
 def is_recurrent(layer: Any) -> bool:
     """Returns whether a layer computes what a recurrent one of Keras does."""
-    return isinstance(layer, RECURRENT) and package_of(type(layer).call) in KERAS
+    return isinstance(layer, RECURRENT) and get_package(type(layer).call) in KERAS
 
 
 def _in_order(calls: list[Call]) -> list[Call]:

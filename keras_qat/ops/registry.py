@@ -12,7 +12,7 @@ from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.graph.operations import get_kind, is_operation
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import get_class_path
-from keras_qat.messages import suggestion
+from keras_qat.messages import suggest
 from keras_qat.ops.all_ops import ROWS
 from keras_qat.ops.op import Attributes, Op
 
@@ -141,7 +141,7 @@ def op_named(name: str) -> Op:
     """
     if name not in _BY_NAME:
         raise ValueError(
-            f"There is no operator {name!r}.{suggestion(name, _BY_NAME)} There are: "
+            f"There is no operator {name!r}.{suggest(name, _BY_NAME)} There are: "
             f"{', '.join(_BY_NAME)}."
         )
     return _BY_NAME[name]

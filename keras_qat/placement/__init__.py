@@ -23,7 +23,7 @@ RULES: dict[str, Any] = {"int8": Int8Placement, "contrib": ContribPlacement}
 """Name of a recipe's placement -> the class that carries it out."""
 
 
-def lowered(
+def lower_graph(
     graph: Graph,
     recipe: Recipe,
     stays_closed: Callable[[Call], bool] = lambda call: False,
@@ -73,15 +73,15 @@ def place(
         recipe = dataclasses.replace(recipe, without_float=True)
     with use_float32():
         ending = ending_at(read, names, recipe) if names else read
-        graph = lowered(ending, recipe, has_int16=has_int16)
+        graph = lower_graph(ending, recipe, has_int16=has_int16)
         graph = ending_inside(graph, read, names) if names else graph
     inputs = [value.name for value in flatten_values(read.inputs)]
     check_scope(scope, [*read.calls, *read.loss_only, *graph.calls], inputs)
-    plan = placed(graph, recipe, scope, family, names)
+    plan = place_lowered(graph, recipe, scope, family, names)
     return dataclasses.replace(plan, recipe=given)
 
 
-def placed(
+def place_lowered(
     graph: Graph,
     recipe: Recipe,
     scope: Scope | None = None,

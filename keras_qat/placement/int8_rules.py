@@ -19,7 +19,7 @@ from keras_qat.ops.registry import find_op, match, weights_only
 from keras_qat.placement import fusion_groups
 from keras_qat.placement.exact_inputs import may_be_labels
 from keras_qat.placement.file_outputs import joined_outputs
-from keras_qat.placement.float_notice import label
+from keras_qat.placement.float_notice import describe_layer
 from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.index_arithmetic import (
     COMPUTES_INDICES,
@@ -154,8 +154,8 @@ class Int8Placement:
         if op is not None:
             families = [f"kernels={family!r}" for family in op.only_families(self.bits)]
             only = f", but with {' or '.join(families)}" if families else ""
-            return f"no int16 kernel for {label(call.layer)}{only}"
-        rule = f"no int8 rule for {label(call.layer)}"
+            return f"no int16 kernel for {describe_layer(call.layer)}{only}"
+        rule = f"no int8 rule for {describe_layer(call.layer)}"
         if call.name in self.graph.closed:
             return f"{rule}, and it cannot be opened: {self.graph.closed[call.name]}"
         if refusal := refusal or why_whole(call):

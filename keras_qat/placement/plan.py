@@ -10,7 +10,7 @@ from keras_qat.config.specs import FixedSpec, QuantSpec, Spec
 from keras_qat.config.targets.problem import Problem, described
 from keras_qat.config.targets.target import Target
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
-from keras_qat.messages import counted
+from keras_qat.messages import pluralize
 from keras_qat.ops.multiply_accumulates import count_products, describe_share, integer_share
 from keras_qat.ops.registry import find_row
 from keras_qat.placement.file_outputs import JoinedOutput
@@ -213,12 +213,14 @@ class Plan:
             for line in table
         ]
         lines.insert(1, "  ".join("-" * width for width in [*widths, 20]))
-        counts = f"{counted(len(self.groups), 'kernel')}, {counted(len(self.ranges), 'range')}"
+        counts = f"{pluralize(len(self.groups), 'kernel')}, {pluralize(len(self.ranges), 'range')}"
         if count := len(self.float_layers):
             verb, share = "stays" if count == 1 else "stay", self.integer_share
             if share is not None:
                 counts += f"; {describe_share(share, self.recipe.activations.bits)}"
-            counts += f"; {counted(count, 'layer')} {verb} in float: {', '.join(self.float_layers)}"
+            counts += (
+                f"; {pluralize(count, 'layer')} {verb} in float: {', '.join(self.float_layers)}"
+            )
         lines.append(f"recipe {self.recipe.name}: {counts}")
         lines += [*map(str, self.joined_outputs), *self.lost_features]
         if self.target is not None:

@@ -19,7 +19,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.configurations import deserialization_scope
 from keras_qat.messages import warn_caller
 from keras_qat.placement import place
-from keras_qat.placement.float_notice import show_in_float
+from keras_qat.placement.float_notice import report_float_layers
 from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.layer_settings import BEHIND_THE_FILE
 from keras_qat.placement.plan import Plan
@@ -142,7 +142,7 @@ def _show_in_float(plan: Plan, name: str) -> None:
     }
     calls = (call for call in plan.graph.calls if call.name in reasons)
     layers = [(call.source, reasons[call.name]) for call in calls]
-    show_in_float(layers, f"'{name}' keeps", "keras_qat.plan(model) shows where.")
+    report_float_layers(layers, f"'{name}' keeps", "keras_qat.plan(model) shows where.")
 
 
 def _has(model: keras.Model, name: str, value: Any) -> bool:

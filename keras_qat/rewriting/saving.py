@@ -12,12 +12,12 @@ import h5py
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph
-from keras_qat.io.atomic_files import whole
+from keras_qat.io.atomic_files import saving_to
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import find_custom_attributes
 from keras_qat.keras2.user_errors import first_line
-from keras_qat.messages import counted, warn_caller
-from keras_qat.origins import LIBRARIES, package_of
+from keras_qat.messages import pluralize, warn_caller
+from keras_qat.origins import LIBRARIES, get_package
 
 FILES = (".keras", ".h5", ".hdf5")
 """Suffixes of the formats that Keras writes as one file."""
@@ -56,12 +56,12 @@ class WholeFiles:
                 f"keras_qat.{verb}(model, {str(filepath)!r})."
             )
         is_folder = (args or (kwargs.get("save_format"),))[0] in (None, "tf")
-        with whole(filepath, FILES if overwrite else (), overwrite and is_folder) as path:
+        with saving_to(filepath, FILES if overwrite else (), overwrite and is_folder) as path:
             super().save(path, overwrite, *args, **kwargs)  # type: ignore[misc]
 
     def save_weights(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
         """Saves the weights as Keras documents it, but in one piece, as `save` does."""
-        with whole(filepath, FILES if overwrite else ()) as path:
+        with saving_to(filepath, FILES if overwrite else ()) as path:
             return super().save_weights(path, overwrite, *args, **kwargs)  # type: ignore[misc]
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,8 +91,8 @@ class WholeFiles:
         """Sets weights that `get_weights` of a quantization-aware model returned."""
         if len(weights) != len(self.weights):
             raise ValueError(
-                f"{counted(len(weights), 'weight is', 'weights are')} given, and '{self.name}' has "
-                f"{len(self.weights)}, of which some are of quantizers. {FLOAT_WEIGHTS}"
+                f"{pluralize(len(weights), 'weight is', 'weights are')} given, and '{self.name}' "
+                f"has {len(self.weights)}, of which some are of quantizers. {FLOAT_WEIGHTS}"
             )
         super().set_weights(weights)  # type: ignore[misc]
 
@@ -176,7 +176,7 @@ def _is_known(part: Any) -> bool:
     """Returns whether Keras finds a class or a function by its name."""
     name = keras.utils.get_registered_name(part)
     is_registered = keras.utils.get_registered_object(name) is not None
-    return package_of(part) in LIBRARIES or is_registered
+    return get_package(part) in LIBRARIES or is_registered
 
 
 def warn_of_closed(graph: Graph, float_layers: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from keras_qat.keras2.layers_and_models import assign_reshaped, clone, list_laye
 from keras_qat.keras2.names_in_configs import restore_names
 from keras_qat.keras2.readability import check_readable
 from keras_qat.lowering import lower
-from keras_qat.placement import lowered, placed
+from keras_qat.placement import lower_graph, place_lowered
 from keras_qat.placement.fusion_groups import Group, groups
 from keras_qat.rewriting.check_values import random_inputs
 from keras_qat.rewriting.float_configs import from_config
@@ -116,8 +116,8 @@ def _take_weights(plain: keras.Model, model: QuantizedModel) -> None:
         layer = layer.layer if isinstance(layer, QuantizeWeights) else layer
         return type(layer) is type(call.layer)
 
-    graph = lowered(float_graph, model.recipe, is_there)
-    norms = {group.kernel: group.batch_norm for group in placed(graph, model.recipe).groups}
+    graph = lower_graph(float_graph, model.recipe, is_there)
+    norms = {group.kernel: group.batch_norm for group in place_lowered(graph, model.recipe).groups}
     plain.trainable = True
     done: set[Any] = set()
     frozen: set[int] = set()

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
-from keras_qat.io.progress import shown
+from keras_qat.io.progress import show_progress
 from keras_qat.tflite.checks import read_file
 from keras_qat.tflite.input_checks import SoftmaxCheck, TokenIdCheck
 from keras_qat.tflite.schema import describe_damage, read_contents, report_damage
@@ -194,7 +194,7 @@ class FileInterpreter:
             batch = fixed
         results = [
             self.run_once({name: array[start : start + batch] for name, array in inputs.items()})
-            for start in shown(range(0, count, batch), "The file", verbose)
+            for start in show_progress(range(0, count, batch), "The file", verbose)
         ]
         return {name: np.concatenate([result[name] for result in results]) for name in self.outputs}
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from keras_qat.messages import counted
+from keras_qat.messages import pluralize
 from keras_qat.tflite.input_checks import EndsProcess, TokenIdCheck
 from keras_qat.tflite.interpreter import (
     FileInterpreter,
@@ -121,7 +121,7 @@ class MicroInterpreter(FileInterpreter):
             count, size = len(next(iter(inputs.values()))), self.batch_size
             assert size is not None
             if count % size:
-                message = f"The file takes {counted(size, 'example')} at a time, not {count}."
+                message = f"The file takes {pluralize(size, 'example')} at a time, not {count}."
                 raise ValueError(message)
             if count > size:
                 return self.run(inputs)

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from keras_qat.arithmetic.kernel_families import DEFAULT
-from keras_qat.io.data import batch_count, batches, padded
-from keras_qat.io.excess import describe_excess, ends_in_pixels
+from keras_qat.io.data import count_batches, pad_batch, read_batches
+from keras_qat.io.excess import describe_excess, get_pixel_range
 from keras_qat.io.inputs import Input, Inputs
-from keras_qat.io.progress import shown
+from keras_qat.io.progress import show_progress
 from keras_qat.messages import ByName, warn_caller
 from keras_qat.tflite.interpreter import FileInterpreter, Kernels, dequantize, quantize, to_pixels
 from keras_qat.tflite.metadata import read_input_keys, read_kernels, read_rescalings
@@ -121,7 +121,7 @@ class TFLiteModel:
         self.outputs: Mapping[str, TensorInfo] = describe_tensors(graph.outputs, {})
         """Name of each output -> its shape, type, scale and zero point, in the model's order."""
         pixels = {
-            name: ends_in_pixels(*info.rescaling)
+            name: get_pixel_range(*info.rescaling)
             for name, info in self.inputs.items()
             if info.rescaling is not None
         }
@@ -165,10 +165,10 @@ class TFLiteModel:
         Raises:
             ValueError: if the data does not fit the file; the message names the input.
         """
-        total = batch_count(self._inputs, x, batch_size, steps)
-        read = batches(self._inputs, x, batch_size, steps)
+        total = count_batches(self._inputs, x, batch_size, steps)
+        read = read_batches(self._inputs, x, batch_size, steps)
         results: list[list[NDArray]] = []
-        for batch in shown(read, "The file", verbose, total):
+        for batch in show_progress(read, "The file", verbose, total):
             if not results:
                 self._check_ranges(batch)
             results.append(self._run(batch))
@@ -210,7 +210,7 @@ class TFLiteModel:
         full = {}
         for (name, info), values in zip(self.inputs.items(), batch, strict=True):
             _check_type(self._inputs.model, name, info, values)
-            full[name] = padded(info.quantize(values), fixed)
+            full[name] = pad_batch(info.quantize(values), fixed)
         outputs = self._file.run(full, count)
         return [outputs[name][:count] for name in self.outputs]
 

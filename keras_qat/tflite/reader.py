@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 from tensorflow.lite.tools import flatbuffer_utils
 
-from keras_qat.io.excess import ends_of
+from keras_qat.io.excess import get_range
 from keras_qat.tflite.checks import read_file
 from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, operator_code, report_damage
 
@@ -128,7 +128,7 @@ class FileGraph:
             if tensor.is_quantized or tensor.index in quantized
         }
         return {
-            name: ends_of(tensor.dtype, tensor.scale, tensor.zero_point)
+            name: get_range(tensor.dtype, tensor.scale, tensor.zero_point)
             for name, tensor in tensors.items()
             if tensor.is_quantized
         }

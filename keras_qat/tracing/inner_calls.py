@@ -23,7 +23,7 @@ from keras_qat.keras2.backend import (
     swap_attributes,
 )
 from keras_qat.keras2.layers_and_models import bind_options, list_layers
-from keras_qat.origins import KNOWN, package_of
+from keras_qat.origins import KNOWN, get_package
 
 
 class MustTraceInline(BaseException):
@@ -125,7 +125,7 @@ def _keeps_tensors(layer: Any) -> bool:
 
 
 def _is_keras(layer: Any) -> bool:
-    return package_of(type(layer)) in KNOWN
+    return get_package(type(layer)) in KNOWN
 
 
 def _inline(layer: Any, *args: Any, **kwargs: Any) -> Any:

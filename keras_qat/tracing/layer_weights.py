@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_qat.graph.rebuild_model import make_input
 from keras_qat.keras2.backend import is_symbolic, keras, patch_members
-from keras_qat.origins import LIBRARIES, package_of
+from keras_qat.origins import LIBRARIES, get_package
 from keras_qat.tracing.concrete_sizes import HELD, asked_by_user
 
 _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
@@ -70,7 +70,7 @@ def find_weight_holders(layer: Any) -> list[tuple[Any, dict[str, Any]]]:
 def _is_plain_object(value: Any) -> bool:
     kind = type(value)
     has_attributes = hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS)
-    return has_attributes and package_of(kind) not in LIBRARIES
+    return has_attributes and get_package(kind) not in LIBRARIES
 
 
 def symbol_of_weight(variable: Any) -> Any:

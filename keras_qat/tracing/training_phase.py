@@ -13,7 +13,7 @@ from keras_qat.graph.operations import draws_random_numbers, get_kind
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import is_symbolic
 from keras_qat.keras2.layers_and_models import bind_options
-from keras_qat.origins import KNOWN, package_of
+from keras_qat.origins import KNOWN, get_package
 from keras_qat.tracing.cannot_trace import CannotTrace, OnlyTrains
 from keras_qat.tracing.check_trace import random_inputs
 from keras_qat.tracing.compare_traces import NOISE, equal, identity, in_order, numbered
@@ -70,7 +70,7 @@ def follow_training(trained: Any, tested: Any) -> None:
             raise refusal from error
         named = [arg for name, arg in kwargs.items() if name != "training"]
         if any(arg is PHASE for arg in (*args, *named)):  # As in `self.block(x, is_training)`.
-            raise refusal if package_of(type(node.layer)) in KNOWN else MustTraceInline(node.layer)
+            raise refusal if get_package(type(node.layer)) in KNOWN else MustTraceInline(node.layer)
         node.call_args = args
         node.call_kwargs = {key: None if arg is PHASE else arg for key, arg in kwargs.items()}
 

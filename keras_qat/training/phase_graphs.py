@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
-from keras_qat.messages import counted, show_once, warn_caller
+from keras_qat.messages import pluralize, show_once, warn_caller
 from keras_qat.training.calibration.data_checks import doubt_of_arrays, doubt_of_ranges
 from keras_qat.training.calibration.lost_values import lost_parts
 from keras_qat.training.fake_quantization.observers import LastValue
@@ -205,7 +205,7 @@ def check_started(model: keras.Model) -> None:
     blind = [x for x in quantizers_in(model) if x.learns and not x.is_calibrated()]
     if blind:
         raise ValueError(
-            f"'{model.name}' has {counted(len(blind), 'learned range')} with no data "
+            f"'{model.name}' has {pluralize(len(blind), 'learned range')} with no data "
             f"to start from. Call keras_qat.calibrate(model, data, method='mse') before training."
         )
 

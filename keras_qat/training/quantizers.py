@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_qat.config.specs import FixedSpec, QuantSpec
 from keras_qat.keras2.backend import keras
-from keras_qat.messages import unknown
+from keras_qat.messages import describe_unknown
 from keras_qat.training.batch_norm.fold_modes import folded
 from keras_qat.training.fake_quantization.weight_quantizer import weight_at
 from keras_qat.training.layers import (
@@ -75,7 +75,7 @@ class Quantizers(list[Quantizer]):
             for name in dict.fromkeys((layer, *quantizer.quantizes, quantizer.name)):
                 by_name.setdefault(name, []).append(quantizer)
         if index not in by_name:
-            raise KeyError(unknown("layer or tensor", index, by_name))
+            raise KeyError(describe_unknown("layer or tensor", index, by_name))
         return by_name[index]
 
 

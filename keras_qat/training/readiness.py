@@ -16,8 +16,8 @@ from keras_qat.graph.calls import Graph
 from keras_qat.io.atomic_files import check_writable
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import list_layers
-from keras_qat.messages import counted
-from keras_qat.origins import KNOWN, package_of
+from keras_qat.messages import pluralize
+from keras_qat.origins import KNOWN, get_package
 from keras_qat.training.fake_quantization.phase import NEVER
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX, activation_quantizers
@@ -68,24 +68,24 @@ def check_exportable(model: keras.Model) -> None:
     if inputs:
         raise ValueError(
             f"The data for {some(list(map(repr, inputs)))} held NaN or infinity in training, which "
-            f"spoiled {counted(len(broken), 'range')}. Remove such examples, and continue "
+            f"spoiled {pluralize(len(broken), 'range')}. Remove such examples, and continue "
             f"from an earlier checkpoint."
         )
     if broken:
         raise ValueError(
-            f"{counted(len(broken), 'quantizer has', 'quantizers have')} a range with NaN or "
+            f"{pluralize(len(broken), 'quantizer has', 'quantizers have')} a range with NaN or "
             f"infinity: {some(broken)}. {DIVERGED}"
         )
     broken = [weight.name for weight in model.weights if not _is_finite(weight)]
     if broken:
         raise ValueError(
-            f"{counted(len(broken), 'weight holds', 'weights hold')} NaN or infinity: "
+            f"{pluralize(len(broken), 'weight holds', 'weights hold')} NaN or infinity: "
             f"{some(broken)}. {DIVERGED}"
         )
     blind = [q.name for q in listed if not q.calibrated]
     if blind:
         raise ValueError(
-            f"{counted(len(blind), 'quantizer has', 'quantizers have')} seen no data yet: "
+            f"{pluralize(len(blind), 'quantizer has', 'quantizers have')} seen no data yet: "
             f"{some(blind)}. Train the model (fit, or calls with training=True) so that ranges are "
             f"observed, or take them from examples with keras_qat.calibrate(model, data); then "
             f"export."
@@ -121,7 +121,7 @@ Settings = list[tuple[Any, dict[str, Any]]]
 
 def settings_of(model: keras.Model) -> Settings:
     """Returns the settings of a quantized model's layers. Users' own layers may change theirs."""
-    layers = [layer for layer in list_layers(model) if package_of(type(layer)) in KNOWN]
+    layers = [layer for layer in list_layers(model) if get_package(type(layer)) in KNOWN]
     settings = [(x, _own_settings(x)) for x in layers if not isinstance(x, keras.Model)]
     for layer, own in settings:
         if isinstance(layer, QuantizeWrapper):  # Users look for the inner layer's there.
@@ -211,7 +211,7 @@ def _without_data(model: keras.Model) -> str:
         return ""
     low, high = blind[0]
     return (
-        f"{counted(len(blind), 'quantizer has', 'quantizers have')} seen no data yet in "
+        f"{pluralize(len(blind), 'quantizer has', 'quantizers have')} seen no data yet in "
         f"'{model.name}', and the recipe's initial range, {low:g} to {high:g}. "
         f"Train the model, or call keras_qat.calibrate(model, data)."
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from keras_qat.analysis.verify.report import Report
-from keras_qat.io.atomic_files import replacing, written
+from keras_qat.io.atomic_files import replacing, write_contents
 
 pytestmark = pytest.mark.legacy
 
@@ -20,7 +20,7 @@ def test_a_link_leads_where_it_led(tmp_path):
     target, link = folder / "model_1.tflite", tmp_path / "model.tflite"
     target.write_text("old")
     link.symlink_to(target)
-    written("new", link)
+    write_contents("new", link)
     assert link.is_symlink()
     assert target.read_text() == "new"
     assert list(folder.iterdir()) == [target]
@@ -41,7 +41,7 @@ def test_permissions_stay(tmp_path):
     path = tmp_path / "model.tflite"
     path.write_text("old")
     path.chmod(0o600)
-    written("new", path)
+    write_contents("new", path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text() == "new"
 
@@ -50,7 +50,7 @@ def test_a_link_into_a_directory_that_does_not_exist(tmp_path):
     link = tmp_path / "model.tflite"
     link.symlink_to(tmp_path / "missing" / "model.tflite")
     with pytest.raises(FileNotFoundError, match=r"missing does not exist\. Create it first"):
-        written("new", link)
+        write_contents("new", link)
 
 
 def test_a_picture_stays_if_there_is_no_space(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.io import data as data_lib
-from keras_qat.io.data import arrays_of, batch_count, batches
+from keras_qat.io.data import count_batches, read_arrays, read_batches
 from keras_qat.keras2.backend import keras
 from tests.helpers import images, observe
 from tests.networks.small import functional, layers, out_of_order, tiny_net
@@ -89,7 +89,7 @@ IMAGES = {
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("form", IMAGES)
 def test_forms_for_one_input(form):
-    (array,) = arrays_of(tiny_net(), IMAGES[form]())
+    (array,) = read_arrays(tiny_net(), IMAGES[form]())
     np.testing.assert_array_equal(array.astype(np.float32), X)
 
 
@@ -112,7 +112,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("form", PAIRS)
 def test_forms_for_two_inputs(form):
-    right, left = arrays_of(out_of_order(), PAIRS[form]())
+    right, left = read_arrays(out_of_order(), PAIRS[form]())
     np.testing.assert_array_equal(right.astype(np.float32), A)
     np.testing.assert_array_equal(left.astype(np.float32), B)
 
@@ -123,7 +123,7 @@ def test_inputs_in_a_dict_of_other_names():
     joined = layers.Concatenate()([inputs["a"], inputs["b"]])
     model = keras.Model(inputs, layers.Dense(2)(joined))
     for given in ({"a": A, "b": B}, {"left": B, "right": A}, [A, B], ({"a": A, "b": B}, Y)):
-        for result, value in zip(arrays_of(model, given), (A, B), strict=True):
+        for result, value in zip(read_arrays(model, given), (A, B), strict=True):
             np.testing.assert_array_equal(result, value)
 
 
@@ -131,7 +131,7 @@ def test_keys_that_are_the_names_of_other_inputs():
     """As in `predict`, keys of the model's dict count, not the names of its inputs."""
     inputs = {"b": keras.Input((4,), name="a"), "a": keras.Input((6,), name="b")}
     model = keras.Model(inputs, layers.Concatenate()([inputs["a"], inputs["b"]]))
-    for values, expected in zip(arrays_of(model, {"a": A, "b": B}), (A, B), strict=True):
+    for values, expected in zip(read_arrays(model, {"a": A, "b": B}), (A, B), strict=True):
         np.testing.assert_array_equal(values, expected)
 
 
@@ -139,7 +139,7 @@ def test_inputs_nested_in_lists():
     one, two, three = (keras.Input((4,)) for _ in range(3))
     model = keras.Model([[one, two], three], layers.Add()([one, two, three]))
     for given in ([[B, 2 * B], 3 * B], ([[B, 2 * B], 3 * B], Y), [B, 2 * B, 3 * B]):
-        for factor, result in enumerate(arrays_of(model, given), start=1):
+        for factor, result in enumerate(read_arrays(model, given), start=1):
             np.testing.assert_array_equal(result, factor * B)
 
 
@@ -156,7 +156,7 @@ def test_a_last_axis_of_size_1():
         (gray, dataset(X[..., :1]), X[..., :1]),
         (flat, A[..., np.newaxis], A),
     ):
-        (array,) = arrays_of(model, given)
+        (array,) = read_arrays(model, given)
         np.testing.assert_array_equal(array, wanted)
 
 
@@ -164,7 +164,7 @@ def test_sizes_of_batches():
     """Those that the data gives are kept; arrays and single examples are put together."""
 
     def sizes(data, *args):
-        return [len(batch[0]) for batch in batches(tiny_net(), data, *args)]
+        return [len(batch[0]) for batch in read_batches(tiny_net(), data, *args)]
 
     assert sizes(X) == [10]
     assert sizes(X, 4) == sizes(iter(X), 4) == sizes(dataset(X), 4) == [4, 4, 2]
@@ -187,25 +187,25 @@ def test_how_many_batches_there_will_be():
         (iter(X), 4, None, None),
         (list(X), 4, None, None),
     ):
-        assert batch_count(model, data, size, steps) == count
-        result = sum(1 for _ in batches(model, data, size, steps))
+        assert count_batches(model, data, size, steps) == count
+        result = sum(1 for _ in read_batches(model, data, size, steps))
         assert count in (None, result)
 
 
 def test_examples_of_different_sizes():
     model = functional((None, 2), build=layers.Conv1D(3, 1))
     signals = [np.zeros((3, 2)), np.ones((3, 2)), np.zeros((5, 2))]
-    assert [batch.shape for (batch,) in batches(model, signals)] == [(2, 3, 2), (1, 5, 2)]
+    assert [batch.shape for (batch,) in read_batches(model, signals)] == [(2, 3, 2), (1, 5, 2)]
     with pytest.raises(ValueError, match=r"different sizes, such as \(3, 2\), \(5, 2\)"):
-        arrays_of(model, signals)
+        read_arrays(model, signals)
 
 
 def test_types_stay():
     """Integers may be quantized values, or tokens."""
-    (array,) = arrays_of(tiny_net(), X.astype(np.int8))
+    (array,) = read_arrays(tiny_net(), X.astype(np.int8))
     assert array.dtype == np.int8
     half = dataset(tf.cast(X, tf.bfloat16))
-    (array,) = arrays_of(tiny_net(), half)
+    (array,) = read_arrays(tiny_net(), half)
     assert array.dtype == np.float32
 
 
@@ -260,7 +260,7 @@ REFUSED = {
 def test_what_is_refused(case):
     make, message = REFUSED[case]
     with pytest.raises(ValueError, match=message) as info:
-        arrays_of(tiny_net(), make())
+        read_arrays(tiny_net(), make())
     assert len(str(info.value)) < 400
 
 
@@ -284,7 +284,7 @@ REFUSED_PAIRS = {
 def test_what_is_refused_of_two_inputs(case):
     make, message = REFUSED_PAIRS[case]
     with pytest.raises(ValueError, match=message):
-        arrays_of(out_of_order(), make())
+        read_arrays(out_of_order(), make())
 
 
 def test_verbs_refuse_it_too(two_inputs):
@@ -299,15 +299,15 @@ def test_verbs_refuse_it_too(two_inputs):
 def test_an_axis_of_size_0():
     model = functional((None, 2), build=layers.Conv1D(3, 1))
     with pytest.raises(ValueError, match=r"is empty: its shape is \(8, 0, 2\)"):
-        arrays_of(model, np.zeros((8, 0, 2), np.float32))
+        read_arrays(model, np.zeros((8, 0, 2), np.float32))
 
 
 def test_infinity():
     """A range cannot take it in; a quantized value at the end of a range stands for it."""
     infinite = with_nan(-np.inf)
     with pytest.raises(ValueError, match=r"'image' .* contains infinity, first in example 7"):
-        list(batches(tiny_net(), infinite, finite=True))
-    arrays_of(tiny_net(), infinite)
+        list(read_batches(tiny_net(), infinite, finite=True))
+    read_arrays(tiny_net(), infinite)
 
 
 @pytest.fixture(scope="module")
@@ -385,8 +385,8 @@ class Endless(Batches):
 
 def test_sequences_are_read_by_their_length():
     model = tiny_net()
-    assert [len(x) for (x,) in batches(model, Endless())] == [4, 4, 2]
-    assert [len(x) for (x,) in batches(model, Endless(), steps=2)] == [4, 4]
+    assert [len(x) for (x,) in read_batches(model, Endless())] == [4, 4, 2]
+    assert [len(x) for (x,) in read_batches(model, Endless(), steps=2)] == [4, 4]
     flow = keras.preprocessing.image.ImageDataGenerator().flow(X, Y, batch_size=4)
     qat = keras_qat.quantize_model(model)
     keras_qat.calibrate(qat, flow, method="percentile")  # Reads it twice.
@@ -417,9 +417,9 @@ def test_data_that_may_never_end(endless, monkeypatch):
         keras_qat.calibrate(qat, endless())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(list(batches(qat, endless(), steps=6))) == 6
-        assert len(list(batches(qat, [X[:2]] * 20))) == 20
-        assert len(list(batches(qat, dataset(X).batch(1)))) == 10
+        assert len(list(read_batches(qat, endless(), steps=6))) == 6
+        assert len(list(read_batches(qat, [X[:2]] * 20))) == 20
+        assert len(list(read_batches(qat, dataset(X).batch(1)))) == 10
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, np.array, tf.constant])
@@ -433,4 +433,4 @@ def test_integers_of_all_types(kind, tmp_path):
     made += [keras_qat.recipes.contrib(quant_delay=integer).quant_delay]
     assert made == [3] * len(made)
     assert {type(number) for number in made} == {int}
-    assert len(list(batches(tiny_net(), X, batch_size=integer, steps=integer))) == 3
+    assert len(list(read_batches(tiny_net(), X, batch_size=integer, steps=integer))) == 3

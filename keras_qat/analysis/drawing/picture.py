@@ -10,7 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from keras_qat.io.atomic_files import check_writable, written
+from keras_qat.io.atomic_files import check_writable, write_contents
 
 PAGE = Template(Path(__file__).with_name("picture.html").read_text(encoding="utf-8"))
 
@@ -45,7 +45,7 @@ class Picture:
         text = self.svg
         if target.suffix == ".html":
             text = PAGE.substitute(title=html.escape(self.title), svg=self.svg)
-        written(text, target)
+        write_contents(text, target)
 
     def _repr_svg_(self) -> str:
         return self.svg

@@ -40,8 +40,8 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.io.counts import check_counts
-from keras_qat.io.data import arrays_of, padded
-from keras_qat.io.inputs import packed
+from keras_qat.io.data import pad_batch, read_arrays
+from keras_qat.io.inputs import pack_inputs
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.keras2.compiled_losses import find_losses
 from keras_qat.messages import warn_caller
@@ -133,10 +133,10 @@ def verify(
     contents = read_contents(tflite)
     file, standing_in, refused = _open(contents, graph, kernels, runtime)
     computing = standing_in.name if standing_in else kernels or graph.origin.file_family.name
-    arrays = arrays_of(graph.origin.inputs, x)
+    arrays = read_arrays(graph.origin.inputs, x)
     examples = len(arrays[0])
     full_batches = math.lcm(file.batch_size or 1, graph.origin.fixed_batch or 1)
-    padded_arrays = [padded(array, full_batches) for array in arrays]
+    padded_arrays = [pad_batch(array, full_batches) for array in arrays]
     inputs = dict(zip(graph.inputs, padded_arrays, strict=True))
     check_match(file, graph)
     input_range = range_in_file(graph, file)
@@ -157,7 +157,7 @@ def verify(
         warn_caller(note)
     arena = file.arena_size() if isinstance(file, MicroInterpreter) else None
     batch_size = graph.origin.batch_size(examples, batch_size)
-    packed_inputs = packed(graph.origin.inputs, list(inputs.values()))
+    packed_inputs = pack_inputs(graph.origin.inputs, list(inputs.values()))
 
     def computed(size: int) -> list[np.ndarray]:
         """Returns what the file has to return: the model's own predictions, if it has the same."""

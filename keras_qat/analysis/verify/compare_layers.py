@@ -16,7 +16,7 @@ from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import with_int4
 from keras_qat.integer_graph.simulate import run_batch
-from keras_qat.io.progress import shown
+from keras_qat.io.progress import show_progress
 from keras_qat.tflite.interpreter import FileInterpreter, Runtime, quantize
 from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.tflite.reader import FileGraph
@@ -69,7 +69,7 @@ def compare_layers(
     streams = [Stream(origin.states) for _ in range(3)]
     few = origin.fixed_batch or SIMULATED
     examples = len(next(iter(inputs.values())))
-    for start in shown(range(0, examples, batch_size), "Layer by layer", verbose):
+    for start in show_progress(range(0, examples, batch_size), "Layer by layer", verbose):
         batch = {name: array[start : start + batch_size] for name, array in inputs.items()}
         arrays = list(batch.values())
         with streams[0]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keras_qat.io.atomic_files import written
+from keras_qat.io.atomic_files import write_contents
 
 if TYPE_CHECKING:
     from keras_qat.analysis.verify.report import Report, TensorReport
@@ -48,7 +48,7 @@ def write_node_data(report: Report, folder: Path) -> list[Path]:
             "hideInChildrenStatsTable": True,
         }
         paths.append(folder / f"{name}.json")
-        written(json.dumps(data, indent=1), paths[-1])
+        write_contents(json.dumps(data, indent=1), paths[-1])
     return paths
 
 

@@ -12,10 +12,10 @@ from keras_qat.graph.calls import Graph
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import packs_int4
 from keras_qat.integer_graph.passes.pixel_inputs import Rescaling
-from keras_qat.io.excess import describe_excess, ends_in_pixels
+from keras_qat.io.excess import describe_excess, get_pixel_range
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import list_layers
-from keras_qat.messages import counted
+from keras_qat.messages import pluralize
 from keras_qat.tflite.metadata import read_metadata
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.training.readiness import some
@@ -98,7 +98,7 @@ def beyond_ranges(
     for name, ends in file_graph.get_input_ranges().items():
         dtype, x = file_graph.inputs[name].dtype, inputs[name]
         if name in rescaled:
-            failures.append(describe_excess(name, x, *ends_in_pixels(*rescaled[name])))
+            failures.append(describe_excess(name, x, *get_pixel_range(*rescaled[name])))
         elif dtype.kind == "f" or x.dtype != dtype:
             failures.append(describe_excess(name, x, *ends))
     return list(filter(None, failures))
@@ -173,7 +173,7 @@ def faults(calls: Graph, inputs: list[np.ndarray], exact: list[np.ndarray]) -> l
     fresh = [name for name, layer in inner.items() if _is_fresh(layer)]
     if fresh:
         return [
-            f"{counted(len(fresh), 'BatchNormalization has', 'BatchNormalizations have')} the "
+            f"{pluralize(len(fresh), 'BatchNormalization has', 'BatchNormalizations have')} the "
             f"statistics of a new layer, mean 0 and variance 1: {some(fresh)}. Train with "
             f"training=True, or call keras_qat.reestimate_batch_norm(model, data). Then calibrate "
             f"again."

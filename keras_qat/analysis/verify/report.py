@@ -13,7 +13,7 @@ from keras_qat.analysis.verify.report_text import kernel_names, listed, report_t
 from keras_qat.analysis.verify.scores import Score
 from keras_qat.analysis.verify.uses import Use
 from keras_qat.analysis.verify.verdict import Verdict
-from keras_qat.io.atomic_files import whole, written
+from keras_qat.io.atomic_files import saving_to, write_contents
 from keras_qat.training.calibration.lost_values import FarValues
 
 SAME = 0.999
@@ -295,7 +295,7 @@ class Report:
 
         figure = draw(self)
         if path is not None:
-            with whole(path, ("",)) as file:
+            with saving_to(path, ("",)) as file:
                 figure.savefig(file)
         return figure
 
@@ -319,7 +319,7 @@ class Report:
         """
         from keras_qat.analysis.verify.html import report_page
 
-        return written(report_page(self), path)
+        return write_contents(report_page(self), path)
 
     def to_model_explorer(
         self,

@@ -10,7 +10,7 @@ from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_f
 from keras_qat.config import recipes
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.fault import Fault
-from keras_qat.messages import suggestion, warn_caller
+from keras_qat.messages import suggest, warn_caller
 
 if TYPE_CHECKING:
     from keras_qat.tflite.reader import Site
@@ -154,7 +154,7 @@ def get(target: str | Target) -> Target:
     raise ValueError(
         f"target={target!r}: use one of {', '.join(map(repr, known()))}, a "
         f"keras_qat.targets.Target, or register your own with keras_qat.targets.register."
-        f"{suggestion(target, known())}"
+        f"{suggest(target, known())}"
     )
 
 

@@ -19,7 +19,7 @@ from keras_qat.graph.precision import compute_in_float32
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.io.counts import check_counts
-from keras_qat.io.data import BATCH_SIZE, batches, is_read_once
+from keras_qat.io.data import BATCH_SIZE, is_read_once, read_batches
 from keras_qat.keras2.backend import keras, make_tf_function, one_at_a_time, swap_attributes
 from keras_qat.messages import warn_caller
 from keras_qat.training.calibration.data_checks import InputData, doubt, float_inputs
@@ -129,7 +129,7 @@ def calibrate(
 
     limits: dict[int, tuple[Any, Range]] = {}
     if method == "percentile" and not is_read_once(dataset):
-        read = batches(model, dataset, batch_size, steps, finite=True)
+        read = read_batches(model, dataset, batch_size, steps, finite=True)
         limits = _input_limits(model, observed.watch.graph, read, range_of)
     graph = observed.watch.graph
     first: list[np.ndarray] = []

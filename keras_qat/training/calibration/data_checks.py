@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Graph, flatten_values
 from keras_qat.graph.read_model import read_model
-from keras_qat.io.data import arrays_of
+from keras_qat.io.data import read_arrays
 from keras_qat.io.excess import describe_excess
 from keras_qat.keras2.backend import keras
-from keras_qat.messages import counted
+from keras_qat.messages import pluralize
 from keras_qat.placement.lost_features import describe_lost_features
 from keras_qat.training.calibration.lost_values import (
     find_lost_features,
@@ -120,7 +120,7 @@ def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bo
     reasons.insert(at, wrong and f"{wrong} Then call calibrate again.")
     if examples is not None and examples < FEW:
         reasons.append(
-            f"The ranges come from {counted(examples, 'example')}: values beyond them are "
+            f"The ranges come from {pluralize(examples, 'example')}: values beyond them are "
             f"clipped. Calibrate on some hundred."
         )
     return next(filter(None, reasons), "")
@@ -166,7 +166,7 @@ def _evenly_spread(model: keras.Model, data: Any) -> list[np.ndarray]:
         return []
     rows = np.unique(np.linspace(0, len(arrays[0]) - 1, _LOOKED_AT).astype(int))
     try:
-        some = arrays_of(model, tf.nest.map_structure(lambda x: x[rows], data))
+        some = read_arrays(model, tf.nest.map_structure(lambda x: x[rows], data))
         return [with_finite_values(x) if x.dtype.kind == "f" else x for x in some]
     except (ValueError, IndexError):  # Keras says what is wrong.
         return []

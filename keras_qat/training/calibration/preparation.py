@@ -18,7 +18,7 @@ from keras_qat.graph.calls import Call, Graph, Value, flatten_values, split_loss
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.helper_layers.rescaled_norms import seen_statistics
 from keras_qat.keras2.backend import keras
-from keras_qat.messages import counted
+from keras_qat.messages import pluralize
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.layers import QuantizeWrapper
@@ -260,7 +260,7 @@ def _by_classes(graph: Graph, name: str, sample: Sample) -> str:
         return ""  # Whatever a model takes, it is sure of larger numbers.
     return (
         f"The data for {sample.described(name)} are probably not prepared as in earlier training: "
-        f"from {code} the model predicts {counted(len(set(classes)), 'class', 'classes')} with a "
+        f"from {code} the model predicts {pluralize(len(set(classes)), 'class', 'classes')} with a "
         f"median confidence of {np.median(two[:, 1]):.0%}, so that it takes numbers of 0 to 1 or "
         f"-1 to 1. Prepare them as before."
     )

@@ -16,11 +16,11 @@ from keras_qat.graph.calls import Call
 from keras_qat.graph.precision import cast_constants, compute_in_float32
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import evaluate_graph
-from keras_qat.io.data import batch_count, batches
-from keras_qat.io.progress import shown
+from keras_qat.io.data import count_batches, read_batches
+from keras_qat.io.progress import show_progress
 from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, keras, make_tf_function, swap_attributes
 from keras_qat.keras2.layers_and_models import accepts_training
-from keras_qat.messages import counted
+from keras_qat.messages import pluralize
 from keras_qat.training.calibration.histogram import (
     Range,
     Tally,
@@ -203,7 +203,7 @@ class Observed:
         if broken:
             raise ValueError(
                 f"The model computes NaN or infinity from this data, first in the output of "
-                f"'{broken[0]}', so that {counted(len(broken), 'tensor has', 'tensors have')} no "
+                f"'{broken[0]}', so that {pluralize(len(broken), 'tensor has', 'tensors have')} no "
                 f"range. The data itself is finite. Usual causes are a logarithm or a root of "
                 f"negative numbers, a division by zero, and weights that hold NaN or infinity."
             )
@@ -252,5 +252,7 @@ def shown_batches(
     verbose: int,
 ) -> Iterator[list[np.ndarray]]:
     """Returns the batches of data, which may hold neither NaN nor infinity, and shows progress."""
-    total = batch_count(model, data, batch_size, steps)
-    return shown(batches(model, data, batch_size, steps, finite=True), title, verbose, total)
+    total = count_batches(model, data, batch_size, steps)
+    return show_progress(
+        read_batches(model, data, batch_size, steps, finite=True), title, verbose, total
+    )

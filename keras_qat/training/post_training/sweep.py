@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.read_model import read_model
-from keras_qat.io.data import batches
-from keras_qat.io.progress import shown
+from keras_qat.io.data import read_batches
+from keras_qat.io.progress import show_progress
 from keras_qat.keras2.backend import keras
-from keras_qat.messages import counted
+from keras_qat.messages import pluralize
 from keras_qat.ops.registry import relu_maximum
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.fake_quantization.phase import (
@@ -61,7 +61,7 @@ def check_calibrated(model: keras.Model) -> None:
     blind = [quantizer for quantizer in quantizers_in(model) if not quantizer.is_calibrated()]
     if blind:
         raise ValueError(
-            f"{counted(len(blind), 'quantizer has', 'quantizers have')} seen no data yet in "
+            f"{pluralize(len(blind), 'quantizer has', 'quantizers have')} seen no data yet in "
             f"'{model.name}': call keras_qat.calibrate(model, data) first."
         )
 
@@ -98,14 +98,14 @@ def sweep(
     inputs = flatten_values(graph.inputs)
     read = [
         [tf.constant(x, tensor.dtype) for x, tensor in zip(batch, model.inputs, strict=True)]
-        for batch in batches(model, data, batch_size, steps, finite=True)
+        for batch in read_batches(model, data, batch_size, steps, finite=True)
     ]
     in_float = [dict(zip(inputs, batch, strict=True)) for batch in read]
     quantized = [dict(batch) for batch in in_float]
     parts = _parts(graph, blocks)
     last = {value: part for part in parts for value in part.reads}
     with unchanged_if_it_fails(model):
-        for part in shown(parts, title, verbose, unit="block" if blocks else "layer"):
+        for part in show_progress(parts, title, verbose, unit="block" if blocks else "layer"):
             _add(part, in_float, IN_FLOAT)
             visit(part, in_float, quantized)
             _add(part, quantized, QUANTIZED)

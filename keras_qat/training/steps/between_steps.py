@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
-from keras_qat.origins import LIBRARIES, package_of
+from keras_qat.origins import LIBRARIES, get_package
 from keras_qat.training.steps.custom_training import METHODS
 
 HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -47,12 +47,12 @@ def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool
     hooks = [getattr(item, hook, item) for item in callbacks for hook in HOOKS]
     parts = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)
     return (
-        all(package_of(base) in LIBRARIES for base in type(model).__mro__)
+        all(get_package(base) in LIBRARIES for base in type(model).__mro__)
         and not vars(model).keys() & {*METHODS, "reset_metrics"}
         and not model.run_eagerly
         and not model.autotune_steps_per_execution
         and not isinstance(model.distribute_strategy, ASYNCHRONOUS)
-        and all(package_of(hook) in LIBRARIES for hook in hooks)
+        and all(get_package(hook) in LIBRARIES for hook in hooks)
         and all(isinstance(part, DATA) for part in parts)
     )
 
