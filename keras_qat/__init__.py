@@ -15,7 +15,7 @@ from keras_qat.analysis.search_bits import search_bits
 from keras_qat.analysis.sensitivity import sensitivity
 from keras_qat.analysis.summary import Summary, summary
 from keras_qat.analysis.verify import Report, verify
-from keras_qat.config.other_libraries import COUNTERPARTS
+from keras_qat.config.arguments import COUNTERPARTS
 from keras_qat.config.recipe import Recipe
 from keras_qat.export import export_c, export_onnx, export_saved_model, export_tflite, read_metadata
 from keras_qat.imports.keras3 import from_keras_3

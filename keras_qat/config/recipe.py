@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import Any
 
-from keras_qat.config import lost_results, specs
+from keras_qat.config import specs
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.specs import QuantSpec
 from keras_qat.io.counts import check_count
+from keras_qat.messages import warn_caller
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Recipe:
         """
         override = Override(layers, weight_bits, activation_bits, quantize, open)
         result = dataclasses.replace(self, overrides=(*self.overrides, override))
-        lost_results.made(self, result, layers)
+        _note_result(self, result, layers)
         return result
 
     def preserve(self, what: specs.Preserve) -> Recipe:
@@ -196,3 +198,38 @@ class Recipe:
 
 
 _SPECS = ("weights", "activations", "folded_weights")
+
+
+_USED, _LOST = "_is_used", "_lost"
+"""Attributes of a recipe beside its fields: a list that is not empty after the recipe was used, and
+the layers of overrides whose results were never used."""
+
+
+def _note_result(recipe: Recipe, result: Recipe, layers: str) -> None:
+    """Notes that `recipe.override(layers, ...)` returned `result`."""
+    _note_use(recipe)
+    is_used: list[bool] = []
+    vars(result)[_USED] = is_used
+    weakref.finalize(result, _forget, weakref.ref(recipe), is_used, layers).atexit = False
+
+
+def note_use(recipe: Recipe) -> None:
+    """Notes that a recipe is used, and warns if results of its `override` were never used."""
+    _note_use(recipe)
+    lost = vars(recipe).pop(_LOST, None)
+    if lost:
+        warn_caller(
+            f"recipe.override({lost[0]!r}, ...) returns a new recipe, which was not used; the one "
+            f"in use has no such override. Write recipe = recipe.override({lost[0]!r}, ...)."
+        )
+
+
+def _note_use(recipe: Recipe) -> None:
+    vars(recipe).get(_USED, []).append(True)
+
+
+def _forget(recipe: weakref.ref[Recipe], is_used: list[bool], layers: str) -> None:
+    """Notes on a recipe that the result of an override was deleted, unless it was used."""
+    parent = recipe()
+    if parent is not None and not is_used:
+        vars(parent).setdefault(_LOST, []).append(layers)

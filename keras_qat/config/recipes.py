@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from keras_qat.config import lost_results
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.config.recipe import Override, Recipe
+from keras_qat.config.recipe import Override, Recipe, note_use
 from keras_qat.config.specs import QuantSpec
 from keras_qat.messages import suggest
 
@@ -315,7 +314,7 @@ def get(recipe: str | Recipe) -> Recipe:
         ValueError: on an unknown name.
     """
     if isinstance(recipe, Recipe):
-        lost_results.use(recipe)
+        note_use(recipe)
         return recipe
     if isinstance(recipe, str) and recipe in NAMED:
         return NAMED[recipe]()

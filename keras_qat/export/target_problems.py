@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from keras_qat.arithmetic.kernel_families import kernel_family
-from keras_qat.config.targets.problem import Problem
-from keras_qat.config.targets.target import Check, Target, get
-from keras_qat.export.target_forms import avoiding
+from keras_qat.config.targets.target import Check, Problem, Target, get
+from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.pack_int4 import as_asked
@@ -85,7 +84,7 @@ def planned_file(graph: ResolvedGraph, target: Target) -> bytes:
     graph = dataclasses.replace(graph, origin=dataclasses.replace(graph.origin, target=target))
     builder = Builder()
     ends = write_graph(graph, builder)
-    return builder.finish(*ends, avoiding(target))
+    return builder.finish(*ends, rewrite_for(target))
 
 
 def channel_bytes(contents: bytes, target: Target) -> int:

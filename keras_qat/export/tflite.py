@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from keras_qat.arithmetic.kernel_families import DEFAULT, XNNPACK, kernel_family
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.config.targets.problem import described
-from keras_qat.config.targets.target import Target, get
+from keras_qat.config.targets.target import Target, describe_problems, get
 from keras_qat.export.read_back import check_contents
-from keras_qat.export.target_forms import avoiding
 from keras_qat.export.target_problems import file_problems
+from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes.fuse_padding import with_own_padding
@@ -190,7 +189,7 @@ def file_of(
         metadata["kernels"] = origin.family.name
     if origin.states:
         metadata["states"] = "kept from one run to the next"
-    rewrite = avoiding(target or get("xnnpack"))
+    rewrite = rewrite_for(target or get("xnnpack"))
     contents = builder.finish(inputs, outputs, rewrite, keras_qat=metadata)
     check_contents(contents, builder.model, with_own_padding(graph))
     _check_converted(graph, contents)
@@ -264,7 +263,7 @@ def _warn_of_problems(contents: bytes, target: Target) -> None:
     """Warns of operators with which the file does not run at all."""
     refused = file_problems(contents, target)
     if refused and target.elsewhere is None:
-        warn_caller("\n".join(described(target, refused)))
+        warn_caller("\n".join(describe_problems(target, refused)))
 
 
 def _end_type(name: str, dtype: str | None, wide: bool) -> str | None:

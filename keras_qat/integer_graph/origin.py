@@ -8,7 +8,7 @@ from typing import Any
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
 from keras_qat.config.recipe import Recipe
-from keras_qat.config.targets.target import Target, target_of
+from keras_qat.config.targets.target import Target, get_target
 from keras_qat.graph.calls import Graph
 from keras_qat.io.inputs import Inputs, get_inputs
 from keras_qat.messages import warn_caller
@@ -116,7 +116,7 @@ def origin_of(model: Any, calls: Graph) -> Origin:
         recipe=recipe,
         family=kernel_family(getattr(model, "kernels", XNNPACK.name)),
         simulates=getattr(model, "simulates", True),
-        target=target_of(model),
+        target=get_target(model),
         packs_int4=getattr(model, "pack_int4", False),
         states=states_of(model),
         uncalibrated=frozenset(uncalibrated),

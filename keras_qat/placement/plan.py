@@ -7,8 +7,7 @@ from typing import Any
 
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.specs import FixedSpec, QuantSpec, Spec
-from keras_qat.config.targets.problem import Problem, described
-from keras_qat.config.targets.target import Target
+from keras_qat.config.targets.target import Problem, Target, describe_problems
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.messages import pluralize
 from keras_qat.ops.multiply_accumulates import count_products, describe_share, integer_share
@@ -224,7 +223,7 @@ class Plan:
         lines.append(f"recipe {self.recipe.name}: {counts}")
         lines += [*map(str, self.joined_outputs), *self.lost_features]
         if self.target is not None:
-            lines += described(self.target, self.problems)
+            lines += describe_problems(self.target, self.problems)
             if self.left_in_float:
                 lines.append(
                     "  float layers use the device's math library: their values may differ by one "

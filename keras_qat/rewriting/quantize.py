@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from keras_qat.config import recipes
-from keras_qat.config.arguments import answers_unknown, switch
-from keras_qat.config.other_libraries import ARGUMENTS
+from keras_qat.config.arguments import ARGUMENTS, answers_unknown, switch
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings

@@ -19,7 +19,7 @@ from keras_qat.arithmetic.kernel_families import (
 )
 from keras_qat.config.arguments import switch
 from keras_qat.config.recipe import Recipe
-from keras_qat.config.targets.target import Target, remembered
+from keras_qat.config.targets.target import Target, find_or_warn
 from keras_qat.graph.graph_copy import find_used_inputs
 from keras_qat.graph.precision import ScalesLoss, compute_in_float32, use_float32
 from keras_qat.graph.read_model import list_symbols
@@ -404,7 +404,7 @@ class QuantizedModel(
         model.kernels = find_saved_family(kernels, model.name).name
         model.pack_int4 = packs_int4
         if target is not None:
-            model.target = remembered(target, model.name)
+            model.target = find_or_warn(target, model.name)
         if trained_as is not None:
             model._train_as_saved(dict(trained_as), custom_objects)
         return model

@@ -9,7 +9,7 @@ import pytest
 
 import keras_qat
 from keras_qat import callbacks, recipes, specs
-from keras_qat.config.other_libraries import ARGUMENTS, COUNTERPARTS
+from keras_qat.config.arguments import ARGUMENTS, COUNTERPARTS
 from keras_qat.rewriting.instead import VERBS
 from tests.networks.small import tiny_net
 

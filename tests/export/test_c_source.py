@@ -219,7 +219,7 @@ def test_what_tflite_micro_lacks_is_named(tmp_path):
         keras.Model(inputs, layers.Activation("gelu", name="bent")(inputs))
     )
     keras_qat.calibrate(qat, rng(1).normal(size=(4, 4)).astype(np.float32))
-    with pytest.warns(UserWarning, match=r"lacking or not exact.*\n  .*GELU: no kernel"):
+    with pytest.warns(UserWarning, match=r"missing or inexact.*\n  .*GELU: no kernel"):
         keras_qat.export_c(qat, tmp_path / "model.cc")
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.export.target_forms import avoiding
+from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.export.tflite_writer import tensor_index, write_node
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
 from keras_qat.graph.read_model import read_model
@@ -247,7 +247,7 @@ def file_of(node: Node, batch: int | None = None, rewrite: Any = None) -> bytes:
     ends = {name: tensor_index(builder, indices, item) for name, item in tensors.items()}
     write_node(builder, node, indices)
     outputs = {f"output_{place}": indices[output] for place, output in enumerate(node.outputs)}
-    return builder.finish(ends, outputs, rewrite or avoiding(XNNPACK))
+    return builder.finish(ends, outputs, rewrite or rewrite_for(XNNPACK))
 
 
 def in_the_interpreter(

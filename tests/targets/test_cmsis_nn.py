@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_qat
 from benchmarks import kernel_faults
 from keras_qat import recipes
-from keras_qat.export.target_forms import avoiding
+from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
 from keras_qat.targets import CMSIS_NN, TFLM, Site, problems
@@ -148,7 +148,7 @@ CASES = [
 def check_forms(op, bits, seed, **options):
     """Other forms of an operator compute in TFLite Micro what the operator does."""
     node, numbers = node_of(op, bits, seed, **options)
-    plain, contents = (file_of(node, BATCH, avoiding(item)) for item in (TFLM, CMSIS_NN))
+    plain, contents = (file_of(node, BATCH, rewrite_for(item)) for item in (TFLM, CMSIS_NN))
     if contents == plain or problems(contents, CMSIS_NN):
         return False
     inputs = random_inputs(node, numbers)

@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from benchmarks import kernel_faults
 from keras_qat.config.targets.litert import MOST_IN_ROW
-from keras_qat.export.target_forms import avoiding
+from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.reader import FileGraph
@@ -58,7 +58,7 @@ def kernels_of(contents):
 def test_long_rows_are_averaged_as_columns(name):
     """A processor without VNNI computes the plain file wrongly."""
     node, inputs = mean_of(*MEANS[name])
-    plain, contents = file_of(node, rewrite=avoiding(TFLM)), file_of(node)
+    plain, contents = file_of(node, rewrite=rewrite_for(TFLM)), file_of(node)
     assert [kernels_of(file) for file in (plain, contents)] == [["MEAN"], COLUMN]
     (problem,) = problems(plain, "xnnpack")
     assert problem.operator == "MEAN" and "overflow on x86" in problem.reason

@@ -115,7 +115,7 @@ def test_a_plan_names_what_the_target_lacks_and_what_to_change():
     assert "up: RESIZE_BILINEAR: 2x only, not 3x3" in text
     assert "wide: CONV_2D: strides up to 3 only, not 4" in text
     plan = keras_qat.plan(wide("gelu"), target="tflm")
-    assert "lacking or not exact: files with them" in str(plan)
+    assert "missing or inexact, so files with them" in str(plan)
     (problem,) = plan.problems
     assert str(problem).endswith(
         "GELU: no kernel; use an activation that the target has, such as ReLU"

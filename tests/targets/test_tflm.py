@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.export.target_forms import avoiding
+from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
 from keras_qat.targets import TFLM, problems
@@ -218,7 +218,7 @@ def test_tables_of_16_bits_are_looked_up_in_bytes(name):
     """Their largest values, 32640 to 32767, once became the smallest."""
     pytest.importorskip("tflite_micro")
     node, numbers = node_of(op_named(name), 16, 0)
-    contents = file_of(node, BATCH, avoiding(TFLM))
+    contents = file_of(node, BATCH, rewrite_for(TFLM))
     inputs = random_inputs(node, numbers)
     (expected,) = in_integers(node, inputs, "tflm")
     assert expected.max() > 32640

@@ -1,22 +1,20 @@
-"""Targets: runtimes and devices with the operators that they have, as data.
-
-Each `Target` has a file of its own. `register` makes a target known by its name.
-"""
+"""Targets: runtimes and devices with the operators they support, as data."""
 
 from keras_qat.config.targets.cmsis_nn import CMSIS_NN
-from keras_qat.config.targets.coral_npu import CORAL_NPU
-from keras_qat.config.targets.edgetpu import EDGETPU
-from keras_qat.config.targets.esp_nn import ESP_NN
+from keras_qat.config.targets.documented import EDGETPU, MEDIATEK, STM32_NPU, STM32N6
 from keras_qat.config.targets.ethos_u import ETHOS_U55, ETHOS_U65, ETHOS_U85
-from keras_qat.config.targets.fault import Fault
 from keras_qat.config.targets.litert import XNNPACK
-from keras_qat.config.targets.mediatek import MEDIATEK
 from keras_qat.config.targets.neutron import NEUTRON
-from keras_qat.config.targets.problem import Problem
-from keras_qat.config.targets.stm32_npu import STM32_NPU
-from keras_qat.config.targets.stm32n6 import STM32N6
-from keras_qat.config.targets.target import Kernel, Target, get, known, register
-from keras_qat.config.targets.tflm import TFLM
+from keras_qat.config.targets.target import (
+    Fault,
+    Kernel,
+    Problem,
+    Target,
+    get,
+    known,
+    register,
+)
+from keras_qat.config.targets.tflm import CORAL_NPU, ESP_NN, TFLM
 from keras_qat.tflite.reader import Site
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""TFLite Micro with CMSIS-NN, for Cortex-M: its faults, and the forms that avoid them.
+"""TFLite Micro with CMSIS-NN, for Cortex-M: its faults, and the rewrites that avoid them.
 
 TFLite Micro computes the operators that CMSIS-NN has no kernel for. The faults were seen with
 TFLite Micro of August 2026 and CMSIS-NN of June 2026, compiled by GCC 12.2, on emulated boards:
-Cortex-M4 (DSP) and Cortex-M55 (Helium). Where no core is named, both are meant.
+Cortex-M4 (DSP) and Cortex-M55 (Helium). A fault without a core's name occurs on both.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import dataclasses
 import math
 
 import numpy as np
+from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.config.targets import forms
-from keras_qat.config.targets.fault import Fault
+from keras_qat.config.targets.target import Fault
 from keras_qat.config.targets.tflm import TFLM
 from keras_qat.tflite.reader import Site
 
@@ -22,14 +22,8 @@ HIDDEN_STATE = 18
 
 
 def _is(site: Site, dtype: str) -> bool:
-    """Returns whether the operator computes values of a type."""
+    """Returns whether the operator's output has a type."""
     return site.outputs[0].type == dtype
-
-
-def _shape(site: Site, index: int) -> tuple[int, ...]:
-    tensor = site.inputs[index]
-    assert tensor is not None
-    return tensor.shape
 
 
 def _keeps_states(site: Site) -> bool:
@@ -43,22 +37,22 @@ def _has_over_four_axes(site: Site) -> bool:
 
 
 def _is_elementwise(site: Site) -> bool:
-    """Returns whether operands are as large as the result, or single numbers."""
+    """Returns whether operands are as large as the result, or scalars."""
     sizes = {math.prod(tensor.shape) for tensor in site.tensors}
     return sizes <= {math.prod(site.outputs[0].shape), 1}
 
 
 def _has_batch_of_one(site: Site) -> bool:
-    """Returns whether the first of five axes is of size 1 and stays where it is."""
+    """Returns whether the first of five axes has size 1 and is not moved."""
     shape = site.outputs[0].shape
     order = site.constant(1) if site.operation.kernel == "TRANSPOSE" else None
     return len(shape) == 5 and shape[0] == 1 and (order is None or order[0] == 0)
 
 
 def _rescales(site: Site) -> bool:
-    """Returns whether float32 holds the ratio of an operator's scales only roughly.
+    """Returns whether float32 cannot represent the ratio of an operator's scales exactly.
 
-    The sources of some kernels divide scales in float32, TFLite Micro's package in double.
+    Some kernels divide scales in float32, TFLite Micro's package in double.
     """
     ratio = site.tensors[0].scale / site.outputs[0].scale
     return float(np.float32(ratio)) != ratio
@@ -73,7 +67,7 @@ def _is_one_scale_of_many_rows(site: Site) -> bool:
 
 
 def _is_grouped(site: Site) -> bool:
-    return _shape(site, 0)[-1] != _shape(site, 1)[-1]
+    return site.shape()[-1] != site.shape(1)[-1]
 
 
 def _has_int4(site: Site) -> bool:
@@ -82,8 +76,8 @@ def _has_int4(site: Site) -> bool:
 
 
 def _is_uneven_row(site: Site) -> bool:
-    """Returns whether Helium pads the last outputs of a row by other numbers of zeros."""
-    (_, high, wide, channels), (_, rows, columns, depth) = _shape(site, 0), _shape(site, 1)
+    """Returns whether Helium pads the last outputs of a row by the wrong number of zeros."""
+    (_, high, wide, channels), (_, rows, columns, depth) = site.shape(), site.shape(1)
     stride = site.option("strideW")
     is_row = high == rows == site.option("dilationWFactor", 1) == 1 < columns
     is_plain = channels == depth and stride * channels % 4 == 0
@@ -93,27 +87,72 @@ def _is_uneven_row(site: Site) -> bool:
     return padding not in (0, 1, 2)
 
 
+@dataclasses.dataclass(frozen=True)
+class TransposedAxis:
+    """Height or width of a transposed convolution.
+
+    Args:
+        stride: the stride.
+        window: size of the kernel.
+        before: number of first outputs that padding removes.
+        size: size of the output.
+        usual: size of the output that follows from stride and padding.
+        full: size of the output without padding.
+    """
+
+    stride: int
+    window: int
+    before: int
+    size: int
+    usual: int
+    full: int
+
+    @property
+    def missing(self) -> int:
+        """Number of zeros after the input that compute the outputs beyond its reach."""
+        return max(-(-(self.before + self.size - self.full) // self.stride), 0)
+
+
+def find_transposed_axes(site: Site) -> tuple[TransposedAxis, TransposedAxis]:
+    """Returns height and width of a TRANSPOSE_CONV."""
+    strides = site.option("strideH"), site.option("strideW")
+    is_valid = site.option("padding") == schema.Padding.VALID
+
+    def find_axis(axis: int) -> TransposedAxis:
+        size, stride = site.outputs[0].shape[axis], strides[axis - 1]
+        count, window = site.shape(2)[axis], site.shape(1)[axis]
+        full = count * stride + max(window - stride, 0)
+        if is_valid:
+            return TransposedAxis(stride, window, 0, size, full, full)
+        removed = max((-(-size // stride) - 1) * stride + window - size, 0)
+        return TransposedAxis(stride, window, removed // 2, size, count * stride, full)
+
+    return find_axis(1), find_axis(2)
+
+
 def _is_transposed_by_rows(site: Site) -> bool:
     """Returns whether an int8 transposed convolution is summed row by row."""
     strides = max(site.option("strideH"), site.option("strideW"))
-    return _is(site, "int8") and (strides > 2 or _shape(site, 2)[-1] <= 16)
+    return _is(site, "int8") and (strides > 2 or site.shape(2)[-1] <= 16)
 
 
 def _is_padded_unevenly(site: Site) -> bool:
-    height, _ = forms.transposed_axes(site)
+    height, _ = find_transposed_axes(site)
     return _is_transposed_by_rows(site) and height.before % height.stride != 0
 
 
 def _is_narrow(site: Site) -> bool:
-    is_short = any(axis.window < axis.stride for axis in forms.transposed_axes(site))
+    is_short = any(axis.window < axis.stride for axis in find_transposed_axes(site))
     return _is_transposed_by_rows(site) and is_short
 
 
 def _is_cropped(site: Site) -> bool:
-    height, width = forms.transposed_axes(site)
+    height, width = find_transposed_axes(site)
     is_other = height.size != height.usual or width.missing > 0
     return _is_transposed_by_rows(site) and is_other
 
+
+CROP, OFF_BY_ONE = "crop_transpose_conv", "some values of int16 are off by one"
 
 FAULTS = (
     Fault(
@@ -126,84 +165,60 @@ FAULTS = (
         "TRANSPOSE_CONV",
         _is_padded_unevenly,
         "wrong if the padding is no multiple of the stride",
-        forms.cropped_transpose_conv,
+        CROP,
     ),
-    Fault(
-        "TRANSPOSE_CONV",
-        _is_narrow,
-        "wrong with a kernel smaller than the stride",
-        forms.cropped_transpose_conv,
-    ),
-    Fault(
-        "TRANSPOSE_CONV",
-        _is_cropped,
-        "wrong with output padding",
-        forms.cropped_transpose_conv,
-    ),
+    Fault("TRANSPOSE_CONV", _is_narrow, "wrong with a kernel smaller than the stride", CROP),
+    Fault("TRANSPOSE_CONV", _is_cropped, "wrong with output padding", CROP),
     Fault(
         "TRANSPOSE_CONV",
         lambda site: _is(site, "int16") and bool(site.option("fusedActivationFunction")),
         "forgets a fused ReLU of int16",
-        forms.clipped_afterwards,
+        "clip_afterwards",
     ),
     Fault(
-        "CONV_2D",
-        _is_uneven_row,
-        "wrong on Cortex-M55 in one row with strides",
-        forms.as_column,
+        "CONV_2D", _is_uneven_row, "wrong on Cortex-M55 in one row with strides", "convolve_column"
     ),
     Fault(
         "CONV_2D",
         lambda site: _is(site, "int16") and _is_grouped(site),
         "ignores groups of int16",
-        forms.groups_apart,
+        "split_groups",
     ),
     Fault(
         "CONV_2D",
         lambda site: _has_int4(site) and _is_grouped(site),
         "wrong with groups of 4-bit weights",
-        forms.unpacked,
+        "unpack_int4",
     ),
     Fault(
-        "FULLY_CONNECTED",
-        _is_one_scale_of_many_rows,
-        "stops at an assertion",
-        forms.as_matrix,
+        "FULLY_CONNECTED", _is_one_scale_of_many_rows, "stops at an assertion", "multiply_matrix"
     ),
     Fault(
         "MINIMUM MAXIMUM",
         lambda site: _has_over_four_axes(site) and _is_elementwise(site),
         "at most 4 axes",
-        forms.flat,
+        "flatten",
     ),
     Fault(
         "BATCH_MATMUL TRANSPOSE",
         lambda site: _has_over_four_axes(site) and _has_batch_of_one(site),
         "at most 4 axes",
-        forms.without_batch,
+        "drop_batch_axis",
     ),
     Fault("MINIMUM MAXIMUM BATCH_MATMUL TRANSPOSE", _has_over_four_axes, "at most 4 axes"),
     Fault(
-        "RELU",
-        lambda site: _is(site, "int16") and _rescales(site),
-        "some values of int16 are off by one",
-        forms.as_prelu,
+        "RELU", lambda site: _is(site, "int16") and _rescales(site), OFF_BY_ONE, "replace_by_prelu"
     ),
-    Fault(
-        "LEAKY_RELU",
-        lambda site: _is(site, "int16"),
-        "some values of int16 are off by one",
-        forms.as_prelu,
-    ),
+    Fault("LEAKY_RELU", lambda site: _is(site, "int16"), OFF_BY_ONE, "replace_by_prelu"),
     Fault(
         "SUB",
         lambda site: _is(site, "int16"),
-        "some values of int16 are off by one",
+        OFF_BY_ONE,
         change="let a layer before it have the other sign, and add",
     ),
     Fault(
         "SOFTMAX",
-        lambda site: _is(site, "int16") and _shape(site, 0)[-1] == 1,
+        lambda site: _is(site, "int16") and site.shape()[-1] == 1,
         "wrong for one class of int16",
         change="leave it out",
     ),

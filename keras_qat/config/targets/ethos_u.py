@@ -1,7 +1,7 @@
-"""Arm's Ethos-U NPUs: the operators that Vela puts on the NPU. It leaves others to the CPU.
+"""Arm's Ethos-U NPUs: the operators that Vela compiles for the NPU. The CPU computes the others.
 
-Vela checks each operator by rules that `vela --supported-ops-report` lists.
-tests/targets/test_vela.py compares this module with Vela, operator by operator.
+`vela --supported-ops-report` lists the rules that Vela checks. tests/targets/test_vela.py compares
+this module with Vela, operator by operator.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from keras_qat.tflite.reader import Site
 
 MAPS = ("int8", "uint8", "int16")
 INTEGERS = (*MAPS, "int32", "int64")
-"""Types of any tensor: sizes, axes, indices and biases too."""
+"""Types of any tensor, including sizes, axes, indices and biases."""
 
 WIDEST = 1 << 16
 
 
-def _strides(site: Site) -> str | None:
-    """Refuses strides beyond 3."""
+def _check_strides(site: Site) -> str | None:
     largest = max(site.option("strideW"), site.option("strideH"))
     return f"strides up to 3 only, not {largest}" if largest > 3 else None
 
 
-def _padded_strides(site: Site) -> str | None:
-    """Refuses strides beyond 3 of operators with padding or dilation."""
+def _check_padded_strides(site: Site) -> str | None:
+    """Limits strides if there is padding or dilation."""
     dilation = max(site.option(f"dilation{name}Factor", 1) for name in "HW")
-    return None if dilation == 1 and not _is_padded(site) else _strides(site)
+    return None if dilation == 1 and not _is_padded(site) else _check_strides(site)
 
 
 def _is_padded(site: Site) -> bool:
@@ -41,9 +40,9 @@ def _is_padded(site: Site) -> bool:
     if site.operation.kernel.endswith("POOL_2D"):
         window: tuple[int, ...] = (site.option("filterHeight"), site.option("filterWidth"))
     else:
-        window = _shape(site, 1)[1:3]
+        window = site.shape(1)[1:3]
     steps = site.option("strideH"), site.option("strideW")
-    ends = zip(_shape(site)[1:3], site.outputs[0].shape[1:3], window, steps, strict=True)
+    ends = zip(site.shape()[1:3], site.outputs[0].shape[1:3], window, steps, strict=True)
     return any((after - 1) * step + size > before for before, after, size, step in ends)
 
 
@@ -51,29 +50,29 @@ VALID = 1
 """TFLite's number for padding "valid"."""
 
 
-def _has_axes(site: Site) -> str | None:
-    """Refuses results without axes, but for QUANTIZE, which Ethos-U85 takes."""
+def _check_axes(site: Site) -> str | None:
+    """Refuses results without axes, except of QUANTIZE, which Ethos-U85 supports."""
     is_scalar = any(tensor.shape == () for tensor in site.outputs)
     if site.operation.kernel == "QUANTIZE":
         return None
     return "results with at least one axis only" if is_scalar else None
 
 
-def _maps(site: Site) -> str | None:
-    """Refuses tensors other than quantized ones of at most 16 bits."""
+def _check_maps(site: Site) -> str | None:
+    """Refuses tensors that are not quantized to at most 16 bits."""
     first = next((tensor for tensor in site.inputs if tensor is not None), None)
     dtypes = [tensor.dtype.name for tensor in (first, *site.outputs) if tensor is not None]
     refused = [dtype for dtype in dtypes if dtype not in MAPS]
     return f"no kernel for {refused[0]}" if refused else None
 
 
-def _constants(site: Site) -> str | None:
+def _check_constants(site: Site) -> str | None:
     indices = range(1, len(site.inputs))
     known = all(site.inputs[i] is None or site.constant(i) is not None for i in indices)
     return None if known else "constant sizes and indices only"
 
 
-def _pool(site: Site) -> str | None:
+def _check_pool(site: Site) -> str | None:
     height, width = site.option("filterHeight"), site.option("filterWidth")
     if _is_padded(site) and site.operation.kernel == "AVERAGE_POOL_2D":
         largest = max(height, width)
@@ -82,8 +81,8 @@ def _pool(site: Site) -> str | None:
     return None if fits else f"windows up to 256 high and {WIDEST} large only, not {height}x{width}"
 
 
-def _mean(site: Site) -> str | None:
-    shape, axes = _shape(site), site.constant(1)
+def _check_mean(site: Site) -> str | None:
+    shape, axes = site.shape(), site.constant(1)
     if axes is None:
         return "constant axes only"
     reduced = {int(axis) % len(shape) for axis in np.ravel(axes)}
@@ -92,7 +91,7 @@ def _mean(site: Site) -> str | None:
     if len(shape) > 3 and shape[0] != 1:
         return "a batch of 1 only"
     sizes = [shape[axis] for axis in reduced]
-    if max(sizes) >= 4096 or math.prod(sizes) > (WIDEST if _bits(site) == 16 else 1 << 24):
+    if max(sizes) >= 4096 or math.prod(sizes) > (WIDEST if _get_bits(site) == 16 else 1 << 24):
         return f"means of fewer values only, not of {math.prod(sizes)}"
     *_, height, width, depth = (1, 1, *shape)
     if len(shape) - 1 in reduced and 1 not in (height, width, depth):
@@ -100,19 +99,13 @@ def _mean(site: Site) -> str | None:
     return None
 
 
-def _shape(site: Site, index: int = 0) -> tuple[int, ...]:
-    tensor = site.inputs[index]
-    assert tensor is not None
-    return tensor.shape
-
-
-def _bits(site: Site) -> int:
+def _get_bits(site: Site) -> int:
     return site.outputs[0].dtype.itemsize * 8
 
 
-def _factors(site: Site) -> tuple[float, float] | None:
-    """Returns the factors by which a resize scales height and width; None if it copies."""
-    before, after = _shape(site)[1:3], site.outputs[0].shape[1:3]
+def _find_factors(site: Site) -> tuple[float, float] | None:
+    """Returns the factors of a resize for height and width; None if it copies."""
+    before, after = site.shape()[1:3], site.outputs[0].shape[1:3]
     centred = site.operation.kernel == "RESIZE_BILINEAR" and site.option("halfPixelCenters")
     if before == (1, 1) or (before == after and not centred):
         return None
@@ -126,8 +119,8 @@ def _factors(site: Site) -> tuple[float, float] | None:
     return high, wide
 
 
-def _resize(site: Site) -> str | None:
-    factors = _factors(site)
+def _check_resize(site: Site) -> str | None:
+    factors = _find_factors(site)
     if factors is None:
         return None
     is_centred = site.operation.kernel == "RESIZE_BILINEAR" and site.option("halfPixelCenters")
@@ -138,8 +131,8 @@ def _resize(site: Site) -> str | None:
     return f"{times} only, not {factors[0]:.3g}x{factors[1]:.3g}"
 
 
-def _resize_85(site: Site) -> str | None:
-    factors = _factors(site)
+def _check_resize_85(site: Site) -> str | None:
+    factors = _find_factors(site)
     if site.option("alignCorners") and site.option("halfPixelCenters"):
         return "aligned corners or half-pixel centres only, not both"
     if factors is None or site.operation.kernel == "RESIZE_NEAREST_NEIGHBOR":
@@ -148,68 +141,68 @@ def _resize_85(site: Site) -> str | None:
     return None if powers else "powers of 2 only"
 
 
-def _transposed(site: Site) -> str | None:
+def _check_transpose_conv(site: Site) -> str | None:
     strides = site.option("strideW"), site.option("strideH")
-    _, height, width, _ = _shape(site, 2)
-    _, rows, columns, _ = _shape(site, 1)
+    _, height, width, _ = site.shape(2)
+    _, rows, columns, _ = site.shape(1)
     wide = strides == (2, 1) and height == rows == 1
     high = strides == (1, 2) and width == columns == 1
     if strides not in ((1, 1), (2, 2)) and not (wide or high):
         return f"strides of 1x1 or 2x2 only, not {strides[1]}x{strides[0]}"
-    return _transposed_sizes(site)
+    return _check_transpose_conv_sizes(site)
 
 
-def _transposed_sizes(site: Site) -> str | None:
+def _check_transpose_conv_sizes(site: Site) -> str | None:
     sizes = site.outputs[0].shape[1:3]
-    kernel, steps = _shape(site, 1)[1:3], (site.option("strideH"), site.option("strideW"))
+    kernel, steps = site.shape(1)[1:3], (site.option("strideH"), site.option("strideW"))
     more = [0, 0]
     if site.option("padding") == VALID:
         more = [max(size - step, 0) for size, step in zip(kernel, steps, strict=True)]
-    before = _shape(site, 2)[1:3]
+    before = site.shape(2)[1:3]
     full = tuple(n * step + m for n, step, m in zip(before, steps, more, strict=True))
     return (
         None if full == sizes else f"outputs of {full[0]}x{full[1]} only, not {sizes[0]}x{sizes[1]}"
     )
 
 
-def _forwards(site: Site) -> str | None:
+def _check_forwards(site: Site) -> str | None:
     steps = site.constant(3)
     is_forward = steps is not None and bool(np.all(steps > 0))
     return None if is_forward else "constant forward steps only"
 
 
-def _argmax(site: Site) -> str | None:
-    shape, axis = _shape(site), site.constant(1)
+def _check_argmax(site: Site) -> str | None:
+    shape, axis = site.shape(), site.constant(1)
     if axis is None or int(np.ravel(axis)[0]) % len(shape) != len(shape) - 1:
         return "the last axis only"
     return None if shape[-1] <= 127 else f"at most 127 channels, not {shape[-1]}"
 
 
-def _same_scales(site: Site) -> str | None:
+def _check_same_scales(site: Site) -> str | None:
     params = {(tensor.scale, tensor.zero_point) for tensor in site.tensors}
     return None if len(params) == 1 else "one scale for all tensors only"
 
 
-def _eight_bits(site: Site) -> str | None:
-    return None if _bits(site) == 8 else "no kernel for int16"
+def _check_eight_bits(site: Site) -> str | None:
+    return None if _get_bits(site) == 8 else "no kernel for int16"
 
 
-def _int8_input(site: Site) -> str | None:
+def _check_int8_input(site: Site) -> str | None:
     first = site.inputs[0]
     return None if first is not None and first.dtype.name == "int8" else "int8 inputs only"
 
 
-def _batch_axis(site: Site) -> str | None:
+def _check_batch_axis(site: Site) -> str | None:
     is_first = site.option("axis") == site.option("batchDims")
     return None if is_first else "the first axis only"
 
 
-def _softmax(site: Site) -> str | None:
-    rows = math.prod(_shape(site)[1:-1])
+def _check_softmax(site: Site) -> str | None:
+    rows = math.prod(site.shape()[1:-1])
     return None if rows < WIDEST else f"fewer than {WIDEST} rows only, not {rows}"
 
 
-def _no_int32(site: Site) -> str | None:
+def _check_no_int32(site: Site) -> str | None:
     is_int32 = site.inputs[0] is not None and site.inputs[0].type == "int32"
     return "Vela 5.2 fails on files with one of int32" if is_int32 else None
 
@@ -220,16 +213,16 @@ def _kernel(*checks: Check) -> Kernel:
 
 BOTH = operators(
     ("ADD SUB MUL RESHAPE SQUEEZE EXPAND_DIMS SPLIT TRANSPOSE", _kernel()),
-    ("ABS CONCATENATION HARD_SWISH LEAKY_RELU LOGISTIC PACK PRELU RELU RELU6", _kernel(_maps)),
-    ("RELU_0_TO_1 RELU_N1_TO_1 TANH UNPACK SPLIT_V TILE QUANTIZE", _kernel(_maps)),
-    ("SQUARED_DIFFERENCE EXP LOG REDUCE_MAX REDUCE_MIN FULLY_CONNECTED", _kernel(_maps)),
-    ("UNIDIRECTIONAL_SEQUENCE_LSTM", _kernel(_maps)),
-    ("PAD PADV2 MIRROR_PAD SLICE", _kernel(_maps, _constants)),
-    ("STRIDED_SLICE", _kernel(_maps, _constants, _forwards)),
-    ("ELU GELU", _kernel(_maps, _eight_bits)),
-    ("MAXIMUM MINIMUM", _kernel(_maps, _same_scales)),
-    ("MEAN", _kernel(_maps, _mean)),
-    ("SOFTMAX", _kernel(_maps, _softmax)),
+    ("ABS CONCATENATION HARD_SWISH LEAKY_RELU LOGISTIC PACK PRELU RELU", _kernel(_check_maps)),
+    ("RELU6 RELU_0_TO_1 RELU_N1_TO_1 TANH UNPACK SPLIT_V TILE QUANTIZE", _kernel(_check_maps)),
+    ("SQUARED_DIFFERENCE EXP LOG REDUCE_MAX REDUCE_MIN FULLY_CONNECTED", _kernel(_check_maps)),
+    ("UNIDIRECTIONAL_SEQUENCE_LSTM", _kernel(_check_maps)),
+    ("PAD PADV2 MIRROR_PAD SLICE", _kernel(_check_maps, _check_constants)),
+    ("STRIDED_SLICE", _kernel(_check_maps, _check_constants, _check_forwards)),
+    ("ELU GELU", _kernel(_check_maps, _check_eight_bits)),
+    ("MAXIMUM MINIMUM", _kernel(_check_maps, _check_same_scales)),
+    ("MEAN", _kernel(_check_maps, _check_mean)),
+    ("SOFTMAX", _kernel(_check_maps, _check_softmax)),
 )
 
 ETHOS_U55 = Target(
@@ -240,16 +233,16 @@ ETHOS_U55 = Target(
     has_float=False,
     elsewhere="the CPU",
     faults=TFLM.faults,
-    checks=(_has_axes,),
+    checks=(_check_axes,),
     operators=BOTH
     | operators(
-        ("AVERAGE_POOL_2D MAX_POOL_2D", _kernel(_maps, _padded_strides, _pool)),
-        ("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", _kernel(_maps, _resize)),
-        ("CONV_2D", _kernel(_maps, _padded_strides)),
-        ("DEPTHWISE_CONV_2D", _kernel(_maps, _strides)),
-        ("TRANSPOSE_CONV", _kernel(_transposed)),
-        ("BATCH_MATMUL", _kernel(_int8_input)),
-        ("ARG_MAX", _kernel(_argmax)),
+        ("AVERAGE_POOL_2D MAX_POOL_2D", _kernel(_check_maps, _check_padded_strides, _check_pool)),
+        ("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", _kernel(_check_maps, _check_resize)),
+        ("CONV_2D", _kernel(_check_maps, _check_padded_strides)),
+        ("DEPTHWISE_CONV_2D", _kernel(_check_maps, _check_strides)),
+        ("TRANSPOSE_CONV", _kernel(_check_transpose_conv)),
+        ("BATCH_MATMUL", _kernel(_check_int8_input)),
+        ("ARG_MAX", _kernel(_check_argmax)),
     ),
     source="run: ethos-u-vela's compiler, operator by operator; no device. By Vela's sources it "
     "rounds as TFLite Micro does, except in resizes and with 16 bits",
@@ -266,14 +259,14 @@ ETHOS_U85 = dataclasses.replace(
     has_float=True,  # In integers, layers that normalize would end with a QUANTIZE of int32.
     operators=BOTH
     | operators(
-        ("AVERAGE_POOL_2D MAX_POOL_2D", _kernel(_pool)),
-        ("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", _kernel(_resize_85)),
+        ("AVERAGE_POOL_2D MAX_POOL_2D", _kernel(_check_pool)),
+        ("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", _kernel(_check_resize_85)),
         ("CONV_2D DEPTHWISE_CONV_2D BATCH_MATMUL ARG_MAX CAST REVERSE_V2", _kernel()),
-        ("GATHER", _kernel(_batch_axis)),
-        ("QUANTIZE", _kernel(_no_int32, _maps)),
-        ("STRIDED_SLICE", dataclasses.replace(_WITH_BOOL, checks=(_constants, _forwards))),
+        ("GATHER", _kernel(_check_batch_axis)),
+        ("QUANTIZE", _kernel(_check_no_int32, _check_maps)),
+        ("STRIDED_SLICE", Kernel(_WITH_BOOL.types, checks=(_check_constants, _check_forwards))),
         ("GREATER GREATER_EQUAL LESS LESS_EQUAL EQUAL NOT_EQUAL RESHAPE SELECT_V2", _WITH_BOOL),
         ("LOGICAL_AND LOGICAL_OR LOGICAL_NOT REDUCE_ALL REDUCE_ANY", _WITH_BOOL),
-        ("TRANSPOSE_CONV", _kernel(_transposed_sizes)),
+        ("TRANSPOSE_CONV", _kernel(_check_transpose_conv_sizes)),
     ),
 )

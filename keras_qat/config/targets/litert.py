@@ -1,22 +1,20 @@
-"""LiteRT with XNNPACK, and TFLite's own kernels where XNNPACK has none: phones and desktops."""
+"""LiteRT on phones and desktops: XNNPACK's kernels, and TFLite's kernels if XNNPACK has none."""
 
 from __future__ import annotations
 
 import math
 
-from keras_qat.config.targets import forms
-from keras_qat.config.targets.fault import Fault
-from keras_qat.config.targets.target import Target
+from keras_qat.config.targets.target import Fault, Target
 from keras_qat.tflite.reader import Site
 
 
-def _lstm_of_int8(site: Site) -> str | None:
+def _check_lstm(site: Site) -> str | None:
     is_lstm = site.operation.kernel == "UNIDIRECTIONAL_SEQUENCE_LSTM"
     is_wide = is_lstm and site.outputs[0].type == "int16"
     return "no kernel for int16" if is_wide else None
 
 
-def _fft_of_a_power_of_two(site: Site) -> str | None:
+def _check_fft(site: Site) -> str | None:
     sizes = site.constant(1) if site.operation.kernel == "RFFT2D" else None
     refused = [int(size) for size in ([] if sizes is None else sizes) if size & (size - 1)]
     if not refused:
@@ -26,15 +24,15 @@ def _fft_of_a_power_of_two(site: Site) -> str | None:
 
 
 MOST_IN_ROW = 4127
-"""Most values in a row that XNNPACK's int8 sums hold with the instructions of SSE and AVX.
+"""Most values in a row that XNNPACK sums in int8 without overflow with SSE and AVX instructions.
 
-They add up 256 values in 16 bits per lane, and then two values where there should be one. With AVX2
+Its kernels add up 256 values in 16 bits per lane, and then two values instead of one. With AVX2
 sums hold 8,255 values, with AVX-512 16,511, and with VNNI or on ARM 2^24.
 """
 
 
 def _is_long_row(site: Site) -> bool:
-    """Returns whether a mean adds up adjacent values that are too many, or may be."""
+    """Returns whether a mean adds up, or may add up, too many adjacent values."""
     x, axes = site.inputs[0], site.constant(1)
     if x is None or x.type != "int8" or axes is None:
         return False
@@ -49,7 +47,7 @@ LONG_ROWS = Fault(
     "MEAN",
     _is_long_row,
     f"more than {MOST_IN_ROW} values overflow on x86 without VNNI",
-    forms.mean_of_column,
+    "average_column",
     change="export the model again",
     knows_open_sizes=True,
 )
@@ -60,7 +58,7 @@ XNNPACK = Target(
     kernels="xnnpack",
     batch_size=None,
     operators=None,
-    checks=(_lstm_of_int8, _fft_of_a_power_of_two),
+    checks=(_check_lstm, _check_fft),
     source="run: LiteRT runs all files that keras_qat writes",
     faults=(LONG_ROWS,),
 )

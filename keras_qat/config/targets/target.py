@@ -1,22 +1,52 @@
-"""Defines targets as data: their operators with types and sizes, and how they round."""
+"""Defines targets as data: operators with types and sizes, rounding, faults, and problems."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
 from keras_qat.config import recipes
 from keras_qat.config.recipe import Recipe
-from keras_qat.config.targets.fault import Fault
+from keras_qat.keras2.backend import keras
 from keras_qat.messages import suggest, warn_caller
+from keras_qat.tflite.builder import Builder
+from keras_qat.tflite.reader import Site
 
-if TYPE_CHECKING:
-    from keras_qat.tflite.reader import Site
+Check = Callable[[Site], str | None]
+"""Returns why a target refuses an operator of a file, in a few words, or None."""
 
-Check = Callable[["Site"], "str | None"]
-"""Returns why an operator of a file is refused, in a few words; None if it is not."""
+Form = Callable[[Builder, Site], None]
+"""Adds operators to a file that are equivalent to an operator and avoid a fault."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A case that a target's kernel refuses or computes wrongly.
+
+    Args:
+        operators: TFLite's names of the operators, with spaces between.
+        applies: whether one of these operators is such a case.
+        reason: the effect, in a few words.
+        form: how files for the target rewrite the operator: the name of a function in
+            `export/target_rewrites.py`, or a function; None if they do not.
+        change: advice if there is no rewrite, in a few words.
+        knows_open_sizes: whether `applies` is also defined for tensors with unknown sizes, -1.
+    """
+
+    operators: str
+    applies: Callable[[Site], bool]
+    reason: str
+    form: Form | str | None = None
+    change: str = ""
+    knows_open_sizes: bool = False
+
+    def meets(self, site: Site) -> bool:
+        """Returns whether an operator of a file is such a case; False also if sizes are unknown."""
+        if site.operation.kernel not in self.operators.split():
+            return False
+        has_open_sizes = any(-1 in tensor.shape for tensor in site.tensors)
+        return (self.knows_open_sizes or not has_open_sizes) and self.applies(site)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +69,7 @@ class Kernel:
 
 
 def operators(*rows: tuple[str, Kernel]) -> dict[str, Kernel]:
-    """Makes a target's operators of rows: names with spaces between, and their kernel."""
+    """Returns operators by name, given rows of names with spaces between and their kernel."""
     return {name: kernel for names, kernel in rows for name in names.split()}
 
 
@@ -50,21 +80,21 @@ class Target:
     Args:
         name: the name that users pass.
         title: the name in messages.
-        kernels: the kernel family whose rounding it has, as in `quantize_model(kernels=...)`.
+        kernels: the kernel family that rounds as it does, as in `quantize_model(kernels=...)`.
         batch_size: batch size of files; None for any.
         operators: TFLite's name of each available operator -> its kernel; None for all operators.
         bits: supported bits of activations; 8 stands for 2 to 8.
-        per_channel: whether weights with a scale for each channel run at full speed. Otherwise the
+        per_channel: whether weights with a scale per channel run at full speed. Otherwise the
             target's recipe has one scale per tensor.
-        elsewhere: what computes the missing operators, e.g. "the CPU"; None if files with such
+        elsewhere: the processor of the missing operators, e.g. "the CPU"; None if files with such
             operators do not run.
         checks: requirements on every operator.
-        source: where this knowledge is from.
-        faults: cases that its kernels refuse or compute wrongly, the first that applies.
-        has_float: whether it computes in float. Without it, layers that normalize are computed in
+        source: the source of this data.
+        faults: cases that its kernels refuse or compute wrongly; the first that applies counts.
+        has_float: whether it computes in float. Otherwise layers that normalize are computed in
             integers.
-        channel_bytes: TFLite's name of an operator -> bytes of memory that each output channel
-            takes if weights have a scale for each, and none if they have one.
+        channel_bytes: TFLite's name of an operator -> bytes of memory for each output channel if
+            weights have a scale per channel. Weights with one scale need none.
     """
 
     name: str
@@ -83,7 +113,7 @@ class Target:
 
     @property
     def has_int16(self) -> bool:
-        """Whether it computes with activations of 16 bits."""
+        """Whether it supports 16-bit activations."""
         return 16 in self.bits
 
     def recipe(self) -> Recipe:
@@ -103,15 +133,15 @@ _REGISTERED: dict[str, Target] = {}
 
 
 def register(target: Target) -> Callable[[], None]:
-    """Makes a target known by its name, in place of one with the same name.
+    """Registers a target by its name. It replaces a target with the same name.
 
-    A model remembers its target by this name: register it before the model is loaded.
+    A model stores its target by this name: register it before the model is loaded.
 
     Args:
-        target: the target; its `name` is what `quantize_model(target=...)` takes.
+        target: the target; pass its `name` to `quantize_model(target=...)`.
 
     Returns:
-        A function that takes the registration back.
+        A function that undoes the registration.
 
     Raises:
         TypeError: if it is no `Target`.
@@ -121,7 +151,7 @@ def register(target: Target) -> Callable[[], None]:
         >>> qat = keras_qat.quantize_model(model, target="mine")
     """
     if not isinstance(target, Target):
-        raise TypeError(f"register() takes a keras_qat.targets.Target, not {target!r}.")
+        raise TypeError(f"register() needs a keras_qat.targets.Target, not {target!r}.")
     replaced = _REGISTERED.get(target.name)
     _REGISTERED[target.name] = target
 
@@ -161,7 +191,7 @@ def get(target: str | Target) -> Target:
 def settings(
     recipe: str | Recipe | None, kernels: str | None, target: str | Target | None
 ) -> tuple[Recipe, KernelFamily, Target | None]:
-    """Returns the recipe, kernel family and target of a model, with defaults for those not given.
+    """Returns the recipe, kernel family and target of a model, with defaults for missing ones.
 
     Raises:
         ValueError: on unknown names, or if they contradict each other.
@@ -183,12 +213,12 @@ def settings(
     if (16 if chosen.activations.bits == 16 else 8) not in chosen_target.bits:
         raise ValueError(
             f"recipe={chosen.name!r}: {chosen_target.title} has no kernels for activations of "
-            f"{chosen.activations.bits} bits. Leave the recipe out, or take another target."
+            f"{chosen.activations.bits} bits. Leave the recipe out, or choose another target."
         )
     return chosen, family, chosen_target
 
 
-def remembered(name: str, model: str) -> Target | None:
+def find_or_warn(name: str, model: str) -> Target | None:
     """Returns the target of a loaded model; None, with a warning, if its name is not registered."""
     if name not in _REGISTERED:
         warn_caller(
@@ -198,6 +228,44 @@ def remembered(name: str, model: str) -> Target | None:
     return _REGISTERED.get(name)
 
 
-def target_of(model: Any) -> Target | None:
+def get_target(model: keras.Model) -> Target | None:
     """Returns the target that a model was quantized for, or None."""
     return getattr(model, "target", None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """An operator of a file that a target does not run.
+
+    Args:
+        tensor: the operator's output: the name of its layer, or the file's name of an inner tensor.
+        operator: TFLite's name of the operator.
+        reason: the reason, in a few words: "no kernel for int16", "strides up to 3 only, not 4".
+        change: a change that helps, in a few words; "" if none is known.
+        elsewhere: the processor that computes it instead; None if the file does not run.
+        index: index of the operator in the file, or of the loop that contains it.
+    """
+
+    tensor: str
+    operator: str
+    reason: str
+    change: str = ""
+    elsewhere: str | None = None
+    index: int = 0
+
+    def __str__(self) -> str:
+        text = f"{self.tensor}: {self.operator}: {self.reason}"
+        return f"{text}; {self.change}" if self.change else text
+
+
+def describe_problems(target: Target, problems: Sequence[Problem]) -> list[str]:
+    """Returns lines that list the problems of a model on a target."""
+    if not problems:
+        return [f"target {target.name}: {target.title} runs all of it"]
+    effect = (
+        f"left to {target.elsewhere}"
+        if target.elsewhere
+        else "missing or inexact, so files with them return other values than the model"
+    )
+    head = f"target {target.name}: operators {effect}"
+    return [head, *(f"  {problem}" for problem in problems)]

@@ -1,33 +1,33 @@
-"""TFLite Micro with its reference kernels, which microcontrollers run by default.
+"""TFLite Micro, with its reference kernels, on Google's Coral NPU, and with ESP-NN.
 
-Types and numbers of axes are those that the interpreter of the package `tflite-micro` runs in
-random examples of each operator (tests/targets). Its sources say the same.
+The interpreter of the package `tflite-micro` runs random examples of each operator with these types
+and numbers of axes (tests/targets). Its sources agree.
 """
 
 from __future__ import annotations
 
-from keras_qat.config.targets import forms
-from keras_qat.config.targets.fault import Fault
-from keras_qat.config.targets.target import Kernel, Target, operators
+import dataclasses
+
+from keras_qat.config.targets.target import Fault, Kernel, Target, operators
 from keras_qat.tflite.reader import Site
 
 INTEGERS = ("int8", "int16")
-REAL = (*INTEGERS, "float32")
-WEIGHTED = (*REAL, "int32", "int64")
-"""Types with biases of 32 bits, or of 64 where activations have 16."""
-INDEXED = (*REAL, "int32")
-"""Types with sizes, axes or indices of 32 bits."""
+VALUES = (*INTEGERS, "float32")
+WEIGHTED = (*VALUES, "int32", "int64")
+"""Types of weighted operators: biases have 32 bits, or 64 if activations have 16."""
+INDEXED = (*VALUES, "int32")
+"""Types of operators with 32-bit sizes, axes or indices."""
 NARROW = ("int8", "float32", "int32")
 
 
-def _scale_of_int4(site: Site) -> str | None:
+def _check_int4_scale(site: Site) -> str | None:
     weights = site.inputs[1]
     if weights is None or weights.type != "int4" or weights.scale:
         return None
     return "4-bit weights without one scale per tensor: export with target='tflm'"
 
 
-def _has_numbers(site: Site) -> str | None:
+def _check_sizes(site: Site) -> str | None:
     is_empty = any(0 in tensor.shape for tensor in site.outputs)
     return "no empty tensors" if is_empty else None
 
@@ -36,31 +36,31 @@ def _is_wide_table(site: Site) -> bool:
     return site.outputs[0].type == "int16" and site.constant(0) is not None
 
 
-WIDE_TABLES = Fault("GATHER", _is_wide_table, "no kernel for int16", forms.bytewise)
-"""Tables of 16 bits, as division and normalization have."""
+WIDE_TABLES = Fault("GATHER", _is_wide_table, "no kernel for int16", "split_bytes")
+"""16-bit tables, such as those of division and normalization."""
 
 TFLM = Target(
     name="tflm",
     title="TFLite Micro",
     kernels="tflm",
     batch_size=1,
-    checks=(_has_numbers,),
+    checks=(_check_sizes,),
     source="run: the interpreter of the package tflite-micro",
     faults=(WIDE_TABLES,),
     channel_bytes={"FULLY_CONNECTED": 8},
     operators=operators(
         ("CONV_2D DEPTHWISE_CONV_2D", Kernel((*WEIGHTED, "int4"))),
-        ("FULLY_CONNECTED", Kernel((*WEIGHTED, "int4"), checks=(_scale_of_int4,))),
+        ("FULLY_CONNECTED", Kernel((*WEIGHTED, "int4"), checks=(_check_int4_scale,))),
         ("TRANSPOSE_CONV UNIDIRECTIONAL_SEQUENCE_LSTM SVDF", Kernel(WEIGHTED)),
         ("ADD SUB MUL MEAN PAD PADV2 PACK UNPACK SPLIT SPLIT_V SQUEEZE", Kernel(INDEXED)),
         ("EXPAND_DIMS RESIZE_NEAREST_NEIGHBOR MAXIMUM MINIMUM SLICE", Kernel(INDEXED)),
         ("SHAPE REVERSE_V2 SQUARED_DIFFERENCE", Kernel(INDEXED)),
         ("CONCATENATION", Kernel((*INDEXED, "bool"), max_inputs=10)),
         ("TRANSPOSE", Kernel(INDEXED, max_axes=5)),
-        ("AVERAGE_POOL_2D MAX_POOL_2D RELU LEAKY_RELU LOGISTIC TANH", Kernel(REAL)),
-        ("BATCH_MATMUL DEQUANTIZE", Kernel(REAL)),
-        ("SOFTMAX PRELU L2_NORMALIZATION", Kernel(REAL, max_axes=4)),
-        ("QUANTIZE", Kernel((*REAL, "uint8", "int32"))),
+        ("AVERAGE_POOL_2D MAX_POOL_2D RELU LEAKY_RELU LOGISTIC TANH", Kernel(VALUES)),
+        ("BATCH_MATMUL DEQUANTIZE", Kernel(VALUES)),
+        ("SOFTMAX PRELU L2_NORMALIZATION", Kernel(VALUES, max_axes=4)),
+        ("QUANTIZE", Kernel((*VALUES, "uint8", "int32"))),
         ("STRIDED_SLICE", Kernel((*INDEXED, "bool"), max_axes=4)),
         ("CAST", Kernel(INDEXED, reads=(*INDEXED, "bool"))),
         ("RESHAPE", Kernel((*INDEXED, "int64", "uint8", "bool"))),
@@ -75,4 +75,19 @@ TFLM = Target(
         ("LOGICAL_AND LOGICAL_OR LOGICAL_NOT", Kernel(("bool",))),
     ),
 )
-"""RELU6 in int8 has no scales, so it counts as a float operator."""
+"""RELU6 ignores scales in int8, so only its float kernel is listed."""
+
+CORAL_NPU: Target = dataclasses.replace(
+    TFLM,
+    name="coral_npu",
+    title="TFLite Micro on the Coral NPU",
+    source="read: its sources build TFLite Micro with convolutions, dense layers, pooling and "
+    "sigmoid of their own, whose values their tests compare with TFLite Micro's",
+)
+
+ESP_NN: Target = dataclasses.replace(
+    TFLM,
+    name="esp_nn",
+    title="TFLite Micro with ESP-NN",
+    source="read: ESP-NN's sources; rounding as TFLite Micro's unless built with SKIP_NUDGE",
+)
