@@ -1,4 +1,4 @@
-"""Builds parts of messages, and shows those that are no warnings."""
+"""Builds parts of messages, shows notices and warnings, and finds the package of a class."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from keras_qat.origins import LIBRARIES
-
-_PASSED_OVER = LIBRARIES | {"contextlib"}
-"""Packages whose lines are not those of a user's program."""
+KERAS = frozenset(("keras", "tf_keras"))
+KNOWN = KERAS | {"keras_qat"}
+"""Packages whose layers are read without tracing: they contain no code of a user."""
+LIBRARIES = KNOWN | {"tensorflow", "builtins"}
+"""Packages that Keras finds by name. Their callbacks and models change no counters and no frozen
+ranges during a step: at most when training or an epoch begins or ends."""
 
 _LOGGER = logging.getLogger("keras_qat")
 _SHOWN: set[str] = set()
 _IS_SILENT: ContextVar[bool] = ContextVar("is silent", default=False)
 
 
+def get_package(item: object) -> str:
+    """Returns the package that defines a class or a function, or the class of another object."""
+    module = getattr(item, "__module__", None) or type(item).__module__
+    return str(module).split(".")[0]
+
+
 def show_once(message: str, key: str = "") -> None:
     """Logs a message, unless one with the same key was logged before in this process.
 
-    It is for facts that may be just as wanted; what is probably wrong is a warning. Python shows it
-    on the standard error stream; `logging.getLogger("keras_qat").setLevel("ERROR")` hides it.
+    Use it for facts that may be intended; use a warning for probable mistakes. Python shows it on
+    the standard error stream; `logging.getLogger("keras_qat").setLevel("ERROR")` hides it.
     """
     key = key or message
     if key not in _SHOWN and not _IS_SILENT.get():
@@ -34,16 +42,17 @@ def show_once(message: str, key: str = "") -> None:
 
 
 def warn_caller(message: str) -> None:
-    """Warns about the line of the user's program that called this library, also through Keras."""
+    """Warns about the line of the user's program that called this library, even through Keras."""
+    skipped = LIBRARIES | {"contextlib"}
     level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _PASSED_OVER:
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in skipped:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
 
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Runs a block in which `show_once` shows nothing, as of models that are only tried."""
+    """Runs a block in which `show_once` shows nothing, for models that are only tried."""
     token = _IS_SILENT.set(True)
     try:
         yield
@@ -57,13 +66,13 @@ def pluralize(number: int, noun: str, plural: str = "") -> str:
 
 
 def suggest(name: object, names: Iterable[str]) -> str:
-    """Returns " Did you mean ...?" with the nearest of some names, or nothing if none is near."""
+    """Returns " Did you mean ...?" with the most similar name, or "" if none is similar."""
     near = difflib.get_close_matches(str(name), names, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def describe_unknown(noun: str, name: object, names: Collection[str]) -> str:
-    """Returns what the error for an unknown name says: up to three similar names, or the first."""
+    """Returns the error message for an unknown name, with similar names, or the first ones."""
     near = difflib.get_close_matches(str(name), names, n=3)
     shown = near or list(names)[:8]
     more = ", ..." if len(names) > len(shown) else ""
@@ -74,7 +83,7 @@ def describe_unknown(noun: str, name: object, names: Collection[str]) -> str:
 
 
 class ByName(dict[str, Any]):
-    """What is read by a tensor's name. The error for an unknown name lists similar names."""
+    """A dict by names of tensors. The error for an unknown name lists similar names."""
 
-    def __missing__(self, name: Any) -> Any:
+    def __missing__(self, name: object) -> Any:
         raise KeyError(describe_unknown("tensor", name, self))

@@ -210,8 +210,8 @@ def _predict(settings: Settings, model: Any, data: Source) -> dict[str, np.ndarr
     """Returns what a model predicts for each output, by name."""
     import tensorflow as tf
 
+    from keras_qat.io.data import show_progress
     from keras_qat.io.inputs import get_inputs, pack_inputs
-    from keras_qat.io.progress import show_progress
 
     batches = data.load(model)
     parts = [

@@ -183,7 +183,7 @@ def _calibrate(
 ) -> tuple[int, bool]:
     """Calibrates a model. Returns the number of examples, and whether the data were warned of."""
     import keras_qat
-    from keras_qat.io.progress import show_progress
+    from keras_qat.io.data import show_progress
 
     batches = data.load(qat)
 

@@ -17,7 +17,7 @@ from keras_qat.ops.op import Op
 
 PACKAGE = Path(__file__).parent.parent / "keras_qat"
 ORDER = (
-    *("version", "origins", "messages", "arithmetic", "keras2", "helper_layers", "graph"),
+    *("version", "messages", "arithmetic", "keras2", "helper_layers", "graph"),
     *("tracing", "imports", "io", "tflite", "ops", "config"),
     *("lowering", "placement", "training", "integer_graph", "export", "rewriting", "analysis"),
 )
@@ -97,7 +97,7 @@ def test_nothing_takes_a_model_once_it_is_resolved():
 
 def test_every_room_has_its_place():
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
-    assert folders == set(ORDER) - {"version", "origins", "messages"}
+    assert folders == set(ORDER) - {"version", "messages"}
 
 
 KNOW_KERAS = ("keras2", "graph", "tracing", "imports", "training/steps")

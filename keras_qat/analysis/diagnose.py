@@ -24,9 +24,8 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import Codes, Simulation, run_examples
 from keras_qat.io.counts import check_counts
-from keras_qat.io.data import read_arrays
+from keras_qat.io.data import read_arrays, show_progress
 from keras_qat.io.inputs import get_inputs, pack_inputs
-from keras_qat.io.progress import show_progress
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.messages import silent
 from keras_qat.ops.node import Tensor

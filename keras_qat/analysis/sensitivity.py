@@ -20,8 +20,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.computed_kernels import is_computed
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.io.atomic_files import write_contents
-from keras_qat.io.data import read_batches
-from keras_qat.io.progress import show_progress
+from keras_qat.io.data import read_batches, show_progress
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.training.distribution import of_all_workers, worker_of

@@ -1,1 +1,1 @@
-"""Reads data, writes files, and shows the progress of both."""
+"""Reads data, writes files, and shows progress."""

@@ -17,12 +17,12 @@ Contents = TypeVar("Contents", str, bytes)
 
 
 def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Path:
-    """Raises an error that says what to do if nothing can be written at `path`.
+    """Returns a path, or raises an error with advice if it cannot be written.
 
     Args:
         path: where to write.
-        directory: whether a SavedModel is to be written; a file otherwise. A directory that
-            holds something else is never replaced.
+        directory: whether to write a SavedModel instead of a file. A directory with other files is
+            never replaced.
     """
     path = Path(path)
     parent = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
@@ -65,10 +65,10 @@ def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Pat
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`, and moves its file there once the block has succeeded.
+    """Yields a temporary path, and moves its file to `path` once the block has succeeded.
 
-    If the block fails, a file or directory at `path` stays as it was. A link goes on leading where
-    it led, and a file keeps its permissions.
+    If the block fails, a file or directory at `path` is unchanged. Links and the permissions of a
+    file are kept.
 
     Raises:
         OSError: if the disk is full.
@@ -77,7 +77,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except OSError as error:
-        raise _explained(error, path) from error
+        raise _explain_error(error, path) from error
     try:
         (scratch / "new").mkdir()
         new, old = scratch / "new" / name, scratch / "old"  # Keras looks at the whole name.
@@ -88,13 +88,13 @@ def replacing(path: Path) -> Iterator[Path]:
             shutil.copymode(path, new)
         new.replace(path)
     except (OSError, tf.errors.OpError) as error:
-        raise _explained(error, path) from error
+        raise _explain_error(error, path) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def write_contents(contents: Contents, path: str | os.PathLike[str] | None) -> Contents:
-    """Returns a text or bytes, and writes them to a file if a path is given."""
+    """Writes a text or bytes to a file if there is a path, and returns them."""
     if path is not None:
         with replacing(check_writable(path)) as file:
             file.write_bytes(contents.encode() if isinstance(contents, str) else contents)
@@ -102,26 +102,26 @@ def write_contents(contents: Contents, path: str | os.PathLike[str] | None) -> C
 
 
 @contextmanager
-def saving_to(path: Any, suffixes: tuple[str, ...], saved_model: bool = False) -> Iterator[Any]:
-    """Yields a path to write to; what is at `path` is replaced once the block has succeeded.
+def saving_to(path: object, suffixes: tuple[str, ...], saved_model: bool = False) -> Iterator[Any]:
+    """Yields a path to write to, and replaces `path` once the block has succeeded.
 
-    `path` itself is yielded if it cannot be replaced: an open file, a URL, a device, a folder that
-    holds something else than a SavedModel.
+    Yields `path` itself if it cannot be replaced: an open file, a URL, a device, or a folder that
+    is not a SavedModel.
 
     Args:
-        path: where the file is to be.
-        suffixes: those of files that are replaced.
-        saved_model: whether a name without one of them is that of a SavedModel, to be replaced too.
+        path: the destination.
+        suffixes: suffixes of files that are replaced.
+        saved_model: whether a name without such a suffix means a SavedModel, to be replaced too.
     """
     if not isinstance(path, (str, os.PathLike)):
         yield path
         return
     target = Path(os.path.realpath(path))
     if os.fspath(path).endswith(suffixes):
-        can_be = not target.exists() or target.is_file()
+        can_be_replaced = not target.exists() or target.is_file()
     else:
-        can_be = saved_model and (not target.exists() or _is_saved_model(target))
-    if can_be and target.parent.is_dir() and os.access(target.parent, os.W_OK):
+        can_be_replaced = saved_model and (not target.exists() or _is_saved_model(target))
+    if can_be_replaced and target.parent.is_dir() and os.access(target.parent, os.W_OK):
         with replacing(target) as scratch:
             yield str(scratch)
     else:
@@ -129,14 +129,14 @@ def saving_to(path: Any, suffixes: tuple[str, ...], saved_model: bool = False) -
 
 
 def _is_saved_model(folder: Path) -> bool:
-    """Whether a folder holds a SavedModel, and nothing else that would be lost with it."""
-    parts = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    """Returns whether a folder contains a SavedModel and no other files."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     known = {"saved_model.pb", "keras_metadata.pb", "fingerprint.pb", "variables", "assets"}
-    return "saved_model.pb" in parts and parts <= known
+    return "saved_model.pb" in names and names <= known
 
 
-def _explained(error: Exception, path: Path) -> Exception:
-    """Returns an error in clear words if the disk is full, any other as it is."""
+def _explain_error(error: Exception, path: Path) -> Exception:
+    """Returns a clear error if the disk is full, and any other error unchanged."""
     if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
         return error
     state = "The file there is unchanged" if path.exists() else "Nothing was written"

@@ -1,20 +1,19 @@
-"""Checks numbers of examples, batches, steps and bits that users pass."""
+"""Checks integer arguments: numbers of examples, batches, steps and bits."""
 
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import numpy as np
 
 
-def check_count(name: str, count: Any, least: int = 1) -> int:
-    """Returns an integer argument as an `int`; NumPy's and TensorFlow's integers are integers too.
+def check_count(name: str, count: object, least: int = 1) -> int:
+    """Returns an integer argument as an `int`. NumPy's and TensorFlow's integers are accepted.
 
     Args:
         name: the argument's name.
         count: its value.
-        least: the smallest value that is accepted.
+        least: the smallest accepted value.
 
     Raises:
         ValueError: if it is not an integer, or less than `least`.
@@ -22,24 +21,24 @@ def check_count(name: str, count: Any, least: int = 1) -> int:
     number = as_integer(count)
     if number is None or number < least:
         advice = f"pass an integer of at least {least}."
-        if np.ndim(count):
+        if np.ndim(count):  # type: ignore[arg-type]
             raise ValueError(f"{name} is an array: {advice} Labels are not needed.")
         raise ValueError(f"{name}={count!r}: {advice}")
     return number
 
 
-def check_counts(**counts: Any) -> None:
+def check_counts(**counts: object) -> None:
     """Raises a `ValueError` if an argument is neither None nor an integer of at least 1."""
     for name, count in counts.items():
         if count is not None:
             check_count(name, count)
 
 
-def as_integer(value: Any) -> int | None:
+def as_integer(value: object) -> int | None:
     """Returns an integer of any type as an `int`; None for other values, and for bools."""
     if isinstance(value, (bool, np.bool_)):
         return None
     try:
-        return operator.index(value)
-    except (TypeError, AttributeError):  # The latter is TensorFlow's.
+        return operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, AttributeError):  # TensorFlow raises the latter.
         return None

@@ -1,16 +1,17 @@
-"""Reads a user's data as batches of arrays, for all functions that take data.
+"""Reads a user's data as batches of arrays, and shows the progress.
 
-Data can be anything that `predict` takes, or TFLite's converter as representative data.
+Data can be anything that `predict` accepts, or TFLite's converter as representative data.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from keras_qat.io.counts import check_counts
 from keras_qat.io.inputs import (
@@ -30,48 +31,57 @@ BATCH_SIZE = 32
 """Default batch size, as in Keras."""
 
 MANY, MOST = 1_000, 100_000
-"""Batches of data without a length after which a warning and an error ask whether they ever end."""
+"""Batches of data without a length after which a warning and an error ask whether it ends."""
+
+_Item = TypeVar("_Item")
 
 
 def read_batches(
-    model: Any,
+    model: keras.Model | Inputs,
     data: Any,
     batch_size: int | None = None,
     steps: int | None = None,
     *,
     finite: bool = False,
-) -> Iterator[list[np.ndarray]]:
+) -> Iterator[list[NDArray]]:
     """Yields batches of a functional model's inputs: an array for each, in the model's order.
 
-    The arrays have the data's types. Labels and weights of examples are left out.
+    The arrays have the data's types. Labels and sample weights are left out.
 
     Args:
         model: the model, or its `Inputs`.
-        data: arrays, as `model.predict` takes them, or `(x, y)` or `(x, y, weights)`; or a source
+        data: arrays, as `model.predict` accepts them, or `(x, y)` or `(x, y, weights)`; or a source
             of batches or single examples: a `tf.data.Dataset`, a `keras.utils.Sequence`, a list,
-            a generator, or a function that makes one.
-        batch_size: batch size for arrays and single examples; by default that of the model's
-            inputs, or 32 if they leave it open. Batches in the data stay as they are.
-        steps: the most batches to read; all by default. Data without a length that go on after
-            1 000 batches are warned about, and refused after 100 000.
+            a generator, or a function that returns one.
+        batch_size: batch size for arrays and single examples; by default the fixed batch size of
+            the model's inputs, or 32. Batches in the data are not changed.
+        steps: the maximum number of batches to read; all by default. Data without a length that
+            continues after 1 000 batches causes a warning, and an error after 100 000.
         finite: whether to refuse infinity. NaN is always refused.
 
     Raises:
-        ValueError: if the data does not fit the model, or seems to be endless; the message
+        ValueError: if the data does not match the model, or seems to be endless; the message
             names the input.
     """
     check_counts(batch_size=batch_size, steps=steps)
     inputs = get_inputs(model)
     is_used_up = is_read_once(data)
-    data = _source_of(inputs, data, is_limited=steps is not None)
+    data = _open_source(inputs, data, is_limited=steps is not None)
     is_series = _is_series(inputs, data)
-    read = _read_series if is_series else _read_whole
+    read = _read_series if is_series else _read_arrays
     may_never_end = is_series and steps is None and not _has_length(data)
     count = 0
     size = batch_size or inputs.batch_size or BATCH_SIZE
     for batch in itertools.islice(read(inputs, data, size, finite), steps):
         if may_never_end and count in (MANY, MOST):
-            _doubt_end(inputs, count)
+            message = (
+                f"{count} batches of the data for '{inputs.model}' have been read, and there are "
+                f"more. If the data never ends, limit it: pass steps=100, or "
+                f"itertools.islice(data, 100)."
+            )
+            if count >= MOST:
+                raise ValueError(message)
+            warn_caller(message)
         count += 1
         yield batch
     if not count:
@@ -82,10 +92,10 @@ def read_batches(
         raise ValueError(f"The data for '{inputs.model}' is empty.{hint * is_used_up}")
 
 
-def read_arrays(model: Any, data: Any) -> list[np.ndarray]:
+def read_arrays(model: keras.Model | Inputs, data: Any) -> list[NDArray]:
     """Returns all examples of the data: an array for each model input, in the model's order.
 
-    Args and errors: as for `batches`.
+    Args and errors: as for `read_batches`.
     """
     inputs = get_inputs(model)
     columns = list(zip(*read_batches(inputs, data, batch_size=1 << 20), strict=True))
@@ -99,35 +109,36 @@ def read_arrays(model: Any, data: Any) -> list[np.ndarray]:
         ) from error
 
 
-def count_batches(model: Any, data: Any, batch_size: int | None, steps: int | None) -> int | None:
-    """Returns the number of batches that `batches` yields, or None if it is not known yet."""
+def count_batches(
+    model: keras.Model | Inputs, data: Any, batch_size: int | None, steps: int | None
+) -> int | None:
+    """Returns the number of batches that `read_batches` yields, or None if unknown."""
     check_counts(batch_size=batch_size, steps=steps)
-    all_inputs, count = get_inputs(model), None
-    inputs = all_inputs.all
+    inputs, count = get_inputs(model), None
     if isinstance(data, tuple) and data:
         data = data[0]
     if isinstance(data, dict):
-        data = next((data[one.name] for one in inputs if one.name in data), None)
+        data = next((data[one.name] for one in inputs.all if one.name in data), None)
     if isinstance(data, keras.utils.Sequence):
         count = len(data)
     elif isinstance(data, tf.data.Dataset):
         specs = tf.nest.flatten(data.element_spec)
         ranks = [len(spec.shape) for spec in specs if spec.shape.rank]
-        is_batched = bool(ranks) and ranks[0] == len(inputs[0].shape)
+        is_batched = bool(ranks) and ranks[0] == len(inputs.all[0].shape)
         known = int(data.cardinality())
         count = known if is_batched and known >= 0 else None
     elif hasattr(data, "shape") and len(data.shape):
-        count = -(-int(data.shape[0]) // (batch_size or all_inputs.batch_size or BATCH_SIZE))
+        count = -(-int(data.shape[0]) // (batch_size or inputs.batch_size or BATCH_SIZE))
     return min((limit for limit in (count, steps) if limit is not None), default=None)
 
 
-def pad_batch(array: np.ndarray, size: int) -> np.ndarray:
+def pad_batch(array: NDArray, size: int) -> NDArray:
     """Repeats the last example until the number of examples is a multiple of `size`."""
     missing = -len(array) % size
     return np.concatenate([array, *[array[-1:]] * missing]) if missing else array
 
 
-def _source_of(inputs: Inputs, data: Any, is_limited: bool) -> Any:
+def _open_source(inputs: Inputs, data: Any, is_limited: bool) -> Any:
     """Checks the type of data, and calls a function for its data."""
     if data is None:
         raise ValueError(f"The data for '{inputs.model}' is None. Pass examples of its inputs.")
@@ -154,14 +165,14 @@ def _source_of(inputs: Inputs, data: Any, is_limited: bool) -> Any:
     return data
 
 
-def _is_structure(data: Any) -> bool:
+def _is_structure(data: object) -> bool:
     """Returns whether data is a dict, a tuple or a list of arrays."""
     if isinstance(data, list):
         return any(is_array(item) or _is_structure(item) for item in data[:1])
     return isinstance(data, (dict, tuple))
 
 
-def _is_series(inputs: Inputs, data: Any) -> bool:
+def _is_series(inputs: Inputs, data: object) -> bool:
     """Returns whether data yields batches or examples, and is not one batch itself."""
     if is_array(data) or isinstance(data, (dict, tuple, tf.RaggedTensor, tf.SparseTensor)):
         return False
@@ -172,8 +183,8 @@ def _is_series(inputs: Inputs, data: Any) -> bool:
             f"The data for '{inputs.model}' cannot be {data!r}. Pass an array, a list or dict of "
             f"arrays, a tf.data.Dataset, or a generator of batches."
         )
-    if inputs.whole is not None and len(data) == len(inputs.whole.all):
-        inputs = inputs.whole
+    if inputs.parent is not None and len(data) == len(inputs.parent.all):
+        inputs = inputs.parent
     if not data or any(map(_is_structure, data)):
         return not (len(inputs.all) > 1 and has_structure(inputs, data))
     if len(inputs.all) > 1 or not any(map(is_array, data)):
@@ -181,15 +192,15 @@ def _is_series(inputs: Inputs, data: Any) -> bool:
     return len(data) > 1 or is_example(np.asarray(data[0]), inputs.all[0].shape)
 
 
-def is_read_once(data: Any) -> bool:
-    """Returns whether data is used up after it was read, as a generator is."""
+def is_read_once(data: object) -> bool:
+    """Returns whether data is an iterator, which yields its items only once."""
     return hasattr(data, "__next__") and not _has_indices(data)
 
 
-def _has_indices(data: Any) -> bool:
-    """Returns whether data has a length and numbered items, as each `keras.utils.Sequence`.
+def _has_indices(data: object) -> bool:
+    """Returns whether data has a length and numbered items, like each `keras.utils.Sequence`.
 
-    Some of these, such as what `ImageDataGenerator.flow` returns, never end if they are iterated.
+    Some sequences, such as the results of `ImageDataGenerator.flow`, never end when iterated.
     """
     return hasattr(data, "__getitem__") and _has_length(data)
 
@@ -197,28 +208,13 @@ def _has_indices(data: Any) -> bool:
 def _has_length(data: Any) -> bool:
     try:
         return len(data) >= 0
-    except TypeError:  # Also of a `tf.data.Dataset` that does not know its length.
+    except TypeError:  # Also raised by a `tf.data.Dataset` of unknown length.
         return False
 
 
-def _items(data: Any) -> Any:
-    return (data[number] for number in range(len(data))) if _has_indices(data) else data
-
-
-def _doubt_end(inputs: Inputs, count: int) -> None:
-    """Warns, and later raises a `ValueError`, because data may never end."""
-    message = (
-        f"{count} batches of the data for '{inputs.model}' have been read, and there are more. If "
-        f"the data never ends, limit it: pass steps=100, or itertools.islice(data, 100)."
-    )
-    if count >= MOST:
-        raise ValueError(message)
-    warn_caller(message)
-
-
-def _read_whole(
-    inputs: Inputs, data: Any, batch_size: int, finite: bool
-) -> Iterator[list[np.ndarray]]:
+def _read_arrays(
+    inputs: Inputs, data: object, batch_size: int, finite: bool
+) -> Iterator[list[NDArray]]:
     """Yields batches of arrays that hold all examples."""
     arrays = split_columns(inputs, data)
     shaped = [as_batch(array, one.shape) for array, one in zip(arrays, inputs.all, strict=True)]
@@ -229,16 +225,17 @@ def _read_whole(
 
 def _read_series(
     inputs: Inputs, data: Any, batch_size: int, finite: bool
-) -> Iterator[list[np.ndarray]]:
-    """Yields the batches in the data, and batches made of single examples in the data."""
-    examples: list[list[np.ndarray]] = []
+) -> Iterator[list[NDArray]]:
+    """Yields the batches in the data, and collects single examples into batches."""
+    examples: list[list[NDArray]] = []
 
-    def together() -> list[np.ndarray]:
-        joined = [np.concatenate(parts) for parts in zip(*examples, strict=True)]
+    def collect() -> list[NDArray]:
+        batch = [np.concatenate(arrays) for arrays in zip(*examples, strict=True)]
         examples.clear()
-        return joined
+        return batch
 
-    for number, item in enumerate(_items(data)):
+    items = (data[index] for index in range(len(data))) if _has_indices(data) else data
+    for number, item in enumerate(items):
         arrays = split_columns(inputs, item)
         pairs = list(zip(arrays, inputs.all, strict=True))
         single = all(is_example(array, one.shape) for array, one in pairs)
@@ -248,10 +245,40 @@ def _read_series(
             a.shape[1:] != b.shape[1:] for a, b in zip(batch, examples[0], strict=True)
         )
         if examples and (not single or differs or len(examples) == batch_size):
-            yield together()
+            yield collect()
         if single:
             examples.append(batch)
         elif len(batch[0]):
             yield batch
     if examples:
-        yield together()
+        yield collect()
+
+
+def show_progress(
+    items: Iterable[_Item],
+    title: str,
+    verbose: int,
+    total: int | None = None,
+    unit: str = "batch",
+) -> Iterator[_Item]:
+    """Yields the items; with `verbose`, shows a progress bar.
+
+    Args:
+        items: the items, one for each unit of work.
+        title: title of the bar, a few words.
+        verbose: 0 for no bar.
+        total: number of items, if they have no length.
+        unit: name of an item.
+    """
+    if not verbose:
+        yield from items
+        return
+    print(title)
+    count = len(items) if isinstance(items, Sized) else total
+    bar = keras.utils.Progbar(count, unit_name=unit)
+    done = 0
+    for done, item in enumerate(items, start=1):
+        yield item
+        bar.update(done, finalize=done == count)
+    if done != count:
+        bar.update(done, finalize=True)

@@ -1,25 +1,36 @@
-"""Describes the inputs of a model or a file, and brings a batch of arrays into their order."""
+"""The inputs of a model or a file: brings batches of arrays into their order, and checks them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from keras_qat.graph.missing_values import find_nan_handling
 from keras_qat.graph.read_model import read_model
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import get_nested_inputs
+
+SLIGHT = 0.1
+"""Share of a range's width by which any value may be outside."""
+BEYOND = 0.25
+"""Share of an input's values that may be further outside. If the scale is wrong, most are."""
+FAR = 0.01
+"""Share of an example's values that may be further from the range than its width."""
+
+Shape = tuple[int | None, ...]
 
 
 class Input(NamedTuple):
-    """An input of a model or a file; `key` is its key if the model takes a dict."""
+    """An input of a model or a file; `key` is its key if the model accepts a dict."""
 
     name: str
     key: str
-    shape: tuple[int | None, ...]
+    shape: Shape
     holds_text: bool
 
 
@@ -29,32 +40,26 @@ class Inputs(NamedTuple):
     Args:
         model: name of the model or the file.
         all: its inputs.
-        nested: the structure that it takes.
-        with_nan: returns the names of the inputs that may hold NaN. Called only if one does.
-        whole: the inputs of the model that this is a part of; data may be for that one.
+        nested: the structure that it accepts.
+        find_nan_inputs: returns the names of the inputs that may contain NaN. Only called if one
+            does.
+        parent: the inputs of the model that this model is a part of; data may be for the parent.
     """
 
     model: str
     all: list[Input]
     nested: Any
-    with_nan: Callable[[], Collection[str]] = tuple
-    whole: Any = None
+    find_nan_inputs: Callable[[], Collection[str]] = tuple
+    parent: Any = None
 
     @property
     def batch_size(self) -> int | None:
-        """The batch size that the inputs have (`keras.Input(batch_size=8)`); None if it is open."""
+        """The fixed batch size of the inputs (`keras.Input(batch_size=8)`), or None."""
         return next((one.shape[0] for one in self.all if one.shape), None)
 
-    @property
-    def takes_dict(self) -> bool:
-        return isinstance(self.nested, dict)
 
-    def where(self, one: Input) -> str:
-        return f"Input '{one.name}' of '{self.model}'"
-
-
-def get_inputs(model: Any) -> Inputs:
-    """Returns what the verbs read of a model's inputs; `Inputs` stay as they are."""
+def get_inputs(model: keras.Model | Inputs) -> Inputs:
+    """Returns the inputs of a model. `Inputs` are returned unchanged."""
     if isinstance(model, Inputs):
         return model
     nested = get_nested_inputs(model)
@@ -65,26 +70,28 @@ def get_inputs(model: Any) -> Inputs:
         for name, key, tensor in zip(model.input_names, keys, model.inputs, strict=True)
     ]
 
-    def with_nan() -> set[str]:
+    def find_nan_inputs() -> set[str]:
         return {value.name for value in find_nan_handling(read_model(model))}
 
-    whole = getattr(model, "part_of", None)
-    return Inputs(model.name, inputs, nested, with_nan, whole and get_inputs(whole))
+    parent = getattr(model, "part_of", None)
+    return Inputs(model.name, inputs, nested, find_nan_inputs, parent and get_inputs(parent))
 
 
-def pack_inputs(inputs: Inputs, arrays: list[Any]) -> Any:
-    """Packs an array for each input into the structure that the model takes."""
+def pack_inputs(inputs: Inputs, arrays: Sequence[ArrayLike]) -> Any:
+    """Packs an array for each input into the structure that the model accepts."""
     return tf.nest.pack_sequence_as(inputs.nested, arrays)
 
 
-def is_array(data: Any) -> bool:
-    """Returns whether data is an array, or a tensor that can be read as one."""
+def is_array(data: object) -> bool:
+    """Returns whether data is an array, or a tensor that can be converted to one."""
     return hasattr(data, "__array__")
 
 
-def has_structure(inputs: Inputs, data: Any) -> bool:
+def has_structure(inputs: Inputs, data: object) -> bool:
     """Returns whether data has the structure of the model's inputs."""
-    if isinstance(data, dict) and set(data) != set(inputs.nested if inputs.takes_dict else ()):
+    if isinstance(data, dict) and not (
+        isinstance(inputs.nested, dict) and set(data) == set(inputs.nested)
+    ):
         return False
     try:
         tf.nest.assert_same_structure(inputs.nested, data, check_types=False)
@@ -93,27 +100,30 @@ def has_structure(inputs: Inputs, data: Any) -> bool:
     return True
 
 
-def split_columns(inputs: Inputs, data: Any) -> list[np.ndarray]:
-    """Returns an array for each input of a batch or an example, without labels."""
-    if inputs.whole is not None:
+def split_columns(inputs: Inputs, data: Any) -> list[NDArray]:
+    """Returns an array for each input from a batch or an example, without labels."""
+    if inputs.parent is not None:
         with contextlib.suppress(ValueError):
-            columns = split_columns(inputs.whole, data)
-            by_name = dict(zip((one.name for one in inputs.whole.all), columns, strict=True))
+            columns = split_columns(inputs.parent, data)
+            by_name = dict(zip((one.name for one in inputs.parent.all), columns, strict=True))
             return [by_name[one.name] for one in inputs.all]
+    names = [one.name for one in inputs.all]
+
+    def to_arrays(columns: Iterable[object]) -> list[NDArray]:
+        return [
+            _to_array(inputs, one, column) for one, column in zip(inputs.all, columns, strict=True)
+        ]
+
     if isinstance(data, dict):
-        for names in ([one.key for one in inputs.all], [one.name for one in inputs.all]):
-            if set(names) <= set(data):
-                return [
-                    _array(inputs, one, data[name])
-                    for one, name in zip(inputs.all, names, strict=True)
-                ]
+        for keys in ([one.key for one in inputs.all], names):
+            if set(keys) <= set(data):
+                return to_arrays(data[key] for key in keys)
     if has_structure(inputs, data):
-        flat = tf.nest.flatten(data)
-        return [_array(inputs, one, leaf) for one, leaf in zip(inputs.all, flat, strict=True)]
+        return to_arrays(tf.nest.flatten(data))
     if isinstance(data, dict):
         raise ValueError(
-            f"'{inputs.model}' has the inputs {_listed(one.name for one in inputs.all)}, but the "
-            f"data has {_listed(data)}."
+            f"'{inputs.model}' has the inputs {_join(names)}, but the data has {_join(data)}. Use "
+            f"the names of the inputs as keys."
         )
     if isinstance(data, tuple):
         is_tflite = len(data) == 2 and isinstance(data[0], str)  # The signature's name, the inputs.
@@ -121,28 +131,27 @@ def split_columns(inputs: Inputs, data: Any) -> list[np.ndarray]:
             return split_columns(inputs, data[1 if is_tflite else 0])
         data = list(data)
     if len(inputs.all) == 1:
-        (one,) = inputs.all
         is_wrapped = isinstance(data, list) and len(data) == 1 and is_array(data[0])
-        if is_wrapped and not is_example(np.asarray(data[0]), one.shape):
+        if is_wrapped and not is_example(np.asarray(data[0]), inputs.all[0].shape):
             (data,) = data
-        return [_array(inputs, one, data)]
+        return to_arrays([data])
     arrays = data if isinstance(data, list) else [data]
     if len(arrays) != len(inputs.all):
         raise ValueError(
             f"'{inputs.model}' has {len(inputs.all)} inputs, but the data has {len(arrays)}. Pass "
-            f"a list or a dict of arrays for {_listed(one.name for one in inputs.all)}."
+            f"a list or a dict of arrays for {_join(names)}."
         )
-    return [_array(inputs, one, array) for one, array in zip(inputs.all, arrays, strict=True)]
+    return to_arrays(arrays)
 
 
-def is_example(array: np.ndarray, shape: tuple[int | None, ...]) -> bool:
-    """Returns whether an array is one example of an input, and cannot be a batch."""
+def is_example(array: NDArray, shape: Shape) -> bool:
+    """Returns whether an array is one example of an input and cannot be a batch."""
     if as_batch(array[np.newaxis], shape) is None:
         return False
     return array.ndim == len(shape) - 1 or as_batch(array, shape) is None
 
 
-def as_batch(array: np.ndarray, shape: tuple[int | None, ...]) -> np.ndarray | None:
+def as_batch(array: NDArray, shape: Shape) -> NDArray | None:
     """Returns an array in an input's shape, or None. As in Keras, a last axis of 1 is optional."""
     if array.ndim == len(shape) - 1 and shape[-1] == 1:
         array = array[..., np.newaxis]
@@ -156,15 +165,23 @@ def as_batch(array: np.ndarray, shape: tuple[int | None, ...]) -> np.ndarray | N
 
 def check_batch(
     inputs: Inputs,
-    arrays: list[np.ndarray],
-    shaped: list[np.ndarray | None],
+    arrays: list[NDArray],
+    shaped: list[NDArray | None],
     finite: bool,
     item: str,
-) -> list[np.ndarray]:
-    """Checks that arrays fit the inputs and hold numbers, and returns the batch."""
+) -> list[NDArray]:
+    """Checks that arrays match the inputs and contain numbers, and returns the batch.
+
+    Args:
+        inputs: the inputs.
+        arrays: the arrays as they were passed.
+        shaped: the results of `as_batch`.
+        finite: whether to refuse infinity, too.
+        item: the position in the data, for messages.
+    """
     batch = []
     for one, original, array in zip(inputs.all, arrays, shaped, strict=True):
-        where = inputs.where(one)
+        where = _describe_input(inputs, one)
         if array is None:
             hint = ""
             if is_example(original, one.shape):
@@ -186,8 +203,12 @@ def check_batch(
     return batch
 
 
-def _array(inputs: Inputs, one: Input, data: Any) -> np.ndarray:
-    where = inputs.where(one)
+def _describe_input(inputs: Inputs, one: Input) -> str:
+    return f"Input '{one.name}' of '{inputs.model}'"
+
+
+def _to_array(inputs: Inputs, one: Input, data: object) -> NDArray:
+    where = _describe_input(inputs, one)
     try:
         array = np.asarray(data)
     except (TypeError, ValueError) as error:
@@ -202,19 +223,63 @@ def _array(inputs: Inputs, one: Input, data: Any) -> np.ndarray:
     return array
 
 
-def _check_finite(inputs: Inputs, one: Input, array: np.ndarray, finite: bool, item: str) -> None:
+def _check_finite(inputs: Inputs, one: Input, array: NDArray, finite: bool, item: str) -> None:
     bad = np.isnan(array)
     kind = "NaN"
     if finite and not bad.any():
         bad, kind = np.isinf(array), "infinity"
-    if bad.any() and one.name not in inputs.with_nan():
+    if bad.any() and one.name not in inputs.find_nan_inputs():
         example = int(np.argmax(bad.any(axis=tuple(range(1, array.ndim)))))
-        where = f"first in example {example}{item or ' of the data'}"
         raise ValueError(
-            f"{inputs.where(one)} contains {kind}, {where}, which cannot be quantized. Remove such "
-            f"examples, or replace the values."
+            f"{_describe_input(inputs, one)} contains {kind}, first in example "
+            f"{example}{item or ' of the data'}, which cannot be quantized. Remove such examples, "
+            f"or replace the values."
         )
 
 
-def _listed(names: Any) -> str:
+def _join(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
+
+
+def describe_excess(name: str, x: NDArray, low: float, high: float) -> str:
+    """Returns a sentence if data does not match the range of an input, else "".
+
+    An example is pixels of 0 to 255 for a range of 0 to 1. Data does not match if more than
+    `BEYOND` of all values are outside by more than `SLIGHT`, or if in most examples more than
+    `FAR` of the values are further from the range than its width. Single outliers match.
+
+    Args:
+        name: the input's name.
+        x: some examples.
+        low: the smallest value of the range.
+        high: the largest value of the range.
+    """
+    width = high - low
+    if not width > 0 or not x.size:
+        return ""
+    lowest, highest = float(np.nanmin(x)), float(np.nanmax(x))
+    slight = SLIGHT * width
+    if low - slight <= lowest and highest <= high + slight:
+        return ""
+    share = np.mean((x < low - slight) | (x > high + slight))
+    far = (x < low - width) | (x > high + width)
+    in_most = np.median(far.reshape(len(x), -1).mean(1)) > FAR
+    if share <= BEYOND and not in_most:
+        return ""
+    return (
+        f"{share:.0%} of the values of input '{name}' are outside its range of {low:.3g} to "
+        f"{high:.3g} and are clipped: the data is {lowest:.4g} to {highest:.4g}. Scale it as in "
+        f"training, or calibrate on more data."
+    )
+
+
+def get_range(dtype: DTypeLike, scale: float, zero_point: int) -> tuple[float, float]:
+    """Returns the smallest and the largest value that an integer type represents."""
+    limits = np.iinfo(dtype)
+    return (limits.min - zero_point) * scale, (limits.max - zero_point) * scale
+
+
+def get_pixel_range(scale: ArrayLike, offset: ArrayLike) -> tuple[float, float]:
+    """Returns the smallest and the largest value of an input that is `scale * pixel + offset`."""
+    ends = np.asarray(offset) + np.multiply.outer([0.0, 255.0], scale)
+    return float(ends.min()), float(ends.max())

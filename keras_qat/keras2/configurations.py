@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from keras_qat.keras2.backend import allow_any_batch_sizes, keras, swap_attributes
-from keras_qat.origins import KNOWN, LIBRARIES, get_package
+from keras_qat.messages import KNOWN, LIBRARIES, get_package
 
 
 def applications_scope() -> Any:

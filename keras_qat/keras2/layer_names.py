@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from keras_qat.keras2.backend import keras, swap_attributes
-from keras_qat.origins import KERAS, get_package
+from keras_qat.messages import KERAS, get_package
 
 
 def names_inside(layer: Any) -> dict[int, str]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.keras2 import backend, configurations
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layer_names import is_of_keras
-from keras_qat.origins import KNOWN, LIBRARIES, get_package
+from keras_qat.messages import KNOWN, LIBRARIES, get_package
 
 _PLAIN = (bool, int, float, str, tuple, list)
 """Types of arguments that are compared with `!=`."""

@@ -14,8 +14,8 @@ from keras_qat.keras2.readability import is_graph_model
 from keras_qat.lowering.activations import ACTIVATIONS
 from keras_qat.lowering.mask_tensors import is_recurrent
 from keras_qat.lowering.unrolling import CELLS
+from keras_qat.messages import KERAS, KNOWN, get_package
 from keras_qat.ops.registry import is_listed, is_listed_function, is_registered
-from keras_qat.origins import KERAS, KNOWN, get_package
 from keras_qat.tracing.whole_graph import WholeGraph
 
 ATTENTION = layers.Attention, layers.AdditiveAttention

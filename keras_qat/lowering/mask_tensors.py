@@ -19,8 +19,8 @@ from keras_qat.helper_layers.operations import CarryMask
 from keras_qat.keras2.backend import accepts_mask, keras, layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.inner_names import weights_in
+from keras_qat.messages import KERAS, get_package
 from keras_qat.ops.registry import is_listed
-from keras_qat.origins import KERAS, get_package
 from keras_qat.tracing.cannot_trace import CannotTrace
 from keras_qat.tracing.trace_layer import TracedLayer, trace_layer
 

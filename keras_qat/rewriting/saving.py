@@ -16,8 +16,7 @@ from keras_qat.io.atomic_files import saving_to
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import find_custom_attributes
 from keras_qat.keras2.user_errors import first_line
-from keras_qat.messages import pluralize, warn_caller
-from keras_qat.origins import LIBRARIES, get_package
+from keras_qat.messages import LIBRARIES, get_package, pluralize, warn_caller
 
 FILES = (".keras", ".h5", ".hdf5")
 """Suffixes of the formats that Keras writes as one file."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
-from keras_qat.io.progress import show_progress
+from keras_qat.io.data import show_progress
 from keras_qat.tflite.checks import read_file
 from keras_qat.tflite.input_checks import SoftmaxCheck, TokenIdCheck
 from keras_qat.tflite.schema import describe_damage, read_contents, report_damage

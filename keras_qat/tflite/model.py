@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from keras_qat.arithmetic.kernel_families import DEFAULT
-from keras_qat.io.data import count_batches, pad_batch, read_batches
-from keras_qat.io.excess import describe_excess, get_pixel_range
-from keras_qat.io.inputs import Input, Inputs
-from keras_qat.io.progress import show_progress
+from keras_qat.io.data import count_batches, pad_batch, read_batches, show_progress
+from keras_qat.io.inputs import Input, Inputs, describe_excess, get_pixel_range
 from keras_qat.messages import ByName, warn_caller
 from keras_qat.tflite.interpreter import FileInterpreter, Kernels, dequantize, quantize, to_pixels
 from keras_qat.tflite.metadata import read_input_keys, read_kernels, read_rescalings

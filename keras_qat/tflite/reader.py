@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 from tensorflow.lite.tools import flatbuffer_utils
 
-from keras_qat.io.excess import get_range
+from keras_qat.io.inputs import get_range
 from keras_qat.tflite.checks import read_file
 from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, operator_code, report_damage
 

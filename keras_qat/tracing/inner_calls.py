@@ -23,7 +23,7 @@ from keras_qat.keras2.backend import (
     swap_attributes,
 )
 from keras_qat.keras2.layers_and_models import bind_options, list_layers
-from keras_qat.origins import KNOWN, get_package
+from keras_qat.messages import KNOWN, get_package
 
 
 class MustTraceInline(BaseException):

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_qat.graph.rebuild_model import make_input
 from keras_qat.keras2.backend import is_symbolic, keras, patch_members
-from keras_qat.origins import LIBRARIES, get_package
+from keras_qat.messages import LIBRARIES, get_package
 from keras_qat.tracing.concrete_sizes import HELD, asked_by_user
 
 _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")

@@ -13,7 +13,7 @@ from keras_qat.graph.operations import draws_random_numbers, get_kind
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import is_symbolic
 from keras_qat.keras2.layers_and_models import bind_options
-from keras_qat.origins import KNOWN, get_package
+from keras_qat.messages import KNOWN, get_package
 from keras_qat.tracing.cannot_trace import CannotTrace, OnlyTrains
 from keras_qat.tracing.check_trace import random_inputs
 from keras_qat.tracing.compare_traces import NOISE, equal, identity, in_order, numbered

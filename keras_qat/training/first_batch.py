@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.io.excess import describe_excess
+from keras_qat.io.inputs import describe_excess
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import flat_inputs

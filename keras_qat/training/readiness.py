@@ -16,8 +16,7 @@ from keras_qat.graph.calls import Graph
 from keras_qat.io.atomic_files import check_writable
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import list_layers
-from keras_qat.messages import pluralize
-from keras_qat.origins import KNOWN, get_package
+from keras_qat.messages import KNOWN, get_package, pluralize
 from keras_qat.training.fake_quantization.phase import NEVER
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX, activation_quantizers

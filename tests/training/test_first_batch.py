@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.io.excess import describe_excess
+from keras_qat.io.inputs import describe_excess
 from keras_qat.keras2.backend import keras
 from tests.helpers import rng
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.graph.calls import Graph, flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.io.data import read_arrays
-from keras_qat.io.excess import describe_excess
+from keras_qat.io.inputs import describe_excess
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import pluralize
 from keras_qat.placement.lost_features import describe_lost_features

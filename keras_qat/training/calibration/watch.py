@@ -16,8 +16,7 @@ from keras_qat.graph.calls import Call
 from keras_qat.graph.precision import cast_constants, compute_in_float32
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import evaluate_graph
-from keras_qat.io.data import count_batches, read_batches
-from keras_qat.io.progress import show_progress
+from keras_qat.io.data import count_batches, read_batches, show_progress
 from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, keras, make_tf_function, swap_attributes
 from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.messages import pluralize

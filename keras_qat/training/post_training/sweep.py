@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.read_model import read_model
-from keras_qat.io.data import read_batches
-from keras_qat.io.progress import show_progress
+from keras_qat.io.data import read_batches, show_progress
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import pluralize
 from keras_qat.ops.registry import relu_maximum

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
-from keras_qat.origins import LIBRARIES, get_package
+from keras_qat.messages import LIBRARIES, get_package
 from keras_qat.training.steps.custom_training import METHODS
 
 HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
