@@ -36,15 +36,15 @@ EQUIVALENT = {
     "keras_qat/integer_graph/float_inference.py float_outputs: 32 -> 33": (
         "how many examples are computed at once"
     ),
-    "keras_qat/integer_graph/passes/pixel_inputs.py _check_codes: 1 -> 2 (2)": (
+    "keras_qat/integer_graph/pixel_inputs.py _check_codes: 1 -> 2 (2)": (
         "numpy infers any size below zero, -2 like -1"
     ),
-    "keras_qat/integer_graph/masks.py read_for_masks: seen.add(producer) -> pass": SLOWER,
+    "keras_qat/integer_graph/float_nodes.py read_for_masks: seen.add(producer) -> pass": SLOWER,
     "keras_qat/ops/mean.py _accepts_mean: any -> all": "a mean reads one tensor",
     "keras_qat/ops/stored_weights.py _emit: 1 -> 2": (
         "numpy infers any size below zero, -2 like -1"
     ),
-    "keras_qat/integer_graph/passes/pack_int4.py _divided: np.round -> np.floor": (
+    "keras_qat/integer_graph/passes.py _divided: np.round -> np.floor": (
         "multiples of the divisor are divided without a remainder"
     ),
     "keras_qat/integer_graph/fold_recurrent.py _of_unrolled.held: 1 -> 2 (8)": (

@@ -30,7 +30,7 @@ import keras_qat
 from benchmarks.arena import NETWORKS
 from keras_qat import recipes
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes.pack_int4 import packs_int4, with_int4
+from keras_qat.integer_graph.passes import packs_int4, with_int4
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Tensor

@@ -163,7 +163,7 @@ def test_families_are_asked_for_their_fields(module):
 KNOW_OPERATORS = (
     *("ops", "lowering", "keras2", "helper_layers", "graph", "tracing", "imports"),
     *("training/steps", "rewriting/serialization", "rewriting/float_configs"),
-    "integer_graph/passes",
+    *("integer_graph/passes", "integer_graph/pixel_inputs"),
 )
 """Where operators and layer classes are told apart by nature: rows, what makes calls of Keras
 classes and operations into other ones, and passes that replace one pattern of operators."""
@@ -222,6 +222,6 @@ def test_functions_are_traced_without_warnings():
         if re.search(r"tf\.function\b(?!`)", path.read_text("utf-8"))
     }
     # Traced once, to be converted or saved, or of no model.
-    others = "arithmetic/control_flow", "export/saved_model", "export/float_islands"
+    others = "arithmetic/control_flow", "export/saved_model", "export/float_subgraphs"
     others = *others, "ops/emit_by_converter", "integer_graph/cached_inference"
     assert made == {"keras2/backend.py", *(f"{name}.py" for name in others)}

@@ -19,7 +19,7 @@ from keras_qat.graph.precision import compute_in_float32
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes.pack_int4 import as_asked
+from keras_qat.integer_graph.passes import as_asked
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import replacing
 from keras_qat.keras2.backend import one_at_a_time, swap_attributes

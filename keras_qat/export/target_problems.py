@@ -11,8 +11,7 @@ from keras_qat.config.targets.target import Check, Problem, Target, get
 from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes.pack_int4 import as_asked
-from keras_qat.integer_graph.passes.static_batch import with_batch
+from keras_qat.integer_graph.passes import as_asked, with_batch
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.builder import Builder

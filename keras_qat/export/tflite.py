@@ -14,17 +14,20 @@ from keras_qat.export.target_problems import file_problems
 from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes.fuse_padding import with_own_padding
-from keras_qat.integer_graph.passes.integer_outputs import with_integer_outputs
-from keras_qat.integer_graph.passes.pack_int4 import as_asked, packs_int4
-from keras_qat.integer_graph.passes.pixel_inputs import (
+from keras_qat.integer_graph.passes import (
+    as_asked,
+    packs_int4,
+    with_batch,
+    with_integer_outputs,
+    with_own_padding,
+)
+from keras_qat.integer_graph.pixel_inputs import (
     RAW,
     Rescaling,
     begins_with_rescaling,
     rescalings,
     with_pixels,
 )
-from keras_qat.integer_graph.passes.static_batch import with_batch
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import write_contents
 from keras_qat.io.counts import check_count

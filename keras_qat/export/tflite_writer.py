@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.export.float_islands import reads, write_island
+from keras_qat.export.float_subgraphs import reads, write_island
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes.fuse_padding import with_own_padding
+from keras_qat.integer_graph.passes import with_own_padding
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import FixedRange, SharedRange

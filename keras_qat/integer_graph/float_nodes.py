@@ -1,4 +1,4 @@
-"""Nodes that compute in float: layers without an operator."""
+"""Computes nodes that stay float: layers without an operator."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import map_values
+from keras_qat.graph.calls import Call, Value, flatten_values, map_values
+from keras_qat.graph.masks import first_argument
 from keras_qat.graph.precision import cast_constants, compute_in_float32
-from keras_qat.integer_graph.float_forms import form_of
-from keras_qat.integer_graph.float_recurrent import rnn
-from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, replace_rnn, swap_attributes
+from keras_qat.integer_graph.float_layers import form_of, rnn
+from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, keras, replace_rnn, swap_attributes
 from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.ops.node import Node
 from keras_qat.training.batch_norm import fold_modes
@@ -23,6 +23,7 @@ from keras_qat.training.fake_quantization.weight_quantizer import (
     weights_replaced,
 )
 from keras_qat.training.layers import (
+    Quantize,
     QuantizeWeights,
     QuantizeWrapper,
 )
@@ -155,3 +156,30 @@ def weight_scales(node: Node) -> list[float]:
             if limits.size == 1:
                 scales.append(float(limits.item() / np.float32(2 ** (quantizer.spec.bits - 1) - 1)))
     return scales
+
+
+def read_for_masks(call: Call) -> list[Value]:
+    """Returns the values from which the masks of a call's inputs are computed."""
+    read: dict[Value, None] = {}
+    seen: set[Call] = set()
+    pending = [value.producer for value in call.inputs if value.masked]
+    while pending:
+        producer = pending.pop()
+        if producer is None or producer in seen:
+            continue
+        seen.add(producer)
+        first = flatten_values(first_argument(producer))
+        if _reads_inputs(producer.layer):
+            read.update(dict.fromkeys(first))
+        mask = producer.kwargs.get("mask")
+        read.update(dict.fromkeys(flatten_values(mask)))
+        pending += [value.producer for value in first if value.masked]
+    return list(read)
+
+
+def _reads_inputs(layer: Any) -> bool:
+    """Whether a layer's mask depends on more than its inputs' masks."""
+    while isinstance(layer, (QuantizeWrapper, QuantizeWeights)):
+        layer = layer.layer
+    method = type(layer).compute_mask
+    return not isinstance(layer, Quantize) and method is not keras.layers.Layer.compute_mask

@@ -20,12 +20,11 @@ from keras_qat.graph.calls import Call, Value, flatten_values, map_values
 from keras_qat.graph.missing_values import find_nan_handling
 from keras_qat.graph.precision import compute_in_float32
 from keras_qat.graph.read_model import read_model
-from keras_qat.integer_graph.cached_inference import CachedInference, add_to_real
+from keras_qat.integer_graph.cached_inference import CachedInference, add_to_real, ones_unless
 from keras_qat.integer_graph.execute import Prepared, prepare, run
 from keras_qat.integer_graph.float_inference import Evaluator, evaluator
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.number_store import ones_unless
 from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
 from keras_qat.keras2 import backend
 from keras_qat.keras2.layer_losses import take_losses

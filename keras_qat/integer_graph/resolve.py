@@ -5,17 +5,26 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_qat.arithmetic.kernel_families import KernelFamily
+from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
 from keras_qat.config.arguments import range_of
-from keras_qat.config.targets.target import Target
+from keras_qat.config.targets.target import Target, get_target
 from keras_qat.graph.calls import Graph
 from keras_qat.graph.read_model import read_model
-from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.origin import origin_of
-from keras_qat.integer_graph.passes.pack_int4 import with_int4
+from keras_qat.integer_graph.graph import Origin, ResolvedGraph
+from keras_qat.integer_graph.passes import with_int4
 from keras_qat.integer_graph.resolve_calls import resolve_calls
-from keras_qat.training.readiness import check_exportable
-from keras_qat.training.schedule import check_is_graph, check_process, file_model_of
+from keras_qat.io.inputs import get_inputs
+from keras_qat.tflite.metadata import compute_fingerprint
+from keras_qat.training.quantizers import activation_quantizers
+from keras_qat.training.readiness import (
+    check_exportable,
+    describe_difference,
+    untrained,
+)
+from keras_qat.training.recurrent import (
+    states_of,
+)
+from keras_qat.training.schedule import check_is_graph, check_process, file_model_of, recipe_of
 
 
 def resolve(model: Any, *, input_range: tuple[float, float] | None = None) -> ResolvedGraph:
@@ -78,3 +87,29 @@ def resolve_in_graph(
 def _sized(graph: ResolvedGraph, target: Target | None) -> ResolvedGraph:
     """Makes operators round as with a known batch size where the target has one."""
     return graph if target is None or target.batch_size is None else graph.sized()
+
+
+def origin_of(model: Any, calls: Graph) -> Origin:
+    """Reads the facts about a quantization-aware model that its calls do not tell."""
+    recipe = recipe_of(model)
+    uncalibrated = {
+        name
+        for quantizer in activation_quantizers(model)
+        if not quantizer.calibrated
+        for name in quantizer.quantizes
+    }
+    unlike_float = describe_difference(model)
+    return Origin(
+        calls=calls,
+        inputs=get_inputs(model),
+        recipe=recipe,
+        family=kernel_family(getattr(model, "kernels", XNNPACK.name)),
+        simulates=getattr(model, "simulates", True),
+        target=get_target(model),
+        packs_int4=getattr(model, "pack_int4", False),
+        states=states_of(model),
+        uncalibrated=frozenset(uncalibrated),
+        fingerprint=compute_fingerprint(model),
+        warnings=tuple(filter(None, [unlike_float, *untrained(model, calls)])),
+        unlike_float=unlike_float,
+    )

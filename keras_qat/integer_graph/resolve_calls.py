@@ -10,8 +10,7 @@ from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.integer_graph import fold_weights
 from keras_qat.integer_graph.fold_recurrent import weights_of_calls
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.ranges import Ranges
-from keras_qat.integer_graph.resolve_tensors import Tensors, scope_of
+from keras_qat.integer_graph.resolve_tensors import Ranges, Tensors, scope_of
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.registry import Match, is_on_request, match, relu_maximum

@@ -14,7 +14,7 @@ from keras_qat.config.arguments import answers_unknown
 from keras_qat.integer_graph.execute import Prepared, prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes.pack_int4 import as_asked
+from keras_qat.integer_graph.passes import as_asked
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import read_arrays, show_progress

@@ -10,7 +10,7 @@ import pytest
 
 import keras_qat
 from keras_qat.arithmetic.quant_params import ENOUGH, QuantParams
-from keras_qat.integer_graph.passes.pixel_inputs import with_pixels
+from keras_qat.integer_graph.pixel_inputs import with_pixels
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
 import keras_qat
-from keras_qat.integer_graph.passes.pack_int4 import packs_int4, with_int4
+from keras_qat.integer_graph.passes import packs_int4, with_int4
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.tflite.interpreter import FileInterpreter

@@ -9,7 +9,7 @@ import pytest
 
 import keras_qat
 from keras_qat.export import onnx as exporter
-from keras_qat.export.read_back_onnx import check_onnx
+from keras_qat.export.onnx import check_onnx
 from keras_qat.keras2.backend import keras
 from tests.helpers import images, observe, scramble
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.integer_graph.float_forms import form_of
+from keras_qat.integer_graph.float_layers import form_of
 from keras_qat.keras2.backend import keras
 from tests.helpers import rng, scramble
 

@@ -18,7 +18,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.graph.tf_operations import inputs_and_constants
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes.static_batch import with_batch
+from keras_qat.integer_graph.passes import with_batch
 from keras_qat.integer_graph.resolve_tensors import constant_of
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Node, Tensor

@@ -16,8 +16,8 @@ from tensorflow.python.grappler import tf_optimizer
 
 from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.integer_graph.cached_inference import NumberStore
 from keras_qat.integer_graph.execute import _prepare_node, compute_node
-from keras_qat.integer_graph.number_store import NumberStore
 from keras_qat.ops.node import Constant, Tensor
 from keras_qat.ops.op import get_held_dtype
 from tests.ops.harness import node_of, random_inputs

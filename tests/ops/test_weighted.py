@@ -14,7 +14,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import tensor_index, write_node
 from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.execute import compute_node
-from keras_qat.integer_graph.passes.pack_int4 import packed
+from keras_qat.integer_graph.passes import packed
 from keras_qat.keras2.backend import keras
 from keras_qat.ops import conv, dense, weighted_sums
 from keras_qat.ops.matmul import EXACT_DEPTH

@@ -37,7 +37,7 @@ from keras_qat.export.target_problems import problems
 from keras_qat.graph.calls import flatten_values
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes.pack_int4 import as_asked
+from keras_qat.integer_graph.passes import as_asked
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import pad_batch, read_arrays

@@ -14,7 +14,7 @@ from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.integer_graph.execute import prepare
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes.pack_int4 import with_int4
+from keras_qat.integer_graph.passes import with_int4
 from keras_qat.integer_graph.simulate import run_batch
 from keras_qat.io.data import show_progress
 from keras_qat.tflite.interpreter import FileInterpreter, Runtime, quantize

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes.pixel_inputs import Rescaling
+from keras_qat.integer_graph.pixel_inputs import Rescaling
 from keras_qat.tflite.interpreter import FileInterpreter, to_pixels
 
 SAME = 1e-3

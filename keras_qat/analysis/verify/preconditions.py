@@ -10,8 +10,8 @@ import numpy as np
 
 from keras_qat.graph.calls import Graph
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes.pack_int4 import packs_int4
-from keras_qat.integer_graph.passes.pixel_inputs import Rescaling
+from keras_qat.integer_graph.passes import packs_int4
+from keras_qat.integer_graph.pixel_inputs import Rescaling
 from keras_qat.io.inputs import describe_excess, get_pixel_range
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import list_layers

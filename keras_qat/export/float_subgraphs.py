@@ -13,9 +13,8 @@ from tensorflow.lite.python.convert_phase import ConverterError
 from keras_qat.graph.calls import Value
 from keras_qat.graph.masks import Masks
 from keras_qat.graph.operations import is_operation, name_in_tensorflow
-from keras_qat.integer_graph.float_nodes import compute_in_float, weight_scales
+from keras_qat.integer_graph.float_nodes import compute_in_float, read_for_masks, weight_scales
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.masks import read_for_masks
 from keras_qat.keras2.layer_names import use_attribute_names
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.tflite.builder import Builder

@@ -1,1 +1,0 @@
-"""Passes: each takes a resolved graph and returns a changed one."""
