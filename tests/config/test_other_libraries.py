@@ -47,7 +47,7 @@ def test_arguments_of_other_libraries(name):
         (lambda: callbacks.FreezeBatchNorm(delay=3), "FreezeBatchNorm() has no argument 'delay'"),
         (lambda: keras_qat.export_tflite(None, input_type="uint8"), "Did you mean 'input_dtype'?"),
         (lambda: keras_qat.search_bits(None, None, 0.5, bits=4), "such as (4, 8)"),
-        (lambda: keras_qat.targets.register("mine"), "takes a keras_qat.targets.Target"),
+        (lambda: keras_qat.targets.register("mine"), "needs a keras_qat.targets.Target"),
         (lambda: keras_qat.quantize_model(None, strict="yes"), "strict='yes': give True or False"),
         (lambda: specs.QuantSpec(symetric=True), "QuantSpec() has no argument 'symetric'. Did you"),
         (lambda: recipes.int8(symmetric=True), "pass keras_qat.recipes.symmetric() as the recipe."),

@@ -98,7 +98,7 @@ def test_the_target_of_a_vendor(tmp_path):
         assert qat.kernels == "reference"
         qat.save(tmp_path / "model.keras")
         assert keras.models.load_model(tmp_path / "model.keras").target is MINE
-        with pytest.warns(UserWarning, match="target mine: operators lacking.*\n.*: no kernel"):
+        with pytest.warns(UserWarning, match="target mine: operators missing.*\n.*: no kernel"):
             keras_qat.export_tflite(qat)
     finally:
         undo()
