@@ -19,9 +19,13 @@ from keras_qat.keras2.backend import keras
 class Value:
     """A tensor of the graph: the output of a call, or an input of the model (no producer).
 
-    `masked` says whether it carries a Keras mask, which some of the following layers use. `rows` is
-    how much of an open first axis stands for each example: 1, and 3 behind a reshape from
-    (examples, 3, 4) to (-1, 4).
+    Unlike calls, values are not frozen: a value and its producer refer to each other, and shapes
+    are inferred after both exist.
+
+    Args:
+        masked: whether the tensor carries a Keras mask.
+        rows: the number of rows per example if the first axis is unknown: 1, or 3 after a reshape
+            from (examples, 3, 4) to (-1, 4).
     """
 
     name: str
@@ -33,12 +37,12 @@ class Value:
 
     @property
     def is_float(self) -> bool:
-        """True for a tensor of floating-point numbers, which can be quantized."""
+        """True for floating-point tensors, which can be quantized."""
         return tf.as_dtype(self.dtype).is_floating
 
     @property
     def is_complex(self) -> bool:
-        """True for a tensor of complex numbers, which no operator of a file takes."""
+        """True for complex tensors, which no TFLite operator of an exported file reads."""
         return tf.as_dtype(self.dtype).is_complex
 
     @property
@@ -61,18 +65,18 @@ class Value:
 class Call:
     """A call of a layer.
 
-    A new call produces those of its outputs that no other call has produced before. It takes over
-    the others when it becomes a part of a graph.
+    A new call becomes the producer of those outputs that have no producer yet. It takes over the
+    other outputs when it becomes part of a graph.
 
     Args:
-        layer: the layer, of the model that was read or made by `lower`.
+        layer: the layer, from the model or created by `lower`.
         args: positional arguments: a structure with `Value`s for the tensors.
         kwargs: keyword arguments, likewise.
         outputs: a structure of `Value`s.
         name: the layer's name, prefixed with the names of the models around it.
-        origin: the name of the user's layer that this call is a part of.
-        source: the user's layer that this call is a part of.
-        within: the layers that were opened to reach this call, outermost first.
+        origin: the name of the user's layer that the call comes from.
+        source: the user's layer that the call comes from.
+        within: the traced layers around this call, outermost first.
     """
 
     layer: Any
@@ -91,11 +95,11 @@ class Call:
             value.producer = value.producer or self
 
     def as_part_of(self, call: Call) -> Call:
-        """Returns the call as a part of what `call` becomes."""
-        return self.in_place(origin=call.origin, source=call.source, within=call.within)
+        """Returns this call with the origin of another call that it helps to replace."""
+        return self.replace(origin=call.origin, source=call.source, within=call.within)
 
-    def in_place(self, **changes: Any) -> Call:
-        """Returns a call with some changes, which takes over the outputs of this call."""
+    def replace(self, **changes: Any) -> Call:
+        """Returns a changed copy that becomes the producer of the outputs."""
         call = dataclasses.replace(self, **changes)
         call.take_over_outputs()
         return call
@@ -112,7 +116,7 @@ class Call:
 
     @property
     def output(self) -> Value:
-        """The value that a call with one output writes."""
+        """The output of a call with a single output."""
         return flatten_values(self.outputs)[0]
 
     def __repr__(self) -> str:
@@ -129,9 +133,9 @@ class Graph:
         outputs: a structure of `Value`s, as the model returns it.
         output_names: the model's names for its outputs.
         calls: the calls that the outputs depend on.
-        weights: layer made by `lower` -> the initial values of its weights.
+        weights: layer created by `lower` -> the initial values of its weights.
         loss_only: calls that only added losses and metrics depend on. They are not exported.
-        closed: name of each call whose layer could not be opened -> the reason.
+        opaque: name of each call whose layer could not be traced -> the reason.
         in_float: name of each call that must not read quantized values -> the reason.
     """
 
@@ -142,7 +146,7 @@ class Graph:
     calls: list[Call]
     weights: dict[Any, list[Any]] = dataclasses.field(default_factory=dict)
     loss_only: list[Call] = dataclasses.field(default_factory=list)
-    closed: dict[str, str] = dataclasses.field(default_factory=dict)
+    opaque: dict[str, str] = dataclasses.field(default_factory=dict)
     in_float: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -150,7 +154,7 @@ class Graph:
             call.take_over_outputs()
 
     def consumers(self, losses: bool = True) -> dict[Value, list[Call]]:
-        """Returns the calls that read each value, those of `loss_only` included if `losses`."""
+        """Returns the calls that read each value, including `loss_only` calls if `losses`."""
         consumers: dict[Value, list[Call]] = {value: [] for value in self.values()}
         for call in [*self.calls, *(self.loss_only if losses else ())]:
             for value in dict.fromkeys(call.inputs):
@@ -158,16 +162,14 @@ class Graph:
         return consumers
 
     def find_single_consumers(self) -> dict[Value, Call]:
-        """Returns value -> the call that alone reads it; model outputs are read outside, too."""
+        """Returns value -> its only consumer, for values that are no model outputs."""
         outputs = set(flatten_values(self.outputs))
-        readers = {value: calls for value, calls in self.consumers().items() if len(calls) == 1}
-        return {value: call for value, (call,) in readers.items() if value not in outputs}
+        consumers = {value: calls for value, calls in self.consumers().items() if len(calls) == 1}
+        return {value: call for value, (call,) in consumers.items() if value not in outputs}
 
     def values(self) -> list[Value]:
         """Returns all values: the model's inputs, then the outputs of each call."""
-        return flatten_values(self.inputs) + [
-            v for call in self.calls for v in flatten_values(call.outputs)
-        ]
+        return flatten_values([self.inputs, *(call.outputs for call in self.calls)])
 
     def count_calls(self) -> dict[Any, int]:
         """Returns how often each layer is called."""
@@ -180,19 +182,19 @@ def multiply_sizes(sizes: Iterable[int | None]) -> int | None:
     return None if None in known else math.prod(known)  # type: ignore[arg-type]
 
 
-def flatten_values(structure: Any) -> list[Value]:
+def flatten_values(structure: object) -> list[Value]:
     """Returns the `Value`s in a structure, in order."""
     return [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, Value)]
 
 
-def map_values(function: Callable[[Value], Any], structure: Any) -> Any:
+def map_values(function: Callable[[Value], object], structure: object) -> Any:
     """Returns the structure with each `Value` replaced by `function(value)`."""
     return tf.nest.map_structure(
         lambda leaf: function(leaf) if isinstance(leaf, Value) else leaf, structure
     )
 
 
-def split_loss_only(calls: list[Call], outputs: Any) -> tuple[list[Call], list[Call]]:
+def split_loss_only(calls: list[Call], outputs: object) -> tuple[list[Call], list[Call]]:
     """Splits calls into those that the outputs depend on and all others."""
     read, needed = set(flatten_values(outputs)), set()
     for call in reversed(calls):
@@ -203,7 +205,7 @@ def split_loss_only(calls: list[Call], outputs: Any) -> tuple[list[Call], list[C
 
 
 def drop_unused_calls(graph: Graph) -> Graph:
-    """Return the graph without the calls whose outputs nothing reads, such as a layer's state."""
+    """Returns the graph without calls whose outputs are never read, such as a layer's state."""
     read = flatten_values([graph.outputs, *(call.inputs for call in graph.loss_only)])
     return dataclasses.replace(graph, calls=split_loss_only(graph.calls, read)[0])
 

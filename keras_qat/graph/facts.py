@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Iterable
 from typing import Any, TypeVar
 
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.graph.calls import Call, Value
+from keras_qat.graph.operations import draws_random_numbers, is_operation, name_in_tensorflow
+
 Question = TypeVar("Question", bound=Hashable)
 Answer = TypeVar("Answer")
 Node = TypeVar("Node", bound=Hashable)
@@ -14,7 +20,7 @@ Rule = Callable[[Question], Generator[Question, Any, Answer]]
 
 
 class Facts:
-    """What is known about the tensors of a graph before it runs.
+    """Static knowledge about the tensors of a graph.
 
     Answers are kept, so use one object only while the graph does not change.
 
@@ -34,16 +40,16 @@ class Facts:
         self._answers: dict[Any, dict[Any, Any]] = {}
 
     def find(self, rule: Rule[Question, Answer], question: Question) -> Answer:
-        """Return the answer of a rule for a tensor, or for any other question it understands."""
+        """Returns the answer of a rule for a tensor, or for any other key that it understands."""
         return solve(question, rule, self._answers.setdefault(rule, {}))
 
 
 def reach(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> list[Node]:
-    """Return the starts and all that follows from them, each once, in depth-first order.
+    """Returns the starts and all that follows from them, each once, in depth-first order.
 
     Args:
         starts: tensors or calls.
-        following: returns what follows from one of them, such as `lambda call: call.inputs`.
+        following: returns the next ones after one of them, such as `lambda call: call.inputs`.
     """
     found: dict[Node, None] = {}
     pending = list(starts)[::-1]
@@ -58,7 +64,7 @@ def reach(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -
 def solve(
     question: Question, rule: Rule[Question, Answer], known: dict[Question, Answer] | None = None
 ) -> Answer:
-    """Answer a question by a rule that asks the same about other tensors.
+    """Answers a question by a rule that asks the same about other tensors.
 
     A recursive function visits a tensor once for every path that leads to it, which takes
     exponential time in a chain of `y = tf.maximum(y, tf.reverse(y, [1]))`. This visits it once.
@@ -86,3 +92,71 @@ def solve(
         if needed not in answers:
             pending.append((needed, rule(needed)))
     return answers[question]
+
+
+def describe_argument(leaf: object) -> Hashable:
+    """Returns a key that equal arguments share.
+
+    Arrays are described by all their bytes, because `repr` omits the middle of a large array.
+    """
+    if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
+        constant = tf.get_static_value(leaf)
+        leaf = leaf if constant is None else constant
+    if isinstance(leaf, np.ndarray) and leaf.dtype != object:
+        return str(leaf.dtype), leaf.shape, leaf.tobytes()
+    return repr(leaf)
+
+
+def describe_arguments(call: Call, name: Callable[[Value], Hashable]) -> Hashable:
+    """Returns a key that calls with equal arguments share.
+
+    Args:
+        call: the call.
+        name: returns the key of a tensor that the call reads.
+    """
+    arguments = call.args, call.kwargs
+    structure = tf.nest.map_structure(lambda _: None, arguments)
+    leaves = tf.nest.flatten(arguments)
+    keys = [name(leaf) if isinstance(leaf, Value) else describe_argument(leaf) for leaf in leaves]
+    return repr(structure), tuple(keys)
+
+
+def identify_function(call: Call) -> Hashable | None:
+    """Returns a key that calls of one function share; None for random operations.
+
+    It is None for layers, too, because they may have weights or state.
+    """
+    is_function = is_operation(call.layer) and not draws_random_numbers(call.layer)
+    return name_in_tensorflow(call.layer) if is_function else None
+
+
+class StructuralKeys:
+    """Assigns equal indices to tensors that are computed in the same way.
+
+    Args:
+        identify: returns a key that calls share if equal inputs give equal outputs, or None.
+    """
+
+    def __init__(self, identify: Callable[[Call], Hashable | None] = identify_function) -> None:
+        self._identify = identify
+        self._indices: dict[Hashable, int] = {}
+        self._known: dict[Value, int] = {}
+
+    def is_same(self, first: Value, second: Value) -> bool:
+        """Returns whether two tensors are one, or the results of equal calls."""
+        return first is second or self.find_index(first) == self.find_index(second)
+
+    def find_index(self, value: Value) -> int:
+        """Returns the index of a tensor."""
+        return solve(value, self._find_index, self._known)
+
+    def _find_index(self, value: Value) -> Generator[Value, Any, int]:
+        call, key = value.producer, id(value)
+        if call is not None and len(tf.nest.flatten(call.outputs)) == 1:
+            identity = self._identify(call)
+            if identity is not None:
+                indices = {}
+                for read in call.inputs:
+                    indices[read] = yield read
+                key = identity, describe_arguments(call, indices.__getitem__)
+        return self._indices.setdefault(key, len(self._indices))

@@ -1,4 +1,4 @@
-"""The table of TensorFlow functions: the names of each in TensorFlow, and its kind.
+"""The table of TensorFlow functions: their names and kinds. Reads the arguments of their calls.
 
 Keras records a function that is called on a symbolic tensor as a layer with the function's name in
 TensorFlow, such as "math.add" or "compat.v1.shape". `get_kind` returns the kind, "add" or "shape",
@@ -7,11 +7,18 @@ which is what other modules compare.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
-from keras_qat.graph.calls import Call
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from keras_qat.graph.calls import Call, Value
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
-from keras_qat.keras2.backend import layers
+from keras_qat.keras2.backend import keras, layers
 
 FUNCTIONS = {
     "": """
@@ -81,14 +88,14 @@ OTHER_KINDS = {
     "image.transpose": "transpose_image",
     **dict.fromkeys(("nn.max_pool1d", "nn.max_pool2d"), "max_pool"),
     **dict.fromkeys(("nn.avg_pool1d", "nn.avg_pool2d"), "avg_pool"),
-    # TensorFlow 1 computes other pixels.
+    # TensorFlow 1 samples at different coordinates.
     "compat.v1.image.resize": "v1_resize_images",
     "compat.v1.image.resize_bicubic": "v1_resize_bicubic",
     "compat.v1.image.resize_bilinear": "v1_resize_bilinear",
     "compat.v1.image.resize_images": "v1_resize_images",
     "compat.v1.image.resize_nearest_neighbor": "v1_resize_nearest_neighbor",
 }
-"""Name in TensorFlow -> its kind, for functions whose kind is not their name."""
+"""Name in TensorFlow -> its kind, if it is not the function's name."""
 
 KINDS = {
     name: OTHER_KINDS.get(name, function)
@@ -102,36 +109,58 @@ NAMES = {kind: [name for name in KINDS if KINDS[name] == kind] for kind in KINDS
 """Kind -> the names of its functions in TensorFlow."""
 
 COMMUTES = ("add", "multiply", "maximum", "minimum")
-"""Operations whose two operands may be exchanged."""
+"""Kinds of operations with interchangeable operands."""
 
 MOVES = {
     *("broadcast_to", "concat", "ensure_shape", "expand_dims", "gather", "gather_nd", "getitem"),
     *("identity", "matrix_transpose", "repeat", "reshape", "reverse", "roll", "slice", "split"),
     *("squeeze", "stack", "stop_gradient", "strided_slice", "tile", "transpose", "unstack"),
 }
-"""Kinds whose results consist of elements of their inputs."""
+"""Kinds of operations that only move elements."""
 
 MOVING_LAYERS = (
     *(layers.Reshape, layers.Flatten, layers.Permute, layers.RepeatVector, layers.Concatenate),
     *(layers.Cropping1D, FlattenTime, RestoreTime),
 )
-"""Layers whose results consist of elements of their inputs."""
+"""Layers that only move elements."""
 
 READS_SHAPES = {"ones_like", "rank", "shape", "size", "zeros_like"}
-"""Kinds whose results depend on the shapes of their inputs alone."""
+"""Kinds of operations that only read the shapes of their inputs."""
 
 
-def is_operation(layer: Any) -> bool:
+OTHER_NAMES = {
+    "dilations": ("rate", "dilation_rate"),
+    "filters": ("filter",),
+    "indices": ("ids",),
+    "input": ("value",),
+    "strides": ("stride",),
+    "x": ("self",),
+    "y": ("other",),
+}
+"""Name of an argument -> its names in other functions of the same kind."""
+
+CANONICAL_NAMES = {other: name for name, others in OTHER_NAMES.items() for other in others}
+
+CHANNELS_LAST = ("NWC", "NHWC", "NDHWC")
+
+
+def is_operation(layer: object) -> bool:
     """Returns whether a layer is a TensorFlow operation that was called on a symbolic tensor."""
     return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
 
 
-def name_in_tensorflow(layer: Any) -> str:
-    """Returns TensorFlow's name of the operation that a layer is, as in "math.add"; "" if none."""
+@functools.cache
+def operation_class() -> type:
+    """Returns the class of the layers that Keras creates for TensorFlow operations."""
+    return type(tf.abs(keras.Input((1,)))._keras_history.layer)
+
+
+def name_in_tensorflow(layer: keras.layers.Layer) -> str:
+    """Returns TensorFlow's name of an operation, as in "math.add"; "" for any other layer."""
     return str(layer.symbol) if is_operation(layer) else ""
 
 
-def get_kind(step: Any) -> str:
+def get_kind(step: Call | keras.layers.Layer) -> str:
     """Returns the kind of operation of a call or a layer; "" if it is no operation.
 
     The kind of a function that is not in the table is its name in TensorFlow.
@@ -140,12 +169,107 @@ def get_kind(step: Any) -> str:
     return KINDS.get(name, name)
 
 
-def draws_random_numbers(layer: Any) -> bool:
-    """Returns whether a layer is an operation that computes something else each time."""
+def draws_random_numbers(layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer is a random operation."""
     name = name_in_tensorflow(layer)
     return "random" in name or "dropout" in name
 
 
 def moves_elements(call: Call) -> bool:
-    """Returns whether the results of a call consist of elements of its inputs."""
+    """Returns whether a call only moves elements of its inputs."""
     return get_kind(call) in MOVES or type(call.layer) in MOVING_LAYERS
+
+
+def get_operands(call: Call, *names: str) -> list[Any]:
+    """Returns arguments of a call by name; None for missing ones.
+
+    The names are those of TensorFlow 2, also for functions of TensorFlow 1 with other names.
+    """
+    function = call.layer.function if is_operation(call.layer) else type(call.layer).call
+    positional = zip(_list_parameters(function), call.args, strict=False)
+    given = {**dict(positional), **call.kwargs}
+    aliases = ((name, *OTHER_NAMES.get(name, ())) for name in names)
+    return [next((x for x in map(given.get, same) if x is not None), None) for same in aliases]
+
+
+def get_argument(call: Call, name: str) -> Any:
+    """Returns the argument of a call with a name; None if it is missing."""
+    return get_operands(call, name)[0]
+
+
+def bind_arguments(call: Call) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the first argument of an operation, and the others by their TensorFlow 2 names.
+
+    The operation's name, and arguments with their default values, are left out.
+    """
+    signature = _get_signature(call.layer.function)
+    args, kwargs = list[Any](), dict[str, Any]()
+    for name, value in signature.bind(*call.args, **call.kwargs).arguments.items():
+        parameter = signature.parameters[name]
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            args += value
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            kwargs.update(value)
+        elif not args:
+            args.append(value)
+        elif not _is_default(value, parameter.default):
+            kwargs[CANONICAL_NAMES.get(name, name)] = value
+    kwargs.pop("name", None)
+    return args, kwargs
+
+
+def _is_default(value: object, default: object) -> bool:
+    if isinstance(value, str) and value in CHANNELS_LAST:
+        return True
+    is_plain = isinstance(value, (bool, int, float, str)) and type(value) is type(default)
+    return value is None or (is_plain and value == default)
+
+
+_get_signature = functools.cache(inspect.signature)
+
+
+@functools.cache
+def _list_parameters(function: Callable[..., object]) -> tuple[str, ...]:
+    names = inspect.signature(function).parameters
+    is_method = "self" in names and "other" not in names  # `x == y` is a function of both.
+    return tuple(names)[is_method:]
+
+
+def arguments_in_order(call: Call) -> list[Any]:
+    """Returns the arguments of an operation except its name, in the order of its function."""
+    given: dict[Any, Any] = dict(enumerate(call.args))
+    if call.kwargs:
+        given = inspect.signature(call.layer.function).bind(*call.args, **call.kwargs).arguments
+        given.pop("name", None)
+    return list(given.values())
+
+
+def read_scalar(leaf: object) -> float | None:
+    """Returns a scalar argument as a float; None for any other argument."""
+    if tf.is_tensor(leaf):
+        leaf = tf.get_static_value(leaf)
+    if not isinstance(leaf, (int, float, np.number, np.ndarray)) or isinstance(leaf, bool):
+        return None
+    return float(leaf) if np.ndim(leaf) == 0 and np.asarray(leaf).dtype.kind in "iuf" else None
+
+
+def read_array(leaf: object) -> NDArray[Any] | None:
+    """Returns a numeric argument as an array; None for any other argument."""
+    if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
+        leaf = tf.get_static_value(leaf)
+    if isinstance(leaf, (list, tuple)) and leaf:  # As Keras saves arrays.
+        leaves = tf.nest.flatten(leaf)
+        leaf = np.asarray(leaf) if all(read_scalar(item) is not None for item in leaves) else None
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iuf":
+        return leaf
+    return None if read_scalar(leaf) is None else np.asarray(leaf)
+
+
+def inputs_and_constants(call: Call) -> list[Value | NDArray[Any]]:
+    """Returns the tensors (`Value`s) and constants (arrays) among a call's arguments, in order."""
+    found: list[Value | NDArray[Any] | None] = []
+    for argument in (*call.args, *call.kwargs.values()):
+        constant = None if isinstance(argument, Value) else read_array(argument)
+        leaves = tf.nest.flatten(argument) if constant is None else [constant]
+        found += [leaf if isinstance(leaf, Value) else read_array(leaf) for leaf in leaves]
+    return [leaf for leaf in found if leaf is not None]

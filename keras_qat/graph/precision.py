@@ -54,7 +54,7 @@ def get_policy(dtype: str) -> str:
 
 
 @contextlib.contextmanager
-def compute_in_float32(layer: Any) -> Iterator[None]:
+def compute_in_float32(layer: keras.layers.Layer) -> Iterator[None]:
     """Runs a block in which a layer and all layers inside it compute in float32."""
     half = [inner for inner in list_layers(layer) if is_half(inner.compute_dtype)]
     before = [inner.dtype_policy for inner in half]
@@ -67,10 +67,10 @@ def compute_in_float32(layer: Any) -> Iterator[None]:
             inner._set_dtype_policy(policy)
 
 
-def cast_constants(arguments: Any) -> Any:
-    """Casts the constants in half precision in a layer's arguments, of any structure, to float32.
+def cast_constants(arguments: object) -> Any:
+    """Casts constants in half precision in a layer's arguments to float32.
 
-    Keras casts only what a call takes first to the layer's own type.
+    Keras only casts the first argument of a call.
     """
 
     def cast(leaf: Any) -> Any:
@@ -83,7 +83,7 @@ def cast_constants(arguments: Any) -> Any:
 class ScalesLoss:
     """A Keras model whose loss is scaled if a layer computes in float16.
 
-    Keras' `compile` looks only at the model's own policy, which is float32 for inference.
+    Keras' `compile` only checks the policy of the model itself, which is float32 for inference.
     """
 
     @property
@@ -99,7 +99,7 @@ class ScalesLoss:
 def check_precision(graph: Graph) -> None:
     """Raises a `ValueError` if a layer computes in float64 or has weights not in float32.
 
-    Constants of NumPy in variables that do not train, as tables and masks, are in float64.
+    Variables in float64 that do not train are accepted: NumPy creates tables and masks in it.
     """
     for call in [*graph.calls, *graph.loss_only]:
         wrong = {value.dtype for value in flatten_values(call.outputs)} & {"float64"}
@@ -112,21 +112,21 @@ def check_precision(graph: Graph) -> None:
         if wrong == {"float64"} and is_operation(call.layer) and reads_integers:
             raise ValueError(
                 f"'{call.name}' of '{graph.name}' divides integers, such as a size, and TensorFlow "
-                f"computes that in float64. Use //, or inputs of known sizes, such as "
+                f"computes the quotient in float64. Use //, or inputs of known sizes, such as "
                 f"keras.Input((28, 28, 1))."
             )
         if wrong:
             raise ValueError(
                 f"'{call.name}' of '{graph.name}' computes, or holds its weights, in "
                 f"{min(wrong)}. Models train in float32, or in half precision with weights in "
-                f"float32: policies 'mixed_float16' and 'mixed_bfloat16'. Build it anew after "
-                f"keras.backend.set_floatx('float32') and "
+                f"float32: policies 'mixed_float16' and 'mixed_bfloat16'. Build the model again "
+                f"after keras.backend.set_floatx('float32') and "
                 f"keras.mixed_precision.set_global_policy('float32'), with no other dtype in its "
-                f"layers, and give it the weights: new.set_weights(old.get_weights())."
+                f"layers, and copy the weights: new.set_weights(old.get_weights())."
             )
 
 
-def convert_to_float32(model: Any) -> Any:
+def convert_to_float32(model: keras.Model) -> keras.Model:
     """Returns the model, or a float32 copy of one in half precision, with a warning.
 
     The copy has the same layer names and weights.
@@ -139,21 +139,24 @@ def convert_to_float32(model: Any) -> Any:
         f"{half[0]}), which cannot hold activations of 16 bits: float16 has 11 significant bits, "
         f"bfloat16 has 8. A copy in float32 is quantized; the model itself is not changed."
     )
+
+    def copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
+        return clone(layer, **_replace_policies(layer.get_config()))
+
     with use_float32():
-        to_float32 = lambda layer: clone(layer, **_with_float32(layer.get_config()))  # noqa: E731
-        copy = keras.models.clone_model(model, clone_function=to_float32)
+        copy = keras.models.clone_model(model, clone_function=copy_layer)
     copy.set_weights(model.get_weights())
     return copy
 
 
-def _with_float32(config: Any) -> Any:
-    """Replaces mixed policies in a configuration, also of inner layers, by float32."""
+def _replace_policies(config: Any) -> Any:
+    """Replaces mixed policies by float32 in a configuration, including inner layers."""
     if isinstance(config, list):
-        return [_with_float32(entry) for entry in config]
+        return [_replace_policies(entry) for entry in config]
     if not isinstance(config, dict):
         return config
     return {
-        key: "float32" if key == "dtype" and _is_mixed(value) else _with_float32(value)
+        key: "float32" if key == "dtype" and _is_mixed(value) else _replace_policies(value)
         for key, value in config.items()
     }
 

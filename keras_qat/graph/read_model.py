@@ -10,14 +10,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values, split_loss_only
-from keras_qat.graph.loadable_config import as_one_array
-from keras_qat.graph.rebuild_model import make_input
 from keras_qat.helper_layers.operations import CarryMask
-from keras_qat.keras2 import backend
-from keras_qat.keras2.backend import keras
+from keras_qat.keras2.backend import (
+    KerasTensor,
+    get_keras_mask,
+    is_symbolic,
+    keras,
+    make_input,
+)
 from keras_qat.keras2.layers_and_models import (
     accepts_training,
     bind_options,
@@ -28,135 +32,157 @@ from keras_qat.keras2.layers_and_models import (
 from keras_qat.keras2.readability import check_readable, is_graph_model
 
 
-def read_model(model: Any) -> Graph:
+def read_model(model: keras.Model) -> Graph:
     """Reads a built Sequential or functional model.
 
     Raises:
         ValueError: if the model cannot be read, or has tensors without elements.
     """
     check_readable(model)
-    tensors: dict[int, Value] = {}
-    masks: dict[Value, Any] = {}
-    """Value that carries a mask -> a tensor or a value of that mask's shape and type."""
+    return _Reader(model).read()
 
-    def new_value(tensor: Any, name: str, mask: Any = None) -> Value | None:
-        if _is_none(tensor):
-            return None
-        mask = backend.get_keras_mask(tensor) if mask is None else mask
-        if tensor.shape.rank is None:
+
+class _Reader:
+    def __init__(self, model: keras.Model) -> None:
+        self.model = model
+        self.tensors: dict[int, Value] = {}
+        """Id of a symbolic tensor -> its value."""
+        self.masks: dict[Value, Any] = {}
+        """Value with a Keras mask -> a tensor or a value of that mask's shape and type."""
+        self.calls: list[Call] = []
+        self.counts: Counter[Any] = Counter()
+
+    def read(self) -> Graph:
+        model = self.model
+        inputs = tf.nest.map_structure(
+            lambda x: self._add_value(x, x._keras_history.layer.name), get_nested_inputs(model)
+        )
+        outputs = self._read_calls(model, flatten_values(inputs), "", None)
+        if empty := [value.name for value in self.tensors.values() if 0 in value.shape[1:]]:
             raise ValueError(
-                f"The number of axes of the output of layer '{name}' of '{model.name}' is not "
-                f"known. Set its shape in the layer: x = tf.ensure_shape(x, (None, ...))."
+                f"'{model.name}' has tensors without elements, which TFLite cannot compute: "
+                f"{', '.join(dict.fromkeys(empty))}. Remove these layers."
             )
-        value = Value(name, tuple(tensor.shape), tensor.dtype.name, masked=mask is not None)
-        if value.masked:
-            masks[value] = mask
-        return value
+        calls, loss_only = split_loss_only(self.calls, outputs)
+        names = list(model.output_names)
+        return Graph(model.name, inputs, outputs, names, calls, loss_only=loss_only)
 
-    def value_of(leaf: Any) -> Any:
-        return tensors.get(id(leaf), leaf) if hasattr(leaf, "_keras_history") else leaf
-
-    inputs = tf.nest.map_structure(
-        lambda tensor: new_value(tensor, tensor._keras_history.layer.name), get_nested_inputs(model)
-    )
-
-    def keep(symbols: Iterable[Any], values: Iterable[Value]) -> None:
-        tensors.update(zip(map(id, symbols), values, strict=True))
-
-    calls: list[Call] = []
-    counts: Counter[Any] = Counter()
-
-    def with_mask(value: Value, mask: Value | None, path: str) -> Value:
-        """Returns a value that carries the mask with which a nested model is called."""
-        if mask is None:
-            return value
-        counts[path] += 1
-        layer = CarryMask(name=f"masked_{counts[path]}", dtype=value.dtype)
-        name = f"{path}/{layer.name}"
-        masked = Value(name, value.shape, value.dtype, masked=True)
-        calls.append(Call(layer, (value,), {"mask": mask}, masked, name))
-        masks[masked] = mask
-        return masked
-
-    def trace(model: Any, inputs: Iterable[Value], path: str, training: Any) -> Any:
-        keep(model.inputs, inputs)
+    def _read_calls(
+        self, model: keras.Model, inputs: Iterable[Value], path: str, training: bool | None
+    ) -> Any:
+        """Adds the calls of a model, which may be nested, and returns its outputs."""
+        self._keep(model.inputs, inputs)
         for node in list_nodes(model):
-            args, kwargs = tf.nest.map_structure(value_of, (node.call_args, dict(node.call_kwargs)))
-            args = tuple(map(as_one_array, args))
+            given = node.call_args, dict(node.call_kwargs)
+            args, kwargs = tf.nest.map_structure(self._find_value, given)
+            args = tuple(map(_as_one_array, args))
             layer, name = node.layer, path + node.layer.name
             args, kwargs = bind_options(layer, args, kwargs)
             if isinstance(layer, keras.layers.InputLayer):
-                # It passes its input on. Keras cannot load a file with such a call.
-                keep([node.outputs], flatten_values((args, kwargs)))
+                # It returns its input. Keras cannot load a file with such a call.
+                self._keep([node.outputs], flatten_values((args, kwargs)))
                 continue
             if is_graph_model(layer):
                 inner = kwargs.get("training")
                 flat = layer._flatten_to_reference_inputs(args[0] if args else kwargs["inputs"])
                 if kwargs.get("mask") is not None:
-                    given = zip(flat, tf.nest.flatten(kwargs["mask"]), strict=True)
-                    flat = [with_mask(value, mask, name) for value, mask in given]
-                outputs = trace(layer, flat, f"{name}/", training if inner is None else inner)
-                keep(tf.nest.flatten(node.outputs), flatten_values(outputs))
+                    pairs = zip(flat, tf.nest.flatten(kwargs["mask"]), strict=True)
+                    flat = [self._carry_mask(value, mask, name) for value, mask in pairs]
+                phase = training if inner is None else inner
+                outputs = self._read_calls(layer, flat, f"{name}/", phase)
+                self._keep(tf.nest.flatten(node.outputs), flatten_values(outputs))
                 continue
             if training is not None and kwargs.get("training") is None and accepts_training(layer):
                 kwargs["training"] = training
-            counts[layer] += 1
-            labels = iter(_output_names(name, counts[layer], node.outputs))
-            handed = iter(_masks_handed_on(layer, args, kwargs, masks) if path else ())
-            outputs = tf.nest.map_structure(
-                lambda tensor, labels=labels, handed=handed: new_value(
-                    tensor, next(labels), next(handed, None)
-                ),
-                node.outputs,
+            self.counts[layer] += 1
+            names = _name_outputs(name, self.counts[layer], node.outputs)
+            symbols = tf.nest.flatten(node.outputs)
+            # The symbolic tensors of a nested model have no masks: those come from outside.
+            masks = _compute_output_masks(layer, args, kwargs, self.masks) if path else []
+            masks += [None] * (len(symbols) - len(masks))
+            flat = list(map(self._add_value, symbols, names, masks))
+            self._keep([x for x in symbols if not _is_none(x)], flatten_values(flat))
+            outputs = tf.nest.pack_sequence_as(node.outputs, flat)
+            self.calls.append(Call(layer, args, kwargs, outputs, name))
+        return tf.nest.map_structure(self._find_value, get_nested_outputs(model))
+
+    def _add_value(self, tensor: KerasTensor, name: str, mask: Any = None) -> Value | None:
+        if _is_none(tensor):
+            return None
+        mask = get_keras_mask(tensor) if mask is None else mask
+        if tensor.shape.rank is None:
+            raise ValueError(
+                f"The number of axes of the output of layer '{name}' of '{self.model.name}' is not "
+                f"known. Set its shape in the layer: x = tf.ensure_shape(x, (None, ...))."
             )
-            known = [symbol for symbol in tf.nest.flatten(node.outputs) if not _is_none(symbol)]
-            keep(known, flatten_values(outputs))
-            calls.append(Call(layer, args, kwargs, outputs, name))
-        return tf.nest.map_structure(value_of, get_nested_outputs(model))
+        value = Value(name, tuple(tensor.shape), tensor.dtype.name, masked=mask is not None)
+        if value.masked:
+            self.masks[value] = mask
+        return value
 
-    outputs = trace(model, flatten_values(inputs), "", None)
-    needed, loss_only = split_loss_only(calls, outputs)
-    if empty := [value.name for value in tensors.values() if 0 in value.shape[1:]]:
-        raise ValueError(
-            f"'{model.name}' has tensors without elements, which TFLite cannot compute: "
-            f"{', '.join(dict.fromkeys(empty))}. Take these layers out."
-        )
-    return Graph(model.name, inputs, outputs, list(model.output_names), needed, loss_only=loss_only)
+    def _find_value(self, leaf: Any) -> Any:
+        return self.tensors.get(id(leaf), leaf) if is_symbolic(leaf) else leaf
+
+    def _keep(self, symbols: Iterable[KerasTensor], values: Iterable[Value]) -> None:
+        self.tensors.update(zip(map(id, symbols), values, strict=True))
+
+    def _carry_mask(self, value: Value, mask: Value | None, path: str) -> Value:
+        """Returns a value with the Keras mask that a nested model is called with."""
+        if mask is None:
+            return value
+        self.counts[path] += 1
+        layer = CarryMask(name=f"masked_{self.counts[path]}", dtype=value.dtype)
+        name = f"{path}/{layer.name}"
+        masked = Value(name, value.shape, value.dtype, masked=True)
+        self.calls.append(Call(layer, (value,), {"mask": mask}, masked, name))
+        self.masks[masked] = mask
+        return masked
 
 
-def _masks_handed_on(layer: Any, args: Any, kwargs: Any, masks: Mapping[Value, Any]) -> list[Any]:
-    """Returns the masks of a call's outputs that come from those of its inputs.
+def _compute_output_masks(
+    layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any], masks: Mapping[Value, Any]
+) -> list[Any]:
+    """Returns the Keras masks of a call's outputs that follow from the masks of its inputs."""
 
-    Of a nested model Keras' own symbolic tensors do not tell: its masks come from outside.
-    """
+    def make_like(tensor: Any) -> KerasTensor | None:
+        return None if tensor is None else make_input(tensor.shape, tensor.dtype)
+
     first = args[0] if args else next(iter(kwargs.values()))
-    like = lambda tensor: None if tensor is None else make_input(tensor.shape, tensor.dtype)  # noqa: E731
-    given = kwargs.get("mask")
-    read = map_values(lambda value: like(masks.get(value)), first)
-    read = read if given is None else map_values(like, given)
+    read = map_values(lambda value: make_like(masks.get(value)), first)
+    if (given := kwargs.get("mask")) is not None:
+        read = map_values(make_like, given)
     if not layer.supports_masking or all(mask is None for mask in tf.nest.flatten(read)):
         return []
-    return tf.nest.flatten(layer.compute_mask(map_values(like, first), read))
+    return tf.nest.flatten(layer.compute_mask(map_values(make_like, first), read))
 
 
-def _is_none(symbol: Any) -> bool:
+def _as_one_array(argument: Any) -> Any:
+    """Converts a list of scalar tensors, which Keras loads for a saved array, back to an array."""
+    is_list = isinstance(argument, (list, tuple)) and len(argument) > 0
+    leaves = tf.nest.flatten(argument) if is_list else [None]
+    if not all(isinstance(leaf, tf.__internal__.EagerTensor) and not leaf.ndim for leaf in leaves):
+        return argument
+    return np.asarray(tf.nest.map_structure(lambda leaf: leaf.numpy(), argument))
+
+
+def _is_none(symbol: KerasTensor) -> bool:
     """Returns whether an output stands for None, which some layers return beside tensors."""
     return not hasattr(symbol.type_spec, "shape")
 
 
-def _output_names(name: str, call_number: int, outputs: Any) -> list[str]:
-    """Returns the names of a call's outputs: that of the layer, marked by call and by output."""
+def _name_outputs(name: str, call_number: int, outputs: object) -> list[str]:
+    """Returns names for a call's outputs: the layer's, with indices of the call and the output."""
     label = f"{name}#{call_number}" if call_number > 1 else name
     count = len(tf.nest.flatten(outputs))
     return [label] if count == 1 else [f"{label}:{index}" for index in range(count)]
 
 
-def list_symbols(model: Any) -> dict[str, Any]:
-    """Returns the symbolic tensors of a model without nested ones, by the names `read` gives."""
-    tensors: dict[str, Any] = {}
+def list_symbols(model: keras.Model) -> dict[str, KerasTensor]:
+    """Returns the symbolic tensors of a model without nested ones, by the names of their values."""
+    tensors: dict[str, KerasTensor] = {}
     counts: Counter[Any] = Counter()
     for node in list_nodes(model):
         counts[node.layer] += 1
-        names = _output_names(node.layer.name, counts[node.layer], node.outputs)
+        names = _name_outputs(node.layer.name, counts[node.layer], node.outputs)
         tensors.update(zip(names, tf.nest.flatten(node.outputs), strict=True))
     return tensors

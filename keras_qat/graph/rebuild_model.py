@@ -1,33 +1,27 @@
-"""Makes a Keras model from a graph, call by call, or computes a graph on tensors."""
+"""Makes Keras models from graphs: copies, models with all arguments saved, and configurations.
+
+Keras' layers for TensorFlow operations do not save all arguments. They lose the tensors of
+`tf.einsum`, the right side of `!=`, and more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
-from keras_qat.graph.loadable_config import loadable
-from keras_qat.keras2.backend import keras
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values, split_loss_only
+from keras_qat.graph.operations import KINDS, NAMES, is_operation
+from keras_qat.graph.read_model import read_model
+from keras_qat.helper_layers.operations import Contract
+from keras_qat.keras2.backend import KerasTensor, Node, is_symbolic, keras, make_input, register
+from keras_qat.keras2.layer_names import note_names
 from keras_qat.keras2.layers_and_models import get_nested_inputs, get_nested_outputs, list_nodes
-from keras_qat.keras2.names_in_configs import note_names
 
 _Model = keras.Model
-
-
-def get_functional_config(model: Any) -> dict[str, Any]:
-    """Returns a model's configuration as a functional one, for `keras.Model.from_config`."""
-    inputs, outputs = get_nested_inputs(model), get_nested_outputs(model)
-    functional = _Model(inputs, outputs, name=model.name)
-    functional.use_legacy_config = getattr(model, "use_legacy_config", None)  # Set for .h5 files.
-    for node in list_nodes(model):
-        if add := _ADDED.get(type(node.layer).__name__):
-            add(functional, node.layer, node.call_args[0])
-    config = loadable(functional, functional.get_config())
-    note_names(functional, config)
-    return config
-
 
 _ADDED: dict[str, Callable[[Any, Any, Any], None]] = {
     "AddLoss": lambda model, layer, tensor: model.add_loss(tensor),
@@ -35,22 +29,21 @@ _ADDED: dict[str, Callable[[Any, Any, Any], None]] = {
         tensor, layer.metric_name, aggregation=layer.aggregation
     ),
 }
-"""Class of a layer that `add_loss` or `add_metric` makes -> a function that adds it to a copy."""
+"""Class of a layer that `add_loss` or `add_metric` creates -> a function that adds it to a copy."""
+
+Apply = Callable[[Call, Any, dict[str, Any]], Any]
+"""Computes the outputs of a call from its arguments."""
 
 
 def _call_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
     return call.layer(*args, **kwargs)
 
 
-Apply = Callable[[Call, Any, dict[str, Any]], Any]
-"""Computes the outputs of a call from its arguments."""
-
-
-def rebuild_model(graph: Graph, model_class: Any = _Model, apply: Apply = _call_layer) -> Any:
-    """Makes a model from a graph, with the layers of its calls or with what `apply` calls."""
-    inputs = map_values(
-        lambda value: make_input(value.shape, value.dtype, value.name), graph.inputs
-    )
+def rebuild_model(
+    graph: Graph, model_class: type[keras.Model] = _Model, apply: Apply = _call_layer
+) -> keras.Model:
+    """Makes a model from a graph. `apply` computes each call; by default it calls the layer."""
+    inputs = map_values(lambda x: make_input(x.shape, x.dtype, x.name), graph.inputs)
     tensors = dict(zip(flatten_values(graph.inputs), tf.nest.flatten(inputs), strict=True))
     _compute(graph.calls, tensors, apply)
     outputs = map_values(tensors.__getitem__, graph.outputs)
@@ -63,23 +56,18 @@ def rebuild_model(graph: Graph, model_class: Any = _Model, apply: Apply = _call_
     return model
 
 
-def make_input(shape: Any, dtype: Any, name: str | None = None) -> Any:
-    """Returns a symbolic input whose shape includes the batch."""
-    return keras.Input(type_spec=tf.TensorSpec(shape, dtype), name=name)
-
-
-def evaluate_graph(graph: Graph, inputs: list[Any], apply: Apply = _call_layer) -> Any:
+def evaluate_graph(graph: Graph, inputs: list[tf.Tensor], apply: Apply = _call_layer) -> Any:
     """Computes a graph on a flat list of inputs and returns the structure of its outputs.
 
     `apply` computes the outputs of a call from its arguments; by default it calls the layer.
     """
     tensors = dict(zip(flatten_values(graph.inputs), inputs, strict=True))
-    last_readers = {value: call for call in graph.calls for value in call.inputs}
+    last_consumers = {value: call for call in graph.calls for value in call.inputs}
     outputs = set(flatten_values(graph.outputs))
     for call in graph.calls:
         _compute([call], tensors, apply)
         for value in set(call.inputs) - outputs:
-            if last_readers[value] is call:  # Frees memory where nothing is traced.
+            if last_consumers[value] is call:  # Frees memory in eager execution.
                 del tensors[value]
     return map_values(tensors.__getitem__, graph.outputs)
 
@@ -90,3 +78,236 @@ def _compute(calls: list[Call], tensors: dict[Value, Any], apply: Apply) -> None
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
         outputs = tf.nest.flatten(call.outputs), tf.nest.flatten(apply(call, args, kwargs))
         tensors.update(zip(*outputs, strict=True))
+
+
+class InsertedCall(NamedTuple):
+    """A call inserted between a value's producer and its consumers."""
+
+    layer: Any
+    name: str
+    kwargs: dict[str, Any]
+
+
+class Replacement(NamedTuple):
+    """A layer that replaces the layer of a call.
+
+    Args:
+        layer: the layer.
+        reads: the call that the layer's arguments come from.
+    """
+
+    layer: Any
+    reads: Call
+
+
+def copy_graph(
+    graph: Graph,
+    replacements: Mapping[Call, Replacement],
+    inserted: Mapping[Value, list[InsertedCall]],
+    output_calls: Mapping[Value, InsertedCall],
+) -> Graph:
+    """Copies a graph with replaced calls and with inserted calls. The graph is not changed.
+
+    Args:
+        graph: the graph.
+        replacements: call -> its replacement, in order. Calls without one are dropped.
+        inserted: value -> calls inserted after it, for all of its consumers.
+        output_calls: output value -> a call inserted after it, for the output alone.
+    """
+    calls: list[Call] = []
+    current: dict[Value, Value] = {}
+    """Value of the graph -> its copy, after inserted calls."""
+
+    def copy(value: Value, dtype: str | None = None) -> Value:
+        current[value] = Value(value.name, value.shape, dtype or value.dtype)
+        return current[value]
+
+    def insert_after(value: Value, insertion: InsertedCall) -> None:
+        layer, name, kwargs = insertion
+        source = current[value]
+        calls.append(Call(layer, (source,), kwargs, copy(value), name))
+
+    def finish(values: object) -> None:
+        for value in flatten_values(values):
+            for insertion in inserted[value]:
+                insert_after(value, insertion)
+
+    # Floating-point inputs become float32, as in exported files.
+    inputs = map_values(lambda value: copy(value, value.inference_dtype), graph.inputs)
+    finish(graph.inputs)
+    for call, (layer, reads) in replacements.items():
+        args, kwargs = map_values(current.__getitem__, (reads.args, reads.kwargs))
+        calls.append(Call(layer, args, kwargs, map_values(copy, call.outputs), layer.name))
+        finish(call.outputs)
+    for value, insertion in output_calls.items():
+        insert_after(value, insertion)
+    outputs = map_values(current.__getitem__, graph.outputs)
+    needed, loss_only = split_loss_only(calls, outputs)
+    return Graph(graph.name, inputs, outputs, graph.output_names, needed, loss_only=loss_only)
+
+
+def find_used_inputs(nested: Any, outputs: object) -> Any:
+    """Returns the symbolic inputs that outputs depend on, in a list or dict like `nested`."""
+    graph = read_model(keras.Model(nested, outputs))
+    used = {*flatten_values([graph.outputs, *(call.inputs for call in graph.calls)])}
+    flat = list(zip(tf.nest.flatten(nested), flatten_values(graph.inputs), strict=True))
+    kept = {id(x) for x, value in flat if value in used}
+    if isinstance(nested, dict) and len(nested) == len(flat):
+        return {key: x for key, x in nested.items() if id(x) in kept}
+    if isinstance(nested, (list, tuple)) and len(nested) == len(flat):
+        return [x for x in nested if id(x) in kept]
+    return nested
+
+
+@register
+class OperationCall(keras.layers.Layer):
+    """Calls a TensorFlow operation on a list of tensors. Its configuration holds all arguments.
+
+    Args:
+        operation: Keras' layer of the operation, or its configuration.
+        arguments: positional and named arguments in JSON, with the indices of the tensors.
+    """
+
+    def __init__(
+        self, operation: keras.layers.Layer | dict[str, Any], arguments: str, **kwargs: Any
+    ) -> None:
+        super().__init__(autocast=False, **kwargs)
+        is_layer = isinstance(operation, keras.layers.Layer)
+        self.operation = operation if is_layer else keras.layers.deserialize(operation)
+        self.arguments = arguments
+
+    def call(self, inputs: list[tf.Tensor]) -> Any:
+        args, kwargs = _decode(json.loads(self.arguments), tf.nest.flatten(inputs))
+        return self.operation.call(*args, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        operation = keras.layers.serialize(self.operation)
+        return {**super().get_config(), "operation": operation, "arguments": self.arguments}
+
+
+def copy_with_all_arguments(model: keras.Model) -> keras.Model:
+    """Returns a copy of a model with an `OperationCall` for each operation."""
+
+    def apply(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+        if not is_operation(call.layer):
+            return call.layer(*args, **kwargs)
+        tensors: list[KerasTensor] = []
+        arguments = json.dumps(_encode([args, kwargs], tensors))
+        return OperationCall(call.layer, arguments, name=call.layer.name)(tensors)
+
+    return rebuild_model(read_model(model), apply=apply)
+
+
+def _encode(argument: Any, tensors: list[KerasTensor]) -> Any:
+    """Returns an argument in JSON's types, and adds the symbolic tensors in it to a list."""
+    if is_symbolic(argument):
+        tensors.append(argument)
+        return {"tensor": len(tensors) - 1}
+    if argument is Ellipsis:
+        return {"ellipsis": True}
+    if isinstance(argument, tf.DType):
+        return {"type": argument.name}
+    if isinstance(argument, dict):
+        return {"dict": {key: _encode(item, tensors) for key, item in argument.items()}}
+    if isinstance(argument, (list, tuple)):
+        return [_encode(item, tensors) for item in argument]
+    if isinstance(argument, (complex, np.ndarray, np.generic)) or tf.is_tensor(argument):
+        array = np.asarray(argument)
+        components = [array.real, array.imag] if np.iscomplexobj(array) else [array]
+        return {"array": [x.tolist() for x in components], "dtype": array.dtype.name}
+    return argument
+
+
+def _decode(value: Any, tensors: list[tf.Tensor]) -> Any:
+    """Returns the argument that was encoded, with other tensors."""
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        real, *imaginary = map(np.asarray, value["array"])
+        return (real + 1j * imaginary[0] if imaginary else real).astype(value["dtype"])
+    if "dict" in value:
+        return {key: _decode(item, tensors) for key, item in value["dict"].items()}
+    if "tensor" in value:
+        return tensors[value["tensor"]]
+    return Ellipsis if "ellipsis" in value else tf.as_dtype(value["type"])
+
+
+def get_functional_config(model: keras.Model) -> dict[str, Any]:
+    """Returns a model's configuration as a functional one, for `keras.Model.from_config`."""
+    inputs, outputs = get_nested_inputs(model), get_nested_outputs(model)
+    functional = _Model(inputs, outputs, name=model.name)
+    functional.use_legacy_config = getattr(model, "use_legacy_config", None)  # Set for .h5 files.
+    for node in list_nodes(model):
+        if add := _ADDED.get(type(node.layer).__name__):
+            add(functional, node.layer, node.call_args[0])
+    config = functional.get_config()
+    _make_loadable(functional, config)
+    note_names(functional, config)
+    return config
+
+
+_CONSTANT = "_CONSTANT_VALUE"
+"""Keras' word for a first argument that is not a tensor."""
+
+
+def _make_loadable(model: keras.Model, config: dict[str, Any]) -> None:
+    """Replaces entries of a functional model's configuration that Keras cannot load, in place.
+
+    A constant on the left of `+` becomes an argument of `tf.math.add`. `==` and `!=`, which Keras
+    saves without their right side, become `tf.math.equal` and `tf.math.not_equal`. A `tf.einsum`
+    of two tensors, which Keras saves without them, becomes a `Contract`.
+    """
+    layers = {layer.name: layer for layer in model.layers}
+    for entry in config["layers"]:
+        layer = layers.get(entry["config"].get("name"))  # A Sequential model hides its input.
+        if "layers" in entry["config"] and hasattr(layer, "_network_nodes"):
+            _make_loadable(layer, entry["config"])
+        function, nodes = entry["config"].get("function"), entry.get("inbound_nodes")
+        if entry["class_name"] != "TFOpLambda" or not nodes:
+            continue
+        is_operator, kind = str(function).startswith("__operators__"), KINDS.get(function)
+        if is_operator and kind in ("equal", "not_equal"):
+            entry["config"]["function"] = NAMES[kind][-1]
+            _save_both_sides(model, layer, entry)
+        if nodes[0][0] != _CONSTANT:
+            continue
+        if is_operator and kind == "add":
+            entry["config"]["function"] = NAMES[kind][-1]
+        elif kind == "einsum":
+            _save_contract(model, layer, entry)
+
+
+def _save_both_sides(model: keras.Model, layer: keras.layers.Layer, entry: dict[str, Any]) -> None:
+    left, right = (
+        list(_locate(model, side)) if is_symbolic(side) else np.asarray(side).tolist()
+        for side in _find_node(model, layer).call_args
+    )
+    is_constant = not is_symbolic(_find_node(model, layer).call_args[0])
+    first = [_CONSTANT, -1, left] if is_constant else left
+    entry["inbound_nodes"] = [[*first, {"y": right, "name": None}]]
+
+
+def _save_contract(model: keras.Model, layer: keras.layers.Layer, entry: dict[str, Any]) -> None:
+    equation, *tensors = _find_node(model, layer).call_args
+    if len(tensors) != 2 or not all(map(keras.backend.is_keras_tensor, tensors)):
+        return
+    serialized = keras.layers.serialize(Contract(equation, name=entry["name"]))
+    keys = "module", "class_name", "registered_name", "config"
+    entry.update({key: serialized[key] for key in keys})
+    entry["inbound_nodes"] = [[[*_locate(model, tensor), {}] for tensor in tensors]]
+
+
+def _find_node(model: keras.Model, layer: keras.layers.Layer) -> Node:
+    """Returns the only call of a layer in a model."""
+    nodes = enumerate(layer._inbound_nodes)
+    (node,) = (n for index, n in nodes if f"{layer.name}_ib-{index}" in model._network_nodes)
+    return node
+
+
+def _locate(model: keras.Model, tensor: KerasTensor) -> tuple[str, int, int]:
+    """Returns a tensor's layer name, the index of the call in the model, and the output's index."""
+    layer, call, output = tensor._keras_history
+    earlier = (f"{layer.name}_ib-{index}" in model._network_nodes for index in range(call))
+    return layer.name, sum(earlier), output

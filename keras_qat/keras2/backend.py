@@ -18,15 +18,15 @@ from tensorflow.python.framework import func_graph
 
 
 def _find_keras_2() -> Any:
-    major, minor = (int(part) for part in tf.__version__.split(".")[:2])
+    major, minor = (int(number) for number in tf.__version__.split(".")[:2])
     if (major, minor) < (2, 16):
         return tf.keras
     try:
         import tf_keras
     except ImportError as error:
         raise ImportError(
-            f"keras_qat works on Keras 2, which is the package tf-keras since TensorFlow 2.16. "
-            f"Install the one that matches: pip install 'tf-keras~={major}.{minor}.0'"
+            f"keras_qat needs Keras 2, which is the package tf-keras since TensorFlow 2.16. "
+            f"Install the matching version: pip install 'tf-keras~={major}.{minor}.0'"
         ) from error
     return tf_keras
 
@@ -34,9 +34,17 @@ def _find_keras_2() -> Any:
 if TYPE_CHECKING:
     import tf_keras as keras
     from tf_keras import layers
+    from tf_keras.src.engine.keras_tensor import KerasTensor
+    from tf_keras.src.engine.node import Node
 else:
     keras = _find_keras_2()
     layers = keras.layers
+    _tensor = keras.Input((1,), name="symbol")
+    KerasTensor = type(_tensor)
+    """Keras' class of symbolic tensors. One that is created directly is the output of no layer."""
+    Node = type(_tensor.node)
+    """Keras' class of layer calls."""
+
 _base_layer: Any = inspect.getmodule(layers.Layer)
 
 register = keras.utils.register_keras_serializable(package="keras_qat")
@@ -46,7 +54,7 @@ register = keras.utils.register_keras_serializable(package="keras_qat")
 class KeepsTrainable:
     """A model whose layers keep their `trainable` flags when loaded from a SavedModel.
 
-    Keras makes the model from its configuration and then sets the model's own flag, which
+    Keras creates the model from its configuration and then sets the model's own flag, which
     overwrites the flags of nested layers. `None` stops Keras from setting it.
     """
 
@@ -56,8 +64,10 @@ class KeepsTrainable:
         return json.dumps({**metadata, "trainable": None})
 
 
-def add_scalar(layer: Any, name: str, value: float, dtype: str = "float32", **options: Any) -> Any:
-    """Adds a weight to a layer that is one number, does not train, and is equal on all replicas."""
+def add_scalar(
+    layer: keras.layers.Layer, name: str, value: float, dtype: str = "float32", **options: Any
+) -> tf.Variable:
+    """Adds a scalar weight that does not train and is equal on all replicas."""
     return layer.add_weight(
         name=name,
         shape=(),
@@ -69,8 +79,8 @@ def add_scalar(layer: Any, name: str, value: float, dtype: str = "float32", **op
     )
 
 
-def resolve_training(training: Any) -> Any:
-    """Resolves the `training` argument of a `call` as Keras' layers do: a bool or a tensor."""
+def resolve_training(training: bool | int | tf.Tensor | None) -> bool | tf.Tensor:
+    """Resolves the `training` argument of a `call` like Keras' layers: to a bool or a tensor."""
     if training is None:
         training = keras.backend.learning_phase()
     return bool(training) if isinstance(training, int) else training
@@ -84,17 +94,17 @@ def is_building() -> bool:
     return name == "keras_graph" or name.endswith("_scratch_graph")
 
 
-def find_calling_layer() -> tuple[Any, Any]:
+def find_calling_layer() -> tuple[keras.layers.Layer | None, bool | tf.Tensor | None]:
     """Returns the layer or model inside whose `call` this is, or None, and its `training`."""
     context = _base_layer.base_layer_utils.call_context()
     return context.layer, context.training
 
 
 def is_in_converter() -> bool:
-    """Whether TFLite's converter is tracing a Keras model.
+    """Returns whether TFLite's converter is tracing a Keras model.
 
-    Walks the call stack, as the converter leaves no other mark: to a model it looks like any other
-    saving. Without this, users of `from_keras_model` would read pages about unknown operators.
+    Inspects the call stack: to a model, conversion looks like saving. Without this check, users of
+    `from_keras_model` would read pages about unknown operators.
     """
     frame = None if tf.executing_eagerly() else inspect.currentframe()
     while frame is not None:
@@ -104,25 +114,46 @@ def is_in_converter() -> bool:
     return False
 
 
-def get_keras_mask(x: Any) -> Any:
-    """Returns the mask that a tensor carries, or None."""
+def make_input(shape: object, dtype: str | tf.DType, name: str | None = None) -> KerasTensor:
+    """Returns a symbolic input. The shape includes the batch."""
+    return keras.Input(type_spec=tf.TensorSpec(shape, dtype), name=name)
+
+
+def is_symbolic(x: object) -> bool:
+    """Returns whether any object is the symbolic output of a Keras layer."""
+    return hasattr(x, "_keras_history")
+
+
+def get_keras_mask(x: tf.Tensor) -> tf.Tensor | None:
+    """Returns the Keras mask (`_keras_mask`) that a tensor carries, or None."""
     return getattr(x, "_keras_mask", None)
 
 
-def set_keras_mask(x: Any, mask: Any) -> None:
-    """Makes a tensor carry a mask, for the layers that read it."""
+def set_keras_mask(x: tf.Tensor, mask: tf.Tensor | None) -> None:
+    """Attaches a Keras mask (`_keras_mask`) to a tensor, for the layers that read it."""
     if mask is not None:
         x._keras_mask = mask
 
 
-def get_attention_components(layer: Any) -> dict[str, Any]:
-    """Returns the parts of a MultiHeadAttention.
+def accepts_mask(layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer's `call` has an argument `mask`."""
+    return bool(layer._call_spec.expects_mask_arg)
 
-    They are its four EinsumDense layers by name, its equations, the axes that it attends over, the
+
+def has_mask_argument(layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Returns whether a call passes an explicit `mask` to a layer."""
+    by_position = layer._call_spec.arg_was_passed("mask", args, {}, inputs_in_args=True)
+    return bool(by_position or kwargs.get("mask") is not None)
+
+
+def get_attention_components(layer: keras.layers.MultiHeadAttention) -> dict[str, Any]:
+    """Returns the private attributes of a MultiHeadAttention that define its computation.
+
+    These are its four EinsumDense layers by name, its equations, the axes that it attends over, the
     scale of its queries and its dropout rate.
     """
     projections = {
-        part: getattr(layer, f"_{part}_dense") for part in ("query", "key", "value", "output")
+        name: getattr(layer, f"_{name}_dense") for name in ("query", "key", "value", "output")
     }
     return {
         **projections,
@@ -134,31 +165,15 @@ def get_attention_components(layer: Any) -> dict[str, Any]:
     }
 
 
-def accepts_mask(layer: Any) -> bool:
-    """Returns whether a layer's `call` has an argument `mask`."""
-    return bool(layer._call_spec.expects_mask_arg)
-
-
-def is_symbolic(x: Any) -> bool:
-    """Returns whether anything, also what is no tensor, is a symbolic tensor of Keras."""
-    return hasattr(x, "_keras_history")
-
-
-def has_mask_argument(layer: Any, args: Any, kwargs: Any) -> bool:
-    """Returns whether a call says itself what the argument `mask` of a layer is."""
-    by_position = layer._call_spec.arg_was_passed("mask", args, {}, inputs_in_args=True)
-    return bool(by_position or kwargs.get("mask") is not None)
-
-
 @contextlib.contextmanager
-def replace_rnn(rnn: Callable[..., Any], *layers: Any) -> Iterator[None]:
-    """Runs a block in which recurrent layers compute with `rnn` in place of `keras.backend.rnn`.
+def replace_rnn(rnn: Callable[..., Any], *layers: keras.layers.Layer) -> Iterator[None]:
+    """Runs a block in which recurrent layers use `rnn` instead of `keras.backend.rnn`.
 
-    Replaces the function in Keras' module, as no layer takes another loop as an argument: all of
-    them, a user's own included, look it up there. LSTM and GRU are kept from their GPU kernels.
+    Replaces the function in Keras' module, where all recurrent layers look it up, custom ones too.
+    LSTM and GRU do not use their GPU kernels in this block.
     """
     module: Any = inspect.getmodule(keras.backend.rnn)
-    inner = [part for layer in layers for part in layer._flatten_layers()]
+    inner = [item for layer in layers for item in layer._flatten_layers()]
     with contextlib.ExitStack() as stack:
         stack.enter_context(swap_attributes(module, rnn=rnn))
         for layer in inner:
@@ -172,10 +187,10 @@ def reset_dropout_mask(layer: keras.layers.Layer) -> None:
     layer._maybe_reset_cell_dropout_mask(layer.cell)
 
 
-def infer_output_shape(layer: Any, input_shape: Any) -> Any:
-    """Returns the shape of a built layer's output, also where EinsumDense leaves sizes out.
+def infer_output_shape(layer: keras.layers.Layer, input_shape: Any) -> Any:
+    """Returns the shape of a built layer's output, also where Keras does not infer all sizes.
 
-    An Embedding computes any shape, whatever its `input_length` says.
+    EinsumDense leaves sizes out. An Embedding accepts any shape, whatever its `input_length` is.
     """
     if isinstance(layer, keras.layers.Embedding):
         return tf.TensorShape([*input_shape, layer.output_dim])
@@ -189,17 +204,22 @@ def infer_output_shape(layer: Any, input_shape: Any) -> Any:
         return tf.einsum(layer.equation, x, kernel).shape
 
 
-def get_steps_per_execution(model: Any) -> int:
+def get_steps_per_execution(model: keras.Model) -> int:
     """Returns how many training steps Keras runs at a time."""
     steps = model._steps_per_execution  # A variable, or one for each replica.
     return 1 if steps is None else int(steps.value())
 
 
-def make_training_variables(model: Any, batches: Any, training: bool) -> None:
-    """Makes the variables of the optimizer and the metrics before the first step is traced.
+def make_training_variables(model: keras.Model, batches: object, training: bool) -> None:
+    """Creates the variables of the optimizer and the metrics before the first step is traced.
 
-    TensorFlow traces a function twice if the first trace makes variables, as Keras' does. Nothing
-    is done for distributed data or without targets. `batches` is the iterator of training data.
+    TensorFlow traces a function twice if the first trace creates variables, as Keras' does. This
+    has no effect for distributed data or without targets.
+
+    Args:
+        model: the model.
+        batches: the iterator of training data.
+        training: whether to create the optimizer's variables, too.
     """
     if not isinstance(batches, tf.data.Iterator):
         return
@@ -214,43 +234,41 @@ def make_training_variables(model: Any, batches: Any, training: bool) -> None:
             model.compiled_loss(targets, outputs, weights)
             model.compiled_metrics.update_state(targets, outputs, weights)
 
-    def with_any_batch(tensor: Any) -> Any:
-        """Targets may come in other batches than a model's inputs are said to have."""
+    def allow_any_batch(tensor: KerasTensor) -> Any:
+        """Targets may have other batch sizes than the model's declared inputs."""
         spec = tensor.type_spec
         is_plain = isinstance(spec, tf.TensorSpec) and spec.shape.rank
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if is_plain else spec
 
-    outputs = tf.nest.map_structure(with_any_batch, model.output)
-    # A `tf.function` would be traced twice, as there are variables to make.
+    outputs = tf.nest.map_structure(allow_any_batch, model.output)
+    # A `tf.function` would be traced twice, because it creates variables.
     func_graph.func_graph_from_py_func("measure", measure, (targets, outputs, weights), {})
 
 
 def make_tf_function(function: Callable[..., Any], **options: Any) -> Any:
-    """Makes a `tf.function` that does not warn of frequent tracing, as each model makes its own."""
+    """Makes a `tf.function` without warnings of frequent tracing, because each model makes one."""
     return silence_retracing(tf.function(function, autograph=False, **options))
 
 
 AUTOGRAPH_AS_USUAL = tf.__internal__.autograph.control_status_ctx()
-"""Scope in which Keras lets AutoGraph convert the `call` of users' layers, within functions that
-are not converted themselves."""
+"""Scope in which Keras lets AutoGraph convert the `call` of custom layers, inside of functions
+that are not converted themselves."""
 
 without_autograph = tf.autograph.experimental.do_not_convert
-"""Calls Python as it is, also in a `tf.function`, whose code AutoGraph has converted for Keras."""
+"""Runs Python code unchanged, also in a `tf.function` that AutoGraph has converted for Keras."""
 
 FEW_CALLS = 20
 """Number of calls that `trace_after_few_calls` runs without tracing."""
 
 
 def trace_after_few_calls(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns a function that is traced after `FEW_CALLS` calls, which is what tracing costs.
+    """Returns a function that is traced after `FEW_CALLS` calls, when tracing pays off.
 
-    Its graph is called as it is: to look for it by its arguments takes longer than reading weights.
+    It calls the graph directly: a lookup by arguments takes longer than reading weights.
     """
-    graph, calls = (
-        functools.cache(make_tf_function(function).get_concrete_function),
-        itertools.count(),
-    )
-    return lambda: (graph() if next(calls) >= FEW_CALLS else function)()
+    get_graph = functools.cache(make_tf_function(function).get_concrete_function)
+    calls = itertools.count()
+    return lambda: (get_graph() if next(calls) >= FEW_CALLS else function)()
 
 
 def silence_retracing(function: Any) -> Any:
@@ -262,9 +280,9 @@ def silence_retracing(function: Any) -> Any:
 
 @contextlib.contextmanager
 def allow_any_batch_sizes() -> Iterator[None]:
-    """Runs a block in which Keras does not warn that a model's inputs differ in their first sizes.
+    """Runs a block in which Keras does not warn if a model's inputs differ in their first sizes.
 
-    Inputs that stand for weights have no batch.
+    Inputs that represent weights have no batch.
     """
     logger = tf.get_logger()
 
@@ -280,7 +298,7 @@ def allow_any_batch_sizes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Runs a block with garbage collection off, as it makes many objects that stay."""
+    """Runs a block that creates many permanent objects, without garbage collection."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -299,33 +317,33 @@ def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     """Decorator: threads take turns, because functions swap weights of layers."""
 
     @functools.wraps(verb)
-    def in_turn(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+    def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
         with _TURN:
             return verb(*args, **kwargs)
 
-    return in_turn
+    return run
 
 
 @contextlib.contextmanager
-def patch_members(owner: Any, **members: Any) -> Iterator[None]:
+def patch_members(owner: object, **members: Any) -> Iterator[None]:
     """Runs a block in which members of a module or a class are replaced.
 
-    Other threads call the functions that were there before.
+    Other threads still call the original functions.
     """
     before, thread = dict(vars(owner)), threading.get_ident()
 
-    def in_this_thread(new: Any, old: Any) -> Any:
+    def dispatch(new: Callable[..., Any], old: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(old)
-        def called(*args: Any, **kwargs: Any) -> Any:
+        def call_by_thread(*args: Any, **kwargs: Any) -> Any:
             return (new if threading.get_ident() == thread else old)(*args, **kwargs)
 
-        return called
+        return call_by_thread
 
     try:
         for name, new in members.items():
             old = before.get(name)
             has_both = isinstance(new, FunctionType) and callable(old)
-            setattr(owner, name, in_this_thread(new, old) if has_both else new)
+            setattr(owner, name, dispatch(new, old) if has_both else new)  # type: ignore[arg-type]
         yield
     finally:
         for name in members:
@@ -336,11 +354,11 @@ def patch_members(owner: Any, **members: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def swap_attributes(layer: Any, **attributes: Any) -> Iterator[None]:
-    """Runs a block with attributes of `layer` replaced, e.g. its kernel by a quantized one.
+def swap_attributes(layer: object, **attributes: Any) -> Iterator[None]:
+    """Runs a block with attributes of a layer replaced, such as its kernel by a quantized one.
 
-    Keras' attribute tracking is bypassed, so the layer keeps its weights. The layer's own `call`
-    then computes with the replacement and all of its options. Attributes of the class are hidden.
+    The layer's own `call` then uses the replacement with all of its options. This bypasses Keras'
+    attribute tracking, so the layer keeps its weights. Attributes of the class are hidden.
     """
     own = vars(layer)
     before = {name: own[name] for name in attributes if name in own}

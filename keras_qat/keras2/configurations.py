@@ -1,4 +1,4 @@
-"""Makes layers and models of Keras' configurations, with the custom classes that they name."""
+"""Creates layers and models from Keras' configurations, with the custom classes in them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import contextlib
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from keras_qat.keras2.backend import allow_any_batch_sizes, keras, swap_attributes
 from keras_qat.messages import KNOWN, LIBRARIES, get_package
 
 
-def applications_scope() -> Any:
+def applications_scope() -> contextlib.AbstractContextManager[Any]:
     """Returns a scope that loads ConvNeXt's layers, which `keras.applications` did not register.
 
     Keras itself cannot load a model with them. A user's registered classes take precedence.
@@ -25,25 +25,24 @@ def applications_scope() -> Any:
     return keras.utils.custom_object_scope(classes)
 
 
-def _serialization() -> Any:
-    return inspect.getmodule(keras.saving.deserialize_keras_object)
+_serialization: Any = inspect.getmodule(keras.saving.deserialize_keras_object)
 
 
 def get_safe_mode() -> bool | None:
     """Returns whether Keras is loading a file in safe mode; None if neither is set."""
-    mode = _serialization().in_safe_mode()
+    mode = _serialization.in_safe_mode()
     frame = inspect.currentframe() if mode is None else None
-    while frame is not None:  # Of .h5 files and SavedModels Keras takes the argument to itself.
+    while frame is not None:  # For .h5 files and SavedModels, Keras does not pass the argument on.
         if frame.f_code.co_name == "load_model" and "safe_mode" in frame.f_locals:
             return bool(frame.f_locals["safe_mode"])
         frame = frame.f_back
     return mode
 
 
-def check_modules(config: Any) -> None:
-    """Raises a `ValueError` if Keras would import a module that a configuration names.
+def check_modules(config: object) -> None:
+    """Raises a `ValueError` if Keras would import a module because a configuration names it.
 
-    A module that is imported already, or a class that is registered, is accepted.
+    Modules that are already imported, and registered classes, are accepted.
     """
     if isinstance(config, dict):
         if "class_name" in config and not _is_known(config):
@@ -52,11 +51,10 @@ def check_modules(config: Any) -> None:
                 f"{config['module']!r}, which is not imported. If you trust the file, import the "
                 f"module before you load it, or pass safe_mode=False."
             )
-        config = config.values()
-    elif not isinstance(config, (list, tuple)):
-        return
-    for entry in config:
-        check_modules(entry)
+        config = list(config.values())
+    if isinstance(config, (list, tuple)):
+        for entry in config:
+            check_modules(entry)
 
 
 def _is_known(config: dict[str, Any]) -> bool:
@@ -69,7 +67,7 @@ def _is_known(config: dict[str, Any]) -> bool:
 
 
 class CustomObjects(NamedTuple):
-    """Custom classes and functions that Keras needs to rebuild layers from configurations.
+    """Custom classes and functions that Keras needs to create layers from configurations.
 
     Args:
         classes: classes and functions by their names.
@@ -80,27 +78,26 @@ class CustomObjects(NamedTuple):
     has_lambda: bool
 
 
-def collect_custom_objects(layers: Iterable[Any]) -> CustomObjects:
-    """Collects custom classes of layers and their parts, and functions in their place.
+def collect_custom_objects(layers: Iterable[keras.layers.Layer]) -> CustomObjects:
+    """Collects the custom classes of layers, initializers and the like, and custom functions.
 
-    Not several functions of one name that regularize or constrain: one would be taken for the
-    other. Values of initializers are replaced by those of the model.
+    If several functions that regularize or constrain share a name, they are left out, because they
+    cannot be told apart. The model's values replace those of initializers.
     """
     layers = list(layers)
     kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
     kinds = (*kinds, keras.constraints.Constraint)
-    values = [value for layer in layers for value in vars(layer).values()]
-    lists = [value if isinstance(value, (list, tuple)) else [value] for value in values]
-    parts = [part for parts in lists for part in parts if isinstance(part, kinds)]
+    attributes = [(name, value) for layer in layers for name, value in vars(layer).items()]
+    lists = [x if isinstance(x, (list, tuple)) else [x] for _, x in attributes]
+    objects = [x for items in lists for x in items if isinstance(x, kinds)]
     custom: dict[str, Any] = {
         type(item).__name__: type(item)
-        for item in [*layers, *parts]
+        for item in [*layers, *objects]
         if get_package(type(item)) not in KNOWN
     }
     functions = [
         (name, value)
-        for layer in layers
-        for name, value in vars(layer).items()
+        for name, value in attributes
         if inspect.isfunction(value)
         and get_package(value) not in KNOWN
         and not (get_package(value) == "tensorflow" and can_find_activation(value))
@@ -108,14 +105,14 @@ def collect_custom_objects(layers: Iterable[Any]) -> CustomObjects:
     of_values = [f for name, f in functions if name.endswith(("activation", "initializer"))]
     of_weights = {f for name, f in functions if name.endswith(("regularizer", "constraint"))}
     names = Counter(function.__name__ for function in of_weights)
-    of_weights = {function for function in of_weights if names[function.__name__] == 1}
-    custom |= {function.__name__: function for function in [*of_weights, *of_values]}
+    unique = [function for function in of_weights if names[function.__name__] == 1]
+    custom |= {function.__name__: function for function in [*unique, *of_values]}
     has_lambda = any(isinstance(layer, keras.layers.Lambda) for layer in layers)
     return CustomObjects(custom, has_lambda)
 
 
-def can_find_activation(function: Any) -> bool:
-    """Returns whether Keras finds an activation that is TensorFlow's, or its own of that name."""
+def can_find_activation(function: Callable[..., Any]) -> bool:
+    """Returns whether Keras finds an activation function, or its own one, by the name."""
     with contextlib.suppress(ValueError):
         return callable(keras.activations.get(getattr(function, "__name__", "")))
     return False
@@ -123,11 +120,14 @@ def can_find_activation(function: Any) -> bool:
 
 @contextlib.contextmanager
 def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> Iterator[None]:
-    """Runs a block in which Keras can make layers with custom parts from configurations.
+    """Runs a block in which Keras can create layers with custom objects from configurations.
 
-    Custom classes need not be registered. If `customs` include a `Lambda`, Keras may make one
-    here: it was allowed earlier, or never saved. Otherwise `safe` is Keras' safe mode; None leaves
-    the mode as it is.
+    Custom classes need not be registered.
+
+    Args:
+        customs: custom objects. If they include a `Lambda`, Keras may create one in this block: it
+            was allowed earlier, or never saved.
+        safe: Keras' safe mode for all other objects; None leaves it unchanged.
     """
     has_lambda = any(objects.has_lambda for objects in customs)
     with contextlib.ExitStack() as scopes:
@@ -135,24 +135,24 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
         for objects in customs:
             scopes.enter_context(keras.utils.custom_object_scope(objects.classes))
         if has_lambda or safe is not None:
-            scopes.enter_context(_serialization().SafeModeScope(safe and not has_lambda))
+            scopes.enter_context(_serialization.SafeModeScope(safe and not has_lambda))
         yield
 
 
-def find_missing_config(layer: Any) -> dict[str, Any]:
-    """Returns entries that Keras omits from a layer's configuration: `synchronized`, names.
+def find_missing_config(layer: keras.layers.Layer) -> dict[str, Any]:
+    """Returns entries that Keras omits from a layer's configuration: `synchronized` and names.
 
-    Keras gives names only to constructors whose `**kwargs` are called just so.
+    Keras saves names only for constructors with an argument `**kwargs` of exactly that name.
     """
     if isinstance(layer, keras.layers.BatchNormalization):
         return {"synchronized": True} if getattr(layer, "synchronized", False) else {}
     if not getattr(layer, "_auto_get_config", False) or "name" in layer.get_config():
         return {}
-    takes_any = inspect.getfullargspec(type(layer).__init__).varkw is not None
-    return {"name": layer.name, "trainable": layer.trainable} if takes_any else {}
+    accepts_any = inspect.getfullargspec(type(layer).__init__).varkw is not None
+    return {"name": layer.name, "trainable": layer.trainable} if accepts_any else {}
 
 
-def serialize(layer: Any) -> dict[str, Any]:
+def serialize(layer: keras.layers.Layer) -> dict[str, Any]:
     """Serializes a layer, with the entries that Keras omits."""
     serialized = keras.layers.serialize(layer)
     serialized["config"].update(find_missing_config(layer))
@@ -160,23 +160,23 @@ def serialize(layer: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _own_format() -> Iterator[None]:
-    """Runs a block in which Keras reads configurations as `serialize` writes them.
+def _use_current_format() -> Iterator[None]:
+    """Runs a block in which Keras reads configurations in the format of `serialize`.
 
-    While it loads an .h5 file it expects the format of such files, with which it does not know
+    While Keras loads an .h5 file, it expects that file's format, in which it does not find
     registered classes by their names.
     """
-    with swap_attributes(_serialization(), in_tf_saved_model_scope=lambda: False):
+    with swap_attributes(_serialization, in_tf_saved_model_scope=lambda: False):
         yield
 
 
-def deserialize(config: dict[str, Any]) -> Any:
-    """Makes a layer of what `serialize` returned."""
-    with _own_format() if "module" in config else contextlib.nullcontext():
+def deserialize(config: dict[str, Any]) -> keras.layers.Layer:
+    """Creates a layer from the result of `serialize`."""
+    with _use_current_format() if "module" in config else contextlib.nullcontext():
         return keras.layers.deserialize(config)
 
 
-def load_nested_model(config: dict[str, Any]) -> Any:
-    """Makes a model of its configuration, inside of a layer's."""
-    with _own_format(), allow_any_batch_sizes():
+def load_nested_model(config: dict[str, Any]) -> keras.Model:
+    """Creates a model from its configuration inside of a layer's configuration."""
+    with _use_current_format(), allow_any_batch_sizes():
         return keras.Model.from_config(config)

@@ -1,23 +1,26 @@
-"""What Keras layers and models consist of, read from attributes that are private to Keras."""
+"""Reads layers and models through attributes that are private to Keras."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.keras2 import backend, configurations
-from keras_qat.keras2.backend import keras
+from keras_qat.keras2 import configurations
+from keras_qat.keras2.backend import KerasTensor, Node, keras, swap_attributes
 from keras_qat.keras2.layer_names import is_of_keras
 from keras_qat.messages import KNOWN, LIBRARIES, get_package
 
 _PLAIN = (bool, int, float, str, tuple, list)
 """Types of arguments that are compared with `!=`."""
 
+_REGULARIZES = ("regularizer", "constraint", "regularizers", "constraints")
+"""Ends of the names of attributes that regularize or constrain weights."""
 
-def flat_inputs(model: Any, x: Any) -> list[Any]:
+
+def flat_inputs(model: keras.Model, x: Any) -> list[tf.Tensor]:
     """Returns data for a functional model as tensors in its input order and of its types."""
     flat = zip(model._flatten_to_reference_inputs(x), model.inputs, strict=True)
     return [
@@ -26,10 +29,10 @@ def flat_inputs(model: Any, x: Any) -> list[Any]:
     ]
 
 
-def set_known_sizes(model: Any, x: Any) -> None:
-    """Gives symbolic data the sizes of a functional model's inputs.
+def set_known_sizes(model: keras.Model, x: Any) -> None:
+    """Sets the static shapes of symbolic data to those of a functional model's inputs.
 
-    Data from a `Sequence` or a generator come without any, which recurrent layers unroll by.
+    Data from a `Sequence` or a generator has no static shape, which unrolled layers need.
     """
     for tensor, spec in zip(model._flatten_to_reference_inputs(x), model.inputs, strict=False):
         sizes = tf.TensorShape([None, *spec.shape[1:]]) if spec.shape.rank else spec.shape
@@ -39,58 +42,74 @@ def set_known_sizes(model: Any, x: Any) -> None:
             tensor.set_shape(sizes)
 
 
-def list_layers(model: Any) -> list[Any]:
+def list_layers(model: object) -> list[keras.layers.Layer]:
     """Returns a layer or model and all layers inside it; nothing for any other object."""
     return list(getattr(model, "_flatten_layers", lambda: ())())
 
 
-def list_sublayers(layer: Any) -> list[Any]:
-    """Returns the layers that are attributes of a layer, without those inside of these."""
+def list_sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """Returns the layers in the attributes of a layer, without the layers inside them."""
     return list(layer._flatten_layers(recursive=False, include_self=False))
 
 
-def list_weights(layer: Any) -> list[Any]:
-    """Returns a layer's own weights, then its inner layers', whatever is trainable."""
-    own = [
-        [*inner._trainable_weights, *inner._non_trainable_weights] for inner in list_layers(layer)
-    ]
+def list_weights(layer: keras.layers.Layer) -> list[tf.Variable]:
+    """Returns a layer's own weights, then its inner layers', in an order without `trainable`."""
+    layers = list_layers(layer)
+    own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers]
     unique = {id(weight): weight for weights in own for weight in weights}
     return list(unique.values())
 
 
-def clone(layer: Any, /, **changes: Any) -> Any:
+def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
     """Makes an unbuilt copy of a layer from its configuration, with some entries changed.
 
     Raises:
         NotImplementedError, TypeError: if the configuration lacks arguments of the constructor.
     """
-    if type(layer) is keras.layers.Lambda:  # Its function may be one that no config can hold.
+    if type(layer) is keras.layers.Lambda:  # A configuration may be unable to hold its function.
         shape, base = layer._output_shape, keras.layers.Layer.get_config(layer)
         return keras.layers.Lambda(
             layer.function, shape, layer.mask, layer.arguments, **{**base, **changes}
         )
     activation = vars(layer).get("activation")
     is_function = callable(activation) and not isinstance(activation, keras.layers.Layer)
-    own = find_custom_attributes(layer, vars(layer)) if get_package(type(layer)) in KNOWN else {}
-    without = tf.nest.map_structure(lambda _: None, own)
+    is_known = get_package(type(layer)) in KNOWN
+    custom = find_custom_attributes(layer, vars(layer)) if is_known else {}
+    without = tf.nest.map_structure(lambda _: None, custom)
     if is_function and not getattr(layer, "_auto_get_config", False):
         changes = {"activation": activation, **changes}
         without["activation"] = keras.activations.linear
-    with backend.swap_attributes(layer, **without):  # A config may be unable to hold them.
+    with swap_attributes(layer, **without):  # A configuration may be unable to hold them.
         config = layer.get_config()
     changes = {**find_custom_attributes(layer, config), **changes}
-    with configurations.deserialization_scope(
-        configurations.collect_custom_objects(layer._flatten_layers())
-    ):
-        copy = _made_like(layer, {**config, **configurations.find_missing_config(layer), **changes})
+    objects = configurations.collect_custom_objects(layer._flatten_layers())
+    with configurations.deserialization_scope(objects):
+        copy = _create(layer, {**config, **configurations.find_missing_config(layer), **changes})
     _check_arguments(layer, copy, {**config, **changes})
     return copy
 
 
-def _check_arguments(layer: Any, copy: Any, config: dict[str, Any]) -> None:
-    """Raises a `TypeError` if a copy has a default in place of an argument of the layer.
+def _create(layer: keras.layers.Layer, config: dict[str, Any]) -> keras.layers.Layer:
+    """Creates a layer of a layer's class. If the constructor has no `name`, it is set later."""
+    parameters = inspect.signature(type(layer).__init__).parameters
+    accepts_any = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+    later: set[str] = set()
+    if getattr(layer, "_auto_get_config", False) and not accepts_any:
+        later = {"name", "trainable"} & config.keys() - parameters.keys()
+    copy = type(layer).from_config({key: config[key] for key in config.keys() - later})
+    if "name" in later:
+        rename(copy, config["name"])
+    if "trainable" in later:
+        copy.trainable = config["trainable"]
+    return copy
 
-    These are arguments of a user's constructor that the layer keeps under their names.
+
+def _check_arguments(
+    layer: keras.layers.Layer, copy: keras.layers.Layer, config: dict[str, Any]
+) -> None:
+    """Raises a `TypeError` if a copy of a custom layer has a default instead of an argument.
+
+    Checks arguments of the constructor that the layer keeps in attributes of the same name.
     """
     if get_package(type(layer)) in KNOWN:
         return
@@ -100,37 +119,16 @@ def _check_arguments(layer: Any, copy: Any, config: dict[str, Any]) -> None:
             raise TypeError(f"get_config of {type(layer).__name__} does not return {name!r}")
 
 
-def assign_reshaped(new: Any, old: Any) -> None:
-    """Gives a weight the numbers of another, which may have another type or split its axes."""
-    new.assign(tf.reshape(tf.cast(old, new.dtype), new.shape))
+def find_custom_attributes(layer: keras.layers.Layer, names: Iterable[str]) -> dict[str, Any]:
+    """Returns custom functions and objects that regularize or constrain, in attributes of a layer.
 
-
-def _made_like(layer: Any, config: dict[str, Any]) -> Any:
-    """Makes a layer of a layer's class, whose constructor may take no name."""
-    taken = inspect.signature(type(layer).__init__).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-    later: set[str] = set()
-    if getattr(layer, "_auto_get_config", False) and not takes_any:
-        later = {"name", "trainable"} & config.keys() - taken.keys()
-    made = type(layer).from_config({key: config[key] for key in config.keys() - later})
-    if "name" in later:
-        rename(made, config["name"])
-    if "trainable" in later:
-        made.trainable = config["trainable"]
-    return made
-
-
-def find_custom_attributes(layer: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Returns a user's functions and objects that regularize or constrain, by those of the names.
-
-    The configuration of a layer has the names of the former, and may have one of the latter that
-    their class does not take.
+    A layer's configuration only has the names of the functions. It may have entries for an object
+    that the object's class does not accept.
     """
-    ends = ("regularizer", "constraint", "regularizers", "constraints")
     held = {
         name: getattr(layer, name, getattr(layer, f"_{name}", None))
         for name in names
-        if name.endswith(ends)
+        if name.endswith(_REGULARIZES)
     }
     return {
         name: value
@@ -139,8 +137,8 @@ def find_custom_attributes(layer: Any, names: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def find_custom_initializers(layer: Any) -> list[str]:
-    """Returns the arguments of a layer of Keras that are initializers of a user's own."""
+def find_custom_initializers(layer: keras.layers.Layer) -> list[str]:
+    """Returns the arguments of a Keras layer that are custom initializers."""
     if not is_of_keras(layer):
         return []
     return [
@@ -152,20 +150,71 @@ def find_custom_initializers(layer: Any) -> list[str]:
     ]
 
 
+def assign_reshaped(new: tf.Variable, old: tf.Variable | tf.Tensor) -> None:
+    """Assigns values to a weight, which may have another type or split the axes."""
+    new.assign(tf.reshape(tf.cast(old, new.dtype), new.shape))
+
+
 def rename(layer: keras.layers.Layer, name: str) -> None:
     """Renames a layer that is in no model."""
     layer._name = name
 
 
-def name_outputs(model: Any, names: list[str]) -> None:
-    """Names a model's outputs, past Keras, which would track the list among its layers."""
+def note_names(model: keras.Model, config: dict[str, Any]) -> None:
+    """Adds the names of a model's layers to its configuration, in place.
+
+    Keras leaves the name out if the constructor of a layer has no argument for it. The layer would
+    get a new automatic name when it is loaded.
+    """
+    for layer, entry in _pair_configs(model, config):
+        entry.setdefault("name", layer.name)
+
+
+def restore_names(model: keras.Model, config: dict[str, Any]) -> None:
+    """Renames the layers of a loaded model to the names in its configuration."""
+    for layer, entry in _pair_configs(model, config):
+        if entry.get("name", layer.name) != layer.name:
+            rename(layer, entry["name"])
+
+
+def _pair_configs(
+    model: keras.Model, config: dict[str, Any]
+) -> Iterator[tuple[keras.layers.Layer, dict[str, Any]]]:
+    """Yields each layer of a model and of the models in it, and its configuration."""
+    layers = [item for item in model.layers if not isinstance(item, keras.layers.InputLayer)]
+    entries = [entry for entry in config.get("layers", ()) if entry["class_name"] != "InputLayer"]
+    for layer, entry in zip(layers, entries, strict=False):
+        yield layer, entry
+        if isinstance(layer, keras.Model) and "layers" in entry["config"]:
+            yield from _pair_configs(layer, entry["config"])
+
+
+def get_class_path(layer: keras.layers.Layer) -> str:
+    """Returns the module path of a layer class that Keras does not export."""
+    module = type(layer).__module__
+    inside = module.split("keras.src.")[-1] if "keras.src." in module else module
+    return f"{inside}.{type(layer).__name__}"
+
+
+def get_nested_inputs(model: keras.Model) -> Any:
+    """Returns the symbolic inputs of a model, in the structure that it accepts."""
+    return model.inputs[0] if isinstance(model, keras.Sequential) else model._nested_inputs
+
+
+def get_nested_outputs(model: keras.Model) -> Any:
+    """Returns the symbolic outputs of a model, in the structure that it returns."""
+    return model.outputs[0] if isinstance(model, keras.Sequential) else model._nested_outputs
+
+
+def name_outputs(model: keras.Model, names: list[str]) -> None:
+    """Names a model's outputs. Bypasses Keras, which would track the list among its layers."""
     object.__setattr__(model, "output_names", list(names))
 
 
-def get_output_names(model: Any) -> list[str]:
-    """Returns the names of a model's outputs: the keys of a dict, else those that Keras gave them.
+def get_output_names(model: keras.Model) -> list[str]:
+    """Returns the names of a model's outputs: the keys of a dict, or Keras' names.
 
-    Keras' names for a dict are of layers, and in the order of the sorted keys.
+    For a dict, Keras' names are layer names, in the order of the sorted keys.
     """
     outputs, names = get_nested_outputs(model), list(model.output_names)
     if not isinstance(outputs, Mapping):
@@ -175,58 +224,67 @@ def get_output_names(model: Any) -> list[str]:
     return keys if len(set(keys)) == len(names) else names
 
 
-def find_keras_consumers(tensor: Any) -> list[tuple[Any, Any]]:
-    """Returns the calls that read a symbolic tensor: each layer with its symbolic outputs."""
-    nodes = tensor._keras_history.layer.outbound_nodes
-    readers = [node for node in nodes if any(x is tensor for x in node.keras_inputs)]
-    return [(node.layer, node.outputs) for node in readers]
-
-
-def set_outputs(model: Any, outputs: Any) -> None:
+def set_outputs(model: keras.Model, outputs: Any) -> None:
     """Makes a functional model return other symbolic tensors, under the names of its outputs."""
     names = get_output_names(model)
     model._init_graph_network(model._nested_inputs, outputs)
     name_outputs(model, names)
 
 
-def get_class_path(layer: Any) -> str:
-    """Returns the module path of a layer class that Keras does not export."""
-    module = type(layer).__module__
-    inside = module.split("keras.src.")[-1] if "keras.src." in module else module
-    return f"{inside}.{type(layer).__name__}"
+def find_keras_consumers(tensor: KerasTensor) -> list[tuple[keras.layers.Layer, Any]]:
+    """Returns the layers that read a symbolic tensor, each with its symbolic outputs."""
+    nodes = tensor._keras_history.layer.outbound_nodes
+    consumers = [node for node in nodes if any(x is tensor for x in node.keras_inputs)]
+    return [(node.layer, node.outputs) for node in consumers]
 
 
-def get_nested_inputs(model: Any) -> Any:
-    """Returns the symbolic inputs of a model, in the structure that it takes."""
-    return model.inputs[0] if isinstance(model, keras.Sequential) else model._nested_inputs
-
-
-def get_nested_outputs(model: Any) -> Any:
-    """Returns the symbolic outputs of a model, in the structure that it returns."""
-    return model.outputs[0] if isinstance(model, keras.Sequential) else model._nested_outputs
-
-
-def list_nodes(model: Any) -> list[Any]:
+def list_nodes(model: keras.Model) -> list[Node]:
     """Returns Keras' nodes for the layer calls in a model, in the order of computation."""
     depths = sorted(model._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
     return [node for node in nodes if not node.is_input]
 
 
-def accepts_training(layer: Any) -> bool:
-    """Returns whether a layer computes differently in training."""
+def take_nodes(outputs: list[KerasTensor]) -> list[Node]:
+    """Returns Keras' nodes of the calls that outputs depend on, in the order of computation.
+
+    The nodes are removed from the layers, so that these can be called in a model.
+    """
+    nodes = list(_find_nodes(outputs, set()))
+    for layer in {id(node.layer): node.layer for node in nodes}.values():
+        for known in (layer._inbound_nodes, layer._outbound_nodes):
+            known[:] = [node for node in known if node not in nodes]
+    return nodes
+
+
+def _find_nodes(tensors: list[Any], seen: set[int]) -> Iterator[Node]:
+    for tensor in tensors:
+        if not isinstance(tensor, KerasTensor) or not hasattr(tensor, "_keras_history"):
+            continue
+        layer, index, _ = tensor._keras_history
+        node = layer._inbound_nodes[index]
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield from _find_nodes(tf.nest.flatten((node.call_args, node.call_kwargs)), seen)
+            yield node
+
+
+def accepts_training(layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer's `call` has an argument `training`."""
     return bool(layer._call_spec.expects_training_arg)
 
 
-def bind_options(layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns a call's arguments with `training` and `mask`, and those after them, by name.
+def bind_options(
+    layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Returns a call's arguments with `training`, `mask`, and all after them, passed by name.
 
     The first argument and calls with more arguments than names (`*args`) stay unchanged.
     """
     parameters = inspect.signature(layer.call).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    given = [name in ("training", "mask") for name in names[1 : len(args)]]
-    if True not in given or len(args) > len(names):
+    is_option = [name in ("training", "mask") for name in names[1 : len(args)]]
+    if True not in is_option or len(args) > len(names):
         return args, kwargs
-    first = 1 + given.index(True)
+    first = 1 + is_option.index(True)
     return args[:first], {**dict(zip(names[first:], args[first:], strict=False)), **kwargs}

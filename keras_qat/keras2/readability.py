@@ -1,9 +1,13 @@
-"""Checks which models can be read, and makes subclassed models readable."""
+"""Checks which models can be read, describes errors in models, and reads subclassed models."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,60 +19,14 @@ from keras_qat.messages import LIBRARIES, get_package
 _Model = keras.Model
 
 _REVIVED = {"RevivedLayer", "RevivedNetwork"}
-"""Keras' classes of layers that run a SavedModel's graph in place of unknown code."""
+"""Keras' classes of layers that run a SavedModel's graph instead of missing code."""
 
 
 def check_readable(model: Any) -> None:
-    """Raises a `ValueError` that says what to do if a model cannot be read."""
-    roots = set(map(get_package, type(model).__mro__))
-    if "keras" in roots and not isinstance(model, keras.layers.Layer):
-        raise ValueError(
-            f"{type(model).__name__} belongs to Keras 3, but Keras 2 is needed here. Convert a "
-            f"model with keras_qat.from_keras_3, or build it with the package tf_keras."
-        )
-    if isinstance(model, type):
-        raise ValueError(
-            f"Expected a Keras model, got the class {model.__name__}: pass an instance of it."
-        )
-    if not isinstance(model, _Model) and hasattr(model, "get_layer"):
-        raise ValueError(
-            f"'{model.name}' was built with a different Keras package. keras_qat uses "
-            f"{keras.__name__} here: build the model with keras_qat.keras."
-        )
-    if isinstance(model, (str, os.PathLike)) and str(model).endswith((".tflite", ".onnx")):
-        raise ValueError(
-            f"Expected a Keras model, got the file {str(model)!r}, which cannot be turned into "
-            f"one. Arguments come in the order model, file, data."
-        )
-    if isinstance(model, (str, os.PathLike)):
-        raise ValueError(
-            f"Expected a Keras model, got {type(model).__name__} {str(model)!r}. Load it first: "
-            f"keras.models.load_model({str(model)!r})."
-        )
-    if isinstance(model, (list, tuple)) and any(isinstance(item, _Model) for item in model):
-        raise ValueError(
-            f"Expected a Keras model, got a {type(model).__name__} of models: pass each by itself."
-        )
-    if isinstance(model, (bytes, list, tuple, dict, np.ndarray, tf.data.Dataset)):
-        raise ValueError(
-            f"Expected a Keras model, got {type(model).__name__}: arguments come in the order "
-            f"model, file, data."
-        )
-    if inspect.isfunction(model):
-        raise ValueError(
-            f"Expected a Keras model, got the function {model.__name__}: pass what it returns."
-        )
-    if not isinstance(model, _Model) and hasattr(model, "signatures"):
-        raise ValueError(
-            f"Expected a Keras model, got {type(model).__name__}, as tf.saved_model.load returns. "
-            f"Load it as a Keras model, which knows its layers: keras.models.load_model(path)."
-        )
+    """Raises a `ValueError` with a solution if a model cannot be read."""
+    kind = type(model).__name__
     if not isinstance(model, _Model):
-        raise ValueError(
-            f"Expected a Keras model, got {type(model).__name__}. Pass a tf_keras Sequential or "
-            f"functional model; a single layer goes into keras.Sequential([keras.Input(shape), "
-            f"layer])."
-        )
+        raise ValueError(_describe_other_object(model, kind))
     _check_has_code(model)
     _check_vocabularies(model)
     if is_graph_model(model):
@@ -80,20 +38,62 @@ def check_readable(model: Any) -> None:
         )
     if not defines(type(model), "call"):
         raise ValueError(
-            f"{type(model).__name__} '{model.name}' computes nothing itself, as it has no call. "
-            f"Quantize the models that it trains, and make a {type(model).__name__} of what "
-            f"quantize_model returns."
+            f"{kind} '{model.name}' computes nothing itself, as it has no call. Quantize the "
+            f"models that it trains, and make a {kind} of what quantize_model returns."
         )
     raise ValueError(
-        f"{type(model).__name__} '{model.name}' is a subclassed model, and its inputs are not "
-        f"known: call it on data once, or quantize_model(model, inputs=keras.Input(shape))."
+        f"{kind} '{model.name}' is a subclassed model, and its inputs are not known: call it on "
+        f"data once, or quantize_model(model, inputs=keras.Input(shape))."
     )
 
 
-def _check_has_code(model: Any) -> None:
+def _describe_other_object(model: Any, kind: str) -> str:
+    """Returns a message about an object that is not a Keras 2 model."""
+    expected = "Expected a Keras model, got"
+    packages = set(map(get_package, type(model).__mro__))
+    if "keras" in packages and not isinstance(model, keras.layers.Layer):
+        return (
+            f"{kind} belongs to Keras 3, but Keras 2 is needed here. Convert a model with "
+            f"keras_qat.from_keras_3, or build it with the package tf_keras."
+        )
+    if isinstance(model, type):
+        return f"{expected} the class {model.__name__}: pass an instance of it."
+    if hasattr(model, "get_layer"):
+        return (
+            f"'{model.name}' was built with a different Keras package. keras_qat uses "
+            f"{keras.__name__} here: build the model with keras_qat.keras."
+        )
+    if isinstance(model, (str, os.PathLike)) and str(model).endswith((".tflite", ".onnx")):
+        return (
+            f"{expected} the file {str(model)!r}, which cannot be turned into one. Arguments come "
+            f"in the order model, file, data."
+        )
+    if isinstance(model, (str, os.PathLike)):
+        return (
+            f"{expected} {kind} {str(model)!r}. Load it first: "
+            f"keras.models.load_model({str(model)!r})."
+        )
+    if isinstance(model, (list, tuple)) and any(isinstance(item, _Model) for item in model):
+        return f"{expected} a {kind} of models: pass each by itself."
+    if isinstance(model, (bytes, list, tuple, dict, np.ndarray, tf.data.Dataset)):
+        return f"{expected} {kind}: arguments come in the order model, file, data."
+    if inspect.isfunction(model):
+        return f"{expected} the function {model.__name__}: pass what it returns."
+    if hasattr(model, "signatures"):
+        return (
+            f"{expected} {kind}, as tf.saved_model.load returns. Load it as a Keras model, which "
+            f"knows its layers: keras.models.load_model(path)."
+        )
+    return (
+        f"{expected} {kind}. Pass a tf_keras Sequential or functional model; a single layer goes "
+        f"into keras.Sequential([keras.Input(shape), layer])."
+    )
+
+
+def _check_has_code(model: keras.Model) -> None:
     """Raises a `ValueError` if a SavedModel was loaded without the code of a layer.
 
-    Keras then runs TensorFlow's saved graph in the layer's place, which has no operations to read.
+    Keras then runs TensorFlow's saved graph instead, which has no operations to read.
     """
     revived = [
         layer
@@ -102,7 +102,7 @@ def _check_has_code(model: Any) -> None:
     ]
     if not revived:
         return
-    # A layer of Keras is revived if it does not know its activation, or a layer inside of it.
+    # A Keras layer is revived if its activation, or a layer inside it, is unknown.
     classes = [type(layer).__name__ for layer in revived]
     names = [name for name in classes if not hasattr(keras.layers, name)]
     names += [str(layer.get_config().get("activation", "name")) for layer in revived]
@@ -113,9 +113,9 @@ def _check_has_code(model: Any) -> None:
     )
 
 
-def _check_vocabularies(model: Any) -> None:
-    """Raises a `ValueError` if a layer has adapted to a vocabulary, which is no variable."""
-    # A subclassed model that was not called yet raises if it is asked for weights.
+def _check_vocabularies(model: keras.Model) -> None:
+    """Raises a `ValueError` if a layer has adapted to a vocabulary, which is not a variable."""
+    # A subclassed model that has not been called raises if it is asked for weights.
     layers = [layer for layer in model._flatten_layers() if layer.built]
     if holders := [x for x in layers if not all(hasattr(w, "dtype") for w in x.weights)]:
         layer = holders[-1]  # The innermost one.
@@ -126,28 +126,28 @@ def _check_vocabularies(model: Any) -> None:
         )
 
 
-def is_graph_model(layer: Any) -> bool:
-    """Returns whether a layer is a model that can be read: its layers say what it computes."""
+def is_graph_model(layer: object) -> bool:
+    """Returns whether an object is a model that can be read as a graph of layers."""
     is_graph = isinstance(layer, _Model) and bool(getattr(layer, "_is_graph_network", False))
     return is_graph and not defines(type(layer), "call")
 
 
-def is_subclassed(model: Any) -> bool:
-    """Returns whether a model defines what it computes in its `call` alone."""
-    unread = isinstance(model, _Model) and not is_graph_model(model)
-    return unread and not isinstance(model, keras.Sequential)
+def is_subclassed(model: object) -> bool:
+    """Returns whether only the `call` of a model defines its computation."""
+    is_unread = isinstance(model, _Model) and not is_graph_model(model)
+    return is_unread and not isinstance(model, keras.Sequential)
 
 
 def as_functional(model: Any, inputs: Any = None) -> Any:
-    """Wraps a subclassed model as the only layer of a functional one, to be opened later.
+    """Wraps a subclassed model as the only layer of a functional one, to be traced later.
 
     Args:
-        model: any model; models of other kinds are returned as they are.
-        inputs: symbolic inputs in the structure that the model takes; by default like the tensors
+        model: any model; models of other kinds are returned unchanged.
+        inputs: symbolic inputs in the structure that the model accepts; by default like the tensors
             of its last call, or of the shape that it was built with.
 
     Raises:
-        ValueError: if no inputs are known, or `inputs` are given for a model of another kind.
+        ValueError: if no inputs are known, or `inputs` are passed for a model of another kind.
     """
     if not is_subclassed(model):
         if inputs is not None:
@@ -174,6 +174,42 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
 
 
 def defines(model_class: type, *names: str) -> bool:
-    """Returns whether a class of a user is the first one to define one of some names."""
+    """Returns whether a custom class is the first one to define one of some names."""
     owners = (next(c for c in model_class.__mro__ if name in vars(c)) for name in names)
     return any(get_package(owner) not in LIBRARIES for owner in owners)
+
+
+def describe_error(error: Exception) -> str:
+    """Describes an error in a custom layer's code, with the line of that code."""
+    foreign = ("site-packages", str(Path(__file__).parent.parent), "<", "__autograph_generated")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not any(text in frame.filename for text in foreign)]
+    location = f" in `{own[-1].line}` (line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}{location}: {get_first_line(error)}"
+
+
+@contextlib.contextmanager
+def explain_config_errors() -> Iterator[None]:
+    """Runs a block that creates a model from its configuration, and reports damaged ones.
+
+    Raises:
+        ValueError: if the block raises an error that Python or TensorFlow raise for missing or
+            wrong entries. Keras' own errors about unknown classes are unchanged.
+    """
+    try:
+        yield
+    except (TypeError, LookupError, AttributeError, tf.errors.InvalidArgumentError) as error:
+        if "Could not locate" in str(error):
+            raise
+        cause = str(error).rsplit("Exception encountered: ", 1)[-1]
+        raise ValueError(
+            f"The model's configuration is damaged or was changed: {type(error).__name__}, "
+            f"{get_first_line(ValueError(cause))} Save the model again. If it has custom layers, "
+            f"check that their from_config accepts what their get_config returns."
+        ) from error
+
+
+def get_first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else ""
+    return text if len(text) < 120 else text[:117] + "..."

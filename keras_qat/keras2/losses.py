@@ -1,10 +1,11 @@
-"""The losses that a model was compiled with, one for each output."""
+"""Reads the losses that a model was compiled with, and the losses that layers add."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +33,7 @@ KINDS: dict[str, Kind] = {
     "sparse_categorical_crossentropy": "classes",
     "squared_hinge": "decisions",
 }
-"""Keras' losses -> what an output that is trained with them holds."""
+"""Keras loss -> what an output trained with it holds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +41,9 @@ class CompiledLoss:
     """The loss of one output.
 
     Args:
-        name: its function's name, as `mean_squared_error`.
-        kind: what the output holds, by `KINDS`; "custom" for a user's own loss.
-        function: takes targets and predictions, and returns an error for each example.
+        name: its function's name, such as `mean_squared_error`.
+        kind: what the output holds, by `KINDS`; "custom" for a custom loss.
+        function: computes an error for each example from targets and predictions.
     """
 
     name: str
@@ -54,14 +55,14 @@ class CompiledLoss:
         try:
             errors = self.function(tf.constant(targets, tf.float32), tf.constant(predicted))
             errors = np.asarray(errors, np.float64)
-        except Exception:  # A user's function may raise anything.
+        except Exception:  # A custom function may raise anything.
             return None
         if errors.shape[:1] != predicted.shape[:1] or not np.isfinite(errors).all():
             return None
         return errors.reshape(len(errors), -1).mean(-1)
 
 
-def find_losses(model: Any, names: Sequence[str]) -> list[CompiledLoss | None]:
+def find_losses(model: keras.Model, names: Sequence[str]) -> list[CompiledLoss | None]:
     """Returns the loss of each output; None for an output without one.
 
     Args:
@@ -73,16 +74,14 @@ def find_losses(model: Any, names: Sequence[str]) -> list[CompiledLoss | None]:
         own_names = getattr(model, "output_names", None) or names
         keys = own_names if len(own_names) == len(names) else names
         found = [losses.get(key, losses.get(name)) for key, name in zip(keys, names, strict=True)]
-    elif isinstance(losses, (list, tuple)) and len(losses) == len(names):
-        found = list(losses)
     elif isinstance(losses, (list, tuple)):
-        found = [None] * len(names)
+        found = list(losses) if len(losses) == len(names) else [None] * len(names)
     else:  # Keras uses a single loss for all outputs.
         found = [losses] * len(names)
-    return [_read(loss) for loss in found]
+    return list(map(_read_loss, found))
 
 
-def _read(loss: Any) -> CompiledLoss | None:
+def _read_loss(loss: Any) -> CompiledLoss | None:
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)
@@ -98,3 +97,22 @@ def _read(loss: Any) -> CompiledLoss | None:
     name = getattr(function, "__name__", type(function).__name__)
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     return CompiledLoss(name, KINDS.get(name, "custom"), compute)
+
+
+@contextlib.contextmanager
+def take_losses(layer: keras.layers.Layer) -> Iterator[list[tuple[Any, Any]]]:
+    """Removes the losses that a layer adds while a block of a traced function runs.
+
+    They are tensors of that function. If the layer kept them, Keras would read them outside, where
+    they are not defined. The function must return them instead.
+
+    Yields:
+        A list. When the block ends, it has a pair of layer and loss for each loss.
+    """
+    layers = list(layer._flatten_layers())
+    kept = {id(loss): loss for inner in layers for loss in inner._eager_losses}
+    removed: list[tuple[Any, Any]] = []
+    yield removed
+    for inner in layers:
+        removed += [(inner, loss) for loss in inner._eager_losses if id(loss) not in kept]
+        inner._eager_losses = [loss for loss in inner._eager_losses if id(loss) in kept]
