@@ -39,7 +39,7 @@ from benchmarks.structures import FAMILIES, Network, given
 from benchmarks.wild.by_hand import BY_HAND
 from benchmarks.zoo_worker import arrays
 from keras_qat.graph.calls import Call, flatten_values
-from keras_qat.graph.structural_keys import describe_arguments
+from keras_qat.graph.facts import describe_arguments
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
 from tests.helpers import observe

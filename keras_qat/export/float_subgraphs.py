@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.lite.python.convert_phase import ConverterError
 
 from keras_qat.graph.calls import Value
-from keras_qat.graph.masks import Masks
+from keras_qat.graph.keras_masks import KerasMasks
 from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.integer_graph.float_nodes import compute_in_float, read_for_masks, weight_scales
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -179,12 +179,12 @@ def _trace(graph: ResolvedGraph, nodes: Sequence[Node], numbers: dict[Tensor, An
         tensor = graph.tensors.get(value)
         return None if tensor is None else numbers.get(tensor)
 
-    masks = Masks(number_of)
+    masks = KerasMasks(number_of)
     for node in nodes:
         layer = _unwrapped(node.call.layer)
         with tf.name_scope(f"{SCOPE}/{node.name}/"), use_attribute_names(layer):
             values = [
-                masks.attached(value, _of_type(numbers[tensor], value.inference_dtype))
+                masks.attach(value, _of_type(numbers[tensor], value.inference_dtype))
                 for value, tensor in zip(node.call.inputs, _tensors(node), strict=True)
             ]
             results = compute_in_float(node, values, for_file=True)

@@ -151,7 +151,8 @@ class StructuralKeys:
         return solve(value, self._find_index, self._known)
 
     def _find_index(self, value: Value) -> Generator[Value, Any, int]:
-        call, key = value.producer, id(value)
+        call = value.producer
+        key: Hashable = id(value)
         if call is not None and len(tf.nest.flatten(call.outputs)) == 1:
             identity = self._identify(call)
             if identity is not None:

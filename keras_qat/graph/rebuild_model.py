@@ -18,8 +18,12 @@ from keras_qat.graph.operations import KINDS, NAMES, is_operation
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import Contract
 from keras_qat.keras2.backend import KerasTensor, Node, is_symbolic, keras, make_input, register
-from keras_qat.keras2.layer_names import note_names
-from keras_qat.keras2.layers_and_models import get_nested_inputs, get_nested_outputs, list_nodes
+from keras_qat.keras2.layers_and_models import (
+    get_nested_inputs,
+    get_nested_outputs,
+    list_nodes,
+    note_names,
+)
 
 _Model = keras.Model
 
@@ -40,7 +44,7 @@ def _call_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def rebuild_model(
-    graph: Graph, model_class: type[keras.Model] = _Model, apply: Apply = _call_layer
+    graph: Graph, model_class: Callable[..., keras.Model] = _Model, apply: Apply = _call_layer
 ) -> keras.Model:
     """Makes a model from a graph. `apply` computes each call; by default it calls the layer."""
     inputs = map_values(lambda x: make_input(x.shape, x.dtype, x.name), graph.inputs)
@@ -172,8 +176,9 @@ class OperationCall(keras.layers.Layer):
         self, operation: keras.layers.Layer | dict[str, Any], arguments: str, **kwargs: Any
     ) -> None:
         super().__init__(autocast=False, **kwargs)
-        is_layer = isinstance(operation, keras.layers.Layer)
-        self.operation = operation if is_layer else keras.layers.deserialize(operation)
+        is_config = isinstance(operation, dict)
+        layer: Any = keras.layers.deserialize(operation) if is_config else operation
+        self.operation = layer
         self.arguments = arguments
 
     def call(self, inputs: list[tf.Tensor]) -> Any:
@@ -185,17 +190,18 @@ class OperationCall(keras.layers.Layer):
         return {**super().get_config(), "operation": operation, "arguments": self.arguments}
 
 
+def call_in_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Computes the outputs of a call. An operation is called by an `OperationCall`."""
+    if not is_operation(call.layer):
+        return call.layer(*args, **kwargs)
+    tensors: list[KerasTensor] = []
+    arguments = json.dumps(_encode([args, kwargs], tensors))
+    return OperationCall(call.layer, arguments, name=call.layer.name)(tensors)
+
+
 def copy_with_all_arguments(model: keras.Model) -> keras.Model:
     """Returns a copy of a model with an `OperationCall` for each operation."""
-
-    def apply(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-        if not is_operation(call.layer):
-            return call.layer(*args, **kwargs)
-        tensors: list[KerasTensor] = []
-        arguments = json.dumps(_encode([args, kwargs], tensors))
-        return OperationCall(call.layer, arguments, name=call.layer.name)(tensors)
-
-    return rebuild_model(read_model(model), apply=apply)
+    return rebuild_model(read_model(model), apply=call_in_layer)
 
 
 def _encode(argument: Any, tensors: list[KerasTensor]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from keras_qat.graph.calls import Call, Graph, Value, drop_unused_calls, flatten_values, map_values
 from keras_qat.graph.facts import Facts, Rule, reach
@@ -354,10 +354,10 @@ def infer_shapes(call: Call, facts: Facts) -> list[Shape]:
     return _infer_in_graph(call, replace)
 
 
-def _replace_by(values: object, shape: Shape, dtype: str) -> tf.Tensor:
+def _replace_by(values: ArrayLike | None, shape: Any, dtype: str) -> tf.Tensor:
     if values is None:
         return tf.compat.v1.placeholder(dtype, shape)
-    return tf.constant(np.reshape(values, shape), dtype)  # type: ignore[arg-type]
+    return tf.constant(np.reshape(values, shape), dtype)
 
 
 def _infer_in_graph(call: Call, replace: Callable[[Value], tf.Tensor]) -> list[Shape]:

@@ -12,7 +12,7 @@ from keras_qat.graph.calls import Call, Graph, Value
 from keras_qat.graph.operations import is_operation
 from keras_qat.graph.precision import check_precision, convert_to_float32, use_float32
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.size_expressions import fold_known_sizes
+from keras_qat.graph.sizes import fold_known_sizes
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import clone, get_output_names, list_layers
 from keras_qat.keras2.readability import as_functional, check_readable

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.graph.calls import Value
-from keras_qat.graph.masks import Masks
+from keras_qat.graph.keras_masks import KerasMasks
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.op import Arguments, FixedRange, SharedRange, get_held_dtype
@@ -277,11 +277,11 @@ def run(
     def number_of(value: Value) -> Any:
         return real(graph.tensors[value]) if value in graph.tensors else None
 
-    masks = Masks(number_of)
+    masks = KerasMasks(number_of)
     for node, prepared in zip(graph.nodes, numbers.nodes, strict=True):
         if prepared is None:
             reals = [
-                masks.attached(value, real(tensor))  # type: ignore[arg-type]
+                masks.attach(value, real(tensor))  # type: ignore[arg-type]
                 for value, tensor in zip(node.call.inputs, node.inputs, strict=True)
             ]
             results = in_float(node, reals)

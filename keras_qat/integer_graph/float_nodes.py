@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
-from keras_qat.graph.masks import first_argument
+from keras_qat.graph.keras_masks import get_first_argument
 from keras_qat.graph.precision import cast_constants, compute_in_float32
 from keras_qat.integer_graph.float_layers import form_of, rnn
 from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, keras, replace_rnn, swap_attributes
@@ -168,7 +168,7 @@ def read_for_masks(call: Call) -> list[Value]:
         if producer is None or producer in seen:
             continue
         seen.add(producer)
-        first = flatten_values(first_argument(producer))
+        first = flatten_values(get_first_argument(producer))
         if _reads_inputs(producer.layer):
             read.update(dict.fromkeys(first))
         mask = producer.kwargs.get("mask")

@@ -27,8 +27,8 @@ from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
 from keras_qat.keras2 import backend
-from keras_qat.keras2.layer_losses import take_losses
 from keras_qat.keras2.layers_and_models import flat_inputs, get_nested_inputs, get_nested_outputs
+from keras_qat.keras2.losses import take_losses
 from keras_qat.ops.node import Node
 from keras_qat.ops.registry import match
 from keras_qat.training.calibration.watch import watch_of

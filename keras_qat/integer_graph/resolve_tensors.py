@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.config import specs
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
-from keras_qat.graph.tf_operations import inputs_and_constants
+from keras_qat.graph.operations import inputs_and_constants
 from keras_qat.ops.node import Constant, Operand, Tensor
 from keras_qat.ops.op import Op, SharedRange
 from keras_qat.ops.registry import find_row

@@ -94,7 +94,7 @@ def is_building() -> bool:
     return name == "keras_graph" or name.endswith("_scratch_graph")
 
 
-def find_calling_layer() -> tuple[keras.layers.Layer | None, bool | tf.Tensor | None]:
+def find_calling_layer() -> tuple[Any, Any]:
     """Returns the layer or model inside whose `call` this is, or None, and its `training`."""
     context = _base_layer.base_layer_utils.call_context()
     return context.layer, context.training

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.tf_operations import get_operands
+from keras_qat.graph.operations import get_operands
 from keras_qat.helper_layers.operations import Contract, MaskScores, Regularize
 from keras_qat.keras2.backend import get_attention_components, layers
 from keras_qat.keras2.layers_and_models import clone

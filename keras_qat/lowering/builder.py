@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.facts import solve
+from keras_qat.graph.facts import describe_argument, solve
 from keras_qat.graph.precision import get_policy
-from keras_qat.graph.structural_keys import describe_argument
 from keras_qat.keras2.layers_and_models import clone
 
 _PLAIN = bool, int, float, str, np.generic

@@ -8,8 +8,8 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from keras_qat.graph.calls import Call, Graph, Value, map_values
+from keras_qat.graph.facts import StructuralKeys, describe_argument
 from keras_qat.graph.operations import is_operation
-from keras_qat.graph.structural_keys import StructuralKeys, describe_argument
 from keras_qat.keras2.layer_names import is_of_keras
 from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.lowering.builder import LoweringContext
@@ -33,7 +33,7 @@ def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph
     keys, first = StructuralKeys(identify), dict[int, Call]()
     merged: dict[Value, Value] = {}
     for call in graph.calls:
-        earlier = first.setdefault(keys.number(call.output), call)
+        earlier = first.setdefault(keys.find_index(call.output), call)
         if earlier is not call:
             merged[call.output] = earlier.output
 

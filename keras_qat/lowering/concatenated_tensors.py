@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
-from keras_qat.graph.operations import get_kind
-from keras_qat.graph.tf_operations import get_argument
+from keras_qat.graph.operations import get_argument, get_kind
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.expand_call import expand_call, known, require, stand_in

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.tf_operations import get_operands, read_array
+from keras_qat.graph.operations import get_operands, read_array
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by

@@ -53,7 +53,7 @@ def expand_operation(call: Call, context: LoweringContext, forced: bool) -> list
     if kind not in table or (kind in BETTER_IN_FLOAT and not forced):
         return []
     parts, within = expand_call(call, table[kind], context, inside=True), (*call.within, call.layer)
-    return [part.in_place(source=call.source, within=within) for part in parts]
+    return [part.replace(source=call.source, within=within) for part in parts]
 
 
 BETTER_IN_FLOAT = (*WHOLE, "clip_by_norm", "per_image_standardization")

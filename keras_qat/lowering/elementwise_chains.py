@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
-from keras_qat.graph.operations import is_operation
-from keras_qat.graph.tf_operations import operation_class, read_scalar
+from keras_qat.graph.operations import is_operation, operation_class, read_scalar
 from keras_qat.helper_layers.elementwise_functions import FUNCTIONS, Formula
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.lowering.activations import split_activation

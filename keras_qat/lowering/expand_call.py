@@ -12,13 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
-from keras_qat.graph.operations import is_operation, name_in_tensorflow
+from keras_qat.graph.facts import describe_arguments
+from keras_qat.graph.operations import bind_arguments, is_operation, name_in_tensorflow
 from keras_qat.graph.precision import get_policy, is_half, use_policy
-from keras_qat.graph.structural_keys import describe_arguments
-from keras_qat.graph.tf_operations import bind_arguments
-from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layers_and_models import accepts_training, rename
-from keras_qat.keras2.symbolic_calls import SymbolicTensor, take_nodes
+from keras_qat.keras2.backend import KerasTensor, keras
+from keras_qat.keras2.layers_and_models import accepts_training, rename, take_nodes
 from keras_qat.lowering.builder import LoweringContext, suffix_of
 
 Known = TypeVar("Known")
@@ -67,14 +65,14 @@ def stand_in(value: Value, call: Call | None = None) -> Any:
         value: the value.
         call: the call that is expanded, if it reads the value.
     """
-    tensor = SymbolicTensor(tf.TensorSpec(value.shape, value.dtype))
+    tensor = KerasTensor(tf.TensorSpec(value.shape, value.dtype))
     tensor.graph_value, tensor.expanded_call = value, call
     return tensor
 
 
 def is_tensor(argument: Any) -> bool:
     """Tell whether an argument of an expansion is a tensor, not a constant."""
-    return isinstance(argument, SymbolicTensor)
+    return isinstance(argument, KerasTensor)
 
 
 def value_of(argument: Any) -> Any:

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.facts import Facts, reach
-from keras_qat.graph.operations import MOVES, get_kind
-from keras_qat.graph.tf_operations import read_array
+from keras_qat.graph.operations import MOVES, get_kind, read_array
 from keras_qat.helper_layers.operations import Positions
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, suffix_of
 

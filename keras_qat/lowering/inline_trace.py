@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
-from keras_qat.graph.operation_calls import call_in_layer
 from keras_qat.graph.operations import is_operation, name_in_tensorflow
-from keras_qat.graph.rebuild_model import rebuild_model
-from keras_qat.graph.size_expressions import fold_known_sizes
-from keras_qat.graph.static_shapes import set_static_shapes
+from keras_qat.graph.rebuild_model import call_in_layer, rebuild_model
+from keras_qat.graph.sizes import fold_known_sizes, set_static_shapes
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import allow_any_batch_sizes, layers
 from keras_qat.keras2.layers_and_models import list_layers, rename
@@ -82,7 +80,7 @@ class Inliner:
         self.counts[layer] += 1
         names = InnerNames(traced.call, prefix, self._names.setdefault(layer, {}), taken)
         within = (*traced.call.within, layer)
-        return [call.in_place(within=within) for call in _Inlined(self, traced, names).run()]
+        return [call.replace(within=within) for call in _Inlined(self, traced, names).run()]
 
     def label_shared(self, variable: int, name: str) -> tuple[str, str]:
         """Return the name of a weight that several layers read, and its tensor's in the next call.

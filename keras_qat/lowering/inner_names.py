@@ -10,10 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, flatten_values
-from keras_qat.graph.facts import solve
-from keras_qat.graph.operations import is_operation, name_in_tensorflow
-from keras_qat.graph.structural_keys import describe_arguments
-from keras_qat.graph.tf_operations import read_array
+from keras_qat.graph.facts import describe_arguments, solve
+from keras_qat.graph.operations import is_operation, name_in_tensorflow, read_array
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.layer_names import name_inner_calls
 from keras_qat.tracing.trace_layer import TracedLayer

@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.operations import get_kind
-from keras_qat.graph.tf_operations import get_operands, read_array
+from keras_qat.graph.operations import get_kind, get_operands, read_array
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.expand_call import expand_call, is_tensor
 

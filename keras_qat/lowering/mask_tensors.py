@@ -10,13 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
-from keras_qat.graph.masks import Masks
+from keras_qat.graph.keras_masks import KerasMasks
 from keras_qat.graph.operations import is_operation
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.rebuild_model import make_input
-from keras_qat.graph.size_expressions import fold_known_sizes, use_python_integers
+from keras_qat.graph.sizes import fold_known_sizes, use_python_integers
 from keras_qat.helper_layers.operations import CarryMask
-from keras_qat.keras2.backend import accepts_mask, keras, layers
+from keras_qat.keras2.backend import accepts_mask, keras, layers, make_input
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.inner_names import weights_in
 from keras_qat.messages import KERAS, get_package
@@ -45,7 +44,7 @@ class MaskTensors:
         """Calls that compute masks and are not part of the graph yet."""
         self._made_by: dict[Value, Call] = {}
         self._symbols = _Symbols()
-        self._masks = Masks(self._symbols.__getitem__, self._made_by.get, self._kept)
+        self._masks = KerasMasks(self._symbols.__getitem__, self._made_by.get, self._kept)
         self._traced: dict[tuple[Any, str], TracedLayer] = {}
         self._count = 0
 
@@ -126,7 +125,7 @@ class MaskTensors:
 
     def _of(self, value: Value) -> Value | None:
         try:
-            symbol = self._masks.of(value)
+            symbol = self._masks.find(value)
         except CannotTrace:
             raise
         except Exception as error:  # Whatever a user's own code may raise.

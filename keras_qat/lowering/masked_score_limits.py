@@ -7,8 +7,15 @@ from typing import Any, NamedTuple
 
 from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.graph.facts import solve
-from keras_qat.graph.operations import READS_SHAPES, get_kind, is_operation
-from keras_qat.graph.tf_operations import arguments_in_order, get_operands, read_array, read_scalar
+from keras_qat.graph.operations import (
+    READS_SHAPES,
+    arguments_in_order,
+    get_kind,
+    get_operands,
+    is_operation,
+    read_array,
+    read_scalar,
+)
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.read_operations import simplify_operation
 from keras_qat.ops.registry import find_op

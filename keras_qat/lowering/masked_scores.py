@@ -15,9 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
-from keras_qat.graph.operations import MOVES, get_kind
-from keras_qat.graph.size_expressions import find_example
-from keras_qat.graph.tf_operations import read_array
+from keras_qat.graph.operations import MOVES, get_kind, read_array
+from keras_qat.graph.sizes import find_example
 from keras_qat.helper_layers.operations import MaskScores
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, calls_behind, replace_by

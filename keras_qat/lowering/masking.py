@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.tf_operations import operation_class
+from keras_qat.graph.operations import operation_class
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.mask_tensors import MaskTensors

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
-from keras_qat.graph.operations import get_kind, name_in_tensorflow
-from keras_qat.graph.tf_operations import get_operands
+from keras_qat.graph.operations import get_kind, get_operands, name_in_tensorflow
 
 WHOLE = (*("batch_normalization", "fused_batch_norm", "local_response_normalization", "normalize"),)
 """Operations that normalize by themselves."""

@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from keras_qat.graph.calls import Call, Graph, drop_unused_calls
-from keras_qat.graph.list_calls import list_calls, list_changes
+from keras_qat.graph.debug_graph import list_calls, list_changes, verify_graph
 from keras_qat.graph.missing_values import REPLACES_NAN, find_nan_handling
-from keras_qat.graph.size_expressions import fold_known_sizes
-from keras_qat.graph.static_shapes import set_static_shapes
-from keras_qat.graph.verify_graph import verify_graph
+from keras_qat.graph.sizes import fold_known_sizes, set_static_shapes
 from keras_qat.imports.read_float import ReadsWeight
 from keras_qat.lowering.activations import HARD_SWISH
 from keras_qat.lowering.builder import LoweringContext, trace_as_usual

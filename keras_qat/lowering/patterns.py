@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from keras_qat.graph.calls import Call, Graph, Value, drop_unused_calls, flatten_values
-from keras_qat.graph.facts import Facts
+from keras_qat.graph.facts import Facts, StructuralKeys, describe_argument
 from keras_qat.graph.operations import COMMUTES
-from keras_qat.graph.structural_keys import StructuralKeys, describe_argument
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.read_operations import find_uniform, simplify_operation
 

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.facts import Facts
-from keras_qat.graph.operations import get_kind, is_operation
-from keras_qat.graph.tf_operations import arguments_in_order, read_array
+from keras_qat.graph.operations import arguments_in_order, get_kind, is_operation, read_array
 from keras_qat.keras2.backend import keras, layers
 
 LAYERS = {

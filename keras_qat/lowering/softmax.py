@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.tf_operations import operation_class, read_scalar
+from keras_qat.graph.operations import operation_class, read_scalar
 from keras_qat.helper_layers.finite_functions import SoftmaxOfMany
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by

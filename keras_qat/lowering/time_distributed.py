@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
+from keras_qat.graph.operations import operation_class
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.tf_operations import operation_class
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import clone

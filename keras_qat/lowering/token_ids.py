@@ -10,8 +10,13 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.facts import reach
-from keras_qat.graph.operations import get_kind, is_operation, moves_elements
-from keras_qat.graph.tf_operations import get_argument, read_scalar
+from keras_qat.graph.operations import (
+    get_argument,
+    get_kind,
+    is_operation,
+    moves_elements,
+    read_scalar,
+)
 from keras_qat.helper_layers.operations import Indices, WeightTensor
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder

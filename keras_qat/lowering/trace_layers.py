@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_qat.graph.calls import Call, Graph, flatten_values
-from keras_qat.graph.static_shapes import set_shapes_in_order
+from keras_qat.graph.sizes import set_shapes_in_order
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.lowering.activations import split_activation
@@ -50,11 +50,11 @@ def trace_layers(graph: Graph, context: LoweringContext) -> Graph:
     If one reads a tensor that another one kept in an attribute, all layers are traced as one.
     """
     traced = _trace_until_stable(graph, context)
-    if READS_OTHERS not in traced.closed.values() or graph.loss_only:
+    if READS_OTHERS not in traced.opaque.values() or graph.loss_only:
         return traced
     with contextlib.suppress(ValueError):
         together = _trace_until_stable(as_one_call(graph), context)
-        if READS_OTHERS not in together.closed.values():
+        if READS_OTHERS not in together.opaque.values():
             return together
     return _trace_until_stable(graph, context)
 
@@ -108,7 +108,7 @@ class _Attempt:
         self.owners = set(agreed.borrowed.owners.values())
         self.apart = agreed.apart | agreed.borrowed.find_sharing()
         self.inliner = Inliner(context, flatten_values(read.inputs)[0], agreed.borrowed.owners)
-        self.closed: dict[str, str] = {}
+        self.opaque: dict[str, str] = {}
         """Name of a call that stays opaque -> the reason."""
         self.refused: dict[Any, str] = {}
         """Layer that stays opaque in one of its calls -> the reason."""
@@ -125,7 +125,7 @@ class _Attempt:
         ]
         losses = [*self.graph.loss_only, *self.inliner.losses]
         return self.masks.carried(
-            dataclasses.replace(self.graph, calls=calls, closed=self.closed, loss_only=losses)
+            dataclasses.replace(self.graph, calls=calls, opaque=self.opaque, loss_only=losses)
         )
 
     def _replace(self, call: Call, siblings: Sequence[Call] = ()) -> list[Call]:
@@ -250,7 +250,7 @@ class _Attempt:
         is_of_keras = expansion is not None and type(layer) is not layers.RNN
         has_other_reason = is_of_keras or type(layer) in ATTENTION or layer in self._masked
         if not has_other_reason or isinstance(error, TooLarge):
-            self.closed[call.name] = self.refused[layer] = str(error)
+            self.opaque[call.name] = self.refused[layer] = str(error)
 
     def _find_traceable(self, call: Call) -> Call | None:
         """Return the call of a function that computes the same as a Keras layer, or None."""

@@ -12,8 +12,7 @@ import numpy as np
 
 from keras_qat.graph.calls import Call, Graph, Value
 from keras_qat.graph.facts import Facts
-from keras_qat.graph.operations import get_kind
-from keras_qat.graph.tf_operations import get_operands, read_scalar
+from keras_qat.graph.operations import get_kind, get_operands, read_scalar
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.masked_scores import HIDES
@@ -105,4 +104,4 @@ def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) 
     if kind not in IGNORES or value / IGNORES[kind] < 1.0:
         return [call]
     x = np.full([size or 1 for size in call.output.shape], value, np.float32)
-    return [call.in_place(args=(other, x), kwargs={})]
+    return [call.replace(args=(other, x), kwargs={})]

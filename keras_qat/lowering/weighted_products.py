@@ -12,9 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
-from keras_qat.graph.operations import get_kind
-from keras_qat.graph.size_expressions import find_sizes
-from keras_qat.graph.tf_operations import get_argument, get_operands, read_array
+from keras_qat.graph.operations import get_argument, get_kind, get_operands, read_array
+from keras_qat.graph.sizes import find_sizes
 from keras_qat.helper_layers.computed_kernels import COMPUTED
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers

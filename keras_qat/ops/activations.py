@@ -35,7 +35,7 @@ from keras_qat.arithmetic.sigmoid_and_tanh import (
     prepare_sigmoid,
     prepare_tanh,
 )
-from keras_qat.graph.tf_operations import get_argument
+from keras_qat.graph.operations import get_argument
 from keras_qat.helper_layers.operations import HardSwish
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission

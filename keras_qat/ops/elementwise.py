@@ -20,7 +20,7 @@ from keras_qat.arithmetic.fixed_point import (
 from keras_qat.arithmetic.plain_operations import product
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
 from keras_qat.graph.calls import Call
-from keras_qat.graph.tf_operations import inputs_and_constants
+from keras_qat.graph.operations import inputs_and_constants
 from keras_qat.keras2.backend import layers
 from keras_qat.ops import mlas
 from keras_qat.ops.emission import Activation, Emission

@@ -7,8 +7,7 @@ import math
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.operations import get_kind
-from keras_qat.graph.tf_operations import get_operands, read_scalar
+from keras_qat.graph.operations import get_kind, get_operands, read_scalar
 from keras_qat.helper_layers.finite_functions import Logarithm, Power, Reciprocal
 from keras_qat.ops.lookup import accept_float, accept_option, lookup_row
 from keras_qat.ops.op import Attributes, Op

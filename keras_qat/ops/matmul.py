@@ -13,7 +13,7 @@ from keras_qat.arithmetic.fixed_point import multiply_sums, to_fixed_point
 from keras_qat.arithmetic.plain_operations import product
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.graph.calls import Call, multiply_sizes
-from keras_qat.graph.tf_operations import get_operands
+from keras_qat.graph.operations import get_operands
 from keras_qat.helper_layers.operations import Contract
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.einsum import Axes, emit_product, expand_ellipsis, find_positions, parse_equation

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.operations import get_kind
-from keras_qat.graph.tf_operations import get_operands, read_scalar
+from keras_qat.graph.operations import get_kind, get_operands, read_scalar
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import get_rank, make_movement, read_integers

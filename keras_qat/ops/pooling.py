@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Call
-from keras_qat.graph.operations import get_kind
-from keras_qat.graph.tf_operations import get_argument, get_operands
+from keras_qat.graph.operations import get_argument, get_kind, get_operands
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.image_shapes import as_pair, emit_on_images

@@ -11,8 +11,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.fixed_point import multiply, to_fixed_point
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, round_half_away, single
 from keras_qat.graph.calls import Call
-from keras_qat.graph.operations import get_kind, is_operation
-from keras_qat.graph.tf_operations import get_argument, read_scalar
+from keras_qat.graph.operations import get_argument, get_kind, is_operation, read_scalar
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import accept_float, compute_by_table, prepare_table

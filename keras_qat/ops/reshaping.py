@@ -6,8 +6,7 @@ import dataclasses
 import math
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.operations import get_kind
-from keras_qat.graph.tf_operations import get_argument, get_operands
+from keras_qat.graph.operations import get_argument, get_kind, get_operands
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission

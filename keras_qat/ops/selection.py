@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.fixed_point import multiply
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.tf_operations import get_operands, read_scalar
+from keras_qat.graph.operations import get_operands, read_scalar
 from keras_qat.ops.composed import (
     NO_WIDE,
     WIDE,

@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, flatten_values
-from keras_qat.graph.operations import get_kind
-from keras_qat.graph.tf_operations import get_argument, get_operands
+from keras_qat.graph.operations import get_argument, get_kind, get_operands
 from keras_qat.helper_layers.operations import LastStep
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission

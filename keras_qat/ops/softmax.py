@@ -31,8 +31,7 @@ from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.plain_operations import quotient
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.graph.calls import Call
-from keras_qat.graph.operations import is_operation
-from keras_qat.graph.tf_operations import get_argument, get_operands, read_scalar
+from keras_qat.graph.operations import get_argument, get_operands, is_operation, read_scalar
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops import mlas
 from keras_qat.ops.emission import Emission

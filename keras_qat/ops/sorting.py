@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.tf_operations import get_argument
+from keras_qat.graph.operations import get_argument
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import make_movement, read_integers
 from keras_qat.ops.op import Arguments, Attributes

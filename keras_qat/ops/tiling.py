@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.tf_operations import get_argument, get_operands
+from keras_qat.graph.operations import get_argument, get_operands
 from keras_qat.helper_layers.operations import ReverseSteps, Roll
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission

@@ -47,7 +47,7 @@ class Int8Placement:
         self.graph, self.settings = graph, settings
         self.bits = settings.recipe.activations.bits
         self.is_int16 = self.bits == 16
-        self.consumers, self.find_single_consumers = (
+        self.consumers, self.single_consumers = (
             graph.consumers(),
             graph.find_single_consumers(),
         )
@@ -156,8 +156,8 @@ class Int8Placement:
             only = f", but with {' or '.join(families)}" if families else ""
             return f"no int16 kernel for {describe_layer(call.layer)}{only}"
         rule = f"no int8 rule for {describe_layer(call.layer)}"
-        if call.name in self.graph.closed:
-            return f"{rule}, and it cannot be opened: {self.graph.closed[call.name]}"
+        if call.name in self.graph.opaque:
+            return f"{rule}, and it cannot be opened: {self.graph.opaque[call.name]}"
         if refusal := refusal or why_whole(call):
             return f"{rule}: {refusal}"
         return f"{rule} with a mask" if any(value.masked for value in call.inputs) else rule
@@ -294,11 +294,7 @@ class Int8Placement:
         """Returns whether the next activation is fused into the operator of this tensor."""
         if not op.can_merge_relu or isinstance(op.output, SharedRange):
             return False
-        reader = (
-            self.op(self.find_single_consumers[value])
-            if value in self.find_single_consumers
-            else None
-        )
+        reader = self.op(self.single_consumers[value]) if value in self.single_consumers else None
         return reader is not None and reader.clips
 
     def follows_pooling(self, call: Call) -> bool:
@@ -307,7 +303,7 @@ class Int8Placement:
         op = self.op(value.producer) if value.producer is not None else None
         if op is None or not op.can_merge_relu or not isinstance(op.output, SharedRange):
             return False
-        return value in self.find_single_consumers and value in self.specs
+        return value in self.single_consumers and value in self.specs
 
     def roots_of(self, values: Iterable[Value]) -> frozenset[Spec | None]:
         """Returns specifications of tensors, traced back through operators that keep a range."""

@@ -137,7 +137,7 @@ def quantize_model(
 def _show_in_float(plan: Plan, name: str) -> None:
     """Tells which layers stay in float, except those that `warn_of_closed` warns of."""
     reasons = {
-        name: why for name, why in plan.left_in_float.items() if name not in plan.graph.closed
+        name: why for name, why in plan.left_in_float.items() if name not in plan.graph.opaque
     }
     calls = (call for call in plan.graph.calls if call.name in reasons)
     layers = [(call.source, reasons[call.name]) for call in calls]

@@ -20,10 +20,9 @@ from keras_qat.arithmetic.kernel_families import (
 from keras_qat.config.arguments import switch
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import Target, find_or_warn
-from keras_qat.graph.graph_copy import find_used_inputs
 from keras_qat.graph.precision import ScalesLoss, compute_in_float32, use_float32
 from keras_qat.graph.read_model import list_symbols
-from keras_qat.graph.rebuild_model import get_functional_config
+from keras_qat.graph.rebuild_model import find_used_inputs, get_functional_config
 from keras_qat.imports.keras3.backend import refuse_files
 from keras_qat.imports.keras3.parts import RefusesKeras3
 from keras_qat.integer_graph.keras_inference import Inference
@@ -47,10 +46,10 @@ from keras_qat.keras2.layers_and_models import (
     get_nested_inputs,
     list_layers,
     name_outputs,
+    restore_names,
     set_known_sizes,
 )
-from keras_qat.keras2.names_in_configs import restore_names
-from keras_qat.keras2.user_errors import reading_config
+from keras_qat.keras2.readability import explain_config_errors
 from keras_qat.messages import warn_caller
 from keras_qat.rewriting.float_configs import float_config_of
 from keras_qat.rewriting.instead import INSTEAD
@@ -370,7 +369,7 @@ class QuantizedModel(
         }
 
     @classmethod
-    @reading_config()
+    @explain_config_errors()
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         config = dict(config)
         trained_as = config.pop("trained_as", None)

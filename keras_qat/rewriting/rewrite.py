@@ -10,10 +10,9 @@ import tensorflow as tf
 
 from keras_qat.config import specs
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
-from keras_qat.graph.graph_copy import InsertedCall, Replacement, copy_graph
 from keras_qat.graph.precision import get_policy, is_half
 from keras_qat.graph.read_model import list_symbols
-from keras_qat.graph.rebuild_model import rebuild_model
+from keras_qat.graph.rebuild_model import InsertedCall, Replacement, copy_graph, rebuild_model
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.configurations import find_missing_config
 from keras_qat.keras2.layers_and_models import (

@@ -15,7 +15,7 @@ from keras_qat.graph.calls import Call, Graph
 from keras_qat.io.atomic_files import saving_to
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import find_custom_attributes
-from keras_qat.keras2.user_errors import first_line
+from keras_qat.keras2.readability import get_first_line
 from keras_qat.messages import LIBRARIES, get_package, pluralize, warn_caller
 
 FILES = (".keras", ".h5", ".hdf5")
@@ -143,7 +143,9 @@ def why_not_saved(call: Call) -> str | None:
         try:
             module.serialize(part)
         except TypeError as error:
-            return f"Keras cannot save the {type(part).__name__} of a weight: {first_line(error)}"
+            return (
+                f"Keras cannot save the {type(part).__name__} of a weight: {get_first_line(error)}"
+            )
     activation = vars(call.layer).get("activation")
     if not callable(activation) or isinstance(activation, keras.layers.Layer):
         return None
@@ -180,8 +182,8 @@ def _is_known(part: Any) -> bool:
 
 def warn_of_closed(graph: Graph, float_layers: Iterable[str]) -> None:
     """Warns of custom layers that could not be opened, and of calls that Keras cannot save."""
-    closed, message = graph.closed, []
-    lines = [f"  {name}: {closed[name]}" for name in float_layers if name in closed]
+    opaque, message = graph.opaque, []
+    lines = [f"  {name}: {opaque[name]}" for name in float_layers if name in opaque]
     if lines:
         message += ["These layers compute in float, as they cannot be opened:", *lines]
         message += [
@@ -191,7 +193,7 @@ def warn_of_closed(graph: Graph, float_layers: Iterable[str]) -> None:
     lines = []
     for call in graph.calls:
         reason = why_not_saved(call)
-        if reason is None and call.name in closed:
+        if reason is None and call.name in opaque:
             reason = why_not_loaded(call)
         lines += [] if reason is None else [f"  {call.name}: {reason}."]
     if lines:

@@ -16,8 +16,7 @@ from keras_qat.helper_layers.operations import Regularize
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.configurations import collect_custom_objects, deserialization_scope
-from keras_qat.keras2.layers_and_models import assign_reshaped, clone, list_layers
-from keras_qat.keras2.names_in_configs import restore_names
+from keras_qat.keras2.layers_and_models import assign_reshaped, clone, list_layers, restore_names
 from keras_qat.keras2.readability import check_readable
 from keras_qat.lowering import lower
 from keras_qat.placement import lower_graph, place_lowered

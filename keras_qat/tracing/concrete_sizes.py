@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.operations import draws_random_numbers, get_kind, is_operation
-from keras_qat.graph.size_expressions import BATCHES
-from keras_qat.graph.tf_operations import read_array
+from keras_qat.graph.operations import draws_random_numbers, get_kind, is_operation, read_array
+from keras_qat.graph.sizes import BATCHES
 from keras_qat.keras2.backend import is_symbolic, keras, patch_members
 
 HELD = "keras_qat: the number"
@@ -125,7 +124,8 @@ def asked_by_user(*others: str) -> bool:
     """
     frame: Any = sys._getframe(2)
     while (
-        frame.f_code.co_name == "called" and frame.f_globals["__name__"] == patch_members.__module__
+        frame.f_code.co_name == "call_by_thread"
+        and frame.f_globals["__name__"] == patch_members.__module__
     ):
         frame = frame.f_back  # What calls the function for one thread alone.
     module = str(frame.f_globals.get("__name__", ""))

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.rebuild_model import make_input
-from keras_qat.keras2.backend import is_symbolic, keras, patch_members
+from keras_qat.keras2.backend import is_symbolic, keras, make_input, patch_members
 from keras_qat.messages import LIBRARIES, get_package
 from keras_qat.tracing.concrete_sizes import HELD, asked_by_user
 

@@ -13,8 +13,7 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
 from keras_qat.graph.operations import get_kind, is_operation
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.rebuild_model import make_input
-from keras_qat.keras2.backend import allow_any_batch_sizes, is_symbolic, keras
+from keras_qat.keras2.backend import allow_any_batch_sizes, is_symbolic, keras, make_input
 
 
 class NotKnown(Exception):

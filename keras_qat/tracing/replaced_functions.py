@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.tf_operations import operation_class
+from keras_qat.graph.operations import operation_class
 from keras_qat.keras2.backend import is_symbolic, keras, patch_members
 from keras_qat.tracing.concrete_sizes import asked_by_user
 

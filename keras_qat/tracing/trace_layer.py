@@ -15,23 +15,23 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
-from keras_qat.graph.masks import first_argument
+from keras_qat.graph.keras_masks import get_first_argument
+from keras_qat.graph.operations import read_scalar
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.rebuild_model import make_input
-from keras_qat.graph.tf_operations import read_scalar
 from keras_qat.keras2.backend import (
     accepts_mask,
     allow_any_batch_sizes,
     has_mask_argument,
     is_symbolic,
     keras,
+    make_input,
     one_at_a_time,
     set_keras_mask,
     without_autograph,
 )
 from keras_qat.keras2.layer_names import use_unique_names
 from keras_qat.keras2.layers_and_models import accepts_training, list_nodes
-from keras_qat.keras2.user_errors import describe_error, first_line
+from keras_qat.keras2.readability import describe_error, get_first_line
 from keras_qat.tracing.cannot_trace import READS_OTHERS, CannotTrace, ReadsWeights
 from keras_qat.tracing.check_trace import find_deviation, without_none
 from keras_qat.tracing.concrete_sizes import make_symbols_of_values
@@ -156,7 +156,7 @@ class Trace:
         if not accepts_mask(layer):
             kwargs.pop("mask", None)
         elif not has_mask_argument(layer, args, kwargs):
-            first = map_values(self.masks.get, first_argument(call))
+            first = map_values(self.masks.get, get_first_argument(call))
             if any(mask is not None for mask in tf.nest.flatten(first)):
                 kwargs["mask"] = first
         self.added: list[Any] = []
@@ -187,7 +187,7 @@ class Trace:
             self.model = self.model_of(tensors, self.outputs)
         except ValueError as error:
             is_foreign = "Graph disconnected" in str(error)
-            raise CannotTrace(READS_OTHERS if is_foreign else first_line(error)) from error
+            raise CannotTrace(READS_OTHERS if is_foreign else get_first_line(error)) from error
         arguments = tf.nest.flatten([(node.call_args, node.call_kwargs) for node in self.nodes])
         read = [leaf for leaf in arguments if isinstance(leaf, tf.Variable)]
         if read := [
@@ -234,7 +234,7 @@ class Trace:
         try:
             graph = read_model(self.model)
         except ValueError as error:
-            raise CannotTrace(first_line(error)) from error
+            raise CannotTrace(get_first_line(error)) from error
         if self.outside:
             graph = dataclasses.replace(graph, calls=list(map(_with_constants, graph.calls)))
         values = flatten_values(graph.inputs)

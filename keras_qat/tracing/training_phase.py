@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import map_values
-from keras_qat.graph.operation_calls import copy_with_all_arguments
 from keras_qat.graph.operations import draws_random_numbers, get_kind
+from keras_qat.graph.rebuild_model import copy_with_all_arguments
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import is_symbolic
 from keras_qat.keras2.layers_and_models import bind_options

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.operation_calls import copy_with_all_arguments
 from keras_qat.graph.operations import name_in_tensorflow
+from keras_qat.graph.rebuild_model import copy_with_all_arguments
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import is_symbolic, keras
 from keras_qat.tracing.compare_traces import equal, identity

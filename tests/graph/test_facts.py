@@ -11,7 +11,7 @@ from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.facts import Facts, reach
 from keras_qat.graph.operations import MOVES, get_kind
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.size_expressions import evaluate, find_sizes
+from keras_qat.graph.sizes import evaluate, find_sizes
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.index_types import find_values
 from keras_qat.lowering.uniform_constants import Uniform, find_nearly_uniform

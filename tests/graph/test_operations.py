@@ -8,9 +8,15 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.graph import operations
-from keras_qat.graph.operations import FUNCTIONS, KINDS, OTHER_KINDS, draws_random_numbers, get_kind
+from keras_qat.graph.operations import (
+    FUNCTIONS,
+    KINDS,
+    OTHER_KINDS,
+    draws_random_numbers,
+    get_kind,
+    get_operands,
+)
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.tf_operations import get_operands
 from keras_qat.keras2.backend import keras
 
 TABLE = Path(operations.__file__)

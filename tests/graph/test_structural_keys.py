@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.graph.facts import StructuralKeys
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.structural_keys import StructuralKeys
 from keras_qat.keras2.backend import keras
 from tests.helpers import images
 
@@ -49,7 +49,7 @@ def numbers_of(*build):
     y = keras.Input((3,), name="y")
     model = keras.Model([x, y], [make(x, y) for make in build])
     keys = StructuralKeys()
-    return [keys.number(value) for value in read_model(model).outputs]
+    return [keys.find_index(value) for value in read_model(model).outputs]
 
 
 def test_equal_operations_on_equal_tensors_share_a_number():

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from keras_qat.graph.calls import Value
+from keras_qat.graph.debug_graph import find_problems
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.verify_graph import find_problems
 from tests.networks.small import functional, layers
 
 
@@ -33,9 +33,9 @@ def test_call_before_its_producer():
 
 def test_value_with_another_producer():
     graph = read(layers.Dense(3, name="dense"))
-    graph.calls[0].in_place(name="copy")
+    graph.calls[0].replace(name="copy")
     (problem,) = find_problems(graph)
-    assert problem.startswith("dense says that")
+    assert problem.startswith("the producer of dense is")
 
 
 @pytest.mark.parametrize("kind", [layers.Dense(3, name="x"), layers.ReLU(name="x")])
@@ -48,7 +48,7 @@ def test_wrong_shape(kind):
 
 def test_two_layers_of_one_name():
     graph = read(layers.ReLU(name="a"), layers.ReLU(name="b"))
-    calls = [graph.calls[0], graph.calls[1].in_place(name="a")]
+    calls = [graph.calls[0], graph.calls[1].replace(name="a")]
     graph = dataclasses.replace(graph, calls=calls)
     assert list(find_problems(graph)) == ["two layers are called a"]
 

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call
+from keras_qat.graph.operations import bind_arguments
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.tf_operations import bind_arguments
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.expand_call import expand_call, require, value_of

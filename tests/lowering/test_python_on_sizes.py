@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.size_expressions import find_example, find_sizes
+from keras_qat.graph.sizes import find_example, find_sizes
 from keras_qat.keras2.backend import keras
 from tests.comparison import assert_kept
 from tests.helpers import images, scramble

@@ -14,8 +14,8 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.export.tflite_writer import tensor_index, write_node
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
+from keras_qat.graph.operations import inputs_and_constants
 from keras_qat.graph.read_model import read_model
-from keras_qat.graph.tf_operations import inputs_and_constants
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes import with_batch

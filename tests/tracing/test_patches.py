@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.graph.list_calls import describe_call
+from keras_qat.graph.debug_graph import describe_call
 from keras_qat.graph.read_model import read_model
 from keras_qat.tracing import patches
 from keras_qat.tracing.trace_layer import trace_layer

@@ -43,7 +43,7 @@ from keras_qat.io.counts import check_counts
 from keras_qat.io.data import pad_batch, read_arrays
 from keras_qat.io.inputs import pack_inputs
 from keras_qat.keras2.backend import one_at_a_time
-from keras_qat.keras2.compiled_losses import find_losses
+from keras_qat.keras2.losses import find_losses
 from keras_qat.messages import warn_caller
 from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Refusal, Runtime
 from keras_qat.tflite.metadata import read_rescalings

@@ -17,7 +17,7 @@ from keras_qat.analysis.verify.uses import uses_of
 from keras_qat.analysis.verify.verdict import is_clearly_good
 from keras_qat.integer_graph.float_inference import float_outputs
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.keras2.compiled_losses import CompiledLoss
+from keras_qat.keras2.losses import CompiledLoss
 from keras_qat.ops.op import FixedRange
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.training.recurrent import Stream

@@ -15,7 +15,7 @@ from keras_qat.analysis.verify.uses import Use, is_gate, same_decisions
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.simulate import Codes, run_examples
-from keras_qat.keras2.compiled_losses import CompiledLoss
+from keras_qat.keras2.losses import CompiledLoss
 from keras_qat.keras2.readability import defines
 from keras_qat.tflite.interpreter import FileInterpreter, dequantize
 from keras_qat.training.first_batch import first_batch_of

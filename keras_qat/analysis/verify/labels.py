@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_qat.analysis.verify.uses import MOST_NEIGHBOURS, Use, nearest_labels
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.keras2.compiled_losses import CompiledLoss
+from keras_qat.keras2.losses import CompiledLoss
 
 NEARER = 0.2
 """How much more often the nearest neighbour than the argmax has an example's class, of vectors

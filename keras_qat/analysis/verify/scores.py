@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_qat.analysis.verify.labels import Labels
 from keras_qat.analysis.verify.uses import MOST_NEIGHBOURS, most_frequent, nearest_labels
-from keras_qat.keras2.compiled_losses import CompiledLoss
+from keras_qat.keras2.losses import CompiledLoss
 
 MOST_CHANNELS = 100
 """Channels of an output that are scored one by one; with more they are all of one kind."""

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.keras2.compiled_losses import CompiledLoss
+from keras_qat.keras2.losses import CompiledLoss
 from keras_qat.ops.node import Tensor
 from keras_qat.ops.op import FixedRange, SharedRange
 

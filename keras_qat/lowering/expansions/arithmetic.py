@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.missing_values import TESTS_FOR_NAN
-from keras_qat.graph.tf_operations import read_array, read_scalar
+from keras_qat.graph.operations import read_array, read_scalar
 from keras_qat.helper_layers.finite_functions import (
     Logarithm,
     Power,

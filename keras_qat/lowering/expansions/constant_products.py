@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.tf_operations import get_argument, read_array
+from keras_qat.graph.operations import get_argument, read_array
 from keras_qat.lowering.expand_call import Expansion, call_of, is_tensor, known, require
 
 _UNIT = "1"

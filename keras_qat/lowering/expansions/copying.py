@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
 from keras_qat.graph.facts import Facts
-from keras_qat.graph.operations import get_kind
-from keras_qat.graph.size_expressions import (
+from keras_qat.graph.operations import get_argument, get_kind, get_operands, read_array, read_scalar
+from keras_qat.graph.sizes import (
     BATCH,
     count_rows,
     evaluate_shape,
@@ -21,7 +21,6 @@ from keras_qat.graph.size_expressions import (
     find_size,
     find_sizes,
 )
-from keras_qat.graph.tf_operations import get_argument, get_operands, read_array, read_scalar
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.expand_call import (
     CannotExpand,

@@ -7,9 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.operations import get_kind
-from keras_qat.graph.size_expressions import counts_examples
-from keras_qat.graph.tf_operations import get_operands, read_scalar
+from keras_qat.graph.operations import get_kind, get_operands, read_scalar
+from keras_qat.graph.sizes import counts_examples
 from keras_qat.lowering.expand_call import Expansion, is_tensor, require, stand_in, value_of
 
 

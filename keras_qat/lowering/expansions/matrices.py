@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.tf_operations import read_array, read_scalar
+from keras_qat.graph.operations import read_array, read_scalar
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.expand_call import CannotExpand, Expansion, require

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Value
 from keras_qat.graph.facts import solve
-from keras_qat.graph.tf_operations import read_array
+from keras_qat.graph.operations import read_array
 from keras_qat.helper_layers.operations import Contract, OnGrid
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import clone

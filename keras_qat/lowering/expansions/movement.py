@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.size_expressions import BATCH, find_example, find_sizes
-from keras_qat.graph.tf_operations import read_scalar
+from keras_qat.graph.operations import read_scalar
+from keras_qat.graph.sizes import BATCH, find_example, find_sizes
 from keras_qat.helper_layers.operations import Roll
 from keras_qat.lowering.expand_call import (
     Expansion,

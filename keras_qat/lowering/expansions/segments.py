@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.tf_operations import read_array, read_scalar
+from keras_qat.graph.operations import read_array, read_scalar
 from keras_qat.lowering.expand_call import CannotExpand, Expansion, require
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.tf_operations import read_scalar
+from keras_qat.graph.operations import read_scalar
 from keras_qat.helper_layers.elementwise_functions import Formula
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.expand_call import Expansion, is_tensor, require

@@ -11,7 +11,7 @@ import keras_qat
 from keras_qat.analysis.verify.labels import read_labels
 from keras_qat.analysis.verify.scores import score
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.compiled_losses import find_losses
+from keras_qat.keras2.losses import find_losses
 from tests.helpers import rng
 
 pytestmark = pytest.mark.filterwarnings(
