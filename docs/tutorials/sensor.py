@@ -100,7 +100,7 @@ print(keras_qat.summary(qat))
 #
 # The file as C++ source, with scales, zero points, the operators to register, and what the
 # kernels give for some examples: a test that runs on the device. Where the sensor is a camera, the
-# firmware can hand over its [pixels as they are](../feeding.md#pixels-as-they-are).
+# firmware can hand over its [camera pixels](../feeding.md#camera-pixels).
 
 # %%
 keras_qat.export_c(qat, "scanner.cc", examples=x_test[:2])

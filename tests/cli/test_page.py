@@ -15,7 +15,7 @@ from keras_qat_cli.commands import cli
 PAGE = Path(__file__).parent.parent.parent / "docs" / "command-line.md"
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.M | re.S)
 VARIES = re.compile(
-    r"\d+ bytes|scale [\d.]+, zero point -?\d+|[\d.]+ dB|[\d.]+% of the rows|\d\d\.\d\d%$", re.M
+    r"\d+ bytes|scale [\d.]+, zero point -?\d+|[\d.]+ dB|[\d.]+% of rows|\d\d\.\d\d%$", re.M
 )
 """Numbers that follow from training."""
 

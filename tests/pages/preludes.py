@@ -133,7 +133,6 @@ def for_onnx() -> Names:
 
 
 PRELUDES: dict[str, Callable[[], Names]] = {
-    "docs/agreement.md": calibrated,
     "docs/bits.md": compiled,
     "docs/boards.md": for_micro,
     "docs/calibrate.md": compiled,
@@ -142,16 +141,13 @@ PRELUDES: dict[str, Callable[[], Names]] = {
     "docs/distribution.md": compiled,
     "docs/export.md": for_onnx,
     "docs/feeding.md": with_litert,
-    "docs/half_precision.md": data,
     "docs/index.md": float_model,
     "docs/keras-3.md": of_keras_3,
     "docs/layers.md": own_layers,
-    "docs/microcontrollers.md": for_micro,
     "docs/phones.md": with_litert,
     "docs/accuracy-drops.md": calibrated,
     "docs/reading.md": calibrated,
     "docs/recurrent.md": data,
-    "docs/runtimes.md": with_litert,
     "docs/serving.md": for_servers,
     "docs/simulate.md": calibrated,
     "docs/skip.md": float_model,
