@@ -1,47 +1,61 @@
-"""Lowers activations: splits them off their layers, and into parts that have TFLite operators.
-
-Recognizes a hard swish that a model computes with several operations.
-"""
+"""Lowers activations and softmax, and recognizes a hard swish or a softmax computed by hand."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value, flatten_values
+from keras_qat.graph.calls import Call, Value, flatten_values, multiply_sizes
+from keras_qat.graph.operations import read_scalar
+from keras_qat.helper_layers.finite_functions import SoftmaxOfMany
 from keras_qat.helper_layers.operations import HardSwish, Regularize
 from keras_qat.imports.keras3 import activations as keras_3
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
-from keras_qat.lowering.builder import Lowering, LoweringContext, PartsBuilder, replace_by
-from keras_qat.lowering.patterns import Match, Rule, any_of, operation, tensor
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
+from keras_qat.lowering.expand_call import expand_call, known, require, value_of
+from keras_qat.lowering.expansions.statistics import center_and_log_sum
+from keras_qat.lowering.patterns import (
+    Matcher,
+    Pattern,
+    Rule,
+    any_of,
+    argument,
+    between,
+    operation,
+    repeated,
+    tensor,
+)
+from keras_qat.ops.composed import NO_WIDE
+from keras_qat.ops.registry import match as match_row
+from keras_qat.ops.softmax import SOFTMAX
+from keras_qat.ops.softmax_of_many import FEW_IN_ALL, MANY, SOME
+
+_REGULARIZED_INSIDE = (Regularize, layers.MultiHeadAttention)
 
 
 def split_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers conv(activation=f) to conv and f. The layer keeps its name; f is named after it."""
+    """Split conv(activation=f) into conv and f. The layer keeps its name; f is named after it."""
     layer = call.layer
     if layer.activation in (None, keras.activations.linear):
         return []
-    parts, weights = PartsBuilder(call, context), weights_without_activation(layer, context)
+    parts, weights = PartsBuilder(call, context), get_weights_without_activation(layer, context)
     linear = context.clone(layer, "linear", weights, activation="linear")
     middle = parts.add(linear, *call.args, kwargs=call.kwargs, shape=call.output.shape)
-    return parts.end(activation_of(parts), middle)
-
-
-_REGULARIZED_IN_PARTS = (Regularize, layers.MultiHeadAttention)
+    return parts.end(make_activation(parts), middle)
 
 
 def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers layer(activity_regularizer=r) to layer and Regularize(r).
+    """Split layer(activity_regularizer=r) into the layer and Regularize(r).
 
-    A wrapped layer's own call, which the regularizer would see, is not computed at inference.
+    The regularizer would see a wrapped layer's own call, which is not computed at inference.
     """
     layer = call.layer
     if layer.activity_regularizer is None or len(flatten_values(call.outputs)) > 1:
         return []
-    if type(layer) in _REGULARIZED_IN_PARTS or "activity_regularizer" not in layer.get_config():
+    if type(layer) in _REGULARIZED_INSIDE or "activity_regularizer" not in layer.get_config():
         return []
     parts, weights, output = PartsBuilder(call, context), context.weights_of(layer), call.output
     plain = context.clone(layer, "plain", weights, activity_regularizer=None)
@@ -51,62 +65,137 @@ def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Cal
     return parts.end(parts.new("regularizer", Regularize, layer.activity_regularizer), middle)
 
 
-def activation_of(parts: PartsBuilder) -> Any:
-    """Makes a layer of the activation in a layer; copies an activation that is a layer."""
+def make_activation(parts: PartsBuilder) -> layers.Layer:
+    """Return a layer of the activation in a layer, or a copy of an activation that is a layer."""
     layer, inner = parts.call.layer, parts.call.layer.activation
     if isinstance(inner, layers.Layer):
         return parts.new("activation", clone, inner, weights=inner.weights)
     return parts.new("activation", layers.Activation, inner, dtype=layer.dtype_policy)
 
 
-def weights_without_activation(layer: Any, context: LoweringContext) -> list[Any]:
-    """Returns a layer's initial weights without those of an activation layer in it."""
+def get_weights_without_activation(
+    layer: layers.Layer, context: LoweringContext
+) -> list[tf.Variable]:
+    """Return a layer's initial weights without the weights of an activation layer in it."""
     inner = {id(weight) for weight in getattr(layer.activation, "weights", ())}
     return [weight for weight in context.weights_of(layer) if id(weight) not in inner]
 
 
-def _split_hard_sigmoid(call: Call, context: LoweringContext, slope: float = 0.2) -> list[Call]:
-    """Lowers hard_sigmoid to Rescaling(slope, 0.5) and ReLU(1). The default is Keras 2's slope."""
-    parts = PartsBuilder(call, context)
-    scale = parts.new("scale", layers.Rescaling, slope, 0.5)
-    return parts.chain(scale, parts.new("", layers.ReLU, 1.0))
-
-
 def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers an Activation that has no TFLite operator, or that holds a layer."""
-    parts, inner = PartsBuilder(call, context), call.layer.activation
+    """Expand an Activation that has no TFLite operator, or replace it by the layer it holds."""
+    inner = call.layer.activation
     if isinstance(inner, layers.Layer):
+        parts = PartsBuilder(call, context)
         return parts.chain(parts.new("", clone, inner, weights=inner.weights))
-    split = ACTIVATIONS.get(inner)
-    return split(call, context) if split else []
+    return expand_call(call, ACTIVATIONS[inner], context) if inner in ACTIVATIONS else []
 
 
-def split_swish(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers swish to sigmoid and Multiply, as TFLite has no operator for swish."""
-    parts, x = PartsBuilder(call, context), call.inputs[0]
-    gate = parts.add(parts.new("sigmoid", layers.Activation, "sigmoid"), x, shape=x.shape)
-    return parts.end(parts.new("", layers.Multiply), [x, gate])
+def _swish(x: tf.Tensor) -> tf.Tensor:
+    return layers.Multiply()([x, layers.Activation("sigmoid", name="sigmoid")(x)])
 
 
-ACTIVATIONS: dict[Any, Lowering] = {
-    keras.activations.swish: split_swish,
-    tf.nn.silu: split_swish,
-    keras.activations.hard_sigmoid: _split_hard_sigmoid,
-    keras_3.hard_sigmoid: partial(_split_hard_sigmoid, slope=1.0 / 6.0),
-    keras_3.hard_silu: partial(replace_by, make=HardSwish),
-    keras_3.relu6: partial(replace_by, make=layers.ReLU, max_value=6.0),
-    keras_3.leaky_relu: partial(replace_by, make=layers.LeakyReLU, alpha=0.2),
-    keras_3.celu: partial(replace_by, make=layers.ELU),
+def _hard_sigmoid(x: tf.Tensor, slope: float) -> tf.Tensor:
+    return layers.ReLU(1.0)(layers.Rescaling(slope, 0.5, name="scale")(x))
+
+
+ACTIVATIONS: dict[Callable[..., tf.Tensor], Callable[..., tf.Tensor]] = {
+    keras.activations.swish: _swish,
+    tf.nn.silu: _swish,
+    keras.activations.hard_sigmoid: partial(_hard_sigmoid, slope=0.2),
+    keras_3.hard_sigmoid: partial(_hard_sigmoid, slope=1.0 / 6.0),
+    keras_3.hard_silu: lambda x: HardSwish()(x),
+    keras_3.relu6: lambda x: layers.ReLU(6.0)(x),
+    keras_3.leaky_relu: lambda x: layers.LeakyReLU(0.2)(x),
+    keras_3.celu: lambda x: layers.ELU()(x),
 }
-"""Activation function -> its lowering."""
-
-
-def _replace_by_hard_swish(match: Match, context: LoweringContext) -> list[Call]:
-    x = match.found["x"]
-    is_elementwise = x.shape == match.call.output.shape
-    return [context.pattern(match.call, HardSwish, x)] if is_elementwise else []
-
+"""Activation function without a row -> its expansion."""
 
 _X = tensor("x")
 _GATE = operation("relu6")(_X + 3.0)
-HARD_SWISH = Rule(any_of(_X * _GATE / 6.0, _X * (_GATE / 6.0)), _replace_by_hard_swish)
+HARD_SWISH = Rule(any_of(_X * _GATE / 6.0, _X * (_GATE / 6.0)), lambda x: HardSwish()(x))
+
+_LEAST = between(0.0, 1e-5)
+"""A constant that code adds to a sum to keep it from 0."""
+
+_add_axes = operation("expand_dims", "stop_gradient")
+_exp, _sum = operation("exp"), operation("reduce_sum")
+
+
+def _keep_from_0(y: Pattern) -> Pattern:
+    return any_of(_add_axes(y), y + _LEAST, operation("maximum")(y, _LEAST))
+
+
+_LARGEST = operation("reduce_max")(repeated(_add_axes, _X), argument(""))
+_BELOW = _X - repeated(_add_axes, _LARGEST).named("largest")
+_TOTAL_BELOW, _TOTAL = (_sum(_exp(x), argument("axis")) for x in (_BELOW, _X))
+
+
+def _softmax(
+    x: tf.Tensor, axis: object, total: tf.Tensor, largest: tf.Tensor | None = None
+) -> tf.Tensor:
+    axis = _find_single_axis(x, axis)
+    reduced = [*x.shape[:axis], 1, *x.shape[axis + 1 :]]
+    require(all(y is None or y.shape == reduced for y in (total, largest)))
+    return layers.Softmax(axis)(x)
+
+
+SOFTMAX_BY_HAND = Rule(
+    any_of(
+        _exp(_BELOW) / repeated(_keep_from_0, _TOTAL_BELOW).named("total"),
+        _exp(_X) / repeated(_add_axes, _TOTAL).named("total"),
+    ),
+    _softmax,
+)
+"""Replaces exp(x - max(x)) / sum(exp(x - max(x))) by a Softmax, which needs no ranges inside.
+
+A sum of exponentials that is at least 1 may be kept from 0.
+"""
+
+
+def _log_sum_exp(x: tf.Tensor, axis: object, total: tf.Tensor) -> tf.Tensor:
+    before = value_of(x).producer
+    require(before is None or not any(Matcher().find(_BELOW, before)))
+    axis = _find_single_axis(x, axis)
+    largest, _, logarithm = center_and_log_sum(x, axis)
+    y = tf.add(largest, logarithm)
+    return y if total.shape == y.shape else tf.squeeze(y, axis)
+
+
+LOG_SUM_EXP = Rule(operation("log")(_TOTAL.named("total")), _log_sum_exp)
+"""Subtracts the largest of x in log(sum(exp(x))), because 8 bits of exp(x) keep little else."""
+
+
+def _find_single_axis(x: tf.Tensor, axes: object) -> int:
+    """Return the axis that a pattern reduces along. Raise `CannotExpand` for several axes."""
+    axis, *others = tf.nest.flatten(axes)
+    require(not others)
+    return int(known(read_scalar(axis))) % len(x.shape)
+
+
+def merge_softmax_axes(layer: layers.Softmax, x: tf.Tensor) -> tf.Tensor:
+    """Compute a softmax over several axes by a softmax over one axis that holds them."""
+    require(isinstance(layer.axis, (list, tuple)) and None not in x.shape[1:])
+    rank = len(x.shape)
+    axes = sorted(axis % rank for axis in layer.axis)
+    require(len(axes) > 1 and axes[0] > 0)
+    order = [axis for axis in range(1, rank) if axis not in axes] + axes
+    sizes = [x.shape[axis] for axis in order]
+    y = layers.Permute(order, name="in_order")(x)
+    y = layers.Reshape((*sizes[: -len(axes)], -1), name="flat")(y)
+    y = layers.Reshape(sizes, name="shape")(layers.Softmax(-1, name="softmax")(y))
+    return layers.Permute([order.index(axis) + 1 for axis in range(1, rank)])(y)
+
+
+def widen_softmax(call: Call, context: LoweringContext) -> list[Call]:
+    """Replace a softmax of so many values that 8 bits keep little or nothing of their mean."""
+    op, attributes, _ = match_row(call)
+    if op is not SOFTMAX or NO_WIDE:
+        return []
+    axis, size = attributes["axis"], multiply_sizes(call.output.shape[1:])
+    count = call.output.shape[axis] or 0
+    is_cheap = context.has_int16 and size is not None and size <= FEW_IN_ALL
+    return (
+        []
+        if count <= (SOME if is_cheap else MANY)
+        else replace_by(call, context, SoftmaxOfMany, axis)
+    )

@@ -1,65 +1,81 @@
-"""Tools for lowerings: the layers they made so far, and a builder of calls."""
+"""Tools that build calls in place of a call, and the context that keeps the layers they make."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
-from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.facts import describe_argument, solve
+from keras_qat.graph.calls import Call, Graph, Value, drop_unused_calls
+from keras_qat.graph.facts import solve
 from keras_qat.graph.precision import get_policy
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import clone
+
+Layer: TypeAlias = keras.layers.Layer
+
+VERIFY = "KERAS_QAT_VERIFY_PASSES"
+"""Environment variable: 1 checks the graph after each pass, and raises errors of expansions."""
 
 _PLAIN = bool, int, float, str, np.generic
 """Types of settings that are compared with `==`."""
 
 
-def trace_as_usual(call: Call) -> None:
-    """Let tracing decide by itself about a layer."""
-
-
+@dataclasses.dataclass
 class LoweringContext:
-    """What the recipe allows, and the layers that lowering made.
+    """The recipe's options, and the layers that lowering has made.
 
-    All calls of a shared layer get the same parts. The arguments are those of `lower`.
+    All calls of a shared layer share the layers that replace it.
+
+    Args:
+        activations: whether to replace activations by operators that runtimes have.
+            `recipes.contrib` keeps them, like the original, and traces no layer.
+        may_trace: whether the layer of a call may be traced. None decides as usual.
+        has_int16: False uses 16 bits only if 8 bits would keep nothing.
+        has_float: whether calls that replace NaN stay in float. If not, the model gets no NaN.
     """
 
-    def __init__(
-        self,
-        activations: bool = True,
-        may_open: Callable[[Call], bool | None] = trace_as_usual,
-        has_int16: bool = True,
-        has_float: bool = True,
-    ) -> None:
-        self.activations, self.may_open = activations, may_open
-        self.has_int16, self.has_float = has_int16, has_float
-        self.weights: dict[Any, list[Any]] = {}
-        self.compared: dict[Any, bool] = {}
+    activations: bool = True
+    may_trace: Callable[[Call], bool | None] = lambda call: None
+    has_int16: bool = True
+    has_float: bool = True
+
+    def __post_init__(self) -> None:
+        self.verifies = bool(os.environ.get(VERIFY))
+        self.weights: dict[Layer, list[tf.Variable]] = {}
+        """New layer -> the initial values of its weights."""
+        self.compared: dict[Hashable, bool] = {}
         """Call -> whether its expansion computed the same on random inputs."""
-        self._layers: dict[tuple[Any, str], Any] = {}
-        self._settings: dict[tuple[Any, str], list[Any]] = {}
-        self._patterns: dict[tuple[Any, str], dict[str, tuple[Any, str]]] = {}
+        self._layers: dict[tuple[Hashable, str], Layer] = {}
+        self._settings: dict[tuple[Layer, str], list[Any]] = {}
 
     def clear(self) -> None:
-        """Forgets all layers, before lowering begins again."""
+        """Forget all layers, before lowering begins again."""
         for known in (self.weights, self._layers, self._settings):
             known.clear()
 
-    def layer(self, source: Any, part: str, make: Callable[[], Any], weights: Any = ()) -> Any:
-        """Returns the named part of `source`, made on first use with the initial `weights`."""
+    def layer(
+        self,
+        source: Hashable,
+        part: str,
+        make: Callable[[], Layer],
+        weights: Iterable[tf.Variable] = (),
+    ) -> Layer:
+        """Return the named component of `source`, made on first use with the initial `weights`."""
         if (source, part) not in self._layers:
             layer = self._layers[source, part] = make()
             self.weights[layer] = list(weights)
         return self._layers[source, part]
 
-    def part_for(self, source: Any, part: str, settings: Any) -> str:
-        """Returns the name of a part; another one in calls that need it with other settings.
+    def part_for(self, source: Layer, part: str, settings: object) -> str:
+        """Return the name of a component, numbered if other calls need it with other settings.
 
-        A shared layer may be called with tensors of several sizes, which its parts depend on.
+        A component may depend on the size of a tensor, which varies between calls of a layer.
         """
         leaves = [leaf if isinstance(leaf, _PLAIN) else None for leaf in tf.nest.flatten(settings)]
         known = self._settings.setdefault((source, part), [])
@@ -68,50 +84,33 @@ class LoweringContext:
         index = known.index(leaves)
         return f"{part}_variant_{index}" if index else part
 
-    def keep(self, source: Any, part: str, layer: Any, weights: Any = ()) -> Any:
-        """Returns the named part of `source`: an existing layer, the first that was given."""
+    def keep(
+        self, source: Layer, part: str, layer: Layer, weights: Iterable[tf.Variable] = ()
+    ) -> Layer:
+        """Register a layer as the named component of `source`, and return the first registered."""
         return self.layer(source, part, lambda: layer, weights)
 
-    def pattern(self, call: Call, make: Any, inputs: Any, suffix: str = "", **options: Any) -> Call:
-        """Returns the call that stands for a pattern of calls, of which `call` is the last.
-
-        Patterns that end in one shared layer get one layer, unless its options differ.
-
-        Args:
-            call: the last call.
-            make: called with `options`, the precision of the call's output and the name.
-            inputs: what the new call reads.
-            suffix: what follows the names of the call and its layer.
-        """
-        made = self._patterns.setdefault((call.layer, suffix), {})
-        options["dtype"] = get_policy(call.output.dtype)
-        config = make(**options, name=suffix or "pattern").get_config()
-        key = repr((make, tf.nest.map_structure(describe_argument, config)))
-        if key not in made:
-            end = f"{suffix}_{len(made)}" if made else suffix
-            made[key] = make(**options, name=call.layer.name + end), end
-        layer, end = made[key]
-        return Call(layer, (inputs,), {}, call.outputs, call.name + end).as_part_of(call)
-
-    def split_weights(self) -> set[Any]:
-        """Returns the layers of which a weight was split: several layers start from it."""
-        starts: dict[tuple[Any, int], set[Any]] = {}
+    def find_split_layers(self) -> set[Layer]:
+        """Return the layers with a weight that several new layers start from."""
+        starts: dict[tuple[Hashable, int], set[Layer]] = {}
         for (source, _), layer in self._layers.items():
             for weight in self.weights[layer]:
                 starts.setdefault((source, id(weight)), set()).add(layer)
         return {source for (source, _), layers in starts.items() if len(layers) > 1}
 
-    def clone(self, source: Any, part: str, weights: Any, **config: Any) -> Any:
-        """Returns the named part of `source` that is a copy of it with other settings."""
+    def clone(
+        self, source: Layer, part: str, weights: Iterable[tf.Variable], **config: Any
+    ) -> Layer:
+        """Return the named component of `source`: a copy of it with other settings."""
         return self.layer(source, part, lambda: clone(source, **config), weights)
 
-    def weights_of(self, layer: Any) -> list[Any]:
-        """Returns a layer's initial weights, also for a layer that is not built yet."""
+    def weights_of(self, layer: Layer) -> list[tf.Variable]:
+        """Return a layer's initial weights. It need not be built yet."""
         return self.weights.get(layer, layer.weights)
 
 
 Lowering = Callable[[Call, LoweringContext], list[Call]]
-"""Returns the calls that replace a call, or none if it stays as it is."""
+"""Returns the calls that replace a call; none if it stays unchanged."""
 
 
 class PartsBuilder:
@@ -120,13 +119,20 @@ class PartsBuilder:
     def __init__(self, call: Call, context: LoweringContext) -> None:
         self.call, self.context, self.calls = call, context, list[Call]()
 
-    def new(self, part: str, make: Any, *args: Any, weights: Any = (), **options: Any) -> Any:
-        """Makes the layer of a part, named after the call's layer and the part.
+    def new(
+        self,
+        part: str,
+        make: Callable[..., Layer],
+        *args: Any,
+        weights: Iterable[tf.Variable] = (),
+        **options: Any,
+    ) -> Layer:
+        """Return a layer that is named after the call's layer and the component.
 
         It computes in the precision of the call's output, unless `dtype` is given or it is a clone.
 
         Args:
-            part: name of the part; "" for the name of the call's layer.
+            part: name of the component; "" for the name of the call's layer.
             make: called with `args`, `options` and the name.
             weights: the initial weights.
         """
@@ -139,22 +145,19 @@ class PartsBuilder:
 
     def add(
         self,
-        layer: Any,
+        layer: Layer,
         *args: Any,
         kwargs: Mapping[str, Any] | None = None,
-        shape: Any = None,
+        shape: Sequence[int | None] | None = None,
         output: Any = None,
-    ) -> Value:
-        """Adds a call of a layer.
+    ) -> Any:
+        """Add a call of a layer, and return its output.
 
         Args:
             layer: the layer.
             args, kwargs: its arguments.
             shape: the output's shape, by default as the layer infers it.
             output: the output, by default a new tensor.
-
-        Returns:
-            The output.
         """
         if output is None:
             if shape is None:
@@ -164,36 +167,36 @@ class PartsBuilder:
         self.calls.append(Call(layer, args, dict(kwargs or {}), output, self.path(layer)))
         return output
 
-    def end(self, layer: Any, *args: Any, kwargs: Mapping[str, Any] | None = None) -> list[Call]:
-        """Adds the last call, which writes the original outputs, and returns all calls."""
+    def end(self, layer: Layer, *args: Any, kwargs: Mapping[str, Any] | None = None) -> list[Call]:
+        """Add the last call, which writes the original outputs, and return all calls."""
         self.add(layer, *args, kwargs=kwargs, output=self.call.outputs)
         return self.calls
 
-    def chain(self, *layers: Any) -> list[Call]:
-        """Adds calls of layers one after the other, and returns all calls."""
+    def chain(self, *layers: Layer) -> list[Call]:
+        """Add calls of layers one after the other, and return all calls."""
         args, kwargs = self.call.args, self.call.kwargs
         for layer in layers[:-1]:
             args, kwargs = (self.add(layer, *args, kwargs=kwargs),), {}
         return self.end(layers[-1], *args, kwargs=kwargs)
 
-    def path(self, layer: Any) -> str:
-        """Returns the name of a part's call: the call's path with the part's layer name."""
+    def path(self, layer: Layer) -> str:
+        """Return the name of a component's call: the call's path with the component's name."""
         name = self.call.layer.name
         if layer.name.startswith(name):
             return self.call.name + layer.name.removeprefix(name)
         return self.call.name.removesuffix(name) + layer.name
 
-    def between(self, layer: Any, shape: Any) -> Value:
-        """Makes a tensor between two parts, written by `layer`."""
+    def between(self, layer: Layer, shape: Sequence[int | None]) -> Value:
+        """Return a new tensor between two components, which `layer` computes."""
         name, output = self.path(layer), self.call.output
         label = f"{name}_before_activation" if name == self.call.name else name
         return Value(label + suffix_of(output.name, self.call.name), tuple(shape), output.dtype)
 
 
 def suffix_of(tensor: str, call: str) -> str:
-    """Returns what tells a tensor from others of a call: `:1` in the name `split:1`.
+    """Return the end of a tensor's name after the name of its call: `:1` for `split:1`.
 
-    The call inside a layer that writes the layer's output has another name than that output.
+    A call inside a layer may compute the layer's output, which is named after the layer.
     """
     if tensor.startswith(call):
         return tensor.removeprefix(call)
@@ -202,16 +205,33 @@ def suffix_of(tensor: str, call: str) -> str:
 
 
 def replace_by(
-    call: Call, context: LoweringContext, make: Any, *args: Any, inputs: Any = None, **options: Any
+    call: Call,
+    context: LoweringContext,
+    make: Callable[..., Layer],
+    *args: Any,
+    inputs: Any = None,
+    **options: Any,
 ) -> list[Call]:
-    """Replaces a call by one layer under its name, with its input or other inputs."""
+    """Replace a call by one layer with its name, on its input or on other inputs."""
     parts = PartsBuilder(call, context)
     layer = parts.new("", make, *args, **options)
     return parts.end(layer, call.inputs[0] if inputs is None else inputs)
 
 
-def calls_behind(value: Value) -> list[Call]:
-    """Returns the calls that a value depends on, in order."""
+def replace_calls(graph: Graph, replaced: Mapping[Call, list[Call]]) -> Graph:
+    """Return the graph with some calls replaced, and without calls that nothing reads."""
+    calls = [new for call in graph.calls for new in replaced.get(call, [call])]
+    return drop_unused_calls(dataclasses.replace(graph, calls=calls)) if replaced else graph
+
+
+def rewrite_calls(graph: Graph, rewrite: Callable[[Call], list[Call]]) -> Graph:
+    """Return the graph with each call replaced as `rewrite` says; none keeps the call."""
+    calls = [new for call in graph.calls for new in rewrite(call) or [call]]
+    return dataclasses.replace(graph, calls=calls)
+
+
+def find_calls_before(value: Value) -> list[Call]:
+    """Return the calls that a value depends on, in order."""
     calls: dict[Call, None] = {}
 
     def visit(value: Value) -> Generator[Value, Any, None]:

@@ -1,13 +1,14 @@
 """Computes channels-first models with their channels last.
 
-TFLite's int8 kernels, and many of TensorFlow's on a CPU, take channels last only. Each layer with
-channels first computes on a channels-last copy of its input. Elementwise layers compute on such
-copies too. Where any other layer reads the tensor, a Permute restores it.
+TFLite's int8 kernels, and many of TensorFlow's on a CPU, support only channels last. Each layer
+with channels first reads a channels-last copy of its input. Elementwise layers read such copies,
+too. A Permute restores the tensor for all other layers.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,28 +18,28 @@ from keras_qat.graph.precision import get_policy
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.activations import split_activation
 from keras_qat.lowering.builder import LoweringContext
-from keras_qat.lowering.convolutions import split_separable
+from keras_qat.lowering.weighted_products import split_separable
 from keras_qat.ops.registry import find_op
 
 
-def with_channels_last(graph: Graph, context: LoweringContext) -> Graph:
-    """Makes every layer with channels first compute on channels last."""
+def move_channels_last(graph: Graph, context: LoweringContext) -> Graph:
+    """Make every layer with channels first compute on tensors with channels last."""
     if not any(_has_channels_first(call) or _is_norm_of_first(call) for call in graph.calls):
         return graph
     visitor = _Visitor(context)
     for call in graph.calls:
-        for part in _without_activation(call, context):
+        for part in _split_off_activation(call, context):
             visitor.visit(part)
     for value in [
         *flatten_values(graph.outputs),
         *(v for call in graph.loss_only for v in call.inputs),
     ]:
-        visitor.turn_back(value)
+        visitor.restore(value)
     return dataclasses.replace(graph, calls=visitor.calls)
 
 
-def _without_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """Splits off an activation, as a softmax is along the last axis, which holds columns."""
+def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
+    """Split off an activation, because a softmax would be along the last axis, the columns."""
     layer, parts = call.layer, list[Call]()
     if _has_channels_first(call) and getattr(layer, "activation", None) is not None:
         is_separable = isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D))
@@ -47,7 +48,7 @@ def _without_activation(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _has_channels_first(call: Call) -> bool:
-    """Returns whether axis 1 holds channels. In a recurrent layer it holds steps."""
+    """Return whether axis 1 holds channels. In a recurrent layer it holds steps."""
     is_first = getattr(call.layer, "data_format", None) == "channels_first"
     return is_first and not isinstance(call.layer, layers.RNN)
 
@@ -64,29 +65,29 @@ class _Visitor:
         self.channels_last: dict[Value, Value] = {}
         """Value with channels first -> its copy with channels last."""
         self.computed: set[Value] = set()
-        """Values that have been computed in their own layout."""
+        """Values that are available in their original layout."""
 
     def visit(self, call: Call) -> None:
-        layer = self.channels_last_layer(call)
+        layer = self.find_layer(call)
         if layer is not None:
             self.compute(call, layer)
             return
         for value in call.inputs:
-            self.turn_back(value)
+            self.restore(value)
         self.calls.append(call)
         self.computed.update(flatten_values(call.outputs))
 
-    def channels_last_layer(self, call: Call) -> Any:
-        """Returns the layer that computes a call on channels last; None if it has none."""
+    def find_layer(self, call: Call) -> layers.Layer | None:
+        """Return a layer that computes a call on channels-last inputs; None if there is none."""
         layer, rank = call.layer, len(call.output.shape)
         reads_copy = any(value in self.channels_last for value in call.inputs)
         joins_channels = type(layer) is layers.Concatenate and layer.axis in (1, 1 - rank)
         if _has_channels_first(call) and len(call.inputs) == 1:
-            return self.changed(layer, data_format="channels_last")
+            return self.copy(layer, data_format="channels_last")
         if _is_norm_of_first(call):
-            return self.changed(layer, axis=rank - 1)
+            return self.copy(layer, axis=rank - 1)
         if reads_copy and joins_channels:
-            return self.changed(layer, axis=-1)
+            return self.copy(layer, axis=-1)
         return layer if reads_copy and self.is_elementwise(call) else None
 
     def is_elementwise(self, call: Call) -> bool:
@@ -96,55 +97,54 @@ class _Visitor:
         is_plain = op.elementwise if op is not None else type(layer) in known
         return is_plain and all(len(x.shape) == len(call.output.shape) for x in call.inputs)
 
-    def changed(self, layer: Any, **config: Any) -> Any:
-        """Returns a copy of a layer with changed settings and the same weights."""
+    def copy(self, layer: layers.Layer, **config: Any) -> layers.Layer:
+        """Return a copy of a layer with changed settings and the same weights."""
         return self.context.clone(layer, "channels_last", self.context.weights_of(layer), **config)
 
-    def compute(self, call: Call, layer: Any) -> None:
-        """Adds the call on channels-last copies of its inputs."""
+    def compute(self, call: Call, layer: layers.Layer) -> None:
+        """Add the call on channels-last copies of its inputs."""
         for value in call.inputs:
             if value not in self.channels_last:
-                self.channels_last[value] = self.permuted(value, call, to_last=True)
+                self.channels_last[value] = self.permute(value, call, to_last=True)
         args, kwargs = map_values(self.channels_last.__getitem__, (call.args, call.kwargs))
         output = call.output
         if len(output.shape) < 3 or type(layer) is layers.Flatten:
             self.calls.append(Call(layer, args, kwargs, output, call.name).as_part_of(call))
             self.computed.add(output)
             return
-        shape = _moved(output.shape, _order(len(output.shape), True))
+        shape = _permute_shape(output.shape, _make_order(len(output.shape), True))
         copy = Value(output.name, shape, output.dtype, masked=output.masked)
         self.channels_last[output] = copy
         self.calls.append(Call(layer, args, kwargs, copy, call.name).as_part_of(call))
 
-    def turn_back(self, value: Value) -> None:
-        """Computes a value with channels first from its copy, unless that is done already."""
-        if (
-            value in self.channels_last
-            and value not in self.computed
-            and value.producer is not None
-        ):
+    def restore(self, value: Value) -> None:
+        """Compute a value with channels first from its copy, unless that is done already."""
+        copy = self.channels_last.get(value)
+        if copy is not None and value not in self.computed and value.producer is not None:
             self.computed.add(value)
-            permuted = self.permuted(
-                self.channels_last[value], value.producer, to_last=False, output=value
-            )
-            permuted.name += "_channels_first"
+            self.permute(copy, value.producer, to_last=False, output=value)
+            value.name += "_channels_first"
 
-    def permuted(self, value: Value, call: Call, to_last: bool, output: Any = None) -> Value:
-        order = _order(len(value.shape), to_last)
+    def permute(
+        self, value: Value, call: Call, to_last: bool, output: Value | None = None
+    ) -> Value:
+        order = _make_order(len(value.shape), to_last)
         suffix = "channels_last" if to_last else "channels_first"
         name = f"{value.name.replace('/', '_').replace('#', '_call').replace(':', '_')}_{suffix}"
         dtype = get_policy(value.dtype)
         make = lambda: layers.Permute(order, name=name, dtype=dtype)  # noqa: E731
         layer = self.context.layer(value, suffix, make)
         if output is None:
-            output = Value(name, _moved(value.shape, order), value.dtype, masked=value.masked)
+            output = Value(
+                name, _permute_shape(value.shape, order), value.dtype, masked=value.masked
+            )
         self.calls.append(Call(layer, (value,), {}, output, name).as_part_of(call))
         return output
 
 
-def _order(rank: int, to_last: bool) -> tuple[int, ...]:
+def _make_order(rank: int, to_last: bool) -> tuple[int, ...]:
     return (*range(2, rank), 1) if to_last else (rank - 1, *range(1, rank - 1))
 
 
-def _moved(shape: Any, order: tuple[int, ...]) -> tuple[int | None, ...]:
+def _permute_shape(shape: Sequence[int | None], order: tuple[int, ...]) -> tuple[int | None, ...]:
     return (shape[0], *(shape[axis] for axis in order))

@@ -1,18 +1,110 @@
-"""The last passes: no identities before norms, and unique names."""
+"""Passes that simplify a graph: uniform constants, common subexpressions, identities and names."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
-from keras_qat.graph.calls import Call, Graph, flatten_values, is_batch_norm
-from keras_qat.lowering.builder import LoweringContext
+import numpy as np
+
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, is_batch_norm, map_values
+from keras_qat.graph.facts import Facts, StructuralKeys, describe_argument
+from keras_qat.graph.operations import get_kind, is_operation
+from keras_qat.keras2.backend import layers
+from keras_qat.keras2.layer_names import is_of_keras
+from keras_qat.keras2.layers_and_models import accepts_training
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, rewrite_calls
+from keras_qat.lowering.read_operations import HIDES, Uniform, find_uniform
 from keras_qat.ops.registry import find_op
+
+Structure = TypeVar("Structure")
+
+IGNORES = {"maximum": HIDES, "minimum": -HIDES}
+"""Operation that keeps a tensor's range -> the value from which on it ignores its other input."""
+
+
+def fold_uniform_constants(graph: Graph, context: LoweringContext) -> Graph:
+    """Drop sums with zeros, as `zeros_like` makes them, and what only such sums read.
+
+    Maxima read a constant in place of a tensor far below all others, because the tensor would widen
+    the range that they share. So do minima, far above.
+    """
+    facts, known = Facts(), dict[Value, Uniform]()
+    for value in (call.output for call in graph.calls):
+        uniform = facts.find(find_uniform, value)
+        if uniform is not None and value.is_float and None not in value.shape[1:]:
+            known[value] = uniform
+    if not any(uniform.is_exact for uniform in known.values()):
+        return graph
+    return rewrite_calls(graph, lambda call: _fold(call, known, context))
+
+
+def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) -> list[Call]:
+    others = [value for value in call.inputs if value not in known]
+    values = [known[value].value for value in call.inputs if value in known]
+    if call.output in known or len(others) != 1 or len(values) != 1:
+        return []
+    kind, (other,), (value,) = get_kind(call), others, values
+    if call.output.shape != other.shape:
+        return []
+    if value == 0.0 and (kind == "add" or (kind == "subtract" and call.args[0] is other)):
+        # Under a name of its own: later steps, which add something, have this one.
+        parts = PartsBuilder(call, context)
+        return parts.end(parts.new("sum_with_zeros", layers.Activation, "linear"), other)
+    if kind not in IGNORES or value / IGNORES[kind] < 1.0:
+        return []
+    x = np.full([size or 1 for size in call.output.shape], value, np.float32)
+    return [call.replace(args=(other, x), kwargs={})]
+
+
+def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph:
+    """Drop calls that repeat another call on the same tensors.
+
+    TensorFlow computes such calls once, and a quantizer on only one of them would be lost.
+    """
+
+    def identify(call: Call) -> Hashable | None:
+        """Return a key that calls share if equal inputs give equal outputs."""
+        layer = call.layer
+        is_known = is_operation(layer) or is_of_keras(layer)
+        if find_op(call) is None or not is_known or accepts_training(layer):
+            return None
+        has_weights = bool(layer.weights or graph.weights.get(layer))
+        return type(layer), id(layer) if has_weights else _describe_configuration(layer)
+
+    keys, first = StructuralKeys(identify), dict[int, Call]()
+    merged: dict[Value, Value] = {}
+    for call in graph.calls:
+        earlier = first.setdefault(keys.find_index(call.output), call)
+        if earlier is not call:
+            merged[call.output] = earlier.output
+
+    def replace(structure: Structure) -> Structure:
+        result: Structure = map_values(lambda value: merged.get(value, value), structure)
+        return result
+
+    def read_merged(call: Call) -> Call:
+        args, kwargs = replace((call.args, call.kwargs))
+        return dataclasses.replace(call, args=args, kwargs=kwargs)
+
+    return dataclasses.replace(
+        graph,
+        calls=[read_merged(call) for call in graph.calls if call.output not in merged],
+        loss_only=list(map(read_merged, graph.loss_only)),
+        outputs=replace(graph.outputs),
+    )
+
+
+def _describe_configuration(layer: layers.Layer) -> str:
+    config = {key: value for key, value in layer.get_config().items() if key != "name"}
+    return json.dumps(config, sort_keys=True, default=lambda leaf: repr(describe_argument(leaf)))
 
 
 def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
-    """Drops linear activations in front of a BatchNormalization, which would prevent folding."""
-    consumers = graph.consumers()
-    outputs = flatten_values(graph.outputs)
+    """Drop linear activations before a BatchNormalization, which would prevent folding."""
+    consumers, outputs = graph.consumers(), flatten_values(graph.outputs)
     calls = {call: call for call in graph.calls}
     for call in graph.calls:
         op = find_op(call)
@@ -30,11 +122,11 @@ def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
     return dataclasses.replace(graph, calls=list(calls.values()))
 
 
-def name_apart(graph: Graph, context: LoweringContext) -> Graph:
-    """Renames parts that are called as another layer is: `conv_depthwise` of `conv`."""
+def make_names_unique(graph: Graph, context: LoweringContext) -> Graph:
+    """Rename components with the name of another layer, such as `conv_depthwise` of `conv`."""
     owners = {call.name: call.layer for call in graph.calls if call.name == call.origin}
 
-    def with_own_name(call: Call) -> Call:
+    def rename(call: Call) -> Call:
         name = call.name
         while owners.setdefault(name, call.layer) is not call.layer:
             name += "_"
@@ -43,4 +135,4 @@ def name_apart(graph: Graph, context: LoweringContext) -> Graph:
                 value.name = name + value.name.removeprefix(call.name)
         return dataclasses.replace(call, name=name)
 
-    return dataclasses.replace(graph, calls=list(map(with_own_name, graph.calls)))
+    return dataclasses.replace(graph, calls=list(map(rename, graph.calls)))

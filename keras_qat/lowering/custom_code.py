@@ -1,41 +1,68 @@
-"""Finds the layers that run a user's own code: they are opened."""
+"""Finds the layers that are traced, and the functions that are traced in place of Keras layers."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_qat.graph.operations import is_operation
+import tensorflow as tf
+
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
+from keras_qat.graph.facts import reach
+from keras_qat.graph.operations import get_argument, get_kind, is_operation, name_in_tensorflow
 from keras_qat.graph.read_model import read_model
 from keras_qat.imports.read_float import ReadsWeight
-from keras_qat.keras2.backend import layers
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.configurations import can_find_activation
 from keras_qat.keras2.readability import is_graph_model
 from keras_qat.lowering.activations import ACTIVATIONS
+from keras_qat.lowering.builder import LoweringContext
+from keras_qat.lowering.expand_call import copy_outputs, expand_call
+from keras_qat.lowering.expansions import EARLY_OPERATIONS, EARLY_OPERATIONS_OF_INTEGERS
+from keras_qat.lowering.expansions.conv_lstm import CONVOLUTIONS, unroll_conv_lstm
+from keras_qat.lowering.expansions.keras_layers import find_layer_expansion
 from keras_qat.lowering.mask_tensors import is_recurrent
-from keras_qat.lowering.unrolling import CELLS
+from keras_qat.lowering.spectra import spectrum
+from keras_qat.lowering.unrolling import CELLS, find_unrolled
 from keras_qat.messages import KERAS, KNOWN, get_package
 from keras_qat.ops.registry import is_listed, is_listed_function, is_registered
 from keras_qat.tracing.whole_graph import WholeGraph
 
 ATTENTION = layers.Attention, layers.AdditiveAttention
-"""Keras' layers that are opened. Users are not told to describe one that cannot be."""
+"""Keras' layers that are traced. If that fails, users are not advised to describe them."""
 
 _SEPARABLE = layers.SeparableConv1D, layers.SeparableConv2D
-"""Keras' layers that no row lists, of which activations are split off."""
+"""Keras' layers that no row lists, but whose activations are split off."""
+
+NORMALIZES = {
+    "batch_normalization",
+    "fused_batch_norm",
+    "local_response_normalization",
+    "normalize",
+}
+"""Operations that normalize by themselves."""
+
+BETTER_IN_FLOAT = NORMALIZES | {"clip_by_norm", "per_image_standardization"}
+"""Operations that divide by the size of their input, for which 8 bits are few."""
+
+ROOTS = ("rsqrt", "sqrt")
+DEVIATIONS = {"reduce_std", "moments", "weighted_moments", "norm"}
+SIZES = DEVIATIONS | {"reduce_mean", "reduce_sum", "reduce_variance"}
+"""Operations that measure a tensor."""
 
 
-def runs_custom_code(layer: Any) -> bool:
-    """Returns whether a layer runs a user's own code, or Keras' own that no lowering splits."""
+def runs_custom_code(layer: layers.Layer) -> bool:
+    """Return whether a layer runs custom code, or code of Keras that no lowering splits."""
     if type(layer) in ATTENTION:
         return type(layer) is layers.AdditiveAttention or bool(layer.weights)
     if is_registered(layer) or is_operation(layer):
         return False
     if type(layer) is layers.TimeDistributed:
         inner = layer.layer
-        parts = read_model(inner).calls if is_graph_model(inner) else None
-        inner_layers = [call.layer for call in parts] if parts else [inner]
-        return any(runs_custom_code(part) or has_custom_activation(part) for part in inner_layers)
+        calls = read_model(inner).calls if is_graph_model(inner) else []
+        inner_layers = [call.layer for call in calls] or [inner]
+        return any(runs_custom_code(each) or has_custom_activation(each) for each in inner_layers)
     if type(layer) is layers.Activation:
         inner = layer.activation
         return runs_custom_code(inner) if isinstance(inner, layers.Layer) else not _is_known(inner)
@@ -44,17 +71,17 @@ def runs_custom_code(layer: Any) -> bool:
     return get_package(type(layer)) not in KNOWN
 
 
-def _is_known(function: Any) -> bool:
-    """Returns whether an activation function has a row or a lowering, and is saved as it is."""
+def _is_known(function: Callable[..., object]) -> bool:
+    """Return whether an activation function has a row or an expansion, and can be saved."""
     if get_package(function) == "tensorflow" and not can_find_activation(function):
         return False
-    with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
+    with contextlib.suppress(TypeError):  # Some callables have no hash.
         return function in ACTIVATIONS or is_listed_function(function)
     return False
 
 
-def has_custom_activation(layer: Any) -> bool:
-    """Returns whether a Keras layer other than a recurrent one has an activation of a user."""
+def has_custom_activation(layer: layers.Layer) -> bool:
+    """Return whether a Keras layer other than a recurrent layer has a custom activation."""
     function = getattr(layer, "activation", None)
     is_split = is_listed(layer) or isinstance(layer, _SEPARABLE)
     if is_registered(layer) or is_recurrent(layer) or not (is_split and callable(function)):
@@ -63,3 +90,97 @@ def has_custom_activation(layer: Any) -> bool:
         return runs_custom_code(function)
     package = get_package(function)
     return package not in KERAS and not (package == "tensorflow" and _is_known(function))
+
+
+class TracedLayer(keras.layers.Layer):
+    """Calls a function on symbolic tensors, and the layer that it stands for on all others.
+
+    Args:
+        operation: the call of the layer.
+        function: computes the same from the same arguments, and may read the layer's weights.
+    """
+
+    def __init__(self, operation: Call, function: Callable[..., Any]) -> None:
+        super().__init__(name=operation.layer.name)
+        self.operation, self.function = operation, function
+
+    def call(self, inputs: Sequence[tf.Tensor]) -> Any:
+        tensors = dict(zip(dict.fromkeys(self.operation.inputs), inputs, strict=True))
+        args, kwargs = map_values(
+            tensors.__getitem__, (self.operation.args, dict(self.operation.kwargs))
+        )
+        is_symbolic = any(map(keras.backend.is_keras_tensor, inputs))
+        return (self.function if is_symbolic else self.operation.layer)(*args, **kwargs)
+
+
+def expand_operation(call: Call, context: LoweringContext, forced: bool) -> list[Call]:
+    """Expand an operation before masks, softmax and formulas are recognized.
+
+    Operations that are better in float are expanded only if `forced`.
+    """
+    kind = get_kind(call)
+    reads_floats = all(value.is_float for value in call.inputs)
+    table = EARLY_OPERATIONS if reads_floats else EARLY_OPERATIONS_OF_INTEGERS
+    if kind not in table or (kind in BETTER_IN_FLOAT and not forced):
+        return []
+    parts, within = expand_call(call, table[kind], context, inside=True), (*call.within, call.layer)
+    return [part.replace(source=call.source, within=within) for part in parts]
+
+
+def find_normalization(graph: Graph, of_weights: set[Value]) -> str:
+    """Return TensorFlow's name of the operation by which a graph normalizes, or "".
+
+    Values in `of_weights` depend on weights alone, and are computed in float.
+    """
+    readers = graph.consumers()
+
+    def find_sources(call: Call) -> list[Call]:
+        return [value.producer for value in call.inputs if value.producer is not None]
+
+    def find_results(value: Value) -> list[Value]:
+        return [result for call in readers[value] for result in flatten_values(call.outputs)]
+
+    def is_divisor(value: Value) -> bool:
+        """Return whether a call divides by a tensor, or by a result of it."""
+        results = set(reach([value], find_results))
+        for call in [call for result in results for call in readers[result]]:
+            divisor = get_argument(call, "y") if "div" in get_kind(call) else None
+            is_result = isinstance(divisor, Value) and divisor in results
+            if is_result or get_kind(call) in ("reciprocal", "rsqrt"):
+                return True
+        return False
+
+    for call in graph.calls:
+        kind = get_kind(call)
+        if of_weights.issuperset(flatten_values(call.outputs)):
+            continue
+        measures = kind in DEVIATIONS
+        if kind in ROOTS:
+            measures = any(get_kind(earlier) in SIZES for earlier in reach([call], find_sources))
+        if kind != "rsqrt":
+            measures = measures and any(map(is_divisor, flatten_values(call.outputs)))
+        if measures or kind in NORMALIZES:
+            return name_in_tensorflow(call.layer)
+    return ""
+
+
+def find_traceable(call: Call, forced: bool = False, unrolls: bool = False) -> Call | None:
+    """Return a call that is traced in place of a Keras layer or of complex operations, or None.
+
+    Complex operations with kernels in TFLite are traced only if `forced`, and recurrent layers with
+    a row are unrolled only if `unrolls`.
+    """
+    function: Callable[..., Any] | None
+    if (complex_part := spectrum(call)) and (forced or not complex_part.has_kernels):
+        function, reals = complex_part.in_pairs, complex_part.reals
+        call = Call(complex_part, reals, {}, copy_outputs(call), call.name)
+    elif is_operation(call.layer):
+        return None
+    elif type(call.layer) in CONVOLUTIONS:
+        function = unroll_conv_lstm(call)
+    else:
+        function = find_unrolled(call, unrolls) or find_layer_expansion(call)
+    if function is None:
+        return None
+    layer = TracedLayer(call, function)
+    return Call(layer, (list(dict.fromkeys(call.inputs)),), {}, copy_outputs(call), call.name)

@@ -9,31 +9,32 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
-from keras_qat.graph.operations import is_operation, operation_class, read_scalar
+from keras_qat.graph.operations import is_operation, read_scalar
 from keras_qat.helper_layers.elementwise_functions import FUNCTIONS, Formula
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.lowering.activations import split_activation
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.builder import LoweringContext, rewrite_calls
+from keras_qat.lowering.expand_call import stand_in, trace_in_place
+from keras_qat.lowering.expansions.statistics import center_and_log_sum
 from keras_qat.lowering.read_operations import ACTIVATIONS, read_operation
-from keras_qat.lowering.softmax import log_sum
 from keras_qat.ops.registry import match
 
 LARGEST = 64
-"""A formula has at most so many functions."""
+"""The largest number of functions in a formula."""
 
 _WIDE = {"exp", "expm1", "cosh", "sinh", "square", "pow", "product"}
-"""Functions whose results differ much in size: 8 bits keep the large ones alone."""
+"""Functions with results of very different size. 8 bits keep only the large results."""
 
 _SOFTMAX = "softmax"
 
 _FLAT = {_SOFTMAX, "quotient", "root", "reciprocal", "sigmoid", "tanh"}
-"""Functions with results near 0, or near 1, of which 8 bits keep one."""
+"""Functions with results near 0 and near 1. 8 bits keep only one of them."""
 
 _STEEP = {"log", "log1p", "sqrt", "rsqrt", "reciprocal", "root", "quotient"}
-"""Functions that enlarge small differences, or differences of values of unequal size."""
+"""Functions that enlarge differences between small values."""
 
 _SELECTING = {"exp", "where", "maximum", "minimum", "clip_by_value"}
-"""Functions whose results may depend on the smaller values alone, as in an ELU by hand."""
+"""Functions that may read only the smaller values, as in an ELU written by hand."""
 
 _SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
 """Layers whose activations are split off if a chain reads them."""
@@ -43,16 +44,16 @@ class _Chain(NamedTuple):
     """A function of one tensor."""
 
     x: Value
-    formula: Any
+    formula: str | list[Any]
     kinds: frozenset[str]
     """Its operations: "product" and "quotient" of two results, "root" for powers below 1."""
     needs_table: bool
-    """Whether 8 bits between its operations keep little of it."""
+    """Whether 8 bits between its operations would lose accuracy."""
     size: int
 
 
 def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
-    """Replaces functions of one tensor such as log(1 + exp(x)) by one layer, which is a table.
+    """Replace functions of one tensor, such as log(1 + exp(x)), by one layer with a lookup table.
 
     8 bits of exp(x) alone keep little but the largest values.
     """
@@ -70,44 +71,48 @@ def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
             continue
         parts, chain = [call], chains.get(next(iter(values), None))  # type: ignore[arg-type]
         if chain and chain.needs_table and call.output.is_float:
-            parts = _make_table(call, chain, context)
+            parts = [part.as_part_of(call) for part in _make_table(call, chain, context)]
             if chain.x not in parts[-1].inputs:
-                inside.add(chain.x)  # A softmax, of whose scores the parts are.
+                inside.add(chain.x)  # The new calls read the scores of this softmax.
         calls += parts[::-1]
         read.update(value for part in parts for value in part.inputs)
     return dataclasses.replace(graph, calls=calls[::-1])
 
 
 def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
-    """Splits off activations of layers that a chain reads, as in log(softmax)."""
-    readers, calls = graph.consumers(), list[Call]()
+    """Split activations off layers that a chain reads, as in log(softmax)."""
+    readers = graph.consumers()
     split = [function for function, kind in ACTIVATIONS.items() if kind in FUNCTIONS]
     split.append(keras.activations.softmax)
-    for call in graph.calls:
+
+    def rewrite(call: Call) -> list[Call]:
         is_split = type(call.layer) in _SPLIT and call.layer.activation in split
         is_read = is_split and any(_read(reader)[0] for reader in readers[call.output])
         parts = split_activation(call, context) if is_read else []
-        calls += [part.as_part_of(call) for part in parts] or [call]
-    return dataclasses.replace(graph, calls=calls)
+        return [part.as_part_of(call) for part in parts]
+
+    return rewrite_calls(graph, rewrite)
 
 
 def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
-    """Returns the layer that computes a chain; of logarithms, if the chain reads a softmax."""
+    """Return the layer that computes a chain; of logarithms, if the chain reads a softmax."""
     scores, axis = _find_scores(chain.x)
-    if scores is None:
-        return [context.pattern(call, Formula, chain.x, formula=json.dumps(chain.formula))]
-    parts, subtract = PartsBuilder(call, context), tf.math.subtract
-    _, below, logarithm = log_sum(parts, scores, axis)
-    if chain.formula == ["log", "x"]:
-        return parts.end(parts.new("", operation_class(), subtract), below, logarithm)
-    less = parts.new("log_softmax", operation_class(), subtract)
-    x = parts.add(less, below, logarithm, shape=scores.shape)
-    formula = json.dumps(chain.formula).replace('"x"', '["exp", "x"]')
-    return parts.end(parts.new("", Formula, formula), x)
+
+    def compute() -> tf.Tensor:
+        formula = json.dumps(chain.formula)
+        if scores is None:
+            return Formula(formula)(stand_in(chain.x))
+        _, below, logarithm = center_and_log_sum(stand_in(scores), axis)
+        if chain.formula == ["log", "x"]:
+            return tf.subtract(below, logarithm)
+        x = tf.subtract(below, logarithm, name="log_softmax")
+        return Formula(formula.replace('"x"', '["exp", "x"]'))(x)
+
+    return trace_in_place(call, compute, context)
 
 
 def _find_scores(value: Value) -> tuple[Value | None, int]:
-    """Returns the scores and the axis of a softmax; None for other tensors."""
+    """Return the scores and the axis of a softmax; None for other tensors."""
     call = value.producer
     if call is None or len(call.inputs) != 1 or call.inputs[0].masked:
         return None, 0
@@ -118,7 +123,7 @@ def _find_scores(value: Value) -> tuple[Value | None, int]:
 
 
 def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
-    """Returns what a call computes as a function of one tensor; None for other calls."""
+    """Return what a call computes as a function of one tensor; None for other calls."""
     name, terms = _read(call)
     if not name or None in terms or not call.inputs:
         return None
@@ -134,7 +139,7 @@ def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
     if x is None or x.shape != call.output.shape:
         return None
     inner = {
-        v: chain if chain and v is not x else _Chain(v, "x", _kinds_of(v), False, 0)
+        v: chain if chain and v is not x else _Chain(v, "x", _find_kinds(v), False, 0)
         for v, chain in own.items()
     }
     if any(chain.x is not x for chain in inner.values()):
@@ -157,14 +162,14 @@ def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
     return _Chain(x, formula, kinds, needs_table, size) if size <= LARGEST else None
 
 
-def _kinds_of(x: Value) -> frozenset[str]:
+def _find_kinds(x: Value) -> frozenset[str]:
     return frozenset() if _find_scores(x)[0] is None else frozenset({_SOFTMAX})
 
 
 def _read(call: Call) -> tuple[str, list[Any]]:
-    """Returns the function that a call computes, of tensors and numbers; "" for other calls.
+    """Return the function that a call computes, and its tensors and numbers; "" for other calls.
 
-    None stands for an argument that is neither.
+    An argument that is neither a tensor nor a number becomes None.
     """
     kind, arguments = read_operation(call)
     is_known = is_operation(call.layer) or type(call.layer) is layers.Activation

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
 from keras_qat.graph.facts import describe_arguments
@@ -22,10 +26,10 @@ from keras_qat.lowering.builder import LoweringContext, suffix_of
 Known = TypeVar("Known")
 
 Expansion = Callable[..., Any]
-"""Computes what an operation computes, from the same arguments.
+"""Computes the result of an operation from the same arguments.
 
-One of a Keras layer takes the layer, and then the arguments of its call. It raises `CannotExpand`
-if it does not support the arguments; the call then stays unchanged.
+The first argument of an expansion of a Keras layer is the layer. An expansion raises
+`CannotExpand` if it does not support the arguments; the call then stays unchanged.
 """
 
 
@@ -33,7 +37,7 @@ class CannotExpand(NotImplementedError):
     """An expansion does not support these arguments."""
 
 
-def require(condition: Any) -> None:
+def require(condition: object) -> None:
     """Raise `CannotExpand` unless the condition holds."""
     if not condition:
         raise CannotExpand
@@ -58,7 +62,7 @@ def known(result: Known | None) -> Known:
     return result
 
 
-def stand_in(value: Value, call: Call | None = None) -> Any:
+def stand_in(value: Value, call: Call | None = None) -> tf.Tensor:
     """Return a symbolic tensor that stands for a value of the graph while a function is traced.
 
     Args:
@@ -70,8 +74,8 @@ def stand_in(value: Value, call: Call | None = None) -> Any:
     return tensor
 
 
-def is_tensor(argument: Any) -> bool:
-    """Tell whether an argument of an expansion is a tensor, not a constant."""
+def is_tensor(argument: object) -> bool:
+    """Return whether an argument of an expansion is a tensor, not a constant."""
     return isinstance(argument, KerasTensor)
 
 
@@ -86,7 +90,7 @@ def value_of(argument: Any) -> Any:
     return argument.graph_value
 
 
-def call_of(tensor: Any) -> Call:
+def call_of(tensor: tf.Tensor) -> Call:
     """Return the call that is expanded, which reads this tensor. The expansion is not checked."""
     tensor.is_known = True
     call: Call = tensor.expanded_call
@@ -94,7 +98,7 @@ def call_of(tensor: Any) -> Call:
 
 
 def copy_outputs(call: Call) -> Any:
-    """Return new values like the outputs of a call, which remain those of that call."""
+    """Return new values like the outputs of a call, which remain the outputs of that call."""
     return map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
 
 
@@ -109,54 +113,75 @@ def expand_call(
     Args:
         call: the call of an operation or a layer.
         function: computes the same from the same arguments.
-        context: keeps the layers, so that all calls of a shared layer share them.
+        context: keeps the layers, which all calls of a shared layer share.
         inside: whether to name calls `call/part`, like those inside a traced layer, and not
             `call_part`.
 
     Returns:
         The calls of the simpler operations; none if the function does not support the arguments,
-        or computes something else.
+        or returns other values.
     """
     stand_ins = {value: stand_in(value, call) for value in call.inputs}
+    given = bind_arguments(call) if is_operation(call.layer) else (call.args, dict(call.kwargs))
+    args, kwargs = map_values(stand_ins.__getitem__, given)
     try:
-        given = bind_arguments(call) if is_operation(call.layer) else (call.args, dict(call.kwargs))
-        args, kwargs = map_values(stand_ins.__getitem__, given)
-        with use_policy(get_policy(call.output.dtype)):
-            outputs = tf.nest.flatten(function(*args, **kwargs))
-    except Exception:  # What TensorFlow raises for arguments that fit nothing, too.
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:  # It does not support one of the arguments.
         return []
-    nodes = take_nodes(outputs)
-    if not _computes_the_same(call, nodes, outputs, stand_ins, context):
-        return []
-    return _calls_of(call, nodes, outputs, context, inside)
+    return _expand(call, partial(function, *args, **kwargs), context, stand_ins, inside)
 
 
-def _computes_the_same(
+def trace_in_place(call: Call, compute: Callable[[], Any], context: LoweringContext) -> list[Call]:
+    """Trace a function that reads `stand_in`s of any tensors of the graph in place of a call."""
+    return _expand(call, compute, context)
+
+
+class _Traced(NamedTuple):
+    """The traced expansion of a call."""
+
+    call: Call
+    outputs: list[tf.Tensor]
+    nodes: list[Any]
+    """Keras' nodes of the operations, in order."""
+    stand_ins: dict[Value, tf.Tensor]
+    """Value that the call reads -> the symbolic tensor that stands for it."""
+
+
+def _expand(
     call: Call,
-    nodes: list[Any],
-    outputs: list[Any],
-    stand_ins: dict[Value, Any],
+    compute: Callable[[], Any],
     context: LoweringContext,
-) -> bool:
-    """Tell whether an expansion computes on random inputs what the call computes.
+    stand_ins: dict[Value, tf.Tensor] | None = None,
+    inside: bool = False,
+) -> list[Call]:
+    try:
+        with use_policy(get_policy(call.output.dtype)):
+            outputs = tf.nest.flatten(compute())
+        require(all(map(is_tensor, outputs)))
+    except Exception as error:
+        is_refusal = isinstance(error, CannotExpand) or _is_from_library(error.__traceback__)
+        if context.verifies and not is_refusal:
+            raise
+        return []
+    traced = _Traced(call, outputs, take_nodes(outputs), stand_ins or {})
+    return _make_calls(traced, context, inside) if _is_right(traced, context) else []
 
-    Equal calls are compared once. Results that are not finite may differ.
+
+def _is_from_library(traceback: TracebackType | None) -> bool:
+    """Return whether TensorFlow or Keras raised an error: the arguments do not fit."""
+    while traceback and traceback.tb_next:
+        traceback = traceback.tb_next
+    module = traceback.tb_frame.f_globals.get("__name__", "") if traceback else ""
+    return not module.startswith(("keras_qat.", "tests."))
+
+
+def _is_right(traced: _Traced, context: LoweringContext) -> bool:
+    """Return whether the results of an expansion on random inputs are close to those of the call.
+
+    Equal calls are compared once. An expansion that does not follow from the arguments alone, or
+    that reads other weights, is not compared.
     """
-    if not _can_compare(call, nodes, outputs, stand_ins):
-        return True
-    layer = name_in_tensorflow(call.layer) or id(call.layer)
-    arguments = describe_arguments(call, lambda value: (value.shape, value.dtype))
-    key = layer, arguments, tuple(_name_of(node.layer) for node in nodes)
-    if key not in context.compared:
-        tensors = {id(stand_ins[value]): x for value, x in _draw_inputs(stand_ins).items()}
-        context.compared[key] = _compare(call, nodes, outputs, stand_ins, tensors)
-    return context.compared[key]
-
-
-def _can_compare(
-    call: Call, nodes: list[Any], outputs: list[Any], stand_ins: dict[Value, Any]
-) -> bool:
-    """Tell whether the expansion follows from the arguments alone, and the layer has weights."""
+    call, outputs, nodes, stand_ins = traced
     arguments = tf.nest.flatten([outputs, [(node.call_args, node.call_kwargs) for node in nodes]])
     read = [leaf for leaf in arguments if hasattr(leaf, "graph_value")]
     reads_others = any(leaf is not stand_ins.get(leaf.graph_value) for leaf in read)
@@ -164,40 +189,29 @@ def _can_compare(
     is_ready = is_operation(call.layer) or call.layer.built
     are_half = any(is_half(value.dtype) for value in call.inputs)
     has_copies = any(node.layer.weights and node.layer is not call.layer for node in nodes)
-    return is_ready and not (reads_others or uses_facts or are_half or has_copies)
+    if not is_ready or reads_others or uses_facts or are_half or has_copies:
+        return True
+    layer = name_in_tensorflow(call.layer) or id(call.layer)
+    described = describe_arguments(call, lambda value: (value.shape, value.dtype))
+    key = layer, described, tuple(_shorten_name(node.layer) for node in nodes)
+    if key not in context.compared:
+        context.compared[key] = _compare(traced)
+    return context.compared[key]
 
 
-def _draw_inputs(values: Iterable[Value]) -> dict[Value, Any]:
-    """Return a random tensor for each value, with 2 examples and open sizes of 8."""
-    draw, inputs = np.random.default_rng(0), {}
-    for value in values:
+def _compare(traced: _Traced) -> bool:
+    """Compute a call and its expansion on 2 random examples, with 8 for open sizes."""
+    call, stand_ins, draw = traced.call, traced.stand_ins, np.random.default_rng(0)
+    tensors: dict[int, tf.Tensor] = {}
+    for value, symbol in stand_ins.items():
         sizes = [size or (8 if axis else 2) for axis, size in enumerate(value.shape)]
         drawn = draw.normal(size=sizes) if value.is_float else draw.integers(0, 2, sizes)
-        inputs[value] = tf.cast(drawn, value.dtype)
-    return inputs
-
-
-def _compare(
-    call: Call,
-    nodes: list[Any],
-    outputs: list[Any],
-    stand_ins: dict[Value, Any],
-    tensors: dict[int, Any],
-) -> bool:
-    """Compute a call and its expansion, and tell whether the results are close.
-
-    Args:
-        call: the call.
-        nodes: Keras' nodes of the expansion.
-        outputs: its symbolic outputs.
-        stand_ins: the symbolic tensor of each value that the call reads.
-        tensors: id of such a symbolic tensor -> the tensor to compute with.
-    """
+        tensors[id(symbol)] = tf.cast(drawn, value.dtype)
 
     def find(leaf: Any) -> Any:
         return tensors.get(id(stand_ins[leaf] if isinstance(leaf, Value) else leaf), leaf)
 
-    def compute(layer: Any, args: Any, kwargs: Any) -> list[Any]:
+    def compute(layer: keras.layers.Layer, args: Any, kwargs: Any) -> list[tf.Tensor]:
         args, kwargs = tf.nest.map_structure(find, (args, dict(kwargs)))
         if accepts_training(layer) and kwargs.get("training") is None:
             kwargs["training"] = False
@@ -207,38 +221,38 @@ def _compare(
         expected = compute(call.layer, call.args, call.kwargs)
     except Exception:  # Sizes that do not fit: there is nothing to compare with.
         return True
-    for node in nodes:
+    for node in traced.nodes:
         results = compute(node.layer, node.call_args, node.call_kwargs)
         tensors.update(zip(map(id, tf.nest.flatten(node.outputs)), results, strict=True))
-    return all(map(_is_close, expected, map(find, outputs)))
+    return all(map(_is_close, expected, map(find, traced.outputs)))
 
 
-def _is_close(expected: Any, computed: Any) -> bool:
-    """Tell whether two tensors are close where the first one is finite."""
+def _is_close(expected: tf.Tensor, computed: tf.Tensor) -> bool:
+    """Return whether two tensors are close where the first one is finite."""
     first, second = (np.asarray(tf.cast(x, tf.float32)) for x in (expected, computed))
     if first.shape != second.shape:
         return False
-    is_finite = np.abs(first) < np.finfo(np.float32).max  # The logarithm of no value is -max.
+    # The logarithm of no value is -max.
+    is_finite: NDArray[np.bool_] = np.abs(first) < np.finfo(np.float32).max
     first, second = first[is_finite], second[is_finite]
     largest = np.max(np.abs(first), initial=0.0)
     return np.allclose(first, second, rtol=1e-4, atol=1e-5 * largest + 1e-12)
 
 
-def _calls_of(
-    call: Call, nodes: list[Any], outputs: list[Any], context: LoweringContext, inside: bool
-) -> list[Call]:
-    """Return traced nodes as calls that write the outputs of `call`."""
+def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list[Call]:
+    """Return traced nodes as calls that write the outputs of the expanded call."""
+    call, outputs, nodes, _ = traced
     names, calls = set[str](), list[Call]()
     pairs = list(zip(outputs, flatten_values(call.outputs), strict=True))
     values = {id(tensor): value for tensor, value in reversed(pairs)}
-    traced = [node.layer for node in nodes]
-    keeps_name = any(layer is call.layer or _is_copy(layer, call.layer) for layer in traced)
+    inner = [node.layer for node in nodes]
+    keeps_name = any(layer is call.layer or _is_copy(layer, call.layer) for layer in inner)
     suffix = suffix_of(call.output.name, call.name)
 
     def read(leaf: Any) -> Any:
         return getattr(leaf, "graph_value", values.get(id(leaf), leaf))
 
-    def keep(layer: Any, part: str) -> tuple[Any, str]:
+    def keep(layer: keras.layers.Layer, part: str) -> tuple[keras.layers.Layer, str]:
         """Return the layer of a part, which all calls share, and the name of its call."""
         settings = name_in_tensorflow(layer) or {**layer.get_config(), "name": ""}
         part = context.part_for(call.layer, part, settings)
@@ -257,7 +271,7 @@ def _calls_of(
             layer = context.keep(call.layer, "copy", layer, weights)
         elif layer is not call.layer:
             is_last = any(result is outputs[0] for result in results) and not keeps_name
-            part = "" if is_last else _unused(part or _name_of(layer), names)
+            part = "" if is_last else _find_unused(part or _shorten_name(layer), names)
             layer, path = keep(layer, part)
         for index, result in enumerate(results):
             name = f"{path}{suffix}:{index}" if len(results) > 1 else path + suffix
@@ -268,29 +282,30 @@ def _calls_of(
     for tensor, value in pairs:
         if len(tensor.shape) == len(value.shape):
             sizes = zip(value.shape, tensor.shape, strict=True)
-            value.shape = tuple(size or traced for size, traced in sizes)
+            value.shape = tuple(size or known_size for size, known_size in sizes)
         if (source := read(tensor)) is not value:  # Returned unchanged, or twice.
-            require(isinstance(source, Value))
             identity = keras.layers.Activation("linear", dtype=get_policy(value.dtype))
-            layer, path = keep(identity, _unused("identity", names) if nodes or pairs[1:] else "")
+            layer, path = keep(
+                identity, _find_unused("identity", names) if nodes or pairs[1:] else ""
+            )
             calls.append(Call(layer, (source,), {}, value, path))
     return calls
 
 
-def _is_copy(layer: Any, original: Any) -> bool:
-    """Tell whether a layer is a clone of the expanded one, of which it gets the weights."""
+def _is_copy(layer: keras.layers.Layer, original: keras.layers.Layer) -> bool:
+    """Return whether a layer is a clone of the expanded layer, and gets its weights."""
     is_similar = type(layer) is type(original) and layer.name == original.name
     return is_similar and layer is not original and not is_operation(layer)
 
 
-def _name_of(layer: Any) -> str:
-    """Return the name of a layer without what Keras or TensorFlow add to tell it from others."""
+def _shorten_name(layer: keras.layers.Layer) -> str:
+    """Return the name of a layer without the number or module that Keras or TensorFlow add."""
     name = re.sub(r"_\d+$", "", layer.name)
     is_automatic = name.replace("_", "") == type(layer).__name__.lower() or is_operation(layer)
     return (name if is_automatic else str(layer.name)).rsplit(".", 1)[-1]
 
 
-def _unused(name: str, used: set[str]) -> str:
+def _find_unused(name: str, used: set[str]) -> str:
     """Return a name with the first number that makes it unused, and note it."""
     numbered = (f"{name}_{count}" for count in itertools.count(1))
     name = next(each for each in itertools.chain([name], numbered) if each not in used)

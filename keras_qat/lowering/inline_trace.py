@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
+import tensorflow as tf
+
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
-from keras_qat.graph.operations import is_operation, name_in_tensorflow
+from keras_qat.graph.facts import Facts, describe_arguments
+from keras_qat.graph.operations import is_operation, name_in_tensorflow, read_array
 from keras_qat.graph.rebuild_model import call_in_layer, rebuild_model
 from keras_qat.graph.sizes import fold_known_sizes, set_static_shapes
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import allow_any_batch_sizes, layers
+from keras_qat.keras2.layer_names import name_inner_calls
 from keras_qat.keras2.layers_and_models import list_layers, rename
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder, calls_behind
-from keras_qat.lowering.inner_names import InnerNames, expression_of, name_of_weight, weights_behind
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, find_calls_before
 from keras_qat.lowering.masked_scores import has_constant_mask
 from keras_qat.tracing.cannot_trace import CannotTrace
 from keras_qat.tracing.compare_traces import NOISE
 from keras_qat.tracing.trace_layer import TracedLayer
+from keras_qat.tracing.whole_graph import WholeGraph
 
 
 class TracedCall:
@@ -48,47 +53,78 @@ class TracedCall:
         """The weights, and the tensors that are computed from them alone, once for all calls."""
         if not keeps_weights:
             self.of_weights = find_computed_weights(graph, trace.weights)
+        self._facts = Facts()
+
+    def name_weight(self, value: Value) -> str:
+        """Return the name of a weight's variable, with a suffix for a tensor computed from it."""
+        suffix = "" if value in self.trace.weights else "_computed"
+        variable = self.trace.weights[self.find_weights(value)[0]]
+        return variable.name.split(":")[0].rsplit("/", 1)[-1] + suffix
+
+    def find_weights(self, value: Value) -> list[Value]:
+        """Return the weights that a value is computed from."""
+        return self._facts.find(self._find_weights, value)
+
+    def _find_weights(self, value: Value) -> Generator[Value, Any, list[Value]]:
+        if value in self.trace.weights:
+            return [value]
+        assert value.producer is not None
+        weights: dict[Value, None] = {}
+        for read in value.producer.inputs:
+            weights.update(dict.fromkeys((yield read)))
+        return list(weights)
+
+    def hash_expression(self, value: Value) -> str:
+        """Return a hash of how a value is computed from weights."""
+        return self._facts.find(self._hash_expression, value)
+
+    def _hash_expression(self, value: Value) -> Generator[Value, Any, str]:
+        if value in self.trace.weights:
+            return f"weight {id(self.trace.weights[value])}"
+        call = value.producer
+        assert call is not None
+        layer, index = call.layer, flatten_values(call.outputs).index(value)
+        expressions = {}
+        for read in call.inputs:
+            expressions[read] = yield read
+        function = name_in_tensorflow(layer) if is_operation(layer) else id(layer)
+        arguments = describe_arguments(call, expressions.__getitem__)
+        return hashlib.sha256(repr((function, arguments, index)).encode()).hexdigest()
 
 
 class Inliner:
     """Inlines traced calls, with equal names and the same layers in all calls of a layer.
 
     Args:
-        context: collects the layers that are made.
-        anchor: a tensor that the layers read that hold a weight.
+        context: keeps the layers.
+        anchor: a tensor that is the input of the layers that hold a weight.
         owners: id of a variable that several layers read -> the layer that it belongs to.
     """
 
-    def __init__(self, context: LoweringContext, anchor: Value, owners: Mapping[int, Any]) -> None:
+    def __init__(
+        self, context: LoweringContext, anchor: Value, owners: Mapping[int, layers.Layer]
+    ) -> None:
         self.context, self.anchor, self.owners = context, anchor, owners
         self.losses: list[Call] = []
         """Calls that only the losses and metrics of traced layers depend on."""
-        self.counts: Counter[Any] = Counter()
+        self.counts: Counter[layers.Layer] = Counter()
         """Layer -> how many of its calls were inlined."""
-        self._names: dict[Any, dict[str, Any]] = {}
+        self.named: dict[layers.Layer, dict[str, object]] = {}
+        """Layer -> name inside -> a key of the operation, layer or weight with that name."""
         self._labels: dict[int, list[str]] = {}
 
     def inline(self, traced: TracedCall, prefix: str, taken: set[str]) -> list[Call]:
         """Return the calls inside the layer, on the tensors that the call reads and writes.
 
-        Args:
-            traced: the call.
-            prefix: the beginning of their names.
-            taken: names that other calls have already, without the prefix.
+        Names begin with a prefix. `taken` lists names of other calls without it.
         """
-        layer = traced.call.layer
-        self.counts[layer] += 1
-        names = InnerNames(traced.call, prefix, self._names.setdefault(layer, {}), taken)
-        within = (*traced.call.within, layer)
-        return [call.replace(within=within) for call in _Inlined(self, traced, names).run()]
+        self.counts[traced.call.layer] += 1
+        within = (*traced.call.within, traced.call.layer)
+        calls = _Inlined(self, traced, prefix, taken).run()
+        return [call.replace(within=within) for call in calls]
 
     def label_shared(self, variable: int, name: str) -> tuple[str, str]:
-        """Return the name of a weight that several layers read, and its tensor's in the next call.
-
-        Args:
-            variable: id of the variable.
-            name: its name if it has none yet.
-        """
+        """Return the names of a shared weight, by its id, and of its tensor in the next call."""
         labels = self._labels.setdefault(variable, [])
         first = labels[0] if labels else name
         labels.append(f"{first}#{len(labels) + 1}" if labels else first)
@@ -96,14 +132,21 @@ class Inliner:
 
 
 class _Inlined:
-    """One call that is inlined."""
+    """One call that is inlined, and the unique names of the calls and weights inside."""
 
-    def __init__(self, inliner: Inliner, traced: TracedCall, names: InnerNames) -> None:
-        self.inliner, self.traced, self.names = inliner, traced, names
-        self.parts = PartsBuilder(traced.call, inliner.context)
-        count = inliner.counts[traced.call.layer]
-        self.mark = f"#{count}" if count > 1 else ""
+    def __init__(self, inliner: Inliner, traced: TracedCall, prefix: str, taken: set[str]) -> None:
+        self.inliner, self.traced, self.prefix, self.taken = inliner, traced, prefix, taken
         graph, call, trace = traced.graph, traced.call, traced.trace
+        self.call, self.parts = call, PartsBuilder(call, inliner.context)
+        count = inliner.counts[call.layer]
+        self.mark = f"#{count}" if count > 1 else ""
+        self.named = inliner.named.setdefault(call.layer, {})
+        is_graph = isinstance(call.layer, WholeGraph)
+        self.inside = call.layer.names if is_graph else name_inner_calls(call.layer)
+        self.names: dict[layers.Layer, str] = {}
+        """Layer inside -> its name."""
+        self.has_output = False
+        """Whether a call inside has the name of the layer's call."""
         self.tensors = dict(zip(flatten_values(graph.inputs), traced.read, strict=False))
         """Value inside the layer -> the tensor in its place."""
         self.ends = list(
@@ -128,17 +171,16 @@ class _Inlined:
         for inner in graph.loss_only:
             self._add(inner, self.inliner.losses)
         for index, (value, output) in enumerate(self.ends):
-            if self._tensor_of(value) is not output:
+            if self._find_tensor(value) is not output:
                 self._return(value, output, index)
         return self.parts.calls
 
     def _add(self, inner: Call, calls: list[Call]) -> None:
-        values = flatten_values(inner.outputs)
+        values, call = flatten_values(inner.outputs), self.call
         if self.traced.of_weights.issuperset(values):
             return
-        args, kwargs = map_values(self._tensor_of, (inner.args, inner.kwargs))
-        gives_output = not self.outputs.keys().isdisjoint(values)
-        name = self.names.name(inner, (args, kwargs), gives_output)
+        args, kwargs = map_values(self._find_tensor, (inner.args, inner.kwargs))
+        name = self._name_call(inner, (args, kwargs))
         for value in values:
             label = name + self.mark + value.name.removeprefix(inner.name)
             tensor = Value(label, value.shape, value.dtype, None, value.masked, value.rows)
@@ -146,43 +188,79 @@ class _Inlined:
         outputs = map_values(self.tensors.__getitem__, inner.outputs)
         layer, source = inner.layer, None
         if is_operation(layer):
-            source, part = self.traced.call.source, f"{name_in_tensorflow(layer)} {name}"
+            source, part = call.source, f"{name_in_tensorflow(layer)} {name}"
             rename(layer, name.rsplit("/", 1)[-1])
-            layer = self.inliner.context.keep(self.traced.call.layer, part, layer)
+            layer = self.inliner.context.keep(call.layer, part, layer)
         calls.append(Call(layer, args, kwargs, outputs, name, source=source))
 
-    def _tensor_of(self, value: Value) -> Value:
+    def _name_call(self, inner: Call, arguments: Any) -> str:
+        """Return the name of a call. An operation with other weights gets another name.
+
+        The first operation that computes an output has the name of the layer's call.
+        """
+        layer = inner.layer
+        if is_operation(layer):
+            symbol = name_in_tensorflow(layer)
+            named = symbol, identify_weights(arguments)
+            is_output = not self.outputs.keys().isdisjoint(flatten_values(inner.outputs))
+            is_first = is_output and not self.has_output
+            if is_first and self.named.setdefault("", named) == named:
+                self.has_output = True
+                return self.call.name
+            return self._make_unique(symbol.rsplit(".", 1)[-1], named)
+        if layer not in self.names:
+            base = self.inside.get(id(layer), inner.name)
+            self.names[layer] = self._make_unique(base, id(layer))
+        return self.names[layer]
+
+    def _make_unique(self, base: str, named: object) -> str:
+        """Return a name that is new in this call, and has the same meaning in all calls."""
+        name, count = base, 1
+        while name in self.taken or self.named.setdefault(name, named) != named:
+            name, count = f"{base}_{count}", count + 1
+        self.taken.add(name)
+        return self.prefix + name
+
+    def _find_tensor(self, value: Value) -> Value:
         """Return the tensor in the place of a value; weights become tensors when first used."""
         if value in self.tensors:
             return self.tensors[value]
-        traced, trace = self.traced, self.traced.trace
-        name = self.names.unique(name_of_weight(value, trace), expression_of(value, trace))
-        variable, label = id(trace.weights.get(value)), name + self.mark
+        traced = self.traced
+        name = self._make_unique(traced.name_weight(value), traced.hash_expression(value))
+        variable, label = id(traced.trace.weights.get(value)), name + self.mark
         owner = self.inliner.owners.get(variable)
         if owner is not None:
             name, label = self.inliner.label_shared(variable, name)
         layer = _make_weight_tensor(value, traced, self.inliner.context, name, owner)
         tensor = self.direct.get(value) or Value(label, tuple(value.shape), value.dtype)
         self.tensors[value] = tensor
-        call = Call(layer, (self.inliner.anchor,), {}, tensor, name, source=traced.call.source)
+        call = Call(layer, (self.inliner.anchor,), {}, tensor, name, source=self.call.source)
         self.parts.calls.append(call)
         return tensor
 
     def _return(self, value: Value, output: Value, index: int) -> None:
         """Add an identity, because a layer returns its input, or a tensor twice."""
-        call = self.traced.call
+        call = self.call
         identity = self.parts.new(f"output_{index}", layers.Activation, "linear")
-        is_taken = index > 0 or self.names.gave_output
-        name = f"{call.name}/output_{index}" if is_taken else call.name
+        name = f"{call.name}/output_{index}" if index or self.has_output else call.name
         new = Call(identity, (self.tensors[value],), {}, output, name, source=call.source)
         self.parts.calls.append(new)
 
 
-def find_computed_weights(graph: Graph, weights: Mapping[Value, Any]) -> set[Value]:
+def identify_weights(arguments: Any) -> list[int | bytes]:
+    """Return keys of the weights and the constant arrays among arguments."""
+    leaves = tf.nest.flatten(arguments)
+    producers = [leaf.producer for leaf in leaves if isinstance(leaf, Value)]
+    weights = [id(call.layer) for call in producers if call and type(call.layer) is WeightTensor]
+    arrays = [read_array(leaf) for leaf in leaves if not isinstance(leaf, Value)]
+    return [*weights, *(x.tobytes() for x in arrays if x is not None and x.ndim)]
+
+
+def find_computed_weights(graph: Graph, weights: Mapping[Value, tf.Variable]) -> set[Value]:
     """Return the weights, and the tensors to compute from them alone before they are quantized.
 
-    The result takes the place of the weight, so at most one tensor for each weight may have other
-    consumers. Layers with weights or noise stay calls, and so do masks.
+    The result replaces the weight, so at most one tensor for each weight may have other consumers.
+    Layers with weights or noise stay calls, and so do masks.
     """
     sources: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:
@@ -211,33 +289,32 @@ def find_computed_weights(graph: Graph, weights: Mapping[Value, Any]) -> set[Val
 
 @allow_any_batch_sizes()
 def _make_weight_tensor(
-    value: Value, traced: TracedCall, context: LoweringContext, name: str, owner: Any
-) -> Any:
+    value: Value,
+    traced: TracedCall,
+    context: LoweringContext,
+    name: str,
+    owner: layers.Layer | None,
+) -> layers.Layer:
     """Return the layer, made once, that holds a weight or a tensor computed from weights.
 
-    Args:
-        value: the tensor in the trace.
-        traced: the call.
-        context: keeps the layer.
-        name: its name.
-        owner: the layer that the weight belongs to, if other layers read it; else None.
+    `owner` is the layer that the weight belongs to if several layers read it.
     """
     trace, owner = traced.trace, traced.call.layer if owner is None else owner
     inside = [inner for inner in list_layers(owner)[1:] if not inner.trainable]
     frozen = {id(variable) for inner in inside for variable in inner.weights}
     known = {id(variable) for variable in owner.weights}
 
-    def is_frozen(variable: Any) -> bool:
-        if id(variable) not in known:  # Of an object that Keras does not know.
+    def is_frozen(variable: tf.Variable) -> bool:
+        if id(variable) not in known:  # It belongs to an object that Keras does not track.
             return True
         return not variable.trainable or id(variable) in frozen
 
-    # As Keras lists them: those that train first.
-    sources = sorted(weights_behind(value, trace), key=lambda w: is_frozen(trace.weights[w]))
+    # Keras lists trainable weights first.
+    sources = sorted(traced.find_weights(value), key=lambda w: is_frozen(trace.weights[w]))
     variables = [trace.weights[source] for source in sources]
     expression = None
     if value not in trace.weights:
-        graph = Graph("expression", sources, value, ["tensor"], calls_behind(value))
+        graph = Graph("expression", sources, value, ["tensor"], find_calls_before(value))
         expression = rebuild_model(graph, apply=call_in_layer)
 
     def make() -> WeightTensor:

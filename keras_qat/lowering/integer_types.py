@@ -1,17 +1,57 @@
-"""Integers of 64 bits that constants bring into a model."""
+"""Computes token ids, indices and constants of int64 as int32, where a model has other types.
+
+Three cases: an `Input` without a type reads token ids as floats; `floor`, `ceil` and `round` return
+floats that the model casts to indices later; NumPy makes constants of int64.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any
+from collections.abc import Generator, Mapping
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call, Value
-from keras_qat.graph.operations import get_kind, get_operands, read_array
-from keras_qat.lowering.builder import LoweringContext
-from keras_qat.lowering.expand_call import expand_call, is_tensor
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
+from keras_qat.graph.facts import Facts, reach
+from keras_qat.graph.operations import (
+    MOVES,
+    get_argument,
+    get_kind,
+    get_operands,
+    is_operation,
+    moves_elements,
+    read_array,
+    read_scalar,
+)
+from keras_qat.helper_layers.operations import Indices, Positions, WeightTensor
+from keras_qat.keras2.backend import layers
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, rewrite_calls, suffix_of
+from keras_qat.lowering.expand_call import (
+    Expansion,
+    expand_call,
+    is_tensor,
+    known,
+    require,
+    value_of,
+)
+from keras_qat.lowering.expansions.movement import slice_axis
+
+COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
+SHIFTS = ("add", "subtract", "multiply")
+CUTS = ("slice", "split", "unstack", "getitem")
+_RESHAPES = ("squeeze", "reshape", "expand_dims", "identity")
+
+ROUNDS = ("floor", "ceil", "round")
+"""Operations that return integers for any floats."""
+
+KEEPS_INTEGERS = MOVES.union(("add", "subtract", "multiply", "maximum", "minimum", "clip_by_value"))
+"""Operations that return integers for integers."""
+
+Values = Literal["integers", "fractions", "moved inputs", "inputs"]
+"""The contents of a float tensor; "inputs" if it holds values of the model's inputs, too."""
 
 TYPED = {
     **dict.fromkeys(("tile", "repeat", "broadcast_to"), ("input",)),
@@ -22,24 +62,271 @@ TYPED = {
 """Operation -> the arguments that have the type of its result."""
 
 
-def with_int32_constants(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers an operation on constants of int64, as NumPy makes them, to int32 and a cast.
+def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
+    """Replace `tf.split` by slices if only some outputs are token ids, and round token ids.
+
+    All outputs of one call have one type. Token ids in an input with other values are quantized
+    together with them, so they are only near integers.
+    """
+    consumers, facts = graph.consumers(), Facts()
+
+    def expand(call: Call) -> list[Call]:
+        readers = [consumers[value] for value in flatten_values(call.outputs)]
+        are_tokens = [any(map(_reads_token_ids, calls)) for calls in readers]
+        function: Expansion | None = None
+        if get_kind(call) in ("split", "unstack") and any(are_tokens) and not all(are_tokens):
+            function = functools.partial(_slice_outputs, call)
+        elif len(call.inputs) == 1 and _reads_token_ids(call):
+            (x,) = call.inputs
+            is_table = type(call.layer) is layers.Embedding
+            if not is_table and readers[0]:
+                is_table = all(type(reader.layer) is layers.Embedding for reader in readers[0])
+            if is_table and x.is_float and facts.find(is_cut_from_input, x):
+                function = functools.partial(_round_first, call)
+        parts = expand_call(call, function, context) if function else []
+        return [part.as_part_of(call) for part in parts]
+
+    return rewrite_calls(graph, expand)
+
+
+def _slice_outputs(call: Call, value: tf.Tensor, *_: object, **__: object) -> list[tf.Tensor]:
+    """Compute the outputs of `tf.split` or `tf.unstack` one by one."""
+    axis = int(known(read_scalar(get_argument(call, "axis")))) % len(value.shape)
+    is_split = get_kind(call) == "split"
+    require(axis and None not in value.shape[1:])
+    outputs, begin = [], 0
+    for output in flatten_values(call.outputs):
+        end = begin + (known(output.shape[axis]) if is_split else 1)
+        part = slice_axis(value, axis, begin, end, "part")
+        outputs.append(part if is_split else tf.squeeze(part, axis))
+        begin = end
+    return outputs
+
+
+def _round_first(call: Call, x: tf.Tensor, *_: object, **__: object) -> tf.Tensor:
+    """Compute a cast to integers, or an Embedding, of the integers next to token ids."""
+    value_of(x)  # Other inputs than token ids are not near integers.
+    rounded = tf.round(x, name="rounded")
+    if is_operation(call.layer):
+        return tf.cast(rounded, call.output.dtype)
+    return call.layer(tf.cast(rounded, "int32", name="tokens"))
+
+
+def is_cut_from_input(value: Value) -> Generator[Value, Any, bool]:
+    """Return whether a tensor is a part of an input of the model. A rule for `Facts.find`."""
+    call = value.producer
+    if call is None or len(call.inputs) != 1 or get_kind(call) not in (*CUTS, *_RESHAPES):
+        return False
+    (x,) = call.inputs
+    return (yield x) if x.producer is not None else get_kind(call) in CUTS
+
+
+def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
+    """Cast inputs to integers if only embeddings or casts to integers read them.
+
+    Operations in between that move or shift token ids compute in integers, too.
+    """
+    consumers, integers = graph.consumers(), dict[Value, Value]()
+    tokens, calls = _find_token_ids(graph), list[Call]()
+    for value in (value for value in flatten_values(graph.inputs) if value in tokens):
+        parts = PartsBuilder(consumers[value][0], context)
+        layer = parts.new("indices", Indices)
+        integers[value] = Value(parts.path(layer), value.shape, "int32")
+        parts.add(layer, value, output=integers[value])
+        calls += parts.calls
+
+    def find_integers(value: Value) -> Value:
+        if value in tokens and value not in integers:
+            integers[value] = Value(value.name, value.shape, "int32", masked=value.masked)
+        return integers.get(value, value)
+
+    for call in graph.calls:
+        if not integers.keys().isdisjoint(call.inputs):
+            args, kwargs = map_values(find_integers, (call.args, call.kwargs))
+            if is_operation(call.layer):  # Integers and floats are not added.
+                args, kwargs = tf.nest.map_structure(_to_integer, (args, kwargs))
+            outputs = map_values(find_integers, call.outputs)
+            call = Call(call.layer, args, kwargs, outputs, call.name).as_part_of(call)
+        calls.append(call)
+    return dataclasses.replace(graph, calls=calls)
+
+
+def _find_token_ids(graph: Graph) -> set[Value]:
+    """Return the float inputs that are only used as token ids, and the tensors moved from them."""
+    consumers, ends = graph.consumers(), set(flatten_values(graph.outputs))
+
+    def find_moved(value: Value) -> list[Value]:
+        """Return the tensors with which a tensor shares its type."""
+        calls = [call for call in [value.producer, *consumers[value]] if call and _moves(call)]
+        return [x for call in calls for x in [*call.inputs, *flatten_values(call.outputs)]]
+
+    def is_token(value: Value) -> bool:
+        is_moved = value.producer is None or _moves(value.producer)
+        readers = [call for call in consumers[value] if not _keeps_result(call)]
+        is_read = readers and all(_reads_token_ids(call) or _moves(call) for call in readers)
+        return value.is_float and value not in ends and is_moved and bool(is_read)
+
+    groups = [
+        reach([value], find_moved) for value in flatten_values(graph.inputs) if value.is_float
+    ]
+    return {value for group in groups if all(map(is_token, group)) for value in group}
+
+
+def _moves(call: Call) -> bool:
+    """Return whether a call only moves values, or shifts one tensor by an integer."""
+    if get_kind(call) in SHIFTS:
+        return _reads_one_integer(call)
+    return moves_elements(call)
+
+
+def _reads_token_ids(call: Call) -> bool:
+    """Return whether a call casts floats to integers, or is an Embedding, which does."""
+    layer = call.layer
+    if is_operation(layer):
+        return get_kind(layer) == "cast" and call.output.dtype in ("int32", "int64")
+    while type(layer) is layers.TimeDistributed:
+        layer = layer.layer
+    return isinstance(layer, layers.Embedding)
+
+
+def _keeps_result(call: Call) -> bool:
+    """Return whether a call returns a shape or a comparison, which are equal for integers."""
+    if type(call.layer) is WeightTensor:  # Reads no values.
+        return True
+    kind = get_kind(call)
+    return kind == "shape" or (kind in COMPARISONS and _reads_one_integer(call))
+
+
+def _reads_one_integer(call: Call) -> bool:
+    """Return whether a call reads one tensor and one integer."""
+    given = [x for x in [*call.args, *call.kwargs.values()] if not isinstance(x, Value)]
+    constants = [x for x in map(read_scalar, given) if x is not None]
+    return len(call.inputs) == len(constants) == 1 and constants[0].is_integer()
+
+
+def find_values(value: Value) -> Generator[Value, Any, Values]:
+    """Find out whether a float tensor only holds integers."""
+    call = value.producer
+    if call is None:
+        return "moved inputs"
+    kind = get_kind(call)
+    if kind == "cast":
+        return "fractions" if call.inputs[0].is_float else "integers"
+    if kind not in ROUNDS and kind not in KEEPS_INTEGERS:
+        return "fractions"
+    read: dict[Value, Values] = {}
+    for x in call.inputs:
+        read[x] = yield x
+    is_moved = all(values == "moved inputs" for values in read.values())
+    if kind in ROUNDS:
+        return "inputs" if is_moved else "integers"
+    if kind in MOVES and is_moved:
+        return "moved inputs"
+    if not value.is_float or _has_fractions(call):
+        return "fractions"
+    known = {values for x, values in read.items() if x.is_float}
+    if not known.isdisjoint(("moved inputs", "inputs")):
+        return "inputs"
+    return "fractions" if "fractions" in known else "integers"
+
+
+def round_indices(graph: Graph, context: LoweringContext) -> Graph:
+    """Round to int32 at once if an integer-valued float tensor is cast to integers later.
+
+    For example, the sum in `tf.cast(tf.floor(x) + 1, tf.int32)` is quantized in steps that are not
+    integers, so the cast of 2.98 would return 2. Values of the model's inputs are not rounded,
+    because the model does not know their steps.
+    """
+    facts, integers, calls = Facts(), dict[Value, Value](), list[Call]()
+    casts = {
+        call: found
+        for call in graph.calls
+        if get_kind(call) == "cast" and call.inputs[0].is_float
+        if call.output.dtype in ("int32", "int64")
+        if (found := facts.find(find_values, call.inputs[0])) in ("integers", "fractions")
+    }
+    of_integers = [call.inputs[0] for call, found in casts.items() if found == "integers"]
+    needed = {value.producer for value in reach(of_integers, _read_integers)}
+    for call in graph.calls:
+        calls += _cast(call, integers, context) if call in casts else [call]
+        calls += _compute_in_integers(call, integers, context) if call in needed else []
+    return dataclasses.replace(graph, calls=calls)
+
+
+def _read_integers(value: Value) -> list[Value]:
+    """Return the tensors that have to become integers for a tensor to become integers."""
+    call = value.producer
+    is_start = call is None or get_kind(call) in (*ROUNDS, "cast")
+    return [] if call is None or is_start else [x for x in call.inputs if x.is_float]
+
+
+def _cast(call: Call, integers: Mapping[Value, Value], context: LoweringContext) -> list[Call]:
+    """Return calls that cast a float tensor, or the same tensor in integers."""
+    parts, (x,) = PartsBuilder(call, context), call.inputs
+    if x not in integers and call.output.dtype == "int32":
+        return parts.end(parts.new("", Positions, "truncate"), x)
+    if x not in integers:
+        layer = parts.new("truncate", Positions, "truncate")
+        truncated = parts.add(layer, x, output=Value(parts.path(layer), x.shape, "int32"))
+    cast = parts.new("", type(call.layer), tf.cast, dtype="int32")
+    return parts.end(cast, integers.get(x) or truncated, kwargs={"dtype": call.output.dtype})
+
+
+def _compute_in_integers(
+    call: Call, integers: dict[Value, Value], context: LoweringContext
+) -> list[Call]:
+    """Return the calls that compute the outputs of a call as int32, which `integers` gets."""
+    parts, kind = PartsBuilder(call, context), get_kind(call)
+    args: Any = tuple(call.inputs)
+    kwargs: Any = {}
+    if kind in ROUNDS:
+        layer = parts.new(kind, Positions, kind)
+    elif kind == "cast":
+        kwargs = {"dtype": "int32"}
+        layer = parts.new("integers", type(call.layer), tf.cast, dtype="int32")
+    else:
+        arguments = map_values(lambda x: integers.get(x, x), (call.args, call.kwargs))
+        args, kwargs = tf.nest.map_structure(_to_integer, arguments)
+        layer = parts.new("whole", type(call.layer), call.layer.function, dtype="int32")
+    for value in flatten_values(call.outputs):
+        name = parts.path(layer) + suffix_of(value.name, call.name)
+        integers[value] = Value(name, value.shape, "int32", rows=value.rows)
+    parts.add(layer, *args, kwargs=kwargs, output=map_values(integers.get, call.outputs))
+    return [part.as_part_of(call) for part in parts.calls]
+
+
+def _has_fractions(call: Call) -> bool:
+    """Return whether a constant among the arguments of a call is not an integer."""
+    known = map(read_array, tf.nest.flatten((call.args, call.kwargs)))
+    return any(np.any(values != np.round(values)) for values in known if values is not None)
+
+
+def _to_integer(leaf: object) -> object:
+    """Return a float constant as an integer, and any other argument unchanged."""
+    values = read_array(leaf)
+    if values is None or values.dtype.kind != "f":
+        return leaf
+    return values.astype(np.int32) if values.ndim else int(values)
+
+
+def narrow_constants(call: Call, context: LoweringContext) -> list[Call]:
+    """Compute an operation on constants of int64, as NumPy makes them, in int32 and cast it.
 
     Keras saves constants without their type, and reads integers as int32.
     """
-    layer = call.layer
-    if get_kind(layer) not in TYPED or call.output.dtype != "int64":
+    typed = TYPED.get(get_kind(call), ())
+    if not typed or call.output.dtype != "int64":
         return []
-    if any(isinstance(x, Value) for x in get_operands(call, *TYPED[get_kind(layer)])):
+    if any(isinstance(x, Value) for x in get_operands(call, *typed)):
         return []
-    return expand_call(call, functools.partial(_compute_in_int32, call), context)
+    return expand_call(call, functools.partial(_cast_from_int32, call), context)
 
 
-def _compute_in_int32(call: Call, *args: Any, **kwargs: Any) -> Any:
+def _cast_from_int32(call: Call, *args: Any, **kwargs: Any) -> tf.Tensor:
     args, kwargs = tf.nest.map_structure(_narrow, (args, kwargs))
     return tf.cast(call.layer.function(*args, **kwargs), tf.int64)
 
 
-def _narrow(leaf: Any) -> Any:
+def _narrow(leaf: object) -> object:
     values = None if is_tensor(leaf) or isinstance(leaf, int) else read_array(leaf)
     return leaf if values is None or values.dtype != np.int64 else values.astype(np.int32)

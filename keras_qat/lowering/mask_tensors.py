@@ -1,33 +1,46 @@
-"""Makes Keras masks tensors of the graph, for layers that are opened and read a mask."""
+"""Makes Keras masks tensors of the graph, for traced layers that read a mask.
+
+A Keras mask is a property of a tensor, which an Embedding or a Masking sets and layers pass on.
+KerasMasks that a model adds to scores as -1e9 are another subject: `masked_scores.py`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
+from keras_qat.graph.facts import Facts, reach
 from keras_qat.graph.keras_masks import KerasMasks
 from keras_qat.graph.operations import is_operation
 from keras_qat.graph.read_model import read_model
+from keras_qat.graph.rebuild_model import make_input
 from keras_qat.graph.sizes import fold_known_sizes, use_python_integers
 from keras_qat.helper_layers.operations import CarryMask
-from keras_qat.keras2.backend import accepts_mask, keras, layers, make_input
+from keras_qat.keras2.backend import accepts_mask, keras, layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
-from keras_qat.lowering.inner_names import weights_in
+from keras_qat.lowering.expand_call import stand_in, trace_in_place
+from keras_qat.lowering.inline_trace import identify_weights
 from keras_qat.messages import KERAS, get_package
 from keras_qat.ops.registry import is_listed
 from keras_qat.tracing.cannot_trace import CannotTrace
 from keras_qat.tracing.trace_layer import TracedLayer, trace_layer
 
+RECURRENT = layers.RNN, layers.Bidirectional
+"""Layers whose mask may be an argument. They do not pass it on to the layers inside."""
+
+_TRACED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePooling1D, layers.Softmax
+"""Keras' layers that are traced if they read a mask."""
+
 
 class _Symbols(dict[Value, Any]):
     """Value -> the symbolic tensor that stands for it, made when it is asked for."""
 
-    def __missing__(self, value: Value) -> Any:
+    def __missing__(self, value: Value) -> tf.Tensor:
         symbol = self[value] = make_input(value.shape, value.dtype)
         return symbol
 
@@ -35,7 +48,7 @@ class _Symbols(dict[Value, Any]):
 class MaskTensors:
     """The masks of a graph's values as values, and the calls that compute them.
 
-    Tracing replaces the calls that Keras' masks come from, so each call is noted before.
+    Tracing replaces the calls that set Keras' masks, so each call is noted before.
     """
 
     def __init__(self, context: LoweringContext) -> None:
@@ -44,27 +57,30 @@ class MaskTensors:
         """Calls that compute masks and are not part of the graph yet."""
         self._made_by: dict[Value, Call] = {}
         self._symbols = _Symbols()
-        self._masks = KerasMasks(self._symbols.__getitem__, self._made_by.get, self._kept)
-        self._traced: dict[tuple[Any, str], TracedLayer] = {}
+        self._masks = KerasMasks(self._symbols.__getitem__, self._made_by.get, self._keep)
+        self._traced: dict[tuple[layers.Layer, str], TracedLayer] = {}
         self._count = 0
 
     def note(self, call: Call) -> None:
-        """Notes which call made values, before it is replaced."""
+        """Note which call made values, before it is replaced."""
         for value in flatten_values(call.outputs):
             self._made_by.setdefault(value, call)
 
     def hand_over(self, values: list[Value]) -> None:
-        """Lets the masks of values come from the calls that are noted next."""
+        """Let the masks of values come from the calls that are noted next."""
         for value in values:
             self._made_by.pop(value, None)
 
     def take_calls(self) -> list[Call]:
-        """Returns the new calls that compute masks, which become part of the graph."""
+        """Return the new calls that compute masks, which become part of the graph."""
         calls, self.calls = self.calls, []
         return calls
 
     def trace(
-        self, call: Call, expansion: Call | None, lenders: Sequence[Any] = ()
+        self,
+        call: Call,
+        expansion: Call | None,
+        lenders: Sequence[layers.Layer | tf.Variable] = (),
     ) -> tuple[TracedLayer, list[Value]]:
         """Trace a layer with the masks that it reads, and return all tensors that it reads.
 
@@ -85,19 +101,22 @@ class MaskTensors:
         return self._trace(given, None, lenders)  # Python compares and branches by them.
 
     def _trace(
-        self, call: Call, expansion: Call | None, lenders: Sequence[Any]
+        self,
+        call: Call,
+        expansion: Call | None,
+        lenders: Sequence[layers.Layer | tf.Variable],
     ) -> tuple[TracedLayer, list[Value]]:
         inputs = list(dict.fromkeys((expansion or call).inputs))
-        masks = {} if expansion else self.of(inputs)
+        masks = {} if expansion else self.find(inputs)
         if expansion or masks or lenders:
             traced = trace_layer(expansion or call, masks, lenders)
         else:
             traced = self._trace_alone(call)
-        of_steps = expansion and isinstance(call.layer, RECURRENT)
-        if traced.carries_masks and not of_steps:
+        is_unrolled = expansion and isinstance(call.layer, RECURRENT)
+        if traced.carries_masks and not is_unrolled:
             self.hand_over(flatten_values(call.outputs))
         else:
-            self.of(flatten_values(call.outputs))  # Raises if they cannot be traced.
+            self.find(flatten_values(call.outputs))  # Raises if they cannot be traced.
         return traced, [*inputs, *masks.values()]
 
     def _trace_alone(self, call: Call) -> TracedLayer:
@@ -106,7 +125,7 @@ class MaskTensors:
         if not all(leaf is None or isinstance(leaf, (Value, bool)) for leaf in leaves):
             return trace_layer(call)
         args = map_values(
-            lambda x: (call.inputs.index(x), x.shape, x.dtype, *weights_in(x)),
+            lambda x: (call.inputs.index(x), x.shape, x.dtype, *identify_weights(x)),
             (call.args, call.kwargs),
         )
         key = call.layer, str(args)
@@ -114,68 +133,61 @@ class MaskTensors:
             self._traced[key] = trace_layer(call)
         return self._traced[key]
 
-    def of(self, values: list[Value]) -> dict[Value, Value]:
-        """Returns value -> its mask, for those that carry one.
+    def find(self, values: list[Value]) -> dict[Value, Value]:
+        """Return value -> its mask, for those that carry one.
 
         Raises:
             CannotTrace: if a mask cannot be traced.
         """
-        masks = {value: self._of(value) for value in values if value.masked}
+        masks = {value: self._find(value) for value in values if value.masked}
         return {value: mask for value, mask in masks.items() if mask is not None}
 
-    def _of(self, value: Value) -> Value | None:
+    def _find(self, value: Value) -> Value | None:
         try:
             symbol = self._masks.find(value)
         except CannotTrace:
             raise
-        except Exception as error:  # Whatever a user's own code may raise.
+        except Exception as error:  # Custom code may raise anything.
             raise CannotTrace("it reads a mask that cannot be traced") from error
         symbols = {id(symbol): value for value, symbol in self._symbols.items()}
         return symbols.get(id(symbol))
 
-    def _kept(self, symbol: Any, call: Call) -> Any:
-        """Adds the calls that compute a mask, and returns the symbolic tensor of its value."""
+    def _keep(self, symbol: tf.Tensor, call: Call) -> tf.Tensor:
+        """Add the calls that compute a mask, and return the symbolic tensor of its value."""
         if any(symbol is known for known in self._symbols.values()):
             return symbol
         if not keras.backend.is_keras_tensor(symbol):
             raise CannotTrace("it reads a mask that is a constant")
         return self._symbols[self._add(dict(self._symbols), symbol, call)]
 
-    def of_attention(self, call: Call, inputs: list[Value], given: Value | None) -> Value | None:
-        """Returns one mask [batch, queries, keys], as Keras makes it from those of the inputs.
+    def make_attention_mask(
+        self, call: Call, inputs: list[Value], given: Value | None
+    ) -> Value | None:
+        """Return one mask [batch, queries, keys], as Keras makes it.
 
-        Args:
-            call: the call.
-            inputs: queries, values and keys.
-            given: the mask that it is given, of truth values or integers.
+        It combines the masks of the inputs (queries, values, keys) and the mask that is `given`.
         """
-        masks, (query, *others) = self.of(inputs), inputs
+        masks, (query, *others) = self.find(inputs), inputs
         symbols = _Symbols()
-        parts = []
-        for value in dict.fromkeys(others):
-            if value in masks:
-                parts.append(symbols[masks[value]][:, tf.newaxis, :])
+        terms = [symbols[masks[x]][:, tf.newaxis, :] for x in dict.fromkeys(others) if x in masks]
         if query in masks:
-            parts.append(symbols[masks[query]][:, :, tf.newaxis])
-        if parts and given is not None:
-            parts.append(tf.cast(symbols[given], tf.bool))
-        if not parts:
+            terms.append(symbols[masks[query]][:, :, tf.newaxis])
+        if not terms:
             return given
-        return self._add(symbols, functools.reduce(tf.logical_and, parts), call)
+        if given is not None:
+            terms.append(tf.cast(symbols[given], tf.bool))
+        return self._add(symbols, functools.reduce(tf.logical_and, terms), call)
 
-    def of_all_steps(self, sequence: Value, call: Call) -> Value:
-        """Returns a mask that is True for all steps of a sequence, which a call reads."""
+    def make_full_mask(self, sequence: Value, call: Call) -> Value:
+        """Return a mask that is True for all steps of a sequence, which a call reads."""
         symbols = _Symbols()
         first = symbols[sequence][..., 0]
         return self._add(symbols, tf.equal(first, first), call)
 
-    def _add(self, symbols: dict[Value, Any], result: Any, maker: Call) -> Value:
-        """Adds the calls that compute a symbolic tensor from others, and returns its value.
+    def _add(self, symbols: dict[Value, tf.Tensor], result: tf.Tensor, maker: Call) -> Value:
+        """Add the calls that compute a symbolic tensor, as a part of `maker`, and return its value.
 
-        Args:
-            symbols: value -> the symbolic tensor that stands for it.
-            result: the symbolic tensor.
-            maker: the call that the new ones are a part of.
+        `symbols` holds the symbolic tensor that stands for each value.
         """
         try:
             graph = read_model(keras.Model(list(symbols.values()), result))
@@ -195,8 +207,8 @@ class MaskTensors:
             self.calls.append(Call(layer, args, kwargs, outputs, name).as_part_of(maker))
         return current[flatten_values(graph.outputs)[0]]
 
-    def carried(self, graph: Graph) -> Graph:
-        """Attaches masks to what operations compute, where whole layers or the model need them.
+    def attach(self, graph: Graph) -> Graph:
+        """Attach masks to tensors of operations that opaque layers or the model need.
 
         The model's own outputs need them for losses and metrics.
         """
@@ -213,19 +225,16 @@ class MaskTensors:
             passes_on = needed.intersection(flatten_values(call.outputs)) - lost
             if passes_on or _may_read_masks(call):
                 needed.update(value for value in call.inputs if value.masked)
-        masks = self.of([value for value in graph.values() if value in lost & needed])
+        masks = self.find([value for value in graph.values() if value in lost & needed])
         carrying: dict[Value, Value] = {}
 
-        def with_masks(structure: Any) -> Any:
-            return map_values(lambda value: carrying.get(value, value), structure)
-
-        def with_masked_inputs(call: Call) -> Call:
-            args, kwargs = with_masks((call.args, call.kwargs))
+        def read_masked(call: Call) -> Call:
+            args, kwargs = map_values(lambda x: carrying.get(x, x), (call.args, call.kwargs))
             return dataclasses.replace(call, args=args, kwargs=kwargs)
 
         calls: list[Call] = []
         for call in graph.calls:
-            calls.append(call if is_operation(call.layer) else with_masked_inputs(call))
+            calls.append(call if is_operation(call.layer) else read_masked(call))
             for index, value in enumerate(flatten_values(call.outputs)):
                 if value in masks:
                     parts = PartsBuilder(call, self.context)
@@ -234,52 +243,89 @@ class MaskTensors:
                     parts.add(layer, value, kwargs={"mask": masks[value]}, output=output)
                     calls += [part.as_part_of(call) for part in parts.calls]
                     carrying[value] = output
-        calls = _in_order([*calls, *self.take_calls()])
-        loss_only, outputs = map(with_masked_inputs, graph.loss_only), with_masks(graph.outputs)
-        return dataclasses.replace(graph, calls=calls, loss_only=list(loss_only), outputs=outputs)
+        return dataclasses.replace(
+            graph,
+            calls=_sort([*calls, *self.take_calls()]),
+            loss_only=list(map(read_masked, graph.loss_only)),
+            outputs=map_values(lambda x: carrying.get(x, x), graph.outputs),
+        )
 
 
-RECURRENT = layers.RNN, layers.Bidirectional
-"""Layers whose mask may be an argument, of which they hand nothing on to layers inside."""
+def _sort(calls: list[Call]) -> list[Call]:
+    """Move calls after the calls that they read, and keep the order of all others."""
+    among, done, facts = set(calls), dict[Call, None](), Facts()
 
-
-def is_recurrent(layer: Any) -> bool:
-    """Returns whether a layer computes what a recurrent one of Keras does."""
-    return isinstance(layer, RECURRENT) and get_package(type(layer).call) in KERAS
-
-
-def _in_order(calls: list[Call]) -> list[Call]:
-    """Sorts calls so that each comes behind those that it reads, and else as they are."""
-    among, done = set(calls), dict[Call, None]()
-
-    def add(call: Call) -> None:
+    def visit(call: Call) -> Generator[Call, Any, None]:
         for value in call.inputs:
-            if value.producer in among and value.producer not in done:
-                add(value.producer)
+            if value.producer in among:
+                yield value.producer
         done[call] = None
 
     for call in calls:
-        if call not in done:
-            add(call)
+        facts.find(visit, call)
     return list(done)
 
 
-_TRACED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePooling1D, layers.Softmax
-"""Keras' layers that are traced if they read a mask."""
+def is_recurrent(layer: layers.Layer) -> bool:
+    """Return whether a layer is one of Keras' recurrent layers, or a subclass with its `call`."""
+    return isinstance(layer, RECURRENT) and get_package(type(layer).call) in KERAS
 
 
 def reads_mask(call: Call) -> bool:
-    """Returns whether a call of one of Keras' layers reads a mask, as a tensor if it can."""
+    """Return whether a call of one of Keras' layers reads a mask that can be a tensor."""
     is_given = bool(flatten_values(call.kwargs.get("mask")))
     is_masked = is_given or any(value.masked for value in call.inputs)
     return is_masked and (type(call.layer) in _TRACED or isinstance(call.layer, RECURRENT))
 
 
 def _may_read_masks(call: Call) -> bool:
-    """Returns whether the layer of a call that stays whole reads masks, or may do so inside."""
+    """Return whether an opaque layer reads masks, or may do so inside."""
     is_given = isinstance(call.layer, RECURRENT) and call.kwargs.get("mask") is not None
     if is_operation(call.layer) or is_given:
         return False
     if type(call.layer) is layers.MultiHeadAttention or not is_listed(call.layer):
         return True
     return accepts_mask(call.layer)
+
+
+def masks_nonzero(call: Call) -> bool:
+    """Return whether a call is a Masking of another value than 0: quantized values may lack it."""
+    return type(call.layer) is layers.Masking and call.layer.mask_value != 0
+
+
+def reads_floats(
+    call: Call, readers: Mapping[Value, list[Call]], outputs: Collection[Value]
+) -> bool:
+    """Return whether a Masking is the only consumer of all tensors before it, up to the inputs.
+
+    It can then find its value in float, before the quantizer.
+    """
+
+    def find_sources(value: Value) -> list[Value]:
+        return value.producer.inputs if value.producer else []
+
+    values = reach(call.inputs, find_sources)
+    before = {call, *(value.producer for value in values)}
+
+    def is_read_alone(value: Value) -> bool:
+        consumers = readers.get(value, [])  # None inside a traced layer.
+        has_weights = value.producer is not None and value.producer.layer.weights
+        are_alone = all(reader in before or masks_nonzero(reader) for reader in consumers)
+        return bool(consumers) and are_alone and value not in outputs and not has_weights
+
+    return all(map(is_read_alone, values))
+
+
+def split_masking(call: Call, context: LoweringContext, masks: MaskTensors) -> list[Call]:
+    """Replace a Masking by comparisons with its value, and a choice between its input and 0.
+
+    Raises:
+        CannotTrace: if its mask cannot be traced.
+    """
+    (x,), mask = call.inputs, masks.find([call.output])[call.output]
+
+    def compute() -> tf.Tensor:
+        return tf.where(tf.expand_dims(stand_in(mask), -1, name="steps"), stand_in(x), 0.0)
+
+    parts = trace_in_place(call, compute, context)
+    return [*masks.take_calls(), *(part.as_part_of(call) for part in parts)]

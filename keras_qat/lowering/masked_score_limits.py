@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
 from keras_qat.graph.calls import Call, Value, flatten_values
-from keras_qat.graph.facts import solve
+from keras_qat.graph.facts import Facts
 from keras_qat.graph.operations import (
     READS_SHAPES,
     arguments_in_order,
@@ -22,7 +22,7 @@ from keras_qat.ops.registry import find_op
 
 
 class Distance(NamedTuple):
-    """How far masked scores must lie from the others."""
+    """How far masked scores must lie from all others."""
 
     beyond: float = 0.0
     """Below the smallest of the others, or above the largest."""
@@ -42,27 +42,27 @@ BELOW = {
     "relu": Distance(0.0, 0.0),
     **dict.fromkeys(("reduce_max", "max_pooling", "argmax", "top_k"), Distance()),
 }
-"""Operator that ignores values far below others -> how far."""
+"""Operator that ignores values far below all others -> how far."""
 
 ABOVE = {
     "sigmoid": Distance(0.0, 8.0),
     **dict.fromkeys(("tanh", "erf"), Distance(0.0, 4.0)),
     **dict.fromkeys(("reduce_min", "argmin"), Distance()),
 }
-"""Operator that ignores values far above others -> how far."""
+"""Operator that ignores values far above all others -> how far."""
 
-MOVES = ("reshape", "transpose", "identity", "linear", "slice", "gather")
+PASSES_ON = ("reshape", "transpose", "identity", "linear", "slice", "gather")
 LIMITS = {1: "maximum", -1: "minimum"}
 
 
 class ScoreLimits:
-    """Asks the consumers of masked scores.
+    """Asks the consumers of scores how far away masked scores must lie.
 
     Args:
         readers: value -> calls that read it.
         outputs: outputs of the model.
         masked: call that masks scores -> the scores, and 1 or -1 as `side` below.
-        mask: the mask; None if it is a constant.
+        mask: the mask; None if it is a constant, or moved to other axes first.
         where_true: whether it masks scores where it is true.
     """
 
@@ -75,17 +75,15 @@ class ScoreLimits:
         where_true: bool = False,
     ) -> None:
         self._readers, self._outputs, self._masked = readers, set(flatten_values(outputs)), masked
-        self._mask = (None, False) if mask is None else _find_source(mask, where_true)
-        self._known: dict[tuple[Value, int], Distance | None] = {}
+        self._facts = Facts()
+        self._mask = mask and self._facts.find(find_mask, (mask, where_true))
 
-    def distance(self, value: Value, side: int) -> Distance | None:
-        """Returns how far masked scores must lie from the others; None if they are read.
+    def find(self, value: Value, side: int) -> Distance | None:
+        """Return how far masked scores must lie from all others; None if they are read.
 
-        Args:
-            value: the tensor.
-            side: 1 if masked scores lie far below the others, -1 if above.
+        `side` is 1 if masked scores lie far below all others, -1 if above.
         """
-        return solve((value, side), self._find_distance, self._known)
+        return self._facts.find(self._find_distance, (value, side))
 
     def _find_distance(self, question: tuple[Value, int]) -> Steps:
         value, side = question
@@ -109,16 +107,16 @@ class ScoreLimits:
             get_kind(call) == "cast" and call.output.is_float
         ):
             name = "identity"  # Also a reshape to sizes that are tensors.
-        if known := (BELOW if side > 0 else ABOVE).get(name):
-            return known
-        if known_line := find_line(call):
-            factor, offset = known_line
+        if found := (BELOW if side > 0 else ABOVE).get(name):
+            return found
+        if line := find_line(call):
+            factor, offset = line
             after = yield call.output, side if factor > 0 else -side
             if after is None:
                 return None
             limit = None if after.limit is None else (after.limit - offset) / factor
             return Distance(after.beyond / abs(factor), limit)
-        if self._masked.get(call) == (value, side) or name in MOVES:
+        if self._masked.get(call) == (value, side) or name in PASSES_ON:
             return (yield call.output, side)
         if self._replaces_masked(call, value):
             return Distance()
@@ -136,7 +134,7 @@ class ScoreLimits:
         return Distance() if name == "multiply" and is_share else None
 
     def _ask_difference(self, call: Call, other: Value, side: int) -> Steps:
-        """Returns the distance if one value for each row is subtracted from scores."""
+        """Return the distance if one value for each row is subtracted from scores."""
         sizes = zip(other.shape[1:], call.output.shape[1:], strict=False)
         if len(other.shape) != len(call.output.shape) or all(a == b for a, b in sizes):
             return None
@@ -149,16 +147,16 @@ class ScoreLimits:
         return Distance(max(after.beyond, abs(after.limit))) if is_largest else None
 
     def _replaces_masked(self, call: Call, value: Value) -> bool:
-        """Returns whether a call replaces the scores that the same mask has masked."""
+        """Return whether a call replaces the scores that the same mask has masked."""
         if get_kind(call) != "where":
             return False
         condition, first, second = get_operands(call, "condition", "x", "y")
         replaced = [where for where, x in ((False, first), (True, second)) if x is value]
-        known = isinstance(condition, Value) and len(replaced) == 1
-        return known and _find_source(condition, replaced[0]) == self._mask
+        is_known = isinstance(condition, Value) and len(replaced) == 1
+        return is_known and self._facts.find(find_mask, (condition, replaced[0])) == self._mask
 
     def _reads_shape(self, call: Call) -> bool:
-        """Returns whether a call reads no values of a tensor: `tf.ones_like(x[0])`."""
+        """Return whether a call reads no values of a tensor: `tf.ones_like(x[0])`."""
         kind = get_kind(call)
         if kind in READS_SHAPES:
             return True
@@ -166,39 +164,45 @@ class ScoreLimits:
         return bool(is_part) and all(map(self._reads_shape, self._readers[call.output]))
 
 
-def _find_source(mask: Value, where: bool) -> tuple[Value, bool]:
-    """Returns the mask that another is the negation or a cast of, and where both are `where`."""
-    while (call := mask.producer) is not None:
-        is_negated = get_kind(call) == "logical_not" or find_line(call) == (-1.0, 1.0)
-        if not is_negated and get_kind(call) not in ("cast", "identity"):
-            break
-        (mask, *_), where = call.inputs, where != is_negated
-    return mask, where
+Question = tuple[Value, bool]
+
+
+def find_mask(question: Question) -> Generator[Question, Any, Question]:
+    """Find the mask that a tensor is the negation or a cast of.
+
+    The question is a tensor and one of its values. The answer has the value of the mask there.
+    """
+    mask, where = question
+    call = mask.producer
+    is_negated = call and (get_kind(call) == "logical_not" or find_line(call) == (-1.0, 1.0))
+    if call is None or not (is_negated or get_kind(call) in ("cast", "identity")):
+        return question
+    return (yield call.inputs[0], where != is_negated)
 
 
 def _find_name(call: Call | None) -> str:
-    """Returns the name of the operator that a call is; "" if there is none."""
+    """Return the name of a call's operator; "" if it has none."""
     op = None if call is None else find_op(call)
     return "" if op is None else op.name
 
 
 def find_line(call: Call) -> tuple[float, float] | None:
-    """Returns a and b of a call that computes a * x + b with numbers; None for any other."""
+    """Return a and b of a call that computes a * x + b with constants; None for other calls."""
     if type(call.layer) is layers.Rescaling:
         scale, offset = read_scalar(call.layer.scale), read_scalar(call.layer.offset)
         return (scale, offset) if scale and offset is not None else None
     kind, terms = simplify_operation(call)
-    numbers = [read_scalar(term) for term in terms if not isinstance(term, Value)]
-    if len(call.inputs) != 1 or len(numbers) != 1 or numbers[0] is None:
+    constants = [read_scalar(term) for term in terms if not isinstance(term, Value)]
+    if len(call.inputs) != 1 or len(constants) != 1 or constants[0] is None:
         return None
     if kind == "multiply":
-        return (numbers[0], 0.0) if numbers[0] else None
+        return (constants[0], 0.0) if constants[0] else None
     # The constant of a difference comes first here: x - 1 is a sum.
-    return {"add": (1.0, numbers[0]), "subtract": (-1.0, numbers[0])}.get(kind)
+    return {"add": (1.0, constants[0]), "subtract": (-1.0, constants[0])}.get(kind)
 
 
 def _find_terms(call: Call) -> list[Any]:
-    """Returns the tensors and arrays that a call combines."""
+    """Return the tensors and arrays that a call combines."""
     if not is_operation(call.layer):
         return list(call.inputs)
     known = [arg if isinstance(arg, Value) else read_array(arg) for arg in arguments_in_order(call)]

@@ -1,25 +1,30 @@
 """Recognizes masked scores: `tf.where(mask, scores, -1e9)` and `scores + mask * -1e9`.
 
 In 8 bits -1e9 leaves nothing of the scores: it would make their scale 4e6. If all consumers ignore
-masked scores, as a softmax does, both become `MaskScores`, which takes the lowest quantized value
-instead. `masked_score_limits.py` knows the consumers. 1e9 before a minimum is handled likewise.
+masked scores, as a softmax does, both become `MaskScores`, which returns the lowest quantized value
+instead. 1e9 before a minimum is handled likewise.
+
+`PATTERNS` lists the operations that mask scores. `masked_score_limits.py` asks their consumers how
+low masked scores must be. Masks that Keras' layers pass on are another subject: `mask_tensors.py`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
-from keras_qat.graph.operations import MOVES, get_kind, read_array
+from keras_qat.graph.operations import MOVES, get_kind, is_operation, read_array
 from keras_qat.graph.sizes import find_example
 from keras_qat.helper_layers.operations import MaskScores
-from keras_qat.keras2.backend import layers
-from keras_qat.lowering.builder import LoweringContext, calls_behind, replace_by
+from keras_qat.lowering.builder import LoweringContext, find_calls_before, replace_calls
+from keras_qat.lowering.expand_call import require, stand_in, trace_in_place
 from keras_qat.lowering.masked_score_limits import ScoreLimits
 from keras_qat.lowering.patterns import (
     Match,
@@ -32,41 +37,73 @@ from keras_qat.lowering.patterns import (
     constant,
     operation,
     repeated,
-    replace_calls,
     tensor,
 )
-from keras_qat.lowering.read_operations import read_operation
-
-HIDES = -1e3
-"""Scores to which this number or a lower one is added, or which it replaces, are masked."""
+from keras_qat.lowering.read_operations import HIDES, read_operation
 
 CONSTANT_HIDES = -1e2
-"""The same for constant masks, whose other values are known: they have to be a tenth at most."""
+"""Masked values of a constant mask. Its other values are known: they are a tenth at most."""
 
 COPIES = ("tile", "broadcast_to", "cast")
 
 
-class _Mask(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Mask:
     """A mask of scores: a tensor, a constant, or both."""
 
     scores: Value
     side: int
-    """1 if masked scores lie far below the others, -1 if far above."""
+    """1 if masked scores lie far below all others, -1 if far above."""
     tensor: Value | None = None
     is_hiding: bool = True
     """Whether the tensor is not 0 where scores are masked."""
-    visible: np.ndarray | None = None
-    """Where the constant masks no scores."""
-    before: tuple[Call, ...] = ()
-    """Calls that compute the scores, if more is added to them, or give the mask their axes."""
+    visible: NDArray[np.bool_] | None = None
+    """False where the constant masks scores."""
+    sum: Call | None = None
+    """A sum that is computed with other terms before its result is masked, not `scores`."""
+    replace: Callable[[Any], Any] = lambda term: term
+    """Returns the new term for each term of that sum."""
+    moves: tuple[Call, ...] = ()
+    """Operations that give the tensor the axes of the scores."""
+
+    def compute(self, beyond: float, limit: float | None) -> tf.Tensor:
+        """Compute masked scores that lie `beyond` all others, and reach a limit."""
+        scores = stand_in(self.scores)
+        if self.sum is not None:
+            scores = _compute_with(self.sum, self.replace)
+        inputs = [scores]
+        if self.tensor is not None:
+            mask = stand_in(self.tensor)
+            for call in self.moves:
+                mask = _compute_with(call, _swap(call.inputs[0], mask))
+            inputs.append(mask)
+        is_above = self.side < 0
+        return MaskScores(self.visible, self.is_hiding, beyond, limit, is_above, name="mask")(
+            inputs
+        )
 
 
-_where, _cast = operation("where"), operation("cast")
+def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
+    """Replace masked scores by `MaskScores` if all their consumers ignore them."""
+    matcher, masks = Matcher(), dict[Call, _Mask]()
+    for call in graph.calls:
+        found = (read(match, masks) for p, read in PATTERNS for match in matcher.find(p, call))
+        if mask := next(filter(None, found), None):
+            masks[call] = mask
+    scores = {call: (mask.scores, mask.side) for call, mask in masks.items() if not mask.sum}
+    readers, replaced = graph.consumers(), dict[Call, list[Call]]()
+    for call, mask in masks.items():
+        tensor = None if mask.moves else mask.tensor
+        limits = ScoreLimits(readers, graph.outputs, scores, tensor, mask.is_hiding)
+        if (distance := limits.find(call.output, mask.side)) is not None:
+            parts = trace_in_place(call, lambda m=mask, d=distance: m.compute(*d), context)  # type: ignore[misc]
+            replaced[call] = [part.as_part_of(call) for part in parts]
+    return replace_calls(graph, replaced)
+
+
+_where, _cast, _move = operation("where"), operation("cast"), operation("cast", *MOVES)
 _SCORES, _BIAS, _MASKED = tensor("scores"), tensor("bias"), tensor("masked")
 _FAR = any_of(between(-math.inf, HIDES, "far"), between(-HIDES, math.inf, "far"))
-
-
-_move = operation("cast", *MOVES)
 
 
 def _sum(term: Pattern) -> Pattern:
@@ -81,36 +118,11 @@ _ADDED = repeated(
         tensor("hiding") * _FAR,
     ).named("added"),
 ).named("moved")
-"""0 for visible scores, far from 0 for masked ones."""
+"""0 for visible scores, far from 0 for masked scores."""
 
 
-def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
-    """Replaces masked scores by `MaskScores` if all their consumers ignore them."""
-    matcher, masks = Matcher(), dict[Call, _Mask]()
-    for call in graph.calls:
-        found = (read(match, masks) for p, read in PATTERNS for match in matcher.find(p, call))
-        if mask := next(filter(None, found), None):
-            masks[call] = mask
-    masked = {call: (mask.scores, mask.side) for call, mask in masks.items()}
-    readers, replaced = graph.consumers(), dict[Call, list[Call]]()
-    for call, mask in masks.items():
-        limits = ScoreLimits(readers, graph.outputs, masked, mask.tensor, mask.is_hiding)
-        distance = limits.distance(call.output, mask.side)
-        if distance is None:
-            continue
-        options = {
-            **{"causal": mask.visible, "hidden": mask.is_hiding, "above": mask.side < 0},
-            **{"below": distance.beyond, "limit": distance.limit},
-        }
-        inputs = [mask.scores] if mask.tensor is None else [mask.scores, mask.tensor]
-        suffix = "_mask" if any(part.name == call.name for part in mask.before) else ""
-        new = context.pattern(call, MaskScores, inputs, suffix, **options)
-        replaced[call] = [*(part.as_part_of(call) for part in mask.before), new]
-    return replace_calls(graph, replaced)
-
-
-def _read_choice(match: Match, _: Any) -> _Mask | None:
-    """Reads `tf.where(mask, scores, -1e9)`."""
+def _read_choice(match: Match, _: object) -> _Mask | None:
+    """Read `tf.where(mask, scores, -1e9)`."""
     found = match.found
     is_hiding = "hiding" in found
     scores, mask = found["scores"], found["hiding" if is_hiding else "mask"]
@@ -122,30 +134,28 @@ def _read_choice(match: Match, _: Any) -> _Mask | None:
     return _make_constant(scores, side, np.asarray(known, bool) != is_hiding)
 
 
-def _read_added(match: Match, _: Any = None) -> _Mask | None:
-    """Reads `scores + mask * -1e9` and `scores + tf.where(mask, 0.0, -1e9)`."""
-    found = match.found
+def _read_added(match: Match, _: object = None) -> _Mask | None:
+    """Read `scores + mask * -1e9` and `scores + tf.where(mask, 0.0, -1e9)`."""
+    found, scores = match.found, match.found["scores"]
     is_reversed = ("difference" in found) != ("negative" in found)
     side = 1 if (found["far"] < 0) != is_reversed else -1
     mask: Value = next(found[name] for name in ("negative", "hiding", "mask") if name in found)
-    steps, value, moves = list[Call](), found["moved"], list[Call]()
+    steps, value, shape = list[Call](), found["moved"], mask.shape
     while value is not found["added"]:
         steps.append(value.producer)
         value = value.producer.inputs[0]
-    for call in (step for step in reversed(steps) if get_kind(step) != "cast"):
-        source = call.inputs[0]
-        if mask.shape != source.shape or len(call.inputs) > 1:
-            return None  # What is broadcast after the mask has other axes.
-        moved = Value(f"{call.output.name}_mask", call.output.shape, mask.dtype)
-        moves.append(_copy_call(call, _swap(source, mask), moved))
-        mask = moved
-    if not value.is_float or len(mask.shape) != len(found["scores"].shape):
+    moves = tuple(step for step in reversed(steps) if get_kind(step) != "cast")
+    for call in moves:
+        if shape != call.inputs[0].shape or len(call.inputs) > 1:
+            return None  # The terms of the sum are broadcast after the mask: it has other axes.
+        shape = call.output.shape
+    if not value.is_float or len(shape) != len(scores.shape):
         return None
-    return _Mask(found["scores"], side, mask, "mask" not in found, before=tuple(moves))
+    return _Mask(scores, side, mask, "mask" not in found, moves=moves)
 
 
-def _read_constant(match: Match, _: Any = None) -> _Mask | None:
-    """Reads `scores + constant`, whose other values may be a bias, such as distances."""
+def _read_constant(match: Match, _: object = None) -> _Mask | None:
+    """Read `scores + constant`. Its visible values may be a bias, such as distances."""
     scores, total = match.found["scores"], match.call
     constant, is_difference = _find_constant(match.found["constant"]), "difference" in match.found
     if constant is None:
@@ -159,16 +169,16 @@ def _read_constant(match: Match, _: Any = None) -> _Mask | None:
     rest = constant if visible is None else np.where(visible, constant, 0.0).astype(np.float32)
     if mask is None or not rest.any():
         return mask
-    return _add_first(mask, total, lambda arg: arg if arg is scores else rest)
+    return dataclasses.replace(mask, sum=total, replace=lambda x: x if x is scores else rest)
 
 
-def _read_beside(match: Match, _: Any) -> _Mask | None:
-    """Reads `scores + (bias + mask * -1e9)`, as T5 adds its mask to relative positions.
+def _read_beside(match: Match, _: object) -> _Mask | None:
+    """Read `scores + (bias + mask * -1e9)`, as T5 adds its mask to relative positions.
 
     The bias may be another mask, of later steps, as in BART and OPT.
     """
-    found, total = match.found, match.call
-    scores, summed, bias = found["scores"], found["summed"], found["bias"]
+    found = match.found
+    bias = found["bias"]
     mask = _read_added(match) if "added" in found else _read_alone(match, found["constant"])
     constant = _find_constant(bias)
     if isinstance(bias, Value) and not bias.is_float:
@@ -177,27 +187,26 @@ def _read_beside(match: Match, _: Any) -> _Mask | None:
         return mask
     other = None if constant is None else _read_alone(match, constant)
     if other and mask.visible is None:
-        return mask._replace(visible=other.visible)
-    bias = bias if constant is None else constant
-    shape = tf.broadcast_static_shape(tf.TensorShape(scores.shape), tf.TensorShape(bias.shape))
-    return _add_first(mask, total, _swap(summed, bias), tuple(shape))
+        return dataclasses.replace(mask, visible=other.visible)
+    replace = _swap(found["summed"], bias if constant is None else constant)
+    return dataclasses.replace(mask, sum=match.call, replace=replace)
 
 
 def _read_alone(match: Match, constant: Any) -> _Mask | None:
-    """Reads a constant mask that adds 0 to visible scores."""
+    """Read a constant mask that adds 0 to visible scores."""
     mask = _read_constant(match._replace(found={**match.found, "constant": constant}))
-    return None if mask is None or mask.before else mask
+    return None if mask is None or mask.sum else mask
 
 
 def _read_later(match: Match, masks: Mapping[Call, _Mask]) -> _Mask | None:
-    """Reads `tf.where(mask, scores, -1e9) + bias`: the bias may as well be added first."""
+    """Read `tf.where(mask, scores, -1e9) + bias`: the bias may as well be added first."""
     masked, total = match.found["masked"], match.call
     mask = masks.get(masked.producer)
-    if mask is None or mask.before or masked.shape != total.output.shape:
+    if mask is None or mask.sum or mask.moves or masked.shape != total.output.shape:
         return None
-    if masked.producer in calls_behind(match.found["bias"]):
+    if masked.producer in find_calls_before(match.found["bias"]):
         return None
-    return _add_first(mask, total, _swap(masked, mask.scores))
+    return dataclasses.replace(mask, sum=total, replace=_swap(masked, mask.scores))
 
 
 PATTERNS: tuple[tuple[Pattern, Callable[[Match, Mapping[Call, _Mask]], _Mask | None]], ...] = (
@@ -217,12 +226,10 @@ PATTERNS: tuple[tuple[Pattern, Callable[[Match, Mapping[Call, _Mask]], _Mask | N
 )
 
 
-def _drop_choice(match: Match, context: LoweringContext) -> list[Call]:
-    """Replaces `tf.where(mask, x, NaN)` by x, because integers hold no NaN."""
-    x = match.found["x"]
-    if not math.isnan(match.found["end"]) or x.shape != match.call.output.shape:
-        return []
-    return replace_by(match.call, context, layers.Activation, "linear", inputs=x)
+def _drop_choice(x: tf.Tensor, end: float, mask: object) -> tf.Tensor:
+    """Compute `tf.where(mask, x, NaN)` by x, because integers hold no NaN."""
+    require(math.isnan(end))
+    return x
 
 
 MISSING_VALUES = Rule(
@@ -234,35 +241,28 @@ MISSING_VALUES = Rule(
 )
 
 
-def _add_first(mask: _Mask, total: Call, replace: Callable[[Any], Any], shape: Any = None) -> _Mask:
-    """Returns the mask of a sum with other terms, which is computed before scores are masked."""
-    shape = total.output.shape if shape is None else shape
-    unmasked = Value(f"{total.output.name}_unmasked", shape, total.output.dtype)
-    before = *mask.before, _copy_call(total, replace, unmasked)
-    return mask._replace(scores=unmasked, before=before)
-
-
 def _swap(old: Any, new: Any) -> Callable[[Any], Any]:
-    return lambda argument: new if argument is old else argument
+    return lambda term: new if term is old else term
 
 
-def _copy_call(call: Call, replace: Callable[[Any], Any], output: Value) -> Call:
-    """Returns the same call with other arguments and another output."""
+def _compute_with(call: Call, replace: Callable[[Any], Any]) -> tf.Tensor:
+    """Compute a call with other arguments."""
 
-    def visit(arg: Any) -> Any:
-        if isinstance(arg, list) and flatten_values(arg):  # layers.Add([x, y])
-            return [replace(item) for item in arg]
-        return arg if arg is None or isinstance(arg, str) else replace(arg)
+    def swap(argument: Any) -> Any:
+        argument = replace(argument)
+        return stand_in(argument) if isinstance(argument, Value) else argument
 
-    kwargs = {name: visit(arg) for name, arg in call.kwargs.items()}
-    return Call(call.layer, tuple(map(visit, call.args)), kwargs, output, call.name)
+    def visit(argument: Any) -> Any:
+        if isinstance(argument, list) and flatten_values(argument):  # layers.Add([x, y])
+            return list(map(swap, argument))
+        return argument if argument is None or isinstance(argument, str) else swap(argument)
+
+    function = call.layer.function if is_operation(call.layer) else call.layer
+    return function(*map(visit, call.args), **{n: visit(arg) for n, arg in call.kwargs.items()})
 
 
-COPIES = ("tile", "broadcast_to", "cast")
-
-
-def _find_constant(term: Any) -> np.ndarray | None:
-    """Returns a constant, also one that is copied for each example; None for other tensors."""
+def _find_constant(term: Any) -> NDArray[np.floating] | None:
+    """Return a constant, also if it is copied for each example; None for other tensors."""
     if not isinstance(term, Value):
         return read_array(term)
     is_copy = term.producer is not None and term.shape and get_kind(term.producer) in COPIES
@@ -271,24 +271,24 @@ def _find_constant(term: Any) -> np.ndarray | None:
 
 
 def has_constant_mask(call: Call) -> bool:
-    """Returns whether a call adds a constant that masks scores."""
+    """Return whether a call adds a constant that masks scores."""
     kind, operands = read_operation(call)
     constants = map(read_array, operands) if kind in ("add", "subtract") else ()
     visible = (_find_visible(sign * c) for c in constants if c is not None for sign in (1, -1))
     return any(v is not None for v in visible)
 
 
-def _find_visible(term: np.ndarray) -> np.ndarray | None:
-    """Returns where a constant masks nothing; None if it is no mask."""
-    is_masked = term <= CONSTANT_HIDES
+def _find_visible(term: NDArray[np.floating]) -> NDArray[np.bool_] | None:
+    """Return where a constant masks nothing; None if it is no mask."""
+    is_masked: NDArray[np.bool_] = term <= CONSTANT_HIDES
     if not is_masked.any() or is_masked.all():
         return None
     is_mask = np.abs(term[~is_masked]).max() <= -term[is_masked].max() / 10
     return ~is_masked if is_mask else None
 
 
-def _make_constant(scores: Value, side: int, visible: np.ndarray) -> _Mask | None:
-    """Returns a constant mask; None if it is not one for all examples, with the scores' axes."""
+def _make_constant(scores: Value, side: int, visible: NDArray[np.bool_]) -> _Mask | None:
+    """Return a mask for all examples, with the axes of the scores; None if there is none."""
     visible = np.atleast_2d(visible)
     while visible.ndim > 2 and visible.shape[0] == 1:
         visible = visible[0]

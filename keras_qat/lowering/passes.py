@@ -1,4 +1,4 @@
-"""The passes that turn a graph of Keras layers into a graph of known operators, in order."""
+"""Runs the passes that turn a graph of Keras layers into a graph of known operators."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from keras_qat.graph.calls import Call, Graph, drop_unused_calls
+from keras_qat.graph.calls import Graph, drop_unused_calls
 from keras_qat.graph.debug_graph import list_calls, list_changes, verify_graph
 from keras_qat.graph.missing_values import REPLACES_NAN, find_nan_handling
 from keras_qat.graph.sizes import fold_known_sizes, set_static_shapes
 from keras_qat.imports.read_float import ReadsWeight
-from keras_qat.lowering.activations import HARD_SWISH
-from keras_qat.lowering.builder import LoweringContext, trace_as_usual
-from keras_qat.lowering.channels_last import with_channels_last
-from keras_qat.lowering.clean_up import drop_identities, name_apart
-from keras_qat.lowering.common_subexpressions import merge_common_subexpressions
-from keras_qat.lowering.concatenated_tensors import skip_concatenations
+from keras_qat.lowering.activations import HARD_SWISH, LOG_SUM_EXP, SOFTMAX_BY_HAND
+from keras_qat.lowering.builder import LoweringContext
+from keras_qat.lowering.channels_last import move_channels_last
+from keras_qat.lowering.clean_up import (
+    drop_identities,
+    fold_uniform_constants,
+    make_names_unique,
+    merge_common_subexpressions,
+)
+from keras_qat.lowering.concatenations import scale_tensors, skip_concatenations
 from keras_qat.lowering.elementwise_chains import recognize_chains
-from keras_qat.lowering.index_types import round_indices
+from keras_qat.lowering.integer_types import cast_token_ids, round_indices, slice_token_ids
 from keras_qat.lowering.masked_scores import MISSING_VALUES, recognize_masks
 from keras_qat.lowering.patterns import apply_rules
-from keras_qat.lowering.scaled_tensors import scale_tensors
-from keras_qat.lowering.softmax import LOG_SUM_EXP, SOFTMAX_BY_HAND
 from keras_qat.lowering.split_layers import split_layers
-from keras_qat.lowering.token_ids import cast_token_ids, slice_token_ids
 from keras_qat.lowering.trace_layers import trace_layers
-from keras_qat.lowering.uniform_constants import fold_uniform_constants
-from keras_qat.lowering.weighted_products import with_kernels
+from keras_qat.lowering.weighted_products import make_weighted_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Pass:
     """One step of lowering.
 
     Args:
-        name: what it does, in a few words.
+        name: its task, in a few words.
         run: returns the new graph.
-        after: what holds for every graph after it.
+        after: a property of every graph after it.
         always: whether it also runs for recipes that keep activations, such as `recipes.contrib`.
     """
 
@@ -50,51 +50,37 @@ class Pass:
     always: bool = False
 
 
-def lower(
-    graph: Graph,
-    activations: bool = True,
-    may_open: Callable[[Call], bool | None] = trace_as_usual,
-    has_int16: bool = True,
-    has_float: bool = True,
-) -> Graph:
+def lower(graph: Graph, context: LoweringContext | None = None) -> Graph:
     """Run the passes on a graph.
-
-    Args:
-        graph: the graph.
-        activations: whether to bring activations into the form that runtimes compute.
-            `recipes.contrib` keeps them, like the original, and traces no layer.
-        may_open: whether a layer may be traced. None decides as usual.
-        has_int16: False uses 16 bits only where 8 bits keep nothing.
-        has_float: whether calls that replace NaN stay in float; else the model gets no NaN.
 
     Raises:
         ValueError: if an operation reads a layer's weight and was not traced.
     """
-    context = LoweringContext(activations, may_open, has_int16, has_float)
+    context = context or LoweringContext()
     graph = drop_unused_calls(dataclasses.replace(graph, weights=context.weights))
     listing = list_calls(graph) if _shows.get() else []
     for step in PASSES:
-        if not (activations or step.always):
+        if not (context.activations or step.always):
             continue
         graph = drop_unused_calls(step.run(graph, context))
         if _shows.get():
             before, listing = listing, list_calls(graph)
             if changes := list(list_changes(before, listing)):
                 print("\n  ".join([f"{step.name}: {step.after}", *changes]))
-        if os.environ.get(VERIFY):
+        if context.verifies:
             verify_graph(graph, step.name, is_complete=step is PASSES[-1])
     return graph
 
 
-SHOW, VERIFY = "KERAS_QAT_SHOW_PASSES", "KERAS_QAT_VERIFY_PASSES"
-"""Environment variables: 1 prints what each pass changes, or checks the graph after each one."""
+SHOW = "KERAS_QAT_SHOW_PASSES"
+"""Environment variable: 1 prints the changes of each pass."""
 
 _shows = contextvars.ContextVar("shows passes", default=bool(os.environ.get(SHOW)))
 
 
 @contextlib.contextmanager
 def showing_passes(shows: bool = True) -> Iterator[None]:
-    """Run a block in which `lower` prints what each pass changes, if that is asked for."""
+    """Run a block in which `lower` prints the changes of each pass, if `shows` is True."""
     token = _shows.set(shows or _shows.get())
     try:
         yield
@@ -141,7 +127,7 @@ RULES = HARD_SWISH, SOFTMAX_BY_HAND, LOG_SUM_EXP, MISSING_VALUES
 PASSES = (
     Pass("set shapes", set_shapes, "shapes that follow from inputs are known", always=True),
     Pass("trace custom layers", trace_layers, "user code is calls of Keras layers and operations"),
-    Pass("make weighted layers", with_kernels, "products with weights are layers of Keras"),
+    Pass("make weighted layers", make_weighted_layers, "products with weights are layers of Keras"),
     Pass("fold sizes", fold_sizes, "no operation computes with known sizes"),
     Pass("fold uniform constants", fold_uniform_constants, "no arithmetic on `zeros_like`, `fill`"),
     Pass("check weights", check_weights, "no operation reads a layer's weight", always=True),
@@ -150,14 +136,21 @@ PASSES = (
     Pass("slice token ids", slice_token_ids, "no split returns both token ids and floats"),
     Pass("round indices", round_indices, "floats that become indices are rounded once"),
     Pass("skip concatenations", skip_concatenations, "no slice reads one part of a concatenation"),
-    Pass("apply rules", partial(apply_rules, rules=RULES), "what a rule matches is one call"),
+    Pass(
+        "apply rules", partial(apply_rules, rules=RULES), "calls that a rule matches are one call"
+    ),
     Pass("recognize masked scores", recognize_masks, "-1e9 sets no range before a softmax"),
     Pass("recognize chains", recognize_chains, "chains of elementwise operations are tables"),
-    Pass("move channels last", with_channels_last, "every layer has its channels last"),
-    Pass("split layers", split_layers, "each call is one operator, if it can be", always=True),
+    Pass("move channels last", move_channels_last, "every layer has its channels last"),
+    Pass("split layers", split_layers, "each call is one operator, if possible", always=True),
     Pass("cast token ids", cast_token_ids, "so are the inputs of a TimeDistributed"),
-    Pass("scale parts", scale_tensors, "parts of a concatenation have similar ranges"),
-    Pass("name calls", name_apart, "calls of different layers have different names", always=True),
+    Pass("scale tensors", scale_tensors, "concatenated tensors have similar ranges"),
+    Pass(
+        "name calls",
+        make_names_unique,
+        "calls of different layers have different names",
+        always=True,
+    ),
     Pass("merge common subexpressions", merge_common_subexpressions, "equal calls are one call"),
     Pass("drop identities", drop_identities, "no identity is before a norm to fold", always=True),
 )

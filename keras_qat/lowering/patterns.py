@@ -3,7 +3,7 @@
 A pattern looks like the code that it stands for:
 
     x, relu6 = tensor("x"), operation("relu6")
-    RULES = (Rule(x * relu6(x + 3.0) / 6.0, replace_by_hard_swish),)
+    HARD_SWISH = Rule(x * relu6(x + 3.0) / 6.0, lambda x: HardSwish()(x))
 
 It also matches other ways to write the same: operands of sums and products in another order, Keras
 layers (`Multiply`, `ReLU(6)`, `Activation`) in place of TensorFlow's functions, arguments by name,
@@ -16,11 +16,12 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from keras_qat.graph.calls import Call, Graph, Value, drop_unused_calls, flatten_values
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.facts import Facts, StructuralKeys, describe_argument
 from keras_qat.graph.operations import COMMUTES
-from keras_qat.lowering.builder import LoweringContext
-from keras_qat.lowering.read_operations import find_uniform, simplify_operation
+from keras_qat.lowering.builder import LoweringContext, replace_calls
+from keras_qat.lowering.expand_call import require, stand_in, trace_in_place
+from keras_qat.lowering.read_operations import read_uniform, simplify_operation
 
 TOLERANCE = 1e-5
 """Constants that differ by this fraction are the same: code has 1/6 as 0.16667."""
@@ -33,7 +34,7 @@ class Pattern:
     Args:
         kinds: operations, of which one computes the tensor; or "tensor", "argument" or "constant"
             for any of these; or "any of" or "repeated".
-        operands: patterns of the operation's first arguments. The others do not matter.
+        operands: patterns of the operation's first arguments. All other arguments are ignored.
         name: the name that the match has the tensor under.
         limits: the lowest and the highest value of a constant; None for any.
     """
@@ -73,28 +74,24 @@ def argument(name: str) -> Pattern:
 
 
 def constant(name: str) -> Pattern:
-    """Return a pattern of any number, or of a tensor that holds one everywhere."""
+    """Return a pattern of any number, array or tensor whose elements all have one value."""
     return Pattern(("constant",), name=name)
 
 
 def between(low: float, high: float, name: str = "") -> Pattern:
-    """Return a pattern of a number from `low` to `high`, or of a tensor that holds one."""
+    """Return a pattern of a uniform constant from `low` to `high`."""
     return Pattern(("constant",), name=name, limits=(low, high))
 
 
 def _as_pattern(term: Pattern | float) -> Pattern:
-    """Return the pattern of a number: of those that code may have rounded it to."""
+    """Return a pattern of a number within the tolerance; a pattern unchanged."""
     if isinstance(term, Pattern):
         return term
     return between(term - TOLERANCE * abs(term), term + TOLERANCE * abs(term))
 
 
 def operation(*kinds: str) -> Callable[..., Pattern]:
-    """Return a function that makes a pattern of an operation from patterns of its arguments.
-
-    Args:
-        kinds: the kind of the operation, or several of which it has one.
-    """
+    """Return a function that makes a pattern of an operation, of one of several kinds."""
 
     def make(*terms: Pattern | float) -> Pattern:
         return Pattern(kinds, tuple(map(_as_pattern, terms)))
@@ -103,13 +100,8 @@ def operation(*kinds: str) -> Callable[..., Pattern]:
 
 
 def any_of(*patterns: Pattern) -> Pattern:
-    """Return a pattern that matches if one of several does. The first is tried first."""
+    """Return a pattern that matches if one of several matches. They are tried in order."""
     return Pattern(("any of",), patterns)
-
-
-def maybe(step: Callable[[Pattern], Pattern], pattern: Pattern) -> Pattern:
-    """Return a pattern that matches with and without a step after `pattern`."""
-    return any_of(step(pattern), pattern)
 
 
 def repeated(step: Callable[[Pattern], Pattern], pattern: Pattern) -> Pattern:
@@ -118,7 +110,7 @@ def repeated(step: Callable[[Pattern], Pattern], pattern: Pattern) -> Pattern:
 
 
 class Match(NamedTuple):
-    """What a pattern found.
+    """The tensors and calls that a pattern matches.
 
     Attributes:
         found: name in the pattern -> tensor, number or argument.
@@ -149,7 +141,7 @@ class Matcher:
     def _match(self, pattern: Pattern, operand: Any, begun: Match) -> Iterator[Match]:
         kind = pattern.kinds[0]
         if kind == "constant":
-            operand = find_uniform(operand, self._facts)
+            operand = read_uniform(operand, self._facts)
             if operand is None or not _is_within(operand, pattern.limits):
                 return
         match = self._bind(pattern.name, operand, begun)
@@ -199,7 +191,7 @@ class Matcher:
             match = match._replace(calls=(*match.calls, *found.calls))
 
     def _bind(self, name: str, operand: Any, match: Match) -> Match | None:
-        """Return the match with a name; None if the name is of something else already."""
+        """Return the match with a name; None if another operand has that name already."""
         if not name:
             return match
         if name not in match.found:
@@ -218,8 +210,25 @@ class Rule(NamedTuple):
     """Replaces the calls that a pattern matches, if nothing else reads results between them."""
 
     pattern: Pattern
-    rewrite: Callable[[Match, LoweringContext], list[Call]]
-    """Returns the calls that replace the last call of a match, or none if it has to stay."""
+    function: Callable[..., Any]
+    """Computes the result, from tensors and arguments by their names in the pattern.
+
+    It is traced like an expansion, and raises `CannotExpand` if the calls have to stay.
+    """
+
+    def rewrite(self, match: Match, context: LoweringContext) -> list[Call]:
+        """Return the calls that replace the last call of a match; none if it has to stay."""
+
+        def compute() -> Any:
+            found = {
+                name: stand_in(x) if isinstance(x, Value) else x for name, x in match.found.items()
+            }
+            result = self.function(**found)
+            require(tuple(result.shape) == match.call.output.shape)
+            return result
+
+        parts = trace_in_place(match.call, compute, context)
+        return [part.as_part_of(match.call) for part in parts]
 
 
 def apply_rules(graph: Graph, context: LoweringContext, rules: Sequence[Rule]) -> Graph:
@@ -241,9 +250,3 @@ def apply_rules(graph: Graph, context: LoweringContext, rules: Sequence[Rule]) -
                     break
         graph = replace_calls(graph, replaced)
     return graph
-
-
-def replace_calls(graph: Graph, replaced: Mapping[Call, list[Call]]) -> Graph:
-    """Return the graph with other calls in the place of some, without calls that nothing reads."""
-    calls = [part for call in graph.calls for part in replaced.get(call, [call])]
-    return drop_unused_calls(dataclasses.replace(graph, calls=calls)) if replaced else graph

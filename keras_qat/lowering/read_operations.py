@@ -1,9 +1,11 @@
-"""Reads what a call computes, whether it is of a TensorFlow function or of a Keras layer."""
+"""Reads what a call computes: the kind of operation, its operands, and whether it is uniform."""
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -35,7 +37,15 @@ INVERSE = {"subtract": "add", "divide": "multiply"}
 """Operation -> the operation that computes the same with the inverse of a constant."""
 
 FILLS = {"fill": 1, "broadcast_to": 0, "tile": 0, "cast": 0, "identity": 0}
-"""Operation that holds one of its arguments everywhere -> the position of that argument."""
+"""Operation that copies one of its arguments to all elements -> the position of that argument."""
+
+CONSTANTS = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
+"""Operation that fills a tensor -> the value of all elements."""
+
+SUMS = {"add": operator.add, "subtract": operator.sub}
+
+HIDES = -1e3
+"""Scores are masked if this value or a lower one is added to them, or replaces them."""
 
 
 def read_operation(call: Call) -> tuple[str, list[Any]]:
@@ -72,30 +82,58 @@ def simplify_operation(call: Call) -> tuple[str, list[Any]]:
     return INVERSE[kind], [operands[0], -exact if kind == "subtract" else 1.0 / exact]
 
 
-def find_uniform(operand: Any, facts: Facts) -> float | None:
-    """Return the number that an argument holds everywhere; None if it is not known.
+class Uniform(NamedTuple):
+    """A tensor whose elements all have one value, or lie near it, far from all other tensors."""
 
-    Args:
-        operand: a number, an array, or a tensor such as `tf.ones_like(x) * -1e9`.
-        facts: keeps answers.
+    value: float
+    is_exact: bool = True
+
+
+def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
+    """Find the value that all elements of a tensor have or lie near, as of `ones_like(x) * -1e9`.
+
+    A rule for `Facts.find`.
     """
-    if isinstance(operand, Value):
-        return facts.find(_find_uniform, operand)
-    values = read_array(operand)
+    kind, operands = read_operation(value.producer) if value.producer else ("", [])
+    if kind in CONSTANTS:
+        return Uniform(CONSTANTS[kind])
+    if kind in FILLS:
+        operands = [operands[FILLS[kind]]]
+    elif kind not in ("multiply", "exp", *SUMS) or (kind != "multiply" and not value.is_float):
+        return None
+    terms: list[Uniform | None] = []
+    for operand in operands:
+        terms.append((yield operand) if isinstance(operand, Value) else measure_array(operand))
+    found = [term for term in terms if term is not None]
+    values = [term.value for term in found]
+    is_exact = len(found) == len(terms) and all(term.is_exact for term in found)
+    if kind in FILLS:
+        return terms[0]
+    if kind == "exp":
+        return Uniform(0.0) if values and values[0] <= HIDES else None
+    if kind == "multiply":
+        has_zero = value.is_float and Uniform(0.0) in found
+        return Uniform(math.prod(values)) if is_exact else Uniform(0.0) if has_zero else None
+    if is_exact and len(values) == 2:
+        return Uniform(float(SUMS[kind](*values)))
+    if len(values) != 1 or abs(values[0]) < -HIDES:
+        return None
+    is_negated = kind == "subtract" and terms[0] is None
+    return Uniform(-values[0] if is_negated else values[0], is_exact=False)
+
+
+def measure_array(argument: object) -> Uniform | None:
+    """Return the value of all elements of a number or an array; None for any other argument."""
+    values = read_array(argument)
     if values is None or not values.size or np.ptp(values) > 0:
         return None
-    return float(values.flat[0])
+    return Uniform(float(values.flat[0]))
 
 
-def _find_uniform(value: Value) -> Generator[Value, Any, float | None]:
-    kind, operands = read_operation(value.producer) if value.producer else ("", [])
-    if kind in ("zeros", "zeros_like", "ones", "ones_like"):
-        return float(kind in ("ones", "ones_like"))
-    factors = [operands[FILLS[kind]]] if kind in FILLS else operands if kind == "multiply" else []
-    product = 1.0 if factors else None
-    for factor in factors:
-        number = (yield factor) if isinstance(factor, Value) else find_uniform(factor, Facts())
-        if number is None or product is None:
-            return None
-        product *= number
-    return product
+def read_uniform(operand: object, facts: Facts) -> float | None:
+    """Return the exact value of all elements of a number, an array or a tensor; None if unknown."""
+    if isinstance(operand, Value):
+        uniform = facts.find(find_uniform, operand)
+    else:
+        uniform = measure_array(operand)
+    return uniform.value if uniform is not None and uniform.is_exact else None

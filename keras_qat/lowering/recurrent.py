@@ -1,4 +1,4 @@
-"""Lowers bidirectional recurrent layers, and those that return their state."""
+"""Lowers recurrent layers that are bidirectional, return their state or read a mask."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ MERGES: dict[str, Any] = {
 
 
 def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers Bidirectional to two layers, ReverseSteps of the second one's output, and a merge.
+    """Split Bidirectional into two layers, ReverseSteps of the second output, and a merge.
 
-    It stays whole unless both layers have integer operators.
+    It stays one call unless both layers have integer operators.
     """
     layer = call.layer
-    if call.kwargs.get("training") is not None or why_whole(call):
+    if call.kwargs.get("training") is not None or find_float_reason(call):
         return []
     parts, sequences, sequence = PartsBuilder(call, context), [], call.inputs[0]
     merge, outputs = MERGES.get(layer.merge_mode), flatten_values(call.outputs)
     states = [outputs.pop(-2), outputs.pop()] if layer.return_state else []
     for index, direction in enumerate(DIRECTIONS):
-        inner = _inner(layer, direction)
+        inner = _get_inner(layer, direction)
         trainable = layer.trainable and inner.trainable
         options = {"trainable": trainable, "weights": inner.weights}
         part = parts.new(direction, clone, inner, **options)
@@ -49,8 +49,9 @@ def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
         shape = shape[0] if states else shape
         output = None if merge else outputs[index]
         result = output if output and not turns else parts.between(part, shape)
-        given = [result, states[index]] if states else result
-        parts.add(part, *_arguments(call, direction), kwargs=_mask_of(call), output=given)
+        outputs_of_part = [result, states[index]] if states else result
+        args, kwargs = _get_arguments(call, direction), _get_mask(call)
+        parts.add(part, *args, kwargs=kwargs, output=outputs_of_part)
         if turns:
             result = parts.add(
                 parts.new("reversed", ReverseSteps), result, shape=shape, output=output
@@ -61,23 +62,23 @@ def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
     return parts.calls
 
 
-def _mask_of(call: Call) -> dict[str, Any]:
-    """Returns the mask that a call is given, as an argument by name."""
+def _get_mask(call: Call) -> dict[str, Value]:
+    """Return the mask among the arguments of a call, by its name."""
     mask = call.kwargs.get("mask")
     return {} if mask is None else {"mask": mask}
 
 
-def _arguments(call: Call, direction: str) -> Any:
-    """Returns the arguments for one direction: the sequence and its half of the states."""
+def _get_arguments(call: Call, direction: str) -> tuple[Any, ...]:
+    """Return the arguments for one direction: the sequence and its half of the states."""
     x, *states = (value for value in call.inputs if value is not call.kwargs.get("mask"))
     half, index = len(states) // 2, DIRECTIONS.index(direction)
     return ([x, *states[index * half :][:half]],) if states else (x,)
 
 
-def with_mask(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers a layer that is given a mask to one that reads it beside the sequence.
+def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
+    """Replace a layer with a mask as an argument by a layer of `[sequence, mask]`.
 
-    It stays whole where the layer has no integer operator.
+    The call stays unchanged if that layer has no integer operator.
     """
     layer, mask, (sequence, *others) = (
         call.layer,
@@ -88,17 +89,18 @@ def with_mask(call: Call, context: LoweringContext) -> list[Call]:
         return []
     if others or call.kwargs.keys() - {"mask"} or layer.stateful or layer.return_state:
         return []
-    new = context.layer(layer, "reading", lambda: _reading_mask(layer), context.weights_of(layer))
+    new = context.layer(layer, "reading", lambda: _copy_with_mask(layer), context.weights_of(layer))
     trial = Call(new, ([sequence, mask],), {}, call.outputs, call.name)
     has_operator = match(trial).op is not None
     return PartsBuilder(call, context).end(new, *trial.args) if has_operator else []
 
 
-def given_mask(call: Call, masks: MaskTensors) -> list[Call]:
-    """Gives a recurrent layer the mask of its sequence as an argument, and returns all calls.
+def pass_mask(call: Call, masks: MaskTensors) -> list[Call]:
+    """Pass the mask of a sequence to a recurrent layer as an argument, and return all calls.
 
-    A sequence without one gets a mask of all steps: other calls of the layer have masks, and all
-    become the same operator. A layer stays as it is if it has no integer operator that reads one.
+    A sequence without a mask gets one that is True for all steps: other calls of the layer have
+    masks, and all calls become the same operator. A layer without an integer operator that reads
+    a mask stays unchanged.
 
     Raises:
         CannotTrace: if the mask cannot be traced.
@@ -107,26 +109,26 @@ def given_mask(call: Call, masks: MaskTensors) -> list[Call]:
     if call.kwargs.get("mask") is not None or len(sequence.shape) != 3:
         return []
 
-    def masked(mask: Value, outputs: Any) -> Call:
-        return Call(call.layer, call.args, {**call.kwargs, "mask": mask}, outputs, call.name)
+    def add_mask(mask: Value) -> Call:
+        return Call(call.layer, call.args, {**call.kwargs, "mask": mask}, call.outputs, call.name)
 
     if sequence.masked:
-        trial = masked(Value("mask", sequence.shape[:2], "bool"), call.outputs)
+        trial = add_mask(Value("mask", sequence.shape[:2], "bool"))
         is_pair = isinstance(call.layer, layers.Bidirectional)
         inner = dataclasses.replace(trial, layer=call.layer.forward_layer) if is_pair else trial
-        is_whole = why_whole(trial) if is_pair else not with_mask(trial, LoweringContext())
-        if is_whole and why_not_unrolled(inner):
+        is_float = find_float_reason(trial) if is_pair else not merge_mask(trial, LoweringContext())
+        if is_float and find_unrolling_obstacle(inner):
             return []
-        mask = masks.of([sequence]).get(sequence)
+        mask = masks.find([sequence]).get(sequence)
     else:
-        mask = masks.of_all_steps(sequence, call)
+        mask = masks.make_full_mask(sequence, call)
     if mask is None:
         return []
-    return [*masks.take_calls(), masked(mask, call.outputs).as_part_of(call)]
+    return [*masks.take_calls(), add_mask(mask).as_part_of(call)]
 
 
-def _reading_mask(layer: Any) -> Any:
-    """Returns a copy of a layer, of the class that reads a mask."""
+def _copy_with_mask(layer: layers.RNN) -> layers.RNN:
+    """Return a copy of a layer, of the class that reads a mask."""
     plain = clone(layer)
     config = {**plain.get_config(), "activation": plain.activation}
     if hasattr(plain, "recurrent_activation"):
@@ -135,14 +137,14 @@ def _reading_mask(layer: Any) -> Any:
 
 
 def split_recurrent(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers what a mask or states make of a layer, in this order."""
-    return with_mask(call, context) or split_state(call, context)
+    """Lower a layer with a mask as an argument, or a layer that returns its state."""
+    return merge_mask(call, context) or split_state(call, context)
 
 
 def split_state(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers a layer that returns its state to one that does not, and its output's last step.
+    """Replace a layer that returns its state by one that does not, and its output's last step.
 
-    It stays whole unless the layer without states has integer operators.
+    The call stays unchanged unless the layer without states has an integer operator.
     """
     layer, (output, *states) = call.layer, flatten_values(call.outputs)
     one = Value(output.name, output.shape, output.dtype)
@@ -157,8 +159,8 @@ def split_state(call: Call, context: LoweringContext) -> list[Call]:
     return parts.calls
 
 
-def why_not_unrolled(call: Call) -> str:
-    """Returns why the steps of a recurrent layer cannot be written out; "" if they can."""
+def find_unrolling_obstacle(call: Call) -> str:
+    """Return why the steps of a recurrent layer cannot be unrolled; "" if they can."""
     layer, sequence = call.layer, call.inputs[0]
     if layer.stateful:
         return "its states are kept"
@@ -172,7 +174,7 @@ def why_not_unrolled(call: Call) -> str:
         return "its sequences are in another form"
     if call.kwargs.get("initial_state") is not None or getattr(layer, "_num_constants", None):
         return "it is given constants"
-    if any(map(_drops, list_layers(layer.cell))) and not _drops_inputs(layer):
+    if any(map(_has_dropout, list_layers(layer.cell))) and not _drops_inputs(layer):
         return "its cell has dropout"
     shapes = [tf.TensorShape(size) for size in tf.nest.flatten(layer.cell.state_size)]
     if not isinstance(layer.cell, layers.Layer) or not all(s.is_fully_defined() for s in shapes):
@@ -182,14 +184,14 @@ def why_not_unrolled(call: Call) -> str:
     return "" if is_few else f"it has more than {MOST_STEPS} steps, or any number"
 
 
-def _drops(cell: Any) -> bool:
-    """Returns whether one of Keras' cells has dropout."""
+def _has_dropout(cell: layers.Layer) -> bool:
+    """Return whether one of Keras' cells has dropout."""
     rates = (getattr(cell, name, 0) for name in ("dropout", "recurrent_dropout"))
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
-def _drops_inputs(layer: Any) -> bool:
-    """Returns whether a layer drops the same inputs in all steps, and no states."""
+def _drops_inputs(layer: layers.RNN) -> bool:
+    """Return whether a layer drops the same inputs in all steps, and no states."""
     has_one_mask = getattr(layer, "implementation", 2) == 2
     return type(layer) is not layers.RNN and has_one_mask and not layer.recurrent_dropout
 
@@ -200,24 +202,24 @@ REASONS: dict[type, str] = {
 """Layer class -> why it computes in float."""
 
 
-def why_whole(call: Call) -> str:
-    """Returns why an unlisted recurrent layer has no integer operators; "" for other layers.
+def find_float_reason(call: Call) -> str:
+    """Return why an unlisted recurrent layer has no integer operators; "" for other layers.
 
-    For a Bidirectional, the reason is that of the first inner layer without integer operators.
+    For a Bidirectional, it is the reason of its first inner layer without integer operators.
     """
     if type(call.layer) is layers.RNN:
-        return why_not_unrolled(call)
+        return find_unrolling_obstacle(call)
     if not isinstance(call.layer, layers.Bidirectional):
         return REASONS.get(type(call.layer), "")
     for direction in DIRECTIONS:
-        inner = _inner(call.layer, direction)
+        inner = _get_inner(call.layer, direction)
         output = Value(call.name, tuple(call.output.shape), call.output.dtype)
-        part = Call(inner, _arguments(call, direction), _mask_of(call), output, call.name)
+        part = Call(inner, _get_arguments(call, direction), _get_mask(call), output, call.name)
         op, _, reason = match(part)
-        if op is None and not with_mask(part, LoweringContext()):
+        if op is None and not merge_mask(part, LoweringContext()):
             return reason or f"no int8 rule for {type(inner).__name__}"
     return ""
 
 
-def _inner(layer: Any, direction: str) -> Any:
+def _get_inner(layer: layers.Bidirectional, direction: str) -> layers.Layer:
     return getattr(layer, f"{direction}_layer")

@@ -1,38 +1,39 @@
-"""Split layers that compute several things into calls of one operator each.
+"""Splits layers that compute several operations into calls of one operator each.
 
 For example, a layer with an activation becomes the layer and an activation layer, and a sum of
-three tensors becomes two sums. Later steps then have one form to match.
+three tensors becomes two sums. Later steps need to match only one variant.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from functools import partial
 from typing import Any
 
 from keras_qat.graph.calls import Call, Graph, flatten_values
 from keras_qat.graph.operations import get_kind
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.activations import (
+    merge_softmax_axes,
     split_activation,
     split_activation_layer,
     split_activity_regularizer,
+    widen_softmax,
 )
-from keras_qat.lowering.attention import split_attention, split_multi_head_attention
-from keras_qat.lowering.builder import Lowering, LoweringContext
-from keras_qat.lowering.constant_weights import (
-    split_constant_table,
-    split_product,
-    with_constant_weight,
-)
-from keras_qat.lowering.convolutions import split_separable
-from keras_qat.lowering.expand_call import expand_call
+from keras_qat.lowering.attention import expand_attention, split_multi_head_attention
+from keras_qat.lowering.builder import Lowering, LoweringContext, rewrite_calls
+from keras_qat.lowering.expand_call import Expansion, expand_call
 from keras_qat.lowering.expansions import find_expansion, is_of_floats
 from keras_qat.lowering.expansions.normalization import IN_INTEGERS
-from keras_qat.lowering.integer_types import with_int32_constants
-from keras_qat.lowering.recurrent import split_bidirectional, split_recurrent, with_mask
-from keras_qat.lowering.softmax import softmax_of_many, split_softmax
+from keras_qat.lowering.integer_types import narrow_constants
+from keras_qat.lowering.recurrent import merge_mask, split_bidirectional, split_recurrent
 from keras_qat.lowering.time_distributed import split_time_distributed
-from keras_qat.lowering.weighted_products import CONVOLUTIONS, split_convolution
+from keras_qat.lowering.weighted_products import (
+    CONVOLUTIONS,
+    make_constant_weight,
+    make_embedding,
+    split_product,
+    split_separable,
+)
 
 
 def split_layers(graph: Graph, context: LoweringContext) -> Graph:
@@ -41,11 +42,11 @@ def split_layers(graph: Graph, context: LoweringContext) -> Graph:
     ends = set(flatten_values(graph.outputs))
 
     def replace(call: Call) -> list[Call]:
-        """Return the calls that an expansion or a lowering puts in place of a call."""
-        layer, may_open = call.layer, context.may_open(call)
-        if isinstance(layer, (layers.Bidirectional, layers.RNN)) and may_open is False:
+        """Return the calls of the expansion or the lowering of a call; none if it has neither."""
+        layer, may_trace = call.layer, context.may_trace(call)
+        if isinstance(layer, (layers.Bidirectional, layers.RNN)) and may_trace is False:
             return []
-        if type(layer) in IN_INTEGERS and not may_open:
+        if type(layer) in IN_INTEGERS and not may_trace:
             return []
         expansion = find_expansion(call, context.activations)
         if expansion and (parts := expand_call(call, expansion, context)):
@@ -56,14 +57,13 @@ def split_layers(graph: Graph, context: LoweringContext) -> Graph:
     def split(call: Call) -> list[Call]:
         if call.name in graph.in_float:
             return [call]
-        parts = split_activity_regularizer(call, context) or with_int32_constants(call, context)
+        parts = split_activity_regularizer(call, context) or narrow_constants(call, context)
         parts = parts or replace(call)
         if context.activations and not parts and ends.isdisjoint(flatten_values(call.outputs)):
-            parts = softmax_of_many(call, context, context.has_int16)
+            parts = widen_softmax(call, context)
         return [c for part in parts for c in split(part.as_part_of(call))] or [call]
 
-    calls = [part for call in graph.calls for part in split(call)]
-    return dataclasses.replace(graph, calls=calls)
+    return rewrite_calls(graph, split)
 
 
 ALWAYS: dict[Any, Lowering] = {
@@ -87,21 +87,26 @@ def _try_each(*lowerings: Lowering) -> Lowering:
     return lower
 
 
+def _expand_by(function: Expansion) -> Lowering:
+    """Return a lowering by an expansion of a Keras layer."""
+    return lambda call, context: expand_call(call, partial(function, call.layer), context)
+
+
 LOWERINGS: dict[Any, Lowering] = {
     **ALWAYS,
-    "einsum": _try_each(with_constant_weight),
-    "matmul": _try_each(split_product, with_constant_weight),
-    **dict.fromkeys(CONVOLUTIONS, _try_each(split_convolution)),
-    "conv1d_transpose": split_convolution,  # Reads a shape, too.
-    "conv2d_transpose": split_convolution,
-    "gather": split_constant_table,
-    "embedding_lookup": split_constant_table,
+    "einsum": _try_each(make_constant_weight),
+    "matmul": _try_each(split_product, make_constant_weight),
+    **dict.fromkeys(CONVOLUTIONS, _try_each(split_product)),
+    "conv1d_transpose": split_product,  # They read a shape, too.
+    "conv2d_transpose": split_product,
+    "gather": make_embedding,
+    "embedding_lookup": make_embedding,
     layers.TimeDistributed: split_time_distributed,
     layers.Bidirectional: split_bidirectional,
     **dict.fromkeys((layers.GRU, layers.SimpleRNN), split_recurrent),
-    layers.LSTM: with_mask,
-    layers.Softmax: split_softmax,
-    layers.Attention: split_attention,
+    layers.LSTM: merge_mask,
+    layers.Softmax: _expand_by(merge_softmax_axes),
+    layers.Attention: _expand_by(expand_attention),
     layers.MultiHeadAttention: split_multi_head_attention,
     layers.Activation: split_activation_layer,
 }

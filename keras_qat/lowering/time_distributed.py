@@ -1,8 +1,9 @@
-"""Lowers layers that work along one more axis than int8 operators have."""
+"""Replaces TimeDistributed layers by layers that have each step as an example."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,12 +23,12 @@ _SPLIT_LATER = (layers.SeparableConv1D, layers.SeparableConv2D, layers.TimeDistr
 
 
 def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers TimeDistributed(layer) to FlattenTime, layer and RestoreTime; Dense stays alone.
+    """Replace TimeDistributed(layer) by FlattenTime, layer and RestoreTime, or by Dense alone.
 
-    It stays as it is if the layer has no row.
+    It stays unchanged if the layer has no row.
     """
     inner, parts = call.layer.layer, PartsBuilder(call, context)
-    weights = context.weights.get(call.layer)  # Those of a copy, which is not built.
+    weights = context.weights.get(call.layer)  # A copy has initial weights, and is not built.
     if is_graph_model(inner):
         return [] if weights else _split_model_per_step(parts)
     trainable = call.layer.trainable and inner.trainable
@@ -35,53 +36,52 @@ def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
     if type(inner) is layers.Dense:
         return parts.chain(layer)
     is_known = is_listed(inner) or type(inner) in _SPLIT_LATER
-    is_known = is_known and (not isinstance(inner, layers.RNN) or _in_integers(call, inner))
+    is_known = is_known and (
+        not isinstance(inner, layers.RNN) or _has_integer_operator(call, inner)
+    )
     is_first = getattr(inner, "data_format", None) == "channels_first"
     if not is_known or is_first or call.inputs[0].masked:
         return []
-    folded = _folded(parts, (None, *call.inputs[0].shape[2:]))
+    folded = _fold(parts, (None, *call.inputs[0].shape[2:]))
     shape = (None, *call.output.shape[2:])
-    return _restored(parts, parts.add(layer, folded, kwargs=call.kwargs, shape=shape))
+    return _restore(parts, parts.add(layer, folded, kwargs=call.kwargs, shape=shape))
 
 
-def _folded(parts: PartsBuilder, shape: Any) -> Value:
-    """Merges the steps of what a call reads into the batch; integers stay some."""
+def _fold(parts: PartsBuilder, shape: Sequence[int | None]) -> Value:
+    """Merge the steps of a call's input into the batch. Integers stay integers."""
     (sequence,) = parts.call.inputs
     if None not in sequence.shape[2:]:
         fold = parts.new("fold", FlattenTime)
         output = dataclasses.replace(parts.between(fold, shape), dtype=sequence.dtype)
         return parts.add(fold, sequence, output=output)
     output = Value(f"{parts.call.name}_fold", tuple(shape), sequence.dtype)
-    _reshaped(parts, "fold", sequence, output, [(sequence, axis + 1) for axis in range(len(shape))])
+    _reshape(parts, "fold", sequence, output, [(sequence, axis + 1) for axis in range(len(shape))])
     return output
 
 
-def _restored(parts: PartsBuilder, folded: Value) -> list[Call]:
-    """Splits the steps off the batch again, as many as the call reads, and returns all calls."""
+def _restore(parts: PartsBuilder, folded: Value) -> list[Call]:
+    """Split the steps off the batch again, as many as the call reads, and return all calls."""
     (sequence,), output = parts.call.inputs, parts.call.output
     if None not in (sequence.shape[1], *output.shape[2:]):
         return parts.end(parts.new("unfold", RestoreTime, sequence.shape[1]), folded)
     of_example = [(folded, axis - 1) for axis in range(2, len(output.shape))]
-    _reshaped(parts, "unfold", folded, output, [(sequence, 0), (sequence, 1), *of_example])
+    _reshape(parts, "unfold", folded, output, [(sequence, 0), (sequence, 1), *of_example])
     return parts.calls
 
 
-def _reshaped(
+def _reshape(
     parts: PartsBuilder, name: str, value: Value, output: Value, sizes: list[tuple[Value, int]]
 ) -> None:
-    """Adds operations that reshape a tensor to sizes which are known only at run time.
+    """Add operations that reshape a tensor to sizes that are known only at run time.
 
-    Args:
-        parts: the calls.
-        name: name of the reshape.
-        value, output: what it reads and returns.
-        sizes: for each axis of the output a tensor, and which of its sizes it has.
+    `sizes` lists for each axis of the output a tensor, and its axis of the same size.
     """
     operation, shapes = operation_class(), dict[Value, Value]()
 
-    def integers(part: str, function: Any, count: int, *args: Any) -> Value:
+    def integers(part: str, function: Callable[..., tf.Tensor], count: int, *args: Any) -> Value:
         layer = parts.new(f"{name}_{part}", operation, function, dtype="int32")
-        return parts.add(layer, *args, output=_as_integers(parts.between(layer, (count,))))
+        output = dataclasses.replace(parts.between(layer, (count,)), dtype="int32")
+        return parts.add(layer, *args, output=output)
 
     known: list[Any] = [[-1]]
     for size, (source, axis) in list(zip(output.shape, sizes, strict=True))[1:]:
@@ -95,19 +95,15 @@ def _reshaped(
     parts.add(parts.new(name, operation, tf.reshape), value, shape, output=output)
 
 
-def _as_integers(value: Value) -> Value:
-    return dataclasses.replace(value, dtype="int32")
-
-
-def _in_integers(call: Call, layer: Any) -> bool:
-    """Returns whether a recurrent layer has integer operators for sequences as examples."""
+def _has_integer_operator(call: Call, layer: layers.RNN) -> bool:
+    """Return whether a recurrent layer has an integer operator if each step is an example."""
     (x,), y = call.inputs, call.output
     step, output = (Value(v.name, (None, *v.shape[2:]), v.dtype) for v in (x, y))
     return not layer.stateful and find_op(Call(layer, (step,), {}, output, call.name)) is not None
 
 
 def _split_model_per_step(parts: PartsBuilder) -> list[Call]:
-    """Lowers TimeDistributed(model) to FlattenTime, the model's layers and RestoreTime."""
+    """Replace TimeDistributed(model) by FlattenTime, the model's layers and RestoreTime."""
     call = parts.call
     (sequence,), name = call.inputs, call.layer.name
     inner = read_model(call.layer.layer)
@@ -122,20 +118,20 @@ def _split_model_per_step(parts: PartsBuilder) -> list[Call]:
     if call.kwargs.get("training") is not None:
         return []
     trainable = call.layer.trainable and call.layer.layer.trainable
-    values = {inputs[0]: _folded(parts, inputs[0].shape)}
+    values = {inputs[0]: _fold(parts, inputs[0].shape)}
 
-    def copy_of(inner_call: Call) -> Any:
+    def copy_layer(inner_call: Call) -> layers.Layer:
         layer, part = inner_call.layer, f"{name}_{inner_call.name.replace('/', '_')}"
         trains = trainable and layer.trainable
         return parts.context.clone(layer, "step", layer.weights, name=part, trainable=trains)
 
-    def renamed(value: Value) -> Value:
+    def rename(value: Value) -> Value:
         label = f"{call.name}_{value.name}{call.output.name.removeprefix(call.name)}"
         values[value] = Value(label, value.shape, value.dtype, masked=value.masked)
         return values[value]
 
     for inner_call in inner.calls:
         args, kwargs = map_values(values.__getitem__, (inner_call.args, inner_call.kwargs))
-        output = map_values(renamed, inner_call.outputs)
-        parts.add(copy_of(inner_call), *args, kwargs=kwargs, output=output)
-    return _restored(parts, values[outputs[0]])
+        output = map_values(rename, inner_call.outputs)
+        parts.add(copy_layer(inner_call), *args, kwargs=kwargs, output=output)
+    return _restore(parts, values[outputs[0]])

@@ -12,27 +12,39 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, flatten_values
 from keras_qat.graph.sizes import set_shapes_in_order
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import keras, layers
+from keras_qat.keras2.layers_and_models import list_layers, list_sublayers
 from keras_qat.lowering.activations import split_activation
 from keras_qat.lowering.attention import split_masked_attention
-from keras_qat.lowering.borrowed_weights import BorrowedWeights
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.lowering.custom_batch_norm import replace_custom_batch_norm
-from keras_qat.lowering.custom_code import ATTENTION, has_custom_activation, runs_custom_code
-from keras_qat.lowering.early_expansions import expand_operation, find_traceable
+from keras_qat.lowering.custom_code import (
+    ATTENTION,
+    expand_operation,
+    find_normalization,
+    find_traceable,
+    has_custom_activation,
+    runs_custom_code,
+)
 from keras_qat.lowering.expansions.keras_layers import list_owners
 from keras_qat.lowering.inline_trace import Inliner, TracedCall
-from keras_qat.lowering.mask_tensors import MaskTensors, is_recurrent, reads_mask
-from keras_qat.lowering.masking import finds_number, reads_floats, split_masking
-from keras_qat.lowering.normalizing import normalizing
-from keras_qat.lowering.recurrent import given_mask
-from keras_qat.lowering.unrolling import in_few_operations, refused_cells
+from keras_qat.lowering.mask_tensors import (
+    MaskTensors,
+    is_recurrent,
+    masks_nonzero,
+    reads_floats,
+    reads_mask,
+    split_masking,
+)
+from keras_qat.lowering.recurrent import pass_mask
+from keras_qat.lowering.unrolling import combine_gates, find_refused_cells
 from keras_qat.tracing.attention_dropout import trace_attention_dropout
 from keras_qat.tracing.cannot_trace import (
     READS_OTHERS,
@@ -41,7 +53,79 @@ from keras_qat.tracing.cannot_trace import (
     ReadsWeights,
     TooLarge,
 )
+from keras_qat.tracing.layer_weights import find_weight_holders
 from keras_qat.tracing.whole_graph import as_one_call
+
+
+class BorrowedWeights:
+    """Records which layers read weights of other layers, such as tied embeddings.
+
+    The owner of such a weight is traced as well, so that both read one tensor.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.lenders: dict[layers.Layer, list[layers.Layer]] = {}
+        """Layer -> the owners of weights that it reads."""
+        self.owners: dict[int, layers.Layer] = {}
+        """Id of a variable -> the layer that owns it, if other layers call the owner, too."""
+        self.outside: dict[layers.Layer, list[tf.Variable]] = {}
+        """Layer -> the variables that it reads but no layer holds. Keras does not train them."""
+        self.changes = 0
+        """How often the record changed."""
+        self._refused: set[layers.Layer] = set()
+        self._top = list(dict.fromkeys(call.layer for call in graph.calls))
+        self._parents: dict[layers.Layer, set[layers.Layer]] = {}
+        for layer in {inner for top in self._top for inner in list_layers(top)}:
+            for inner in list_sublayers(layer):
+                self._parents.setdefault(inner, set()).add(layer)
+
+    def note(self, layer: layers.Layer, variables: Sequence[tf.Variable]) -> bool:
+        """Note that a layer reads variables of others, and return whether it can be traced."""
+        owner_of = {id(variable): self._find_owner(variable) for variable in variables}
+        if outside := [v for v in variables if owner_of[id(v)] is None]:
+            noted = self.outside.setdefault(layer, [])
+            if any(variable is other for variable in outside for other in noted):
+                return False
+            noted.extend(outside)
+            self.changes += 1
+            return True
+        owners, known = set(owner_of.values()) - {layer}, self.lenders.get(layer, [])
+        if not owners or owners & {*known, *self._refused}:
+            return False
+        self.lenders[layer] = [*known, *owners]
+        self.changes += 1
+        for owner in owners:
+            if self._parents.get(owner, set()) != {layer} or owner in self._top:
+                self.owners.update(dict.fromkeys(map(id, _list_weights(owner)), owner))
+        return True
+
+    def _find_owner(self, variable: tf.Variable) -> layers.Layer | None:
+        for layer in [*self._top, *self._parents]:
+            if any(leaf is variable for leaf in _list_weights(layer)):
+                return layer
+        return None
+
+    def find_sharing(self) -> set[layers.Layer]:
+        """Return the layers that share weights. Nothing is computed from these in advance."""
+        owners = set(self.owners.values())
+        return owners | {layer for layer, lenders in self.lenders.items() if owners & set(lenders)}
+
+    def refuse(self, graph: Graph) -> bool:
+        """Note which owners stayed opaque in a graph, and return whether there are any.
+
+        Other layers cannot read the weights of an opaque layer.
+        """
+        opaque = {id(weight) for call in graph.calls for weight in call.layer.weights}
+        refused = {owner for variable, owner in self.owners.items() if variable in opaque}
+        if refused:
+            self._refused |= refused
+            self.lenders.clear()
+            self.owners.clear()
+        return bool(refused)
+
+
+def _list_weights(layer: layers.Layer) -> list[tf.Variable]:
+    return tf.nest.flatten([list(held.values()) for _, held in find_weight_holders(layer)])
 
 
 def trace_layers(graph: Graph, context: LoweringContext) -> Graph:
@@ -74,21 +158,21 @@ class _Agreement:
     """What earlier attempts found out about the layers, for all calls of each."""
 
     borrowed: BorrowedWeights
-    opaque: dict[Any, str] = dataclasses.field(default_factory=dict)
+    opaque: dict[layers.Layer, str] = dataclasses.field(default_factory=dict)
     """Layer that stays opaque -> the reason."""
-    unrolled: set[Any] = dataclasses.field(default_factory=set)
+    unrolled: set[layers.Layer] = dataclasses.field(default_factory=set)
     """Recurrent layers that are unrolled in every call."""
-    apart: set[Any] = dataclasses.field(default_factory=set)
+    apart: set[layers.Layer] = dataclasses.field(default_factory=set)
     """Layers whose calls compute different tensors of one weight, which stays a tensor."""
 
     def update(self, attempt: _Attempt, traced: Graph) -> bool:
         """Note where calls of a layer disagree, and return whether another attempt is needed."""
         layers_traced = attempt.inliner.counts.keys()
         opaque = {x: attempt.refused[x] for x in layers_traced & attempt.refused}
-        opaque |= refused_cells(layers_traced, attempt.refused)
+        opaque |= find_refused_cells(layers_traced, attempt.refused)
         partly = {call.layer for call in traced.calls if is_recurrent(call.layer)} & layers_traced
         opaque |= dict.fromkeys(partly & self.unrolled, "its calls differ")
-        split = attempt.context.split_weights() - self.apart
+        split = attempt.context.find_split_layers() - self.apart
         self.opaque |= opaque
         self.unrolled |= partly
         self.apart |= split
@@ -110,7 +194,7 @@ class _Attempt:
         self.inliner = Inliner(context, flatten_values(read.inputs)[0], agreed.borrowed.owners)
         self.opaque: dict[str, str] = {}
         """Name of a call that stays opaque -> the reason."""
-        self.refused: dict[Any, str] = {}
+        self.refused: dict[layers.Layer, str] = {}
         """Layer that stays opaque in one of its calls -> the reason."""
         self._readers, self._outputs = (
             self.graph.consumers(),
@@ -124,95 +208,66 @@ class _Attempt:
             new for call in set_shapes_in_order(self.graph.calls) for new in self._replace(call)
         ]
         losses = [*self.graph.loss_only, *self.inliner.losses]
-        return self.masks.carried(
+        return self.masks.attach(
             dataclasses.replace(self.graph, calls=calls, opaque=self.opaque, loss_only=losses)
         )
 
     def _replace(self, call: Call, siblings: Sequence[Call] = ()) -> list[Call]:
         """Return the calls that replace a call, or the call itself.
 
-        Args:
-            call: the call.
-            siblings: the other calls inside the layers around it, whose names are taken.
+        `siblings` are the other calls inside the layers around it. Their names are taken.
         """
         self.masks.note(call)
-        if self.context.may_open(call) is False:
+        if self.context.may_trace(call) is False:
             return [call]
-        replaced = (choice(self, call, siblings) for choice in CHOICES)
-        parts = next((parts for parts in replaced if parts is not None), [])
+        parts = self._find_replacement(call, siblings)
         siblings = [*siblings, *parts]
-        return [
-            new for part in set_shapes_in_order(parts) for new in self._replace(part, siblings)
-        ] or [call]
+        new = [new for part in set_shapes_in_order(parts) for new in self._replace(part, siblings)]
+        return new or [call]
 
-    def split_custom_activation(self, call: Call, _: Any) -> list[Call] | None:
-        """Split a custom activation, a function or a layer, off a Keras layer."""
-        if type(call.layer) is layers.Activation or not has_custom_activation(call.layer):
-            return None
-        parts, inner = split_activation(call, self.context), call.layer.activation
-        if getattr(inner, "weights", ()):  # A copy of the layer would not be built.
-            parts[-1] = dataclasses.replace(parts[-1], layer=inner)
-        return self._with_masks_of(parts, call)
-
-    def replace_batch_norm(self, call: Call, _: Any) -> list[Call] | None:
-        """Replace another class of BatchNormalization by Keras' own."""
-        return self._with_masks_of(replace_custom_batch_norm(call, self.context), call)
-
-    def _with_masks_of(self, parts: list[Call], call: Call) -> list[Call] | None:
-        """Let the masks of a call's outputs come from the calls that replace it, if any do."""
+    def _find_replacement(self, call: Call, siblings: Sequence[Call]) -> list[Call]:
+        """Return the calls that replace a call; none if it stays, or cannot be traced."""
+        layer, context, may_trace = call.layer, self.context, self.context.may_trace(call)
+        parts = (
+            self._split_custom_activation(call)
+            or replace_custom_batch_norm(call, context)
+            or expand_operation(call, context, forced=may_trace is True)
+        )
         if parts:
             self.masks.hand_over(flatten_values(call.outputs))
-        return parts or None
-
-    def expand_operation(self, call: Call, _: Any) -> list[Call] | None:
-        """Expand an operation to simpler ones."""
-        is_forced = self.context.may_open(call) is True
-        return self._with_masks_of(expand_operation(call, self.context, is_forced), call)
-
-    def split_attention(self, call: Call, _: Any) -> list[Call] | None:
-        """Split a MultiHeadAttention that reads masks."""
-        if type(call.layer) is not layers.MultiHeadAttention:
-            return None
-        return split_masked_attention(call, self.context, self.masks)
-
-    def pass_mask(self, call: Call, _: Any) -> list[Call] | None:
-        """Pass the mask of a sequence to a recurrent layer as an argument."""
-        if (
-            not is_recurrent(call.layer)
-            or not self._reads_masks(call)
-            or self._find_traceable(call)
-        ):
-            return None
-        with contextlib.suppress(CannotTrace):
-            return given_mask(call, self.masks)
-        return []
-
-    def split_masking(self, call: Call, _: Any) -> list[Call] | None:
-        """Split a Masking of another value than 0, unless it can compute on float inputs."""
-        if not finds_number(call):
-            return None
-        if not self.context.may_open(call) and reads_floats(call, self._readers, self._outputs):
-            return None
-        with contextlib.suppress(CannotTrace):
-            return split_masking(call, self.context, self.masks)
-        return []
-
-    def trace(self, call: Call, siblings: Sequence[Call]) -> list[Call] | None:
-        """Trace a layer, or the function that a Keras layer is expanded to."""
-        layer, expansion = call.layer, self._find_traceable(call)
+            return parts
+        expansion = find_traceable(call, may_trace is True, layer in self.agreed.unrolled)
+        try:
+            if type(layer) is layers.MultiHeadAttention:
+                return split_masked_attention(call, context, self.masks)
+            if is_recurrent(layer) and self._reads_masks(call) and not expansion:
+                return pass_mask(call, self.masks)
+            if masks_nonzero(call):
+                is_float = not may_trace and reads_floats(call, self._readers, self._outputs)
+                return [] if is_float else split_masking(call, context, self.masks)
+        except CannotTrace:
+            return []
         is_traced = runs_custom_code(layer) or self._reads_masks(call) or layer in self.owners
         if not (expansion or is_traced):
-            return None
+            return []
         try:
             return self._inline(call, expansion, siblings)
         except OnlyTrains as error:
-            parts, weights = PartsBuilder(call, self.context), error.model.weights
-            return parts.end(
-                parts.new("", TrainingOnly, error.model, weights=weights), call.inputs[0]
-            )
+            builder, weights = PartsBuilder(call, context), error.model.weights
+            layer = builder.new("", TrainingOnly, error.model, weights=weights)
+            return builder.end(layer, call.inputs[0])
         except CannotTrace as error:
             self._note_refusal(call, expansion, error)
             return []
+
+    def _split_custom_activation(self, call: Call) -> list[Call]:
+        """Split a custom activation, a function or a layer, off a Keras layer."""
+        if type(call.layer) is layers.Activation or not has_custom_activation(call.layer):
+            return []
+        parts, inner = split_activation(call, self.context), call.layer.activation
+        if getattr(inner, "weights", ()):  # A copy of the layer would not be built.
+            parts[-1] = dataclasses.replace(parts[-1], layer=inner)
+        return parts
 
     def _inline(self, call: Call, expansion: Call | None, siblings: Sequence[Call]) -> list[Call]:
         """Return the calls inside a layer.
@@ -225,12 +280,12 @@ class _Attempt:
             raise CannotTrace(self.agreed.opaque[layer])
         lenders = [*borrowed.lenders.get(layer, ()), *list_owners(layer)]
         lenders += borrowed.outside.get(layer, [])
-        with in_few_operations(layer), trace_attention_dropout(layer):
+        with combine_gates(layer), trace_attention_dropout(layer):
             trace, read = self.masks.trace(call, expansion, lenders)
         traced = TracedCall(call, trace, read, keeps_weights=layer in self.apart)
         is_model = self._is_entire_model(call)
-        symbol = normalizing(traced.graph, traced.of_weights)
-        if symbol and not (is_model or self.context.may_open(call)):
+        symbol = find_normalization(traced.graph, traced.of_weights)
+        if symbol and not (is_model or self.context.may_trace(call)):
             raise CannotTrace(f"it normalizes (tf.{symbol}), which takes more than 8 bits")
         prefix = "" if is_model else f"{call.name}/"
         taken = {other.name.removeprefix(prefix) for other in siblings}
@@ -252,11 +307,6 @@ class _Attempt:
         if not has_other_reason or isinstance(error, TooLarge):
             self.opaque[call.name] = self.refused[layer] = str(error)
 
-    def _find_traceable(self, call: Call) -> Call | None:
-        """Return the call of a function that computes the same as a Keras layer, or None."""
-        is_unrolled = call.layer in self.agreed.unrolled
-        return find_traceable(call, self.context.may_open(call) is True, is_unrolled)
-
     def _reads_masks(self, call: Call) -> bool:
         """Return whether any call of a layer reads a mask: all become the same."""
         self._masked.update([call.layer] if reads_mask(call) else ())
@@ -265,15 +315,3 @@ class _Attempt:
     def _is_entire_model(self, call: Call) -> bool:
         """Return whether a call is a subclassed model. Layers inside it keep their names."""
         return self.graph.calls == [call] and isinstance(call.layer, keras.Model)
-
-
-CHOICES: tuple[Callable[[_Attempt, Call, Sequence[Call]], list[Call] | None], ...] = (
-    _Attempt.split_custom_activation,
-    _Attempt.replace_batch_norm,
-    _Attempt.expand_operation,
-    _Attempt.split_attention,
-    _Attempt.pass_mask,
-    _Attempt.split_masking,
-    _Attempt.trace,
-)
-"""What may replace a call. The first that does not return None decides; [] keeps the call."""

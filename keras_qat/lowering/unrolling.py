@@ -1,6 +1,6 @@
-"""Unrolls recurrent layers for which there is no row: custom cells, states of an LSTM.
+"""Unrolls recurrent layers without a row, such as custom cells or an LSTM that returns states.
 
-The steps become calls of the cell, which is opened like a custom layer.
+The steps become calls of the cell, which is traced like a custom layer.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, flatten_values
-from keras_qat.graph.facts import solve
+from keras_qat.graph.facts import Facts
 from keras_qat.keras2.backend import layers, swap_attributes
 from keras_qat.keras2.layer_names import is_of_keras
 from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.lowering.builder import LoweringContext
-from keras_qat.lowering.recurrent import split_recurrent, why_not_unrolled, why_whole
+from keras_qat.lowering.recurrent import find_float_reason, find_unrolling_obstacle, split_recurrent
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.recurrent.lstm import TANH
 from keras_qat.ops.recurrent.step_math import HARD_SIGMOID
@@ -29,41 +29,42 @@ from keras_qat.ops.recurrent.unrolled import RELU
 from keras_qat.ops.registry import match
 
 CELLS = layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell, layers.StackedRNNCells
-"""Keras' cells, which are opened."""
+"""Keras' cells, which are traced."""
 
 UNROLLED = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
-"""Layers whose steps may become calls of their cell. A class of one's own is none of them."""
+"""Layers whose steps may become calls of their cell. Subclasses are not unrolled."""
 
 
-def unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
-    """Returns a function that computes a recurrent layer step by step; None if a row does it.
+def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
+    """Return a function that computes a recurrent layer step by step; None if it has a row.
 
-    It takes the arguments of the layer. `anyway` returns it even if a row does it.
+    The function has the arguments of the layer. `anyway` returns it even if there is a row.
     """
     layer = call.layer
     if type(layer) is layers.Bidirectional:
-        if not hasattr(layer.forward_layer, "cell"):  # A layer of one's own that is not recurrent.
-            return functools.partial(_both_ways, layer)
+        if not hasattr(layer.forward_layer, "cell"):  # A custom layer that is not recurrent.
+            return functools.partial(_run_both_ways, layer)
         inner = Call(layer.forward_layer, call.args, call.kwargs, [], call.name)
-        is_free = anyway or bool(why_whole(call)) or _begins_beyond(inner)
-        is_free = is_free and not why_not_unrolled(inner)
-        return functools.partial(_both_ways, layer) if is_free else None
-    if type(layer) not in UNROLLED or why_not_unrolled(call):
+        is_needed = anyway or find_float_reason(call) or _starts_out_of_range(inner)
+        can_unroll = is_needed and not find_unrolling_obstacle(inner)
+        return functools.partial(_run_both_ways, layer) if can_unroll else None
+    if type(layer) not in UNROLLED or find_unrolling_obstacle(call):
         return None
     has_row = match(call).op is not None or split_recurrent(call, LoweringContext())
-    if has_row and not anyway and not _begins_beyond(call):
+    if has_row and not anyway and not _starts_out_of_range(call):
         return None
-    return functools.partial(_steps, layer)
+    return functools.partial(_run_steps, layer)
 
 
-def _begins_beyond(call: Call) -> bool:
-    """Returns whether a layer is given a state that its row would clip: it may be out of range.
+def _starts_out_of_range(call: Call) -> bool:
+    """Return whether an initial state may be out of range, so that the layer's row would clip it.
 
-    An input of the model is taken for what the layer itself has returned.
+    An input of the model is assumed to be a state that the layer itself has returned.
     """
     low, high = BOUNDS.get(getattr(call.layer, "activation", None), (-1.0, 1.0))
-    given = [solve(value, find_bounds) for value in flatten_values(call.args)[1:]]
-    return any(bounds[0] < low or bounds[1] > high for bounds in given)
+    facts = Facts()
+    states = [facts.find(find_bounds, value) for value in flatten_values(call.args)[1:]]
+    return any(bounds[0] < low or bounds[1] > high for bounds in states)
 
 
 BOUNDS: dict[Any, tuple[float, float]] = {
@@ -71,11 +72,11 @@ BOUNDS: dict[Any, tuple[float, float]] = {
     **dict.fromkeys((*SIGMOID.functions, HARD_SIGMOID), (0.0, 1.0)),
     **dict.fromkeys(RELU, (0.0, np.inf)),
 }
-"""Activation -> between which numbers its results are."""
+"""Activation -> the smallest and largest result."""
 
 
 def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
-    """Find the smallest and largest value that a tensor can have, as far as its layers tell."""
+    """Find the smallest and largest value of a tensor that its layers permit."""
     call = value.producer
     if call is None:
         return 0.0, 0.0
@@ -93,49 +94,55 @@ def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
     return -np.inf, np.inf
 
 
-def refused_cells(opened: Iterable[Any], refused: Mapping[Any, str]) -> dict[Any, str]:
-    """Returns the recurrent layers among those opened whose cell stayed whole, and why."""
+def find_refused_cells(
+    traced: Iterable[layers.Layer], refused: Mapping[layers.Layer, str]
+) -> dict[layers.Layer, str]:
+    """Return the traced recurrent layers with a cell that stayed opaque -> the reason."""
     return {
         layer: refused[cell]
-        for layer in opened
+        for layer in traced
         if type(layer) in UNROLLED
         for cell in list_layers(layer.cell)
         if cell in refused
     }
 
 
-def in_few_operations(cell: Any) -> contextlib.AbstractContextManager[None]:
-    """Returns a block in which one of Keras' cells multiplies by the weights of all gates at once.
+def combine_gates(cell: layers.Layer) -> contextlib.AbstractContextManager[None]:
+    """Return a block in which one of Keras' cells multiplies by the weights of all gates at once.
 
-    An LSTM then adds its bias to the product of the inputs, which one operator computes. Dropout is
-    in front of the steps.
+    An LSTM then adds its bias to the product of the inputs, which one operator computes. Dropout
+    precedes the steps.
     """
     if type(cell) not in CELLS or type(cell) is layers.StackedRNNCells:
         return contextlib.nullcontext()
     if type(cell) is layers.LSTMCell and cell.use_bias:
-        return swap_attributes(cell, call=functools.partial(_lstm, cell))
-    if type(cell) is layers.GRUCell and not cell.reset_after:  # Keras splits off an empty part.
+        return swap_attributes(cell, call=functools.partial(_run_lstm_step, cell))
+    if (
+        type(cell) is layers.GRUCell and not cell.reset_after
+    ):  # Else Keras splits off an empty tensor.
         return swap_attributes(cell, implementation=1, dropout=0.0)
     return swap_attributes(cell, implementation=2, dropout=0.0)
 
 
-def _lstm(cell: Any, inputs: Any, states: Any, training: Any = None) -> Any:
+def _run_lstm_step(
+    cell: layers.LSTMCell, inputs: tf.Tensor, states: Any, training: bool | None = None
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
     hidden, carry = states
     products = tf.nn.bias_add(tf.matmul(inputs, cell.kernel), cell.bias)
     gates = tf.split(products + tf.matmul(hidden, cell.recurrent_kernel), 4, -1)
-    takes, keeps, gives = (cell.recurrent_activation(gates[index]) for index in (0, 1, 3))
-    carry = keeps * carry + takes * cell.activation(gates[2])
-    hidden = gives * cell.activation(carry)
+    i, f, o = (cell.recurrent_activation(gates[index]) for index in (0, 1, 3))
+    carry = f * carry + i * cell.activation(gates[2])
+    hidden = o * cell.activation(carry)
     return hidden, [hidden, carry]
 
 
-def _steps(layer: Any, inputs: Any, mask: Any = None, **_: Any) -> Any:
-    """Calls the cell of a layer for each step of a sequence, from zeros or from given states.
+def _run_steps(layer: layers.RNN, inputs: Any, mask: tf.Tensor | None = None, **_: object) -> Any:
+    """Call the cell of a layer for each step of a sequence, from zeros or from initial states.
 
     The sequence may be a structure of tensors, such as values and the time between them. If a
-    mask is False, the states stay, and the output is that of the step before, or zeros.
+    mask is False, the states stay, and the output is the previous output, or zeros.
     """
-    # Keras lists states behind the sequence. Any other structure is the sequence itself.
+    # Keras lists states after the sequence. Any other structure is the sequence itself.
     sequence, *states = inputs if isinstance(inputs, list) else [inputs]
     cell = layer.cell
     sizes = cell.state_size if tf.nest.is_nested(cell.state_size) else [cell.state_size]
@@ -146,7 +153,7 @@ def _steps(layer: Any, inputs: Any, mask: Any = None, **_: Any) -> Any:
     masks = [None] * len(steps) if mask is None else tf.unstack(mask, axis=1)
     if not states:
         first = tf.nest.flatten(steps[0])[0]
-        states = _first_states(layer, sequence, first, tf.nest.flatten(sizes))
+        states = _make_initial_states(layer, sequence, first, tf.nest.flatten(sizes))
     states, outputs = tf.nest.pack_sequence_as(sizes, tf.nest.flatten(states)), list[Any]()
     order = -1 if layer.go_backwards else 1
     for x, is_there in list(zip(steps, masks, strict=True))[::order]:
@@ -163,12 +170,14 @@ def _steps(layer: Any, inputs: Any, mask: Any = None, **_: Any) -> Any:
     return [result, *tf.nest.flatten(states)] if layer.return_state else result
 
 
-def _where(is_there: Any, after: Any, before: Any) -> Any:
+def _where(is_there: tf.Tensor, after: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.reshape(is_there, [-1, *[1] * (len(after.shape) - 1)]), after, before)
 
 
-def _first_states(layer: Any, sequence: Any, step: Any, sizes: list[Any]) -> list[Any]:
-    """Returns what a cell of a user's own begins with, or zeros."""
+def _make_initial_states(
+    layer: layers.RNN, sequence: Any, step: tf.Tensor, sizes: list[Any]
+) -> list[tf.Tensor]:
+    """Return the initial states of a custom cell, or zeros."""
     if hasattr(layer.cell, "get_initial_state") and not is_of_keras(layer.cell):
         return tf.nest.flatten(layer.get_initial_state(sequence))
     states, first = [], (layers.Flatten()(step) if len(step.shape) > 2 else step)[:, :1]
@@ -179,22 +188,22 @@ def _first_states(layer: Any, sequence: Any, step: Any, sizes: list[Any]) -> lis
     return states
 
 
-def _both_ways(layer: Any, inputs: Any, mask: Any = None, **_: Any) -> Any:
-    """Calls both layers of a Bidirectional, recurrent ones with half of the states, and merges."""
+def _run_both_ways(
+    layer: layers.Bidirectional, inputs: Any, mask: tf.Tensor | None = None, **_: object
+) -> Any:
+    """Call both layers of a Bidirectional, each with half of the states, and merge the results."""
     x, *states = tf.nest.flatten(inputs)
     half, merge = len(states) // 2, layer.merge_mode
-    takes = inspect.signature(layer.forward_layer.call).parameters
-    options = {} if mask is None or "mask" not in takes else {"mask": mask}
-    halves = states[:half], states[half:]
-    if "initial_state" in takes:
-        given = [[x, *own] if own else x for own in halves]
-    else:
-        given = [inputs, inputs]
-    both = layer.forward_layer, layer.backward_layer
-    results = [
-        tf.nest.flatten(inner(own, **options)) for inner, own in zip(both, given, strict=True)
-    ]
-    (forward, *after), (backward, *after_backward) = results
+    parameters = inspect.signature(layer.forward_layer.call).parameters
+    options = {} if mask is None or "mask" not in parameters else {"mask": mask}
+
+    def run(inner: layers.Layer, states: list[tf.Tensor]) -> list[tf.Tensor]:
+        if "initial_state" not in parameters:
+            return tf.nest.flatten(inner(inputs, **options))
+        return tf.nest.flatten(inner([x, *states] if states else x, **options))
+
+    forward, *after = run(layer.forward_layer, states[:half])
+    backward, *after_backward = run(layer.backward_layer, states[half:])
     if layer.return_sequences:
         backward = tf.reverse(backward, [1])
     merged = [MERGED[merge](forward, backward)] if merge else [forward, backward]
@@ -202,10 +211,10 @@ def _both_ways(layer: Any, inputs: Any, mask: Any = None, **_: Any) -> Any:
     return outputs if len(outputs) > 1 else outputs[0]
 
 
-MERGED: dict[str, Callable[[Any, Any], Any]] = {
+MERGED: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "concat": lambda x, y: tf.concat([x, y], -1),
     "sum": lambda x, y: x + y,
     "mul": lambda x, y: x * y,
     "ave": lambda x, y: (x + y) * 0.5,
 }
-"""`merge_mode` -> what it merges by."""
+"""`merge_mode` -> the function that merges."""

@@ -1,52 +1,76 @@
-"""Turns TensorFlow's convolutions and matrix products with a weight into Keras layers."""
+"""Makes Keras layers of convolutions, matrix products and lookups with weights or constants."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike, NDArray
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.operations import get_argument, get_kind, get_operands, read_array
 from keras_qat.graph.sizes import find_sizes
 from keras_qat.helper_layers.computed_kernels import COMPUTED
 from keras_qat.helper_layers.operations import WeightTensor
-from keras_qat.keras2.backend import layers
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.activations import get_weights_without_activation, make_activation
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_calls
 from keras_qat.ops.movement import read_window
+from keras_qat.ops.slicing import GATHER_ARGUMENTS
 
-Product = tuple[Value, Any, Any, dict[str, Any]]
-"""Input, kernel (a value or an array), layer class and its options."""
+SUMS = {"bias_add": ("value", "bias"), "add": ("x", "y")}
+"""Operation that adds -> its two terms."""
+
+_OF_CONVOLUTIONS = ("input", "filters", "strides", "padding", "data_format", "dilations")
+_OF_MATMUL = ("a", "b", "transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
+
+OF_DEPTHWISE = (
+    *("strides", "padding", "dilation_rate", "depth_multiplier"),
+    *("depthwise_regularizer", "depthwise_constraint"),
+)
+OF_POINTWISE = ("use_bias", "bias_regularizer", "bias_constraint", "activity_regularizer")
+"""Options that the convolutions copy from a separable convolution under the same names."""
 
 
-def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
-    """Makes a layer of every product with a weight and of the bias added to it."""
+class _Product(NamedTuple):
+    """A product of a tensor and a kernel, and the layer that computes it."""
+
+    x: Value
+    kernel: Any
+    """A tensor, or the array of a constant."""
+    layer_class: type[layers.Layer]
+    options: dict[str, Any]
+
+
+def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
+    """Make a layer of every product with a weight and of the bias added to it."""
     consumers, outputs = graph.consumers(), set(flatten_values(graph.outputs))
-    shared, replaced = _read_twice(graph), dict[Call, list[Call]]()
+    shared, replaced = _find_shared_weights(graph), dict[Call, list[Call]]()
     for call in graph.calls:
-        product = _product(call)
-        if product is None or not _is_weight(product[1]) or _source(product[1]) in shared:
+        product = _read_product(call)
+        if product is None or not _is_weight(product.kernel):
             continue
         x, kernel, layer_class, options = product
+        source = _get_source(kernel)
+        if source in shared or not (layer_class in COMPUTED or _is_plain(source)):
+            continue
         end, bias = call, None
         readers = consumers[call.output]
         if len(readers) == 1 and call.output not in outputs:
-            bias = _bias(readers[0], call.output)
-            bias = None if bias is None or _source(bias) in shared else bias
+            bias = _find_bias(readers[0], call.output)
+            bias = None if bias is None or _get_source(bias) in shared else bias
             end = readers[0] if bias is not None else call
         weights = [weight for weight in (kernel, bias) if weight is not None]
-        if layer_class not in COMPUTED and not _is_plain(_source(kernel)):
-            continue
-        source, variables = _source(kernel), [context.weights_of(_source(w)) for w in weights]
+        variables = [context.weights_of(_get_source(weight)) for weight in weights]
         if _is_plain(source):
             is_depthwise = layer_class is layers.DepthwiseConv2D
-            options.update(_settings("depthwise" if is_depthwise else "kernel", kernel))
+            options.update(_get_settings("depthwise" if is_depthwise else "kernel", kernel))
         else:  # Keras lists a layer's own weights, here the bias, before those of layers inside.
             layer_class, variables = COMPUTED[layer_class], variables[::-1]
             options["source"] = clone(source)
@@ -55,39 +79,42 @@ def with_kernels(graph: Graph, context: LoweringContext) -> Graph:
             "",
             layer_class,
             **options,
-            **({} if bias is None else _settings("bias", bias)),
+            **({} if bias is None else _get_settings("bias", bias)),
             use_bias=bias is not None,
-            trainable=all(_source(weight).trainable for weight in weights),
+            trainable=all(_get_source(weight).trainable for weight in weights),
             weights=[variable for of_weight in variables for variable in of_weight],
         )
         replaced[call] = []
         (part,) = parts.end(layer, x)
         replaced[end] = [dataclasses.replace(part, source=call.source, within=call.within)]
-    calls = [new for call in graph.calls for new in replaced.get(call, [call])]
-    return dataclasses.replace(graph, calls=calls)
+    return replace_calls(graph, replaced)
 
 
-def split_convolution(call: Call, context: LoweringContext) -> list[Call]:
-    """Lowers a convolution with a constant kernel to a layer that does not train.
+def split_product(call: Call, context: LoweringContext) -> list[Call]:
+    """Replace a product with a constant by a layer that does not train.
 
-    One with a weight that others read too, or with another tensor, becomes a product of patches
-    with that tensor.
+    A convolution with another tensor, or with a weight that several operations read, becomes a
+    product of patches with that tensor.
     """
-    product = _product(call)
+    product = _read_product(call)
     if product is None:
         return []
-    x, kernel, layer_class, options = product
     parts = PartsBuilder(call, context)
-    if isinstance(kernel, Value):
-        return _of_patches(parts, *product)
-    weights = [tf.Variable(kernel.astype(np.float32), trainable=False)]
-    layer = parts.new("", layer_class, **options, use_bias=False, trainable=False, weights=weights)
-    return parts.end(layer, x)
+    if isinstance(product.kernel, Value):
+        return _multiply_patches(parts, product)
+    frozen = _freeze(product.kernel)
+    layer = parts.new("", product.layer_class, **product.options, use_bias=False, **frozen)
+    return parts.end(layer, product.x)
 
 
-def _of_patches(
-    parts: PartsBuilder, x: Value, kernel: Value, layer_class: Any, options: Mapping[str, Any]
-) -> list[Call]:
+def _freeze(values: ArrayLike) -> dict[str, Any]:
+    """Return the options of a layer that holds a constant."""
+    weight = tf.Variable(np.asarray(values, np.float32), trainable=False)
+    return {"weights": [weight], "trainable": False}
+
+
+def _multiply_patches(parts: PartsBuilder, product: _Product) -> list[Call]:
+    x, kernel, layer_class, options = product
     shape, operation = parts.call.output.shape, type(parts.call.layer)
     if layer_class is not layers.Conv2D or options["groups"] != 1 or None in shape[1:]:
         return []
@@ -105,67 +132,130 @@ def _of_patches(
     return parts.end(parts.new("", operation, tf.matmul), x, kernel)
 
 
-def _read_twice(graph: Graph) -> set[WeightTensor]:
-    """Returns the weights that several operations read, each of which would train its own copy."""
-    operations: dict[WeightTensor, set[Any]] = {}
+def make_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
+    """Make a weight that does not train of a constant with more than two axes.
+
+    The product of a tensor and several constant matrices is then a product of two tensors.
+    """
+    arguments = [*call.args, *call.kwargs.values()]
+    constants = [leaf for leaf in arguments if getattr(read_array(leaf), "ndim", 0) > 2]
+    if len(call.inputs) != 1 or not call.inputs[0].is_float or len(constants) != 1:
+        return []
+    parts, shape = PartsBuilder(call, context), np.shape(constants[0])
+    layer = parts.new("constant", WeightTensor, [shape], frozen=[0], **_freeze(constants[0]))
+    tensor = parts.add(layer, call.inputs[0], shape=shape)
+    args = [tensor if leaf is constants[0] else leaf for leaf in call.args]
+    kwargs = {n: tensor if leaf is constants[0] else leaf for n, leaf in call.kwargs.items()}
+    return parts.end(call.layer, *args, kwargs=kwargs)
+
+
+def make_embedding(call: Call, context: LoweringContext) -> list[Call]:
+    """Replace `tf.gather` of a constant's rows by an Embedding that does not train."""
+    table, indices, *options = get_operands(call, *GATHER_ARGUMENTS)
+    table, shape = read_array(table), call.output.shape[1:]
+    if table is None or not table.ndim or any(options) or not call.output.is_float:
+        return []
+    if not isinstance(indices, Value) or not indices.shape or None in shape:
+        return []
+    rows, parts = table.reshape(len(table), -1), PartsBuilder(call, context)
+    name, frozen = "" if table.ndim == 2 else "rows", _freeze(rows)
+    embedding = parts.new(name, layers.Embedding, *rows.shape, dtype="float32", **frozen)
+    if table.ndim == 2:
+        return parts.end(embedding, indices)
+    entries = parts.add(embedding, indices, shape=(*indices.shape, rows.shape[1]))
+    return parts.end(parts.new("", type(call.layer), tf.reshape), entries, [-1, *shape])
+
+
+def split_separable(call: Call, context: LoweringContext) -> list[Call]:
+    """Split SeparableConv2D into DepthwiseConv2D, a 1x1 Conv2D, and its activation if any."""
+    layer, parts = call.layer, PartsBuilder(call, context)
+    kinds = layers.DepthwiseConv2D, layers.Conv2D
+    if isinstance(layer, layers.SeparableConv1D):
+        kinds = layers.DepthwiseConv1D, layers.Conv1D
+    shared = {name: getattr(layer, name) for name in ("data_format", "trainable")}
+    shared["dtype"] = layer.dtype_policy
+    options, padding = {name: getattr(layer, name) for name in OF_DEPTHWISE}, []
+    if layer.padding == "causal":  # A DepthwiseConv1D does not support it.
+        before = (layer.kernel_size[0] - 1) * layer.dilation_rate[0]
+        padding = [parts.new("pad", layers.ZeroPadding1D, (before, 0))]
+        options["padding"] = "valid"
+    depthwise_kernel, *pointwise_weights = get_weights_without_activation(layer, context)
+    options |= {"use_bias": False, "weights": [depthwise_kernel], **shared}
+    depthwise = parts.new("depthwise", kinds[0], layer.kernel_size, **options)
+    pointwise = parts.new(
+        "",
+        kinds[1],
+        layer.filters,
+        1,
+        **{name: getattr(layer, name) for name in OF_POINTWISE},
+        kernel_regularizer=layer.pointwise_regularizer,
+        kernel_constraint=layer.pointwise_constraint,
+        weights=pointwise_weights,
+        **shared,
+    )
+    is_linear = layer.activation in (None, keras.activations.linear)
+    last = [pointwise] if is_linear else [pointwise, make_activation(parts)]
+    return parts.chain(*padding, depthwise, *last)
+
+
+def _find_shared_weights(graph: Graph) -> set[WeightTensor]:
+    """Return the weights that several operations read. Each layer would train its own copy."""
+    operations: dict[WeightTensor, set[layers.Layer]] = {}
     for call in graph.calls:
         for value in filter(_is_weight, call.inputs):
-            operations.setdefault(_source(value), set()).add(call.layer)
+            operations.setdefault(_get_source(value), set()).add(call.layer)
     return {source for source, reading in operations.items() if len(reading) > 1}
 
 
-def _source(value: Value) -> WeightTensor:
-    assert value.producer is not None
-    return value.producer.layer
+def _get_source(weight: Value) -> WeightTensor:
+    assert weight.producer is not None
+    return weight.producer.layer
 
 
-def _settings(weight: str, value: Value) -> dict[str, Any]:
-    layer = _source(value)
+def _get_settings(prefix: str, weight: Value) -> dict[str, Any]:
+    layer = _get_source(weight)
     return {
-        f"{weight}_regularizer": layer.regularizers[0],
-        f"{weight}_constraint": layer.constraints[0],
+        f"{prefix}_regularizer": layer.regularizers[0],
+        f"{prefix}_constraint": layer.constraints[0],
     }
 
 
 def _is_plain(source: WeightTensor) -> bool:
-    """Returns whether a tensor is a single weight that trains, and not computed from others."""
+    """Return whether a tensor is a single weight that trains, and not computed from others."""
     return source.expression is None and not source.frozen
 
 
-def _is_weight(value: Any, rank: int | None = None) -> bool:
-    """Returns whether a value is a weight, or computed from weights alone, of a rank or any."""
+def _is_weight(value: object) -> bool:
+    """Return whether a value is a weight, or computed from weights alone."""
     producer = value.producer if isinstance(value, Value) else None
-    is_weight = producer is not None and isinstance(producer.layer, WeightTensor)
-    return is_weight and rank in (None, len(value.shape))
+    return producer is not None and isinstance(producer.layer, WeightTensor)
 
 
-def _product(call: Call) -> Product | None:
-    read = PRODUCTS.get(get_kind(call))
-    return read(call) if read else None
-
-
-def _bias(call: Call, product: Value) -> Value | None:
-    """Returns the weight that a call adds to a product, with one number for each channel."""
+def _find_bias(call: Call, product: Value) -> Value | None:
+    """Return the weight that a call adds to a product, with one value for each channel."""
     if get_kind(call) not in SUMS:
         return None
     x, bias = get_operands(call, *SUMS[get_kind(call)])
     if bias is product:
         x, bias = bias, x
     is_last = not str(get_argument(call, "data_format")).startswith("NC")
-    fits = _is_weight(bias, 1) and _is_plain(_source(bias)) and bias.shape[0] == product.shape[-1]
-    return bias if x is product and fits and is_last else None
+    if x is not product or not is_last or not _is_weight(bias) or not _is_plain(_get_source(bias)):
+        return None
+    return bias if bias.shape == product.shape[-1:] else None
 
 
-SUMS = {"bias_add": ("value", "bias"), "add": ("x", "y")}
-"""Operation that adds -> its two terms."""
+def _read_product(call: Call) -> _Product | None:
+    read = PRODUCTS.get(get_kind(call))
+    return read(call) if read else None
 
 
-_OF_CONVOLUTIONS = ("input", "filters", "strides", "padding", "data_format", "dilations")
+def _read_kernel(kernel: object) -> Any:
+    return kernel if isinstance(kernel, Value) else read_array(kernel)
 
 
-def _convolution(call: Call, depthwise: bool = False) -> Product | None:
+def _read_convolution(call: Call, depthwise: bool = False) -> _Product | None:
     x, kernel, strides, padding, layout, dilation = get_operands(call, *_OF_CONVOLUTIONS)
-    kernel = kernel if isinstance(kernel, Value) else read_array(kernel)
+    kernel = _read_kernel(kernel)
     if kernel is None or None in kernel.shape:
         return None
     axes, padding = len(kernel.shape) - 2, padding or "VALID"  # As tf.nn.convolution has it.
@@ -184,15 +274,16 @@ def _convolution(call: Call, depthwise: bool = False) -> Product | None:
         "padding": padding.lower(),
     }
     if depthwise:
-        return x, kernel, layers.DepthwiseConv2D, {**options, "depth_multiplier": last}
-    convolution = layers.Conv1D if axes == 1 else layers.Conv2D
-    return x, kernel, convolution, {**options, "filters": last, "groups": groups}
+        options["depth_multiplier"] = last
+        return _Product(x, kernel, layers.DepthwiseConv2D, options)
+    options |= {"filters": last, "groups": groups}
+    return _Product(x, kernel, layers.Conv1D if axes == 1 else layers.Conv2D, options)
 
 
-def _transposed(call: Call) -> Product | None:
-    """Reads a transposed convolution to the size that the layer has."""
+def _read_transposed_convolution(call: Call) -> _Product | None:
+    """Read a transposed convolution, if it has the size that the Keras layer returns."""
     x, kernel, strides, padding, layout, dilations = get_operands(call, *_OF_CONVOLUTIONS)
-    kernel = kernel if isinstance(kernel, Value) else read_array(kernel)
+    kernel = _read_kernel(kernel)
     if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
         return None
     axes = len(kernel.shape) - 2
@@ -207,45 +298,48 @@ def _transposed(call: Call) -> Product | None:
     padding, size = (padding or "SAME").lower(), kernel.shape[:axes]
     more = [0 if padding == "same" else max(k - s, 0) for k, s in zip(size, steps, strict=True)]
     sizes = [(n or 0) * s + m for n, s, m in zip(x.shape[1:-1], steps, more, strict=True)]
-    known = list(call.output.shape[1:-1])
+    known: Sequence[Any] = call.output.shape[1:-1]
     if None in known:
         known = (find_sizes(get_argument(call, "output_shape")) or [])[1:-1]
-    if sizes != known:
+    if sizes != list(known):
         return None
     options = {"kernel_size": size, "strides": steps, "padding": padding}
     layer_class = layers.Conv1DTranspose if axes == 1 else layers.Conv2DTranspose
-    return x, kernel, layer_class, {**options, "filters": kernel.shape[-2]}
+    return _Product(x, kernel, layer_class, {**options, "filters": kernel.shape[-2]})
 
 
-def _dense(x: Any, kernel: Any) -> Product | None:
-    if not _is_weight(kernel, 2) or not isinstance(x, Value) or x.shape[-1] != kernel.shape[0]:
+def _make_dense(x: object, kernel: Value | NDArray[np.generic] | None) -> _Product | None:
+    """Return the product with a matrix of weights, or with a constant matrix."""
+    if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
         return None
-    return x, kernel, layers.Dense, {"units": kernel.shape[1]}
+    if not isinstance(x, Value) or len(kernel.shape) != 2 or x.shape[-1:] != kernel.shape[:1]:
+        return None
+    return _Product(x, kernel, layers.Dense, {"units": kernel.shape[1]})
 
 
-def _matmul(call: Call) -> Product | None:
-    x, kernel, *flags = get_operands(call, "a", "b", *_FLAGS)
-    return None if any(flags) else _dense(x, kernel)
+def _read_matmul(call: Call) -> _Product | None:
+    x, kernel, *flags = get_operands(call, *_OF_MATMUL)
+    is_turned, kernel = flags[1] or flags[3], _read_kernel(kernel)
+    if flags[0] or flags[2] or (is_turned and isinstance(kernel, Value)):
+        return None
+    return _make_dense(x, kernel.T if is_turned and kernel is not None else kernel)
 
 
-_FLAGS = ("transpose_a", "transpose_b", "adjoint_a", "adjoint_b", "a_is_sparse", "b_is_sparse")
-
-
-def _tensordot(call: Call) -> Product | None:
+def _read_tensordot(call: Call) -> _Product | None:
     x, kernel, axes = get_operands(call, "a", "b", "axes")
     last = len(x.shape) - 1 if isinstance(x, Value) else 0
     flat = [axis for axis in tf.nest.flatten(axes) if isinstance(axis, int)]
-    return _dense(x, kernel) if flat in ([1], [last, 0], [-1, 0]) else None
+    return _make_dense(x, _read_kernel(kernel)) if flat in ([1], [last, 0], [-1, 0]) else None
 
 
-CONVOLUTIONS: dict[str, Callable[[Call], Product | None]] = {
-    **dict.fromkeys(("conv1d", "conv2d", "convolution"), _convolution),
-    "depthwise_conv2d": partial(_convolution, depthwise=True),
-    **dict.fromkeys(("conv1d_transpose", "conv2d_transpose"), _transposed),
+CONVOLUTIONS: dict[str, Callable[[Call], _Product | None]] = {
+    **dict.fromkeys(("conv1d", "conv2d", "convolution"), _read_convolution),
+    "depthwise_conv2d": partial(_read_convolution, depthwise=True),
+    **dict.fromkeys(("conv1d_transpose", "conv2d_transpose"), _read_transposed_convolution),
 }
 PRODUCTS = {
     **CONVOLUTIONS,
-    "matmul": _matmul,
-    "tensordot": _tensordot,
+    "matmul": _read_matmul,
+    "tensordot": _read_tensordot,
 }
 """Kind of an operation -> a function that reads the product it computes."""

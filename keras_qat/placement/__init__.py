@@ -10,7 +10,7 @@ from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipe import Recipe
 from keras_qat.graph.calls import Call, Graph, flatten_values, split_loss_only
 from keras_qat.graph.precision import use_float32
-from keras_qat.lowering import lower
+from keras_qat.lowering import LoweringContext, lower
 from keras_qat.placement.contrib_rules import ContribPlacement
 from keras_qat.placement.file_outputs import checked_names, ending_at, ending_inside
 from keras_qat.placement.int8_rules import Int8Placement
@@ -38,10 +38,10 @@ def lower_graph(
     """
     rules = RULES[recipe.placement]
     if not rules.lowers_activations:
-        return lower(graph, False)
+        return lower(graph, LoweringContext(activations=False))
     opens = may_open(recipe, graph.calls)
     may = lambda call: False if stays_closed(call) else opens(call)  # noqa: E731
-    return lower(graph, True, may, has_int16, not recipe.without_float)
+    return lower(graph, LoweringContext(True, may, has_int16, not recipe.without_float))
 
 
 def place(

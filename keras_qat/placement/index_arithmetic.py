@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, flatten_values
-from keras_qat.lowering.masking import finds_number
+from keras_qat.lowering.mask_tensors import masks_nonzero
 from keras_qat.ops.op import Op
 from keras_qat.ops.registry import find_op, find_row, is_on_request
 
@@ -43,7 +43,7 @@ def index_calls(
         without_float: whether comparisons that indices are made of may be in integers.
     """
     cuts: set[Call] = set()
-    finders = {call.layer for call in calls if finds_number(call)}
+    finders = {call.layer for call in calls if masks_nonzero(call)}
     for call in reversed(calls):
         outputs, row = flatten_values(call.outputs), op(call)
         is_cut = is_table(call) or cuts_in_float(call, row) or call.source in finders

@@ -13,7 +13,7 @@ from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.facts import solve
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
-from keras_qat.lowering.recurrent import why_whole
+from keras_qat.lowering.recurrent import find_float_reason
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
 from keras_qat.ops.registry import find_op, match, weights_only
 from keras_qat.placement import fusion_groups
@@ -158,7 +158,7 @@ class Int8Placement:
         rule = f"no int8 rule for {describe_layer(call.layer)}"
         if call.name in self.graph.opaque:
             return f"{rule}, and it cannot be opened: {self.graph.opaque[call.name]}"
-        if refusal := refusal or why_whole(call):
+        if refusal := refusal or find_float_reason(call):
             return f"{rule}: {refusal}"
         return f"{rule} with a mask" if any(value.masked for value in call.inputs) else rule
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import tensorflow as tf
 
@@ -13,8 +11,8 @@ from keras_qat.graph.operations import MOVES, get_kind
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.sizes import evaluate, find_sizes
 from keras_qat.keras2.backend import keras
-from keras_qat.lowering.index_types import find_values
-from keras_qat.lowering.uniform_constants import Uniform, find_nearly_uniform
+from keras_qat.lowering.integer_types import find_values
+from keras_qat.lowering.read_operations import Uniform, find_uniform
 
 KEEPS_SIGN = MOVES.union(("add", "multiply", "maximum", "minimum", "sqrt"))
 
@@ -92,9 +90,8 @@ def test_uniform_constants():
         return [ones * 3.0 - zeros, x * zeros, x - 1e9 * ones, x + ones]
 
     facts, values = Facts(), outputs_of(constants)
-    rule = functools.partial(find_nearly_uniform, facts=facts)
     expected = [Uniform(3.0), Uniform(0.0), Uniform(-1e9, is_exact=False), None]
-    assert [facts.find(rule, value) for value in values] == expected
+    assert [facts.find(find_uniform, value) for value in values] == expected
 
 
 def test_integer_valued_tensors():

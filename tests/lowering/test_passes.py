@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.lowering import passes
+from keras_qat.lowering import builder, passes
 from tests.networks.small import functional, layers
 
 
@@ -47,7 +47,7 @@ def test_verifier_names_the_pass(monkeypatch):
         graph.calls.reverse()
         return graph
 
-    monkeypatch.setenv(passes.VERIFY, "1")
+    monkeypatch.setenv(builder.VERIFY, "1")
     monkeypatch.setattr(passes, "PASSES", (passes.Pass("swap", swap, "wrong order"),))
     with pytest.raises(AssertionError, match="after 'swap'"):
         keras_qat.plan(gated())

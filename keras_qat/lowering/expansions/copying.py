@@ -31,7 +31,7 @@ from keras_qat.lowering.expand_call import (
     require,
     stand_in,
 )
-from keras_qat.lowering.read_operations import find_uniform
+from keras_qat.lowering.read_operations import read_uniform
 from keras_qat.ops.movement import read_integers
 
 COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to": ("shape",)}
@@ -79,7 +79,7 @@ def _fill(*args: Any, **kwargs: Any) -> Any:
     batch, *inner = known(find_sizes(sizes))
     require(flatten_values(sizes) and batch == BATCH and not {BATCH, -1}.intersection(inner))
     require(call.output.is_float)
-    x = np.full([1, *inner], known(find_uniform(call.output, Facts())), np.float32)
+    x = np.full([1, *inner], known(read_uniform(call.output, Facts())), np.float32)
     return tf.add(_zeros(sizes, [1] * len(inner)), x)
 
 

@@ -20,7 +20,7 @@ from keras_qat.lowering.expand_call import (
     require,
     value_of,
 )
-from keras_qat.lowering.masked_scores import HIDES
+from keras_qat.lowering.read_operations import HIDES
 from keras_qat.ops.movement import MAX_SLICED
 from keras_qat.ops.slicing import SLICE, items_for_axes
 

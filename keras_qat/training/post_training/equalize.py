@@ -14,7 +14,7 @@ from keras_qat.imports.keras3 import as_keras_2
 from keras_qat.imports.read_float import read_float
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import clone
-from keras_qat.lowering import lower
+from keras_qat.lowering import LoweringContext, lower
 from keras_qat.messages import warn_caller
 from keras_qat.ops.registry import relu_maximum
 from keras_qat.placement.fusion_groups import Group, groups
@@ -88,7 +88,7 @@ def equalize(model: keras.Model, *, verbose: int = 0) -> Any:
     model, _ = read_float(as_keras_2(model))
     copy = keras.models.clone_model(model, clone_function=clone)
     copy.set_weights(model.get_weights())
-    graph = lower(read_model(copy), activations=False)
+    graph = lower(read_model(copy), LoweringContext(activations=False))
     candidates = list(_pairs(graph))
     pairs = [
         (group, following)

@@ -48,10 +48,10 @@ def test_outputs_stay_to_the_last_bit(norm):
 def test_ranges_become_alike():
     """As equal as powers of two make them."""
     from keras_qat.graph.read_model import read_model
-    from keras_qat.lowering import lower
+    from keras_qat.lowering import LoweringContext, lower
 
     model = keras_qat.equalize(uneven(functional((8, 8, 2), build=separable)))
-    graph = lower(read_model(model), activations=False)
+    graph = lower(read_model(model), LoweringContext(activations=False))
     pairs = [(one, other) for one, other, reason in _pairs(graph) if not reason]
     assert [one.kernel.name for one, _ in pairs] == ["stem", "depthwise", "project"]
     for one, other in pairs:

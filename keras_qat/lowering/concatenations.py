@@ -1,0 +1,239 @@
+"""Keeps tensors that are concatenated from sharing a range, or gives them similar ranges.
+
+All tensors of a concatenation have one range, in which 8 bits may lose the smallest tensors.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
+from keras_qat.graph.operations import get_argument, get_kind
+from keras_qat.helper_layers.rescaled_norms import RESCALED, seen_statistics
+from keras_qat.keras2.backend import layers
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_calls, rewrite_calls
+from keras_qat.lowering.expand_call import known, require, stand_in, trace_in_place
+from keras_qat.lowering.expansions.movement import slice_axis
+from keras_qat.ops.registry import match
+from keras_qat.ops.slicing import FULL_SLICE, items_for_axes
+
+LEVELS = 255
+"""A tensor is lost in a range this many times as wide as any of its channels deviates."""
+ALIKE = 4
+"""Tensors are not scaled if their widths differ by a smaller factor."""
+
+
+class _Piece(NamedTuple):
+    """Entries of a tensor along the axis of a concatenation."""
+
+    tensor: Value
+    begin: int
+    end: int
+    is_entire: bool
+
+
+class _Concatenation(NamedTuple):
+    """Tensors side by side along an axis, which they lack if they are stacked."""
+
+    axis: int
+    tensors: list[Value]
+    sizes: list[int]
+    is_stacked: bool
+
+    def cut(self, begin: int, end: int) -> list[_Piece]:
+        """Return the pieces of the tensors that hold some entries.
+
+        Raises:
+            CannotExpand: if all tensors hold some of them.
+        """
+        pieces = []
+        for x, size in zip(self.tensors, self.sizes, strict=True):
+            low, high = max(begin, 0), min(end, size)
+            if low < high:
+                pieces.append(_Piece(x, low, high, high - low == size))
+            begin, end = begin - size, end - size
+        require(len(pieces) < len(self.tensors) or len(pieces) == 1)
+        return pieces
+
+    def read(self, pieces: list[_Piece]) -> tf.Tensor:
+        """Trace a concatenation of pieces."""
+        tensors = [
+            stand_in(x) if is_entire else slice_axis(stand_in(x), self.axis, begin, end, "part")
+            for x, begin, end, is_entire in pieces
+        ]
+        return tensors[0] if len(tensors) == 1 else layers.Concatenate(self.axis)(tensors)
+
+
+def skip_concatenations(graph: Graph, context: LoweringContext) -> Graph:
+    """Rewrite `slice(concat(a, b))` to read `a` or `b` directly, so they need not share a range.
+
+    Detectors, for example, concatenate scores, offsets and anchors, and cut them apart to decode
+    boxes.
+    """
+    consumers = graph.consumers()
+
+    def expand(call: Call) -> list[Call]:
+        parts: list[Call] = []
+        if _cuts(call):
+            parts = trace_in_place(call, lambda: _read_tensors(call), context)
+        elif any(map(_cuts, consumers.get(call.output, ()))):
+            parts = trace_in_place(call, lambda: _reshape_tensors(call), context)
+        return [new for part in parts for new in expand(part.as_part_of(call))] or [call]
+
+    return rewrite_calls(graph, expand)
+
+
+def _find(value: Value) -> _Concatenation:
+    """Return the tensors that a tensor is concatenated from.
+
+    Raises:
+        CannotExpand: if it is no concatenation, or its sizes are unknown.
+    """
+    call = known(value.producer)
+    op, attributes, _ = match(call)
+    name = known(op).name
+    if name == "linear" and not value.masked:
+        return _find(call.inputs[0])
+    require(name in ("concatenate", "stack") and not attributes["numbers"] and attributes["axis"])
+    is_stacked = name == "stack"
+    sizes = [known(1 if is_stacked else x.shape[attributes["axis"]]) for x in call.inputs]
+    return _Concatenation(attributes["axis"], call.inputs, sizes, is_stacked)
+
+
+def _cuts(call: Call) -> bool:
+    """Return whether a call slices a tensor."""
+    is_cropping = type(call.layer) is layers.Cropping1D
+    return is_cropping or get_kind(call) in ("getitem", "slice", "split", "unstack")
+
+
+def _reshape_tensors(call: Call) -> tf.Tensor:
+    """Trace a concatenation of reshaped tensors in place of a reshape that keeps the axis."""
+    require(known(match(call).op).name == "reshape")
+    found, shape = _find(call.inputs[0]), call.output.shape
+    require(not found.is_stacked and found.axis == len(call.inputs[0].shape) - 1)
+    require(len(shape) > 1 and None not in shape[1:] and shape[-1] == sum(found.sizes))
+    require(not call.output.masked)
+    reshaped = [
+        tf.reshape(stand_in(x), [-1, *shape[1:-1], size], name="reshaped")
+        for x, size in zip(found.tensors, found.sizes, strict=True)
+    ]
+    return layers.Concatenate()(reshaped)
+
+
+def _read_tensors(call: Call) -> Any:
+    """Trace slices of the concatenated tensors in place of slices of a concatenation."""
+    require(len(call.inputs) == 1)
+    attributes, found = match(call).attributes, _find(call.inputs[0])
+    require(not any(x.masked for x in [*found.tensors, *flatten_values(call.outputs)]))
+    if get_kind(call) not in ("split", "unstack"):
+        return _slice_tensors(call, found, attributes)
+    axis, is_unstack = known(attributes.get("axis")), get_kind(call) == "unstack"
+    require(axis % len(call.inputs[0].shape) == found.axis and is_unstack == found.is_stacked)
+    sizes = [1 if is_unstack else int(x.shape[axis] or 0) for x in flatten_values(call.outputs)]
+    ends = itertools.accumulate(sizes)
+    return [found.read(found.cut(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _slice_tensors(call: Call, found: _Concatenation, attributes: Mapping[str, Any]) -> tf.Tensor:
+    """Trace the same slice of the concatenated tensors."""
+    axis, shape, slices = found.axis, call.inputs[0].shape, known(attributes.get("parts"))
+    is_index, entries = axis in attributes["dropped"], range(sum(found.sizes))
+    start, stop, step = slices[axis]
+    entries = entries[start:][:1] if is_index else entries[start:stop:step]
+    require(entries and entries.step == 1 and found.is_stacked <= is_index)
+    pieces = found.cut(entries[0], entries[-1] + 1)
+    if get_kind(call) != "getitem":
+        cut = [
+            i
+            for i, (start, stop, step) in enumerate(slices)
+            if (start or 0, step) != (0, 1) or stop not in (None, shape[i])
+        ]
+        require(cut == [axis])
+        return found.read(pieces)
+    items = items_for_axes(get_argument(call, "slice_spec"), len(shape))
+    position = [index for index, item in enumerate(items) if item is not None][axis]
+    piece, are_several = pieces[0], len(pieces) > 1
+    if found.is_stacked:
+        del items[position]
+    elif is_index:
+        items[position] = piece.begin
+    elif are_several or piece.is_entire:
+        items[position] = FULL_SLICE
+    else:
+        items[position] = {"start": piece.begin, "stop": piece.end, "step": None}
+    if all(item == FULL_SLICE for item in items):
+        return found.read(pieces)
+    x = found.read(pieces) if are_several else stand_in(piece.tensor)
+    return tf.__operators__.getitem(x, tuple(items))
+
+
+def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
+    """Rewrite `norm(concat(a, b))` to `norm(concat(a, b / k) * [1, k])` if 8 bits would lose `a`.
+
+    The statistics of the normalization show how wide each tensor is. Before training there are no
+    statistics, and nothing changes. `k` is a power of two, so the results are identical to the last
+    bit. The multiplication is part of the normalization, whose factors are exact for each channel.
+    """
+    readers, counts = graph.find_single_consumers(), graph.count_calls()
+    replaced: dict[Call, list[Call]] = {}
+    for call in graph.calls:
+        norm = readers.get(call.output) if isinstance(call.output, Value) else None
+        if norm is None or type(norm.layer) not in RESCALED or counts[norm.layer] > 1:
+            continue
+        if factors := _find_factors(call, norm, context):
+            replaced[call] = _scale_inputs(call, factors, context)
+            sizes = [x.shape[-1] or 0 for x in call.inputs]
+            replaced[norm] = [_rescale(norm, np.repeat(factors, sizes).tolist(), context)]
+    return replace_calls(graph, replaced)
+
+
+def _find_factors(call: Call, norm: Call, context: LoweringContext) -> list[float]:
+    """Return the divisor of each input of a concatenation; nothing if no input is lost."""
+    op, attributes, _ = match(call)
+    rank, layer = len(call.output.shape), norm.layer
+    is_plain = op is not None and op.name == "concatenate" and not attributes["numbers"]
+    if not is_plain or attributes["axis"] != rank - 1 or len(set(call.inputs)) < len(call.inputs):
+        return []
+    axes = np.ravel(layer.axis) % rank if layer.axis is not None else ()
+    sizes = [x.shape[-1] or 0 for x in call.inputs]
+    has_statistics = layer.built and layer not in context.weights
+    if 0 in sizes or list(axes) != [rank - 1] or any(x.masked for x in call.inputs):
+        return []
+    mean, deviation = (seen_statistics(layer) if has_statistics else None) or (np.zeros(0),) * 2
+    if mean.size != sum(sizes):
+        return []
+    ends = np.cumsum(sizes)[:-1]
+    low = [min(0.0, part.min()) for part in np.split(mean - 2 * deviation, ends)]
+    high = [max(0.0, part.max()) for part in np.split(mean + 2 * deviation, ends)]
+    most = (max(high) - min(low)) / LEVELS
+    if all(part.max() >= most for part in np.split(deviation, ends)):
+        return []
+    widths = np.subtract(high, low)
+    ratios = widths / widths[int(np.argmax(sizes))]
+    exponents = np.where(np.abs(np.log2(ratios)) < np.log2(ALIKE), 0, np.round(np.log2(ratios)))
+    return [float(2**exponent) for exponent in exponents]
+
+
+def _scale_inputs(call: Call, factors: list[float], context: LoweringContext) -> list[Call]:
+    """Return a concatenation of inputs that are divided by factors."""
+    parts, scaled = PartsBuilder(call, context), {}
+    for index, (x, factor) in enumerate(zip(call.inputs, factors, strict=True)):
+        if factor != 1:
+            layer = parts.new(f"scaled{index}", layers.Rescaling, 1 / factor)
+            scaled[x] = parts.add(layer, x, shape=x.shape)
+    args, kwargs = map_values(lambda x: scaled.get(x, x), (call.args, call.kwargs))
+    return parts.end(call.layer, *args, kwargs=kwargs)
+
+
+def _rescale(norm: Call, input_scale: list[float], context: LoweringContext) -> Call:
+    """Return a normalization that multiplies its input by constants first."""
+    layer, weights = norm.layer, context.weights_of(norm.layer)
+    config = {**layer.get_config(), "input_scale": input_scale}
+    make = RESCALED[type(layer)].from_config
+    rescaled = context.layer(layer, "rescaled", lambda: make(config), weights)
+    return Call(rescaled, norm.args, norm.kwargs, norm.outputs, norm.name).as_part_of(norm)
