@@ -56,16 +56,9 @@ from keras_qat.rewriting.instead import INSTEAD
 from keras_qat.rewriting.saving import WholeFiles
 from keras_qat.tracing.layer_weights import hash_constant_masks
 from keras_qat.training.distribution import agree, observed_alike
-from keras_qat.training.fake_quantization.phase import (
-    Flag,
-    Phase,
-    is_exact,
-)
+from keras_qat.training.fake_quantization.phase import Flag, Phase, is_exact
 from keras_qat.training.phase_graphs import PhasedModel
-from keras_qat.training.readiness import (
-    check_settings,
-    settings_of,
-)
+from keras_qat.training.readiness import check_settings, settings_of
 from keras_qat.training.schedule import (
     ask_for_integers,
     asked_for_integers,
@@ -74,10 +67,7 @@ from keras_qat.training.schedule import (
     scheduled_layers,
     why_left_in_float,
 )
-from keras_qat.training.scheduled_layer import (
-    shapes_only,
-    tell_of_plain_model,
-)
+from keras_qat.training.scheduled_layer import shapes_only, tell_of_plain_model
 from keras_qat.training.steps.custom_training import class_config, from_class_config, take_training
 from keras_qat.training.steps.step_tensors import computed_together
 

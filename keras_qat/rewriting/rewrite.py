@@ -29,11 +29,7 @@ from keras_qat.training.distribution import observed_alike
 from keras_qat.training.fake_quantization.phase import NEVER
 from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
-from keras_qat.training.schedule import (
-    ask_for_integers,
-    leave_in_float,
-    schedule,
-)
+from keras_qat.training.schedule import ask_for_integers, leave_in_float, schedule
 from keras_qat.training.scheduled_layer import shapes_only
 from keras_qat.training.weight_limits import start_limits
 

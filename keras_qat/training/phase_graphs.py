@@ -21,18 +21,11 @@ from keras_qat.messages import pluralize, show_once, warn_caller
 from keras_qat.training.calibration.data_checks import doubt_of_arrays, doubt_of_ranges
 from keras_qat.training.calibration.lost_values import lost_parts
 from keras_qat.training.fake_quantization.observers import LastValue
-from keras_qat.training.fake_quantization.phase import (
-    NEVER,
-    Phase,
-    is_exact,
-)
+from keras_qat.training.fake_quantization.phase import NEVER, Phase, is_exact
 from keras_qat.training.first_batch import FirstBatch, first_batch_of
 from keras_qat.training.readiness import check_settings
 from keras_qat.training.schedule import check_process, quantizers_in, scheduled_layers
-from keras_qat.training.scheduled_layer import (
-    assuming,
-    thresholds_in,
-)
+from keras_qat.training.scheduled_layer import assuming, thresholds_in
 from keras_qat.training.steps.between_steps import is_undisturbed
 from keras_qat.training.steps.optimizers import SharedUpdate, check_optimizer
 

@@ -18,10 +18,7 @@ from keras_qat.training.calibration.watch import Observed, shown_batches
 from keras_qat.training.callbacks import _model_of
 from keras_qat.training.fake_quantization.phase import QUANTIZED
 from keras_qat.training.quantizers import Quantizer, layer_quantizers, quantized_weight, quantizers
-from keras_qat.training.schedule import (
-    check_quantized,
-    scheduled_layers,
-)
+from keras_qat.training.schedule import check_quantized, scheduled_layers
 from keras_qat.training.scheduled_layer import ScheduledLayer
 
 

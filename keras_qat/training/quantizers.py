@@ -12,10 +12,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.messages import describe_unknown
 from keras_qat.training.batch_norm.fold_modes import folded
 from keras_qat.training.fake_quantization.weight_quantizer import weight_at
-from keras_qat.training.layers import (
-    Quantize,
-    QuantizeWeights,
-)
+from keras_qat.training.layers import Quantize, QuantizeWeights
 from keras_qat.training.schedule import check_quantized, scheduled_layers
 from keras_qat.training.scheduled_layer import ScheduledLayer
 

@@ -9,10 +9,7 @@ import numpy as np
 
 from keras_qat.helper_layers.computed_kernels import is_computed
 from keras_qat.keras2.backend import keras
-from keras_qat.training.fake_quantization.weight_quantizer import (
-    CellQuantizer,
-    WeightQuantizer,
-)
+from keras_qat.training.fake_quantization.weight_quantizer import CellQuantizer, WeightQuantizer
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.schedule import scheduled_layers
 

@@ -38,10 +38,7 @@ from keras_qat.training.distribution import of_all_workers
 from keras_qat.training.fake_quantization.observers import LastValue
 from keras_qat.training.fake_quantization.phase import NEVER
 from keras_qat.training.readiness import EXAMPLES_PER_BATCH
-from keras_qat.training.recurrent import (
-    kept_batch,
-    states_of,
-)
+from keras_qat.training.recurrent import kept_batch, states_of
 from keras_qat.training.schedule import check_process, check_quantized, schedule
 from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.weight_limits import clip_weights

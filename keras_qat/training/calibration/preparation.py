@@ -23,10 +23,7 @@ from keras_qat.training.calibration.watch import infer
 from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
-from keras_qat.training.scheduled_layer import (
-    ScheduledLayer,
-    assuming,
-)
+from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FAR = 3.0
 """Distance from the training data that is wrong in any case: see `_distance`. Data that are sorted

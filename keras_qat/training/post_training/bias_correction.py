@@ -13,11 +13,7 @@ from keras_qat.graph.calls import Call, map_values
 from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.batch_norm.factor_and_bias import normalization
-from keras_qat.training.fake_quantization.phase import (
-    IN_FLOAT,
-    QUANTIZED,
-    Phase,
-)
+from keras_qat.training.fake_quantization.phase import IN_FLOAT, QUANTIZED, Phase
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.post_training.sweep import Part, Tensors, sweep, walk
 

@@ -14,10 +14,7 @@ from keras_qat.graph.calls import Call, Value
 from keras_qat.keras2.backend import make_tf_function, swap_attributes
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.distribution import mean_over_replicas, run_on_replicas, share_of_replica
-from keras_qat.training.fake_quantization.phase import (
-    IN_FLOAT,
-    QUANTIZED,
-)
+from keras_qat.training.fake_quantization.phase import IN_FLOAT, QUANTIZED
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.post_training.sweep import Part, Tensors, computed, walk
 from keras_qat.training.scheduled_layer import ScheduledLayer

@@ -20,11 +20,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.messages import pluralize
 from keras_qat.ops.registry import relu_maximum
 from keras_qat.training.calibration.watch import infer
-from keras_qat.training.fake_quantization.phase import (
-    IN_FLOAT,
-    QUANTIZED,
-    Phase,
-)
+from keras_qat.training.fake_quantization.phase import IN_FLOAT, QUANTIZED, Phase
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.schedule import check_process, check_quantized, quantizers_in
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
