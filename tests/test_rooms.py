@@ -162,7 +162,7 @@ def test_families_are_asked_for_their_fields(module):
 
 KNOW_OPERATORS = (
     *("ops", "lowering", "keras2", "helper_layers", "graph", "tracing", "imports"),
-    *("training/steps", "rewriting/serialization", "rewriting/float_configs"),
+    *("training/steps", "rewriting/saving", "rewriting/saved_config"),
     *("integer_graph/passes", "integer_graph/pixel_inputs"),
 )
 """Where operators and layer classes are told apart by nature: rows, what makes calls of Keras

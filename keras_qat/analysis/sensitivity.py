@@ -24,7 +24,7 @@ from keras_qat.io.data import read_batches, show_progress
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.training.distribution import of_all_workers, worker_of
-from keras_qat.training.fake_quantization.weight_quantizer import weight_at
+from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.schedule import is_quantized
 from keras_qat.training.weight_limits import (
@@ -186,7 +186,7 @@ def sensitivity(
     for name in show_progress(own, "Sensitivity", verbose, len(own), unit="layer"):
         wrappers = [qat.get_layer(PREFIX + part) for part in layers[name]]
         kernels = [
-            (weight_at(wrapper.layer, weight), quantizer.channel_axes)
+            (get_weight(wrapper.layer, weight), quantizer.channel_axes)
             for wrapper in wrappers
             for weight, quantizer in wrapper.weight_quantizers.items()
         ]

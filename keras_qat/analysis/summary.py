@@ -14,7 +14,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.ops.multiply_accumulates import count_products, describe_share, integer_share
 from keras_qat.ops.node import Constant, Node, Tensor
-from keras_qat.training.fake_quantization.weight_quantizer import weight_at
+from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.layers import QuantizeWeights
 from keras_qat.training.schedule import check_quantized
 
@@ -265,7 +265,7 @@ def _quantized_numbers(layer: Any) -> int:
     """Counts the quantized weights of a layer that computes in float."""
     if not isinstance(layer, QuantizeWeights):
         return 0
-    return sum(_elements(weight_at(layer.layer, path)) for path in layer.weight_quantizers)
+    return sum(_elements(get_weight(layer.layer, path)) for path in layer.weight_quantizers)
 
 
 def _elements(variable: Any) -> int:

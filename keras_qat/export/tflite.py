@@ -35,7 +35,7 @@ from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.messages import pluralize, warn_caller
 from keras_qat.placement.float_notice import report_float_layers
 from keras_qat.tflite.builder import Builder
-from keras_qat.training.readiness import check_before_export, some
+from keras_qat.training.readiness import check_before_export, list_some
 from keras_qat.training.recurrent import states_of
 from keras_qat.training.schedule import why_left_in_float
 from keras_qat.version import __version__
@@ -303,7 +303,7 @@ def _warn_of_rounding(graph: ResolvedGraph) -> None:
     if wide:
         warn_caller(
             f"The weights of {pluralize(len(wide), 'layer')} are rounded again, by up to "
-            f"{max(wide.values()):.2g} steps: {some(list(wide))}. Their 8-bit ranges are not "
+            f"{max(wide.values()):.2g} steps: {list_some(list(wide))}. Their 8-bit ranges are not "
             f"symmetric, and TFLite's int8 kernels have no zero point for weights. Train with "
             f"symmetric weights (recipes.contrib(symmetric=True), recipes.int8()) or with at "
             f"most 7 bits for a file that computes what was trained."

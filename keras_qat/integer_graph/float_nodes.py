@@ -19,8 +19,8 @@ from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled
 from keras_qat.training.fake_quantization.phase import QUANTIZED
 from keras_qat.training.fake_quantization.weight_quantizer import (
-    weight_at,
-    weights_replaced,
+    get_weight,
+    replace_weights,
 )
 from keras_qat.training.layers import (
     Quantize,
@@ -63,7 +63,7 @@ def _computed(layer: Any, args: Any, kwargs: dict[str, Any], for_file: bool) -> 
         if not any("." in path for path in layer.weight_axes):
             return _folded(layer, args[0], for_file)
         kwargs = {}  # Of a recurrent layer.
-    with weights_replaced(layer.layer, _evaluated(lambda: _inner_weights(layer), for_file)):
+    with replace_weights(layer.layer, _evaluated(lambda: _inner_weights(layer), for_file)):
         return _applied(layer.layer, args, kwargs, for_file)
 
 
@@ -96,7 +96,7 @@ def _evaluated(make: Callable[[], dict[str, Any]], for_file: bool) -> dict[str, 
 def _inner_weights(wrapper: QuantizeWrapper | QuantizeWeights) -> dict[str, Any]:
     """Returns the fake-quantized weights of a wrapper, by path."""
     return {
-        path: quantizer(weight_at(wrapper.layer, path), QUANTIZED)
+        path: quantizer(get_weight(wrapper.layer, path), QUANTIZED)
         for path, quantizer in wrapper.weight_quantizers.items()
     }
 
@@ -152,7 +152,7 @@ def weight_scales(node: Node) -> list[float]:
         return []
     for path, quantizer in layer.weight_quantizers.items():
         if quantizer.observer is None:
-            limits = quantizer.limits(weight_at(layer.layer, path)).numpy()
+            limits = quantizer.limits(get_weight(layer.layer, path)).numpy()
             if limits.size == 1:
                 scales.append(float(limits.item() / np.float32(2 ** (quantizer.spec.bits - 1) - 1)))
     return scales

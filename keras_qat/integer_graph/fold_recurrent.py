@@ -16,7 +16,7 @@ from keras_qat.integer_graph.fold_weights import Ends, fitting, for_each_call, q
 from keras_qat.ops.recurrent.lstm import HIDDEN
 from keras_qat.ops.recurrent.step_math import find_weight_parts
 from keras_qat.ops.weights import Weights
-from keras_qat.training.fake_quantization.weight_quantizer import weight_at
+from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.recurrent import biases
 
@@ -79,7 +79,7 @@ def _of_unrolled(
         return tf.concat([blocks[start] for start in sorted(blocks)], 1)
 
     def held(path: str, bias: Any, inputs: list[Any], output: Any, **more: Any) -> list[Weights]:
-        kernel = weight_at(layer, path)
+        kernel = get_weight(layer, path)
         shape = [-1, kernel.shape[-1] if wrapper.weight_spec.per_channel else 1]
         limits = tf.reshape(wrapper.weight_quantizers[path].limits(kernel), [1, -1])
         columns = tf.reshape(kernel, shape)
@@ -100,7 +100,7 @@ def _quantized(
     wrapper: QuantizeWrapper, path: str, largest_bias: Any, input_scale: Any, wide: bool
 ) -> tuple[Any, Any]:
     """Returns the quantized values of a weight and a scale for each of its columns."""
-    kernel = weight_at(wrapper.layer, path)
+    kernel = get_weight(wrapper.layer, path)
     rows, columns = kernel.shape
     units = columns // GATES
     gates = tf.reshape(tf.transpose(tf.reshape(kernel, [rows, GATES, units]), [0, 2, 1]), [-1, 4])

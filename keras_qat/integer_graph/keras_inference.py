@@ -53,12 +53,12 @@ class Inference:
     """
 
     def __init__(self, model: Any, family: KernelFamily) -> None:
-        from keras_qat.training.phase_graphs import phase_finder
+        from keras_qat.training.phase_graphs import get_phase_finder
 
         self.model, self.family = model, family
         self.graph = read_model(model)
         self.layers = list(scheduled_layers(model))
-        self.look = phase_finder(model)
+        self.look = get_phase_finder(model)
         self.states = states_of(model)
         self.with_losses = [call for call in self.graph.calls if _regularizes(call)]
         self.with_losses += self.graph.loss_only

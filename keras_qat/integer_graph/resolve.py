@@ -19,7 +19,7 @@ from keras_qat.training.quantizers import activation_quantizers
 from keras_qat.training.readiness import (
     check_exportable,
     describe_difference,
-    untrained,
+    explain_untrained,
 )
 from keras_qat.training.recurrent import (
     states_of,
@@ -110,6 +110,6 @@ def origin_of(model: Any, calls: Graph) -> Origin:
         states=states_of(model),
         uncalibrated=frozenset(uncalibrated),
         fingerprint=compute_fingerprint(model),
-        warnings=tuple(filter(None, [unlike_float, *untrained(model, calls)])),
+        warnings=tuple(filter(None, [unlike_float, *explain_untrained(model, calls)])),
         unlike_float=unlike_float,
     )

@@ -1,4 +1,4 @@
-"""Takes over models that tfmot quantized and trained."""
+"""Models of other libraries: quantized by tfmot, and made by Keras 3."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from keras_qat.rewriting.strip import strip_quantization
 from keras_qat.training.calibration.calibrate import calibrate
 from keras_qat.training.fake_quantization.observers import LastValue
 from keras_qat.training.quantizers import layer_quantizers
-from keras_qat.training.readiness import some
+from keras_qat.training.readiness import list_some
 from keras_qat.training.schedule import scheduled_layers
 
 STEPS = 1000
-"""Training steps that a range counts for, if training goes on: as many as tfmot averages over."""
+"""Training steps that a range counts for if training continues, as in tfmot's averages."""
 
 
 def from_tfmot(model: Any, data: Any = None) -> Any:
     """Makes a quantization-aware model of one that tfmot quantized and trained.
 
-    Weights, the statistics of BatchNormalization, the ranges of activations, bits and layers that
-    tfmot left in float are taken over, so that the result can be exported without training.
-    A warning lists the tensors that are quantized here and not by tfmot: their ranges are taken
-    from `data`, or from `calibrate` or training later.
+    The result has tfmot's weights, statistics of BatchNormalization, ranges of activations, bits
+    and float layers, so it can be exported without training. A warning lists the tensors that are
+    quantized here but not by tfmot: their ranges come from `data`, or later from `calibrate` or
+    training.
 
     Args:
         model: the model, or the path of the `.h5` or `.keras` file that it was saved to. A path
@@ -55,22 +55,22 @@ def from_tfmot(model: Any, data: Any = None) -> Any:
     if isinstance(model, (str, os.PathLike)):
         model = tfmot.load(Path(model))
     plain, quantization = tfmot.read(model)
-    qat = quantize_model(plain, _recipe(quantization))
+    qat = quantize_model(plain, _make_recipe(quantization))
     if data is not None:
         calibrate(qat, data)
     without = _set_ranges(qat, quantization.ranges)
     if without and data is None:
         warn_caller(
-            f"tfmot has no ranges for {some(without)}, which keras_qat quantizes. Pass data: "
+            f"tfmot has no ranges for {list_some(without)}, which keras_qat quantizes. Pass data: "
             f"keras_qat.from_tfmot(model, x_train[:256])."
         )
     return qat
 
 
-def _recipe(quantization: tfmot.Quantization) -> Recipe:
-    """Returns the recipe with tfmot's bits, most common ones for all layers."""
-    weight_bits = _most_common(quantization.weight_bits)
-    activation_bits = _most_common(quantization.activation_bits)
+def _make_recipe(quantization: tfmot.Quantization) -> Recipe:
+    """Returns the recipe with tfmot's bits, and overrides for layers with uncommon ones."""
+    weight_bits = _find_most_common(quantization.weight_bits)
+    activation_bits = _find_most_common(quantization.activation_bits)
     recipe = recipes.int8(weight_bits, activation_bits)
     for name, bits in quantization.weight_bits.items():
         if bits != weight_bits:
@@ -83,12 +83,12 @@ def _recipe(quantization: tfmot.Quantization) -> Recipe:
     return recipe
 
 
-def _most_common(bits: dict[str, int]) -> int:
+def _find_most_common(bits: dict[str, int]) -> int:
     return Counter(bits.values()).most_common(1)[0][0] if bits else 8
 
 
 def _set_ranges(qat: keras.Model, ranges: dict[str, tfmot.Range]) -> list[str]:
-    """Sets the ranges of activations; returns the tensors for which there are none."""
+    """Sets the ranges of activations, and returns the tensors without one."""
     without: list[str] = []
     for layer in scheduled_layers(qat):
         listed = layer_quantizers(layer)[1]
@@ -110,7 +110,7 @@ def to_keras_3(model: keras.Model, keras_3_model: Any) -> Any:
     Args:
         model: the model that `from_keras_3` returned, or one that `quantize_model` made of it or of
             the Keras 3 model: then the weights are those of `strip_quantization(model)`.
-        keras_3_model: the Keras 3 model. Its weights change, nothing else.
+        keras_3_model: the Keras 3 model. Only its weights change.
 
     Returns:
         The Keras 3 model.

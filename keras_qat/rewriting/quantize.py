@@ -1,10 +1,12 @@
-"""The verb `quantize_model`."""
+"""The verb `quantize_model`, and models that users make of quantize-aware layers."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
 from typing import Any
+
+import tensorflow as tf
 
 from keras_qat.config import recipes
 from keras_qat.config.arguments import ARGUMENTS, answers_unknown, switch
@@ -16,6 +18,13 @@ from keras_qat.imports.keras3 import as_keras_2
 from keras_qat.imports.read_float import read_float
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.configurations import deserialization_scope
+from keras_qat.keras2.layers_and_models import (
+    find_keras_consumers,
+    get_nested_inputs,
+    get_nested_outputs,
+    list_layers,
+    set_outputs,
+)
 from keras_qat.messages import warn_caller
 from keras_qat.placement import place
 from keras_qat.placement.float_notice import report_float_layers
@@ -23,13 +32,19 @@ from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.layer_settings import BEHIND_THE_FILE
 from keras_qat.placement.plan import Plan
 from keras_qat.rewriting.check_values import find_differing_outputs
-from keras_qat.rewriting.parts import make_exact
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.rewrite import rewrite
-from keras_qat.rewriting.saving import warn_of_closed
+from keras_qat.rewriting.saving import warn_about_opaque
 from keras_qat.training.distribution import strategy_scope
-from keras_qat.training.schedule import check_is_graph, is_quantized
-from keras_qat.training.steps.custom_training import attributes_computed_with, trains_itself
+from keras_qat.training.layers import Quantize
+from keras_qat.training.schedule import check_is_graph, is_quantized, recipe_of, scheduled_layers
+from keras_qat.training.scheduled_layer import ScheduledLayer
+from keras_qat.training.steps.custom_training import (
+    derive_class,
+    find_weight_attributes,
+    get_class_config,
+    trains_itself,
+)
 
 
 @answers_unknown(**ARGUMENTS)
@@ -48,38 +63,38 @@ def quantize_model(
 
     The copy has the float model's weights, layer names (with the prefix `quant_`), `trainable`
     flags, input and output names, and `tf.distribute` strategy. It has to be compiled. A quantizer
-    without data passes values through, so before training only the weights are quantized.
+    without data passes values through, so only the weights are quantized before training.
 
     Args:
-        model: a built Sequential or functional Keras 2 model, or a subclassed one whose `call`
-            takes symbolic tensors. It is not changed. If its class defines how it trains, with a
-            `train_step` say, the copy is an instance of that class too. A model that is already
-            quantized is copied; so is a model that Keras made of its layers, such as an embedding,
-            and it predicts then what its file returns. A Keras 3 model is converted by
+        model: a built Sequential or functional Keras 2 model, or a subclassed one with a `call`
+            that accepts symbolic tensors. It is not changed. If its class defines how it trains,
+            with a `train_step` say, the copy is an instance of that class too. A model that is
+            already quantized is copied. So is a model that Keras made of its layers, such as an
+            embedding; the copy predicts what its file returns. A Keras 3 model is converted by
             `from_keras_3`, with a warning.
         recipe: a recipe or its name. The default is the target's, or "int8" without a target.
         scope: the layers to quantize: a name, the beginning of names up to a `_`, `/`, `.` or
             `-`, a pattern with `*`, a class name, a list of these, or a function of a layer. All
             layers by default.
-        strict: whether a layer that would stay in float is an error. Layers that normalize are
-            computed in integers then.
-        kernels: the kernel family whose rounding `predict` and `evaluate` have: "xnnpack" (on x86),
-            "xnnpack_arm64" (phones: 64-bit ARM, which differs in softmax and on halves), "tflm"
-            (TFLite Micro: microcontrollers) or "reference" (TFLite's portable kernels). The model's
-            attribute `kernels` changes it at any time. Training does not depend on it, except for
-            an LSTM with 16-bit activations, which only "tflm" computes in integers. "onnxruntime"
-            and "esp_dl" are for files of `export_onnx`. The default is the target's, or "xnnpack"
-            without a target.
+        strict: whether a layer that would stay in float is an error. Normalization layers are then
+            computed in integers.
+        kernels: the kernel family that defines how `predict` and `evaluate` round: "xnnpack" (on
+            x86), "xnnpack_arm64" (phones: 64-bit ARM, which differs in softmax and on halves),
+            "tflm" (TFLite Micro: microcontrollers) or "reference" (TFLite's portable kernels). The
+            model's attribute `kernels` changes it at any time. Training does not depend on it,
+            except for an LSTM with 16-bit activations, which only "tflm" computes in integers.
+            "onnxruntime" and "esp_dl" are for files of `export_onnx`. The default is the target's,
+            or "xnnpack" without a target.
         target: where the file is to run: "xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65",
             "ethos_u85", "edgetpu", "stm32_npu", "stm32n6", "neutron", "mediatek", "esp_nn",
             "coral_npu", a `keras_qat.targets.Target`, or None. It sets recipe and kernels, and
-            `export_tflite` writes for it; `plan` tells what it lacks.
+            `export_tflite` writes for it; `plan` lists what it does not support.
         inputs: for a subclassed model that was not called yet: its inputs, such as
             `keras.Input(shape)`, or a structure of them.
-        outputs: names of the tensors at which exported files end, by default the model's outputs.
-            What follows them, such as the decoding of boxes, or a concatenation of boxes and scores
-            in one range, is trained in float with the rest and is no part of files. The names are
-            those that `plan` lists.
+        outputs: names of the tensors at which exported files end, as `plan` lists them; by default
+            the model's outputs. Layers after them, such as the decoding of boxes, or a
+            concatenation of boxes and scores in one range, are trained in float and are not
+            exported.
 
     Returns:
         The quantization-aware model, not compiled.
@@ -100,7 +115,7 @@ def quantize_model(
     strict = switch("strict", strict)
     if is_quantized(model):
         given = {"kernels": kernels, "target": target, "scope": scope, "outputs": outputs}
-        given = {name: value for name, value in given.items() if not _has(model, name, value)}
+        given = {name: value for name, value in given.items() if not _agrees(model, name, value)}
         return _copy_quantized(model, recipe, list(given))
     recipe, family, known_target = settings(recipe, kernels, target)
     original = as_keras_2(model)
@@ -119,10 +134,10 @@ def quantize_model(
     with use_float32(), strategy_scope(model):
         qat = rewrite(plan, model)
     if trains_itself(original):
-        qat.keep_training(original, attributes_computed_with(original, plan.graph))
+        qat.keep_training(original, find_weight_attributes(original, plan.graph))
     qat.kernels = family.name
     qat.target = known_target
-    warn_of_closed(plan.graph, plan.float_layers)
+    warn_about_opaque(plan.graph, plan.float_layers)
     _show_in_float(plan, model.name)
     qat.differing_outputs = find_differing_outputs(graph, plan.graph, qat)
     qat.told_of_float = True
@@ -135,7 +150,7 @@ def quantize_model(
 
 
 def _show_in_float(plan: Plan, name: str) -> None:
-    """Tells which layers stay in float, except those that `warn_of_closed` warns of."""
+    """Shows which layers stay in float, except those in the warning of `warn_about_opaque`."""
     reasons = {
         name: why for name, why in plan.left_in_float.items() if name not in plan.graph.opaque
     }
@@ -144,8 +159,8 @@ def _show_in_float(plan: Plan, name: str) -> None:
     report_float_layers(layers, f"'{name}' keeps", "keras_qat.plan(model) shows where.")
 
 
-def _has(model: keras.Model, name: str, value: Any) -> bool:
-    """Tell whether an argument asks for nothing else than what a quantized model has."""
+def _agrees(model: keras.Model, name: str, value: object) -> bool:
+    """Whether a quantized model already has what an argument asks for."""
     if not value:
         return True
     if name == "target":
@@ -184,3 +199,46 @@ def _copy_quantized(
     copy.set_weights(model.get_weights())
     copy.safe_mode = model.safe_mode
     return copy
+
+
+def make_exact(model: keras.Model) -> None:
+    """Makes a plain model of quantize-aware layers predict what its file computes, in place.
+
+    Its class becomes `QuantizedModel`. Its layers, weights, names and compilation do not change.
+    Recipe, kernels and target are those of the model that the layers were made for. An output that
+    a quantizer reads in that model is quantized by it.
+
+    Args:
+        model: a functional or Sequential model, such as `keras.Model(qat.inputs, inner)`.
+    """
+    outputs = tf.nest.map_structure(_quantize_output, get_nested_outputs(model))
+    # Keras changes the bases of a class when it makes the first functional model of it.
+    QuantizedModel(inputs=get_nested_inputs(model), outputs=outputs)
+    trained_as = get_class_config(model) if trains_itself(model) else None
+    derive: Any = derive_class  # Classes have hashes, which mypy does not know.
+    model.__class__ = derive(QuantizedModel, type(model)) if trained_as else QuantizedModel
+    model.train_function = model.test_function = model.predict_function = None
+    set_outputs(model, outputs)
+    model.set_untracked(trained_as=trained_as, float_config=None)
+    model.recipe = recipe_of(model)
+    if (owner := _find_owner(model)) is not None:
+        model.kernels, model.target = owner.kernels, owner.target
+        model.pack_int4 = owner.pack_int4
+
+
+def _quantize_output(output: tf.Tensor) -> tf.Tensor:
+    """Returns the output of the quantizer that reads a tensor; without one the tensor."""
+    quantized = [
+        outputs for layer, outputs in find_keras_consumers(output) if isinstance(layer, Quantize)
+    ]
+    return quantized[0] if quantized else output
+
+
+def _find_owner(model: keras.Model) -> QuantizedModel | None:
+    """Returns the model that the layers of another one were made for, if it still exists."""
+    inside = [layer for layer in list_layers(model)[1:] if isinstance(layer, QuantizedModel)]
+    made_for = (layer.made_for() for layer in scheduled_layers(model) if layer.made_for)
+    return next((owner for owner in [*inside, *made_for] if owner is not None), None)
+
+
+ScheduledLayer.make_exact = staticmethod(make_exact)

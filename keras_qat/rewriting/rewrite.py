@@ -1,4 +1,4 @@
-"""The visitor that clones a float model along its plan, with wrappers and quantizers."""
+"""Builds the quantization-aware model of a plan from clones, wrappers and quantizers."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ _NO_SCOPE = re.compile(r"^[^A-Za-z0-9.]|[^A-Za-z0-9_.\\/>-]")
 """Characters that TensorFlow does not allow in the name of a scope."""
 
 
-def _scope(name: str) -> str:
-    """Turns the name of a value, with its marks of calls and outputs, into that of a scope."""
+def _make_scope_name(name: str) -> str:
+    """Turns the name of a value, with its marks of calls and outputs, into a scope name."""
     return _NO_SCOPE.sub(".", name.replace("#", "_call").replace(":", "_output"))
 
 
 def _clone(layer: keras.layers.Layer, **changes: Any) -> Any:
-    """Clones a layer; a Normalization in float32, as its statistics are numbers of its own.
+    """Clones a layer, a Normalization in float32 because of its statistics.
 
-    It has its weights already: initializers of one's own are not needed to load it.
+    Its weights are assigned, so loading it does not need custom initializers.
     """
     if isinstance(layer, keras.layers.Normalization):
         changes["dtype"] = "float32"
@@ -62,7 +62,7 @@ def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
     with observed_alike():
         graph = visitor.visit()
     with shapes_only(), observed_alike():
-        model = rebuild_model(graph, functools.partial(_model, plan.file_outputs))
+        model = rebuild_model(graph, functools.partial(_make_model, plan.file_outputs))
     model.keep_recipe(plan.recipe)
     model.keep_float_model(float_model)
     name_outputs(model, graph.output_names)
@@ -78,10 +78,10 @@ def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
     return model
 
 
-def _model(
+def _make_model(
     file_outputs: tuple[str, ...], inputs: tf.Tensor, outputs: tf.Tensor, name: str
 ) -> QuantizedModel:
-    """Makes the model; with outputs of its files, which are the second ones then."""
+    """Makes the model. `outputs` has the outputs of files as a second entry, if they differ."""
     if not file_outputs:
         return QuantizedModel(inputs=inputs, outputs=outputs, name=name)
     outputs, ends = outputs
@@ -89,18 +89,17 @@ def _model(
     named = {id(tensor): name for name, tensor in list_symbols(model).items()}
     if lost := [name for name, end in zip(file_outputs, ends, strict=True) if id(end) not in named]:
         raise ValueError(
-            f"outputs names {lost[0]!r}, but the model's outputs are computed without it, as of "
-            f"log(softmax(x)) only x is needed. Name a tensor before it that keras_qat.plan(model) "
-            f"lists."
+            f"outputs names {lost[0]!r}, but the model's outputs do not depend on it: "
+            f"log(softmax(x)), say, is computed from x. Name an earlier tensor that "
+            f"keras_qat.plan(model) lists."
         )
-    model.keep_file_outputs(
-        {output: named[id(end)] for output, end in zip(file_outputs, ends, strict=True)}
-    )
+    found = {output: named[id(end)] for output, end in zip(file_outputs, ends, strict=True)}
+    model.set_untracked(file_outputs=found)
     return model
 
 
 class _Visitor:
-    """Makes the calls of the quantization-aware model from those of the float model."""
+    """Replaces the calls of the float model by calls of quantize-aware layers."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -114,7 +113,7 @@ class _Visitor:
         self.quantizers: dict[Range, Quantize] = {}
         self.names: set[str] = set()
         self.sources: dict[Any, list[Any]] = {}
-        """New layer -> the weights that it starts from."""
+        """New layer -> its initial weights."""
 
     def visit(self) -> Graph:
         """Returns the graph of the quantization-aware model."""
@@ -126,26 +125,26 @@ class _Visitor:
             elif call is group.calls[-1]:
                 replacements[call] = Replacement(self._wrap(group), group.kernel)
         values = flatten_values([graph.inputs, [call.outputs for call in replacements]])
-        behind = {value: self._behind(value) for value in values}
-        # Files compute in float32, and need no conversion at ends of their own.
+        inserted = {value: self._insert_after(value) for value in values}
+        # Files compute in float32, so their own outputs need no conversion.
         outputs = graph.outputs[0] if self.plan.file_outputs else graph.outputs
         ends = {
-            value: self._conversion(value, "float32")
+            value: self._make_cast(value, "float32")
             for value in dict.fromkeys(flatten_values(outputs))
             if is_half(value.dtype)
         }
-        return copy_graph(graph, replacements, behind, ends)
+        return copy_graph(graph, replacements, inserted, ends)
 
-    def _behind(self, value: Value) -> list[InsertedCall]:
-        """Returns the calls to insert behind a value: its quantizer, a cast to half precision."""
-        calls = [self._quantizer(value)]
+    def _insert_after(self, value: Value) -> list[InsertedCall]:
+        """Returns the calls to insert after a value: its quantizer, a cast to half precision."""
+        calls = [self._make_quantizer(value)]
         if value.producer is None and is_half(value.dtype):
-            calls.append(self._conversion(value, get_policy(value.dtype)))
+            calls.append(self._make_cast(value, get_policy(value.dtype)))
         return [call for call in calls if call is not None]
 
-    def _conversion(self, value: Value, policy: str) -> InsertedCall:
-        """Makes a cast of an input to half precision, or of an output to float32."""
-        name = self._unique(f"{_scope(value.name)}_{policy}")
+    def _make_cast(self, value: Value, policy: str) -> InsertedCall:
+        """Makes the call that casts an input to half precision, or an output to float32."""
+        name = self._make_unique(f"{_make_scope_name(value.name)}_{policy}")
         return InsertedCall(keras.layers.Activation("linear", dtype=policy, name=name), name, {})
 
     def _clone(self, call: Call) -> Any:
@@ -172,10 +171,10 @@ class _Visitor:
         return self.layers[call.layer]
 
     def _copy(self, call: Call, **changes: Any) -> Any:
-        """Clones a layer, or says what it would take.
+        """Clones a layer.
 
         Raises:
-            ValueError: if the class has no `get_config`, or one that it cannot be made from.
+            ValueError: if its class has no `get_config` that its constructor accepts.
         """
         try:
             return _clone(call.layer, **changes)
@@ -202,7 +201,7 @@ class _Visitor:
                 batch_norm_frozen=norm is not None and norm.kwargs.get("training") is False,
                 fold=self.plan.recipe.fold,
                 activation=group.activation and clone(group.activation.layer),
-                output_spec=self._spec_inside(group.output),
+                output_spec=self._find_own_spec(group.output),
                 tensor=group.output.name,
                 inner_specs=self.plan.inner.get(group),
                 state_bits=16 if count_gates(layer) > 1 and is_wide else 8,
@@ -217,7 +216,7 @@ class _Visitor:
     def _start_from(self, new: Any, old: Any) -> None:
         self.sources[new] = self.plan.graph.weights.get(old, old.weights)
 
-    def _spec_inside(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
+    def _find_own_spec(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
         """Returns the specification of a wrapper's own output quantizer, or None.
 
         A range that several tensors or several calls of the layer share belongs to a `Quantize`
@@ -231,19 +230,19 @@ class _Visitor:
             return None
         return own.spec
 
-    def _unique(self, name: str) -> str:
+    def _make_unique(self, name: str) -> str:
         """Returns a name that no other inserted layer has."""
         while name in self.names:
             name += "_"
         self.names.add(name)
         return name
 
-    def _quantizer(self, value: Value) -> InsertedCall | None:
-        """Returns the call of the `Quantize` layer behind a value, if no wrapper quantizes it."""
+    def _make_quantizer(self, value: Value) -> InsertedCall | None:
+        """Returns the call of the `Quantize` layer after a value, unless a wrapper quantizes it."""
         shared = self.range_of.get(value)
-        if shared is None or self._spec_inside(value) is not None:
+        if shared is None or self._find_own_spec(value) is not None:
             return None
-        name = self._unique(_scope(value.name) + "_quant")
+        name = self._make_unique(_make_scope_name(value.name) + "_quant")
         if shared not in self.quantizers:
             self.quantizers[shared] = Quantize(
                 shared.spec,

@@ -1,4 +1,4 @@
-"""Saving of model files in one piece, and refusal of weights from other models."""
+"""Saving of model files in one piece, and checks of what Keras can save and load."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import h5py
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph
@@ -18,6 +19,8 @@ from keras_qat.keras2.layers_and_models import find_custom_attributes
 from keras_qat.keras2.readability import get_first_line
 from keras_qat.messages import LIBRARIES, get_package, pluralize, warn_caller
 
+FilePath = str | os.PathLike[str]
+
 FILES = (".keras", ".h5", ".hdf5")
 """Suffixes of the formats that Keras writes as one file."""
 
@@ -25,7 +28,6 @@ FLOAT_WEIGHTS = (
     "Load the weights of a float model into the float model, and quantize that afterwards."
 )
 """Advice for weights that do not fit."""
-
 
 EXPORTED = {".tflite": "export_tflite", ".onnx": "export_onnx", ".cc": "export_c"}
 """Suffix of a file that is no Keras model -> the function that writes it."""
@@ -35,10 +37,10 @@ class WholeFiles:
     """A Keras model that replaces files in one piece, and refuses weights of a float model."""
 
     name: str
-    layers: list[Any]
-    weights: list[Any]
+    layers: list[keras.layers.Layer]
+    weights: list[tf.Variable]
 
-    def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
+    def save(self, filepath: FilePath, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
         """Saves the model as Keras documents it, but never leaves half a file behind.
 
         Keras itself writes into the old file or folder, which is lost if the process is killed
@@ -58,15 +60,17 @@ class WholeFiles:
         with saving_to(filepath, FILES if overwrite else (), overwrite and is_folder) as path:
             super().save(path, overwrite, *args, **kwargs)  # type: ignore[misc]
 
-    def save_weights(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
+    def save_weights(
+        self, filepath: FilePath, overwrite: bool = True, *args: Any, **kwargs: Any
+    ) -> Any:
         """Saves the weights as Keras documents it, but in one piece, as `save` does."""
         with saving_to(filepath, FILES if overwrite else ()) as path:
             return super().save_weights(path, overwrite, *args, **kwargs)  # type: ignore[misc]
 
-    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    def load_weights(self, filepath: FilePath, *args: Any, **kwargs: Any) -> Any:
         """Loads weights that a quantization-aware model saved, as Keras documents it."""
         try:
-            if _is_checkpoint_of_floats(filepath):
+            if _is_float_checkpoint(filepath):
                 raise ValueError(f"The checkpoint {filepath} holds no quantizers.")
             if kwargs.get("by_name") and not self._is_named_in(filepath):
                 raise ValueError(f"No layer of {filepath} has the name of one of '{self.name}'.")
@@ -74,19 +78,19 @@ class WholeFiles:
         except ValueError as error:
             raise ValueError(f"{str(error).rstrip('.')}. {FLOAT_WEIGHTS}") from error
 
-    def _is_named_in(self, path: Any) -> bool:
-        """Returns whether an HDF5 file names a layer with weights: Keras would load nothing."""
+    def _is_named_in(self, path: FilePath) -> bool:
+        """Returns whether an HDF5 file names a layer with weights. If not, Keras loads nothing."""
         if not h5py.is_hdf5(path):
             return True
         with h5py.File(path, "r") as file:
             stored = set(file.get("model_weights", file))
         return not stored.isdisjoint(layer.name for layer in self.layers if layer.weights)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: h5py.Group) -> None:
         """Loads the model's own variables from a `.keras` file, before those of its layers."""
         super().load_own_variables(read_at_once(store))  # type: ignore[misc]
 
-    def set_weights(self, weights: tf.Tensor) -> None:
+    def set_weights(self, weights: list[np.ndarray]) -> None:
         """Sets weights that `get_weights` of a quantization-aware model returned."""
         if len(weights) != len(self.weights):
             raise ValueError(
@@ -96,22 +100,22 @@ class WholeFiles:
         super().set_weights(weights)  # type: ignore[misc]
 
 
-def _is_checkpoint_of_floats(path: Any) -> bool:
-    """Whether a path is a checkpoint without quantizers, of which Keras would load a part."""
+def _is_float_checkpoint(path: FilePath) -> bool:
+    """Whether a path is a checkpoint without quantizers. Keras would load the weights it finds."""
     if not isinstance(path, (str, os.PathLike)) or not os.path.exists(f"{os.fspath(path)}.index"):
         return False
     names = [name for name, _ in tf.train.list_variables(os.fspath(path))]
     return not any("quantize_from" in name for name in names)
 
 
-def read_at_once(store: Any) -> Any:
+def read_at_once(store: h5py.Group) -> h5py.Group:
     """Moves the weights of the `.keras` file that Keras is loading into memory.
 
     HDF5 seeks backwards for every weight. Before Python 3.12 `zipfile` then reads the file from
     its start again, which takes half a minute for large models.
 
     Args:
-        store: the argument of `load_own_variables` of the model.
+        store: the argument of the model's `load_own_variables`.
 
     Returns:
         The same group in memory, to read instead. Keras reads later groups from memory too.
@@ -132,20 +136,19 @@ def read_at_once(store: Any) -> Any:
     return stored.h5_file[name]
 
 
-def why_not_saved(call: Call) -> str | None:
-    """Returns why a call cannot be saved or loaded again; None if no reason is known."""
+def explain_not_saved(call: Call) -> str | None:
+    """Returns the reason why a call cannot be saved; None if no reason is known."""
     arguments = tf.nest.flatten([call.args, call.kwargs])
     if any(argument is Ellipsis for argument in arguments):
         return "no .keras file holds an Ellipsis; write x[:, :, a] for x[..., a]"
-    for part in tf.nest.flatten(find_custom_attributes(call.layer, vars(call.layer))):
-        regularizes = isinstance(part, keras.regularizers.Regularizer)
+    for attribute in tf.nest.flatten(find_custom_attributes(call.layer, vars(call.layer))):
+        regularizes = isinstance(attribute, keras.regularizers.Regularizer)
         module = keras.regularizers if regularizes else keras.constraints
         try:
-            module.serialize(part)
+            module.serialize(attribute)
         except TypeError as error:
-            return (
-                f"Keras cannot save the {type(part).__name__} of a weight: {get_first_line(error)}"
-            )
+            name = type(attribute).__name__
+            return f"Keras cannot save the {name} of a weight: {get_first_line(error)}"
     activation = vars(call.layer).get("activation")
     if not callable(activation) or isinstance(activation, keras.layers.Layer):
         return None
@@ -158,30 +161,26 @@ def why_not_saved(call: Call) -> str | None:
     return None
 
 
-def why_not_loaded(call: Call) -> str | None:
-    """Returns why Keras cannot load a layer that is not opened; None if no reason is known."""
+def explain_not_loaded(call: Call) -> str | None:
+    """Returns the reason why Keras cannot load an opaque layer; None if no reason is known."""
     if any(isinstance(argument, slice) for argument in tf.nest.flatten([call.args, call.kwargs])):
         return "no .keras file holds a slice that a layer is called with; give its ends"
     activation = vars(call.layer).get("activation")
-    for part in (type(call.layer), activation if inspect.isfunction(activation) else None):
-        if part is not None and not _is_known(part):
+    for item in (type(call.layer), activation if inspect.isfunction(activation) else None):
+        if item is None or get_package(item) in LIBRARIES:
+            continue
+        registered = keras.utils.get_registered_object(keras.utils.get_registered_name(item))
+        if registered is None:
             return (
-                f"{part.__name__} is not registered: load the model with custom_objects="
-                f"{{'{part.__name__}': {part.__name__}}}, or decorate it with "
+                f"{item.__name__} is not registered: load the model with custom_objects="
+                f"{{'{item.__name__}': {item.__name__}}}, or decorate it with "
                 f"@keras.saving.register_keras_serializable()"
             )
     return None
 
 
-def _is_known(part: Any) -> bool:
-    """Returns whether Keras finds a class or a function by its name."""
-    name = keras.utils.get_registered_name(part)
-    is_registered = keras.utils.get_registered_object(name) is not None
-    return get_package(part) in LIBRARIES or is_registered
-
-
-def warn_of_closed(graph: Graph, float_layers: Iterable[str]) -> None:
-    """Warns of custom layers that could not be opened, and of calls that Keras cannot save."""
+def warn_about_opaque(graph: Graph, float_layers: Iterable[str]) -> None:
+    """Warns about custom layers that could not be traced, and calls that Keras cannot save."""
     opaque, message = graph.opaque, []
     lines = [f"  {name}: {opaque[name]}" for name in float_layers if name in opaque]
     if lines:
@@ -192,9 +191,9 @@ def warn_of_closed(graph: Graph, float_layers: Iterable[str]) -> None:
         ]
     lines = []
     for call in graph.calls:
-        reason = why_not_saved(call)
+        reason = explain_not_saved(call)
         if reason is None and call.name in opaque:
-            reason = why_not_loaded(call)
+            reason = explain_not_loaded(call)
         lines += [] if reason is None else [f"  {call.name}: {reason}."]
     if lines:
         message += ["The model cannot be saved and loaded again as it is:", *dict.fromkeys(lines)]

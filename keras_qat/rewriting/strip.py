@@ -1,4 +1,4 @@
-"""The verb `strip_quantization`: back to a plain float model, with the trained weights."""
+"""The verb `strip_quantization`: a plain float model with the trained weights."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from keras_qat.keras2.readability import check_readable
 from keras_qat.lowering import LoweringContext, lower
 from keras_qat.placement import lower_graph, place_lowered
 from keras_qat.placement.fusion_groups import Group, groups
-from keras_qat.rewriting.check_values import random_inputs
-from keras_qat.rewriting.float_configs import from_config
+from keras_qat.rewriting.check_values import draw_inputs
 from keras_qat.rewriting.quantized_model import QuantizedModel
+from keras_qat.rewriting.saved_config import make_float_model
 from keras_qat.tracing.layer_weights import hash_constant_masks, is_constant_mask
 from keras_qat.training.batch_norm.factor_and_bias import normalization, scaled
 from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
@@ -35,16 +35,15 @@ def strip_quantization(model: keras.Model, folded: bool = False) -> Any:
 
     The result has the layers, names, nesting, inputs and outputs of the float model that was
     quantized, and the `trainable` flags of the quantization-aware model. It computes the same as
-    that model with quantization off, and Keras saves and loads it without keras_qat. Of a
-    subclassed model it has the layers, but not the class, its attributes and its `train_step`.
+    that model with quantization off, and Keras saves and loads it without keras_qat. If the float
+    model was subclassed, the result has its layers, but not its class, attributes and `train_step`.
 
     Args:
         model: a quantization-aware model. It is not changed.
-        folded: whether to fold each BatchNormalization behind a convolution or dense layer into
-            its kernel and bias, as exports do. The result is then flat, layers that do several
-            things (a convolution with an activation, a separable convolution) are split into
-            parts, as a BatchNormalization may belong to one of them, and activity regularizers
-            are lost.
+        folded: whether to fold each BatchNormalization after a convolution or dense layer into
+            its kernel and bias, as exports do. The result is then flat, and activity regularizers
+            are lost. Layers with several operations (a convolution with an activation, a separable
+            convolution) are split, because a BatchNormalization may belong to one of them.
 
     Returns:
         A `Sequential` model if the float model was one and `folded` is False, and a functional
@@ -74,48 +73,48 @@ def strip_quantization(model: keras.Model, folded: bool = False) -> Any:
     with deserialization_scope(*customs, safe=model.safe_mode):
         # A copy, as some layers of Keras remove entries from the configuration.
         try:
-            plain = from_config(deepcopy(model.float_config))
+            plain = make_float_model(deepcopy(model.float_config))
         except AttributeError as error:  # In a user's code.
-            raise _cannot_copy("a layer reads what another has not built yet") from error
+            raise _make_copy_error("a layer reads what another has not built yet") from error
         except TypeError as error:  # Such as a function that reads an array from around it.
-            raise _cannot_copy(_reason(error)) from error
+            raise _make_copy_error(_find_reason(error)) from error
         except ValueError as error:  # Such as tf.einsum of three tensors, misread by Keras.
             if not str(error).startswith(_IN_A_CALL):
                 raise
-            raise _cannot_copy(_reason(error)) from error
+            raise _make_copy_error(_find_reason(error)) from error
     restore_names(plain, model.float_config)
-    _take_weights(plain, model)
+    _assign_weights(plain, model)
     return _fold(plain) if folded else plain
 
 
 _IN_A_CALL = "Exception encountered when calling layer"
 
 
-def _reason(error: Exception) -> str:
-    """Returns the first line of an error, or Keras' name of the layer and what that raised."""
+def _find_reason(error: Exception) -> str:
+    """Returns the first line of an error, or Keras' name of the layer and its error."""
     lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
     return ": ".join(lines[: 2 if lines[0].startswith(_IN_A_CALL) else 1])
 
 
-def _cannot_copy(reason: str) -> ValueError:
+def _make_copy_error(reason: str) -> ValueError:
     return ValueError(
         f"Keras cannot copy the float model: {reason}. Make it with your own code, and give it the "
         f"weights of this one."
     )
 
 
-def _take_weights(plain: keras.Model, model: QuantizedModel) -> None:
+def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
     """Gives the float layers the weights and `trainable` flags of their quantized counterparts."""
     float_graph = read_model(plain)
     layer_of = {layer.name: layer for layer in model.layers}
 
-    def is_there(call: Call) -> bool:
-        """Whether the model has a layer unsplit, as earlier versions opened fewer layers."""
+    def has_layer(call: Call) -> bool:
+        """Whether the model has the layer itself: earlier versions traced fewer layers."""
         layer: Any = layer_of.get(PREFIX + call.name)
         layer = layer.layer if isinstance(layer, QuantizeWeights) else layer
         return type(layer) is type(call.layer)
 
-    graph = lower_graph(float_graph, model.recipe, is_there)
+    graph = lower_graph(float_graph, model.recipe, has_layer)
     norms = {group.kernel: group.batch_norm for group in place_lowered(graph, model.recipe).groups}
     plain.trainable = True
     done: set[Any] = set()
@@ -132,9 +131,9 @@ def _take_weights(plain: keras.Model, model: QuantizedModel) -> None:
         for part, source in pairs:
             weights = graph.weights.get(part.layer, part.layer.weights) if source else []
             if source is None or part.layer in done or own.keys().isdisjoint(map(id, weights)):
-                continue  # Nothing that trains, or a constant of an operation.
+                continue  # It has no weights, or is a constant of an operation.
             if len(weights) != len(source.weights):
-                raise _cannot_copy(f"other layers read weights of '{part.name}'")
+                raise _make_copy_error(f"other layers read weights of '{part.name}'")
             done.add(part.layer)
             part.source.trainable = trained.trainable and source.trainable
             if getattr(source, "synchronized", False):  # Keras leaves it out of configurations.
@@ -146,7 +145,7 @@ def _take_weights(plain: keras.Model, model: QuantizedModel) -> None:
                 if new.trainable and id(old) not in trains:
                     frozen.add(id(new))
     given |= {id(weight) for metric in plain.metrics for weight in metric.weights}
-    if list(model.float_masks) == hash_constant_masks(plain):  # As they were before.
+    if list(model.float_masks) == hash_constant_masks(plain):  # The masks are unchanged.
         given |= {id(weight) for weight in plain.weights if is_constant_mask(weight)}
     missing = [weight for weight in plain.weights if id(weight) not in given]
     of_losses = tf.nest.flatten(
@@ -154,7 +153,7 @@ def _take_weights(plain: keras.Model, model: QuantizedModel) -> None:
     )
     is_lost = not set(map(id, missing)).isdisjoint(map(id, of_losses))
     if is_lost or (missing and _are_read(missing, float_graph)):
-        raise _cannot_copy(f"nothing of the quantized model is '{missing[0].name}' in it")
+        raise _make_copy_error(f"the float model has no counterpart for weight '{missing[0].name}'")
     for layer in list_layers(plain)[1:]:
         if isinstance(layer, keras.Model) and not layer.trainable_weights:
             layer.trainable = False
@@ -164,15 +163,15 @@ def _take_weights(plain: keras.Model, model: QuantizedModel) -> None:
 
 
 def _are_read(weights: list[Any], graph: Graph) -> bool:
-    """Returns whether a model computes with weights, which its layers may as well only hold."""
-    evaluate, inputs = evaluator(graph, flatten_values(graph.outputs)), random_inputs(graph)
-    numbers, held = np.random.default_rng(0), [weight.numpy() for weight in weights]
+    """Returns whether the outputs of a model depend on weights."""
+    evaluate, inputs = evaluator(graph, flatten_values(graph.outputs)), draw_inputs(graph)
+    draw, held = np.random.default_rng(0), [weight.numpy() for weight in weights]
     try:
         before = evaluate(inputs)
         for weight in weights:
-            weight.assign(tf.cast(numbers.normal(0.0, 2.0, weight.shape), weight.dtype))
+            weight.assign(tf.cast(draw.normal(0.0, 2.0, weight.shape), weight.dtype))
         after = evaluate(inputs)
-    except Exception:  # Random numbers may be nothing that the model takes.
+    except Exception:  # The model may not accept random values.
         return True
     finally:
         for weight, values in zip(weights, held, strict=True):
@@ -210,7 +209,7 @@ def _fold(model: keras.Model) -> Any:
 
 
 def _multiply_in(layer: keras.layers.Layer, group: Group) -> None:
-    """Multiplies the BatchNormalization of a group into its weighted layer, which has a bias."""
+    """Folds the BatchNormalization of a group into its weighted layer, which has a bias."""
     assert group.batch_norm is not None
     factor, bias = normalization(layer.bias, group.batch_norm.layer)
     ((name, axes),) = group.weights.items()

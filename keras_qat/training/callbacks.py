@@ -20,7 +20,7 @@ from keras_qat.keras2.readability import is_graph_model
 from keras_qat.messages import show_once, warn_caller
 from keras_qat.training.distillation import Distiller
 from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
-from keras_qat.training.phase_graphs import check_frozen
+from keras_qat.training.phase_graphs import check_frozen_ranges
 from keras_qat.training.schedule import (
     check_quantized,
     is_quantized,
@@ -28,13 +28,13 @@ from keras_qat.training.schedule import (
     share_layers,
     steps_done,
 )
-from keras_qat.training.steps.between_steps import KnowsOthers, StepCallback
+from keras_qat.training.steps.between_steps import ListedCallback, StepCallback
 from keras_qat.training.weight_limits import per_channel
 
 __all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "QuantDelay"]
 
 
-class _Threshold(KnowsOthers):
+class _Threshold(ListedCallback):
     """A callback that sets one threshold of all layers when training begins."""
 
     threshold: str
@@ -46,7 +46,7 @@ class _Threshold(KnowsOthers):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         model = _model_of(self, self.steps)
-        others = [item for item in self.beside if getattr(item, "threshold", "") == self.threshold]
+        others = [item for item in self.listed if getattr(item, "threshold", "") == self.threshold]
         for other in others:
             is_of_it = share_layers(model, _model_of(other, other.steps))
             if other.steps != self.steps and is_of_it:
@@ -56,7 +56,7 @@ class _Threshold(KnowsOthers):
                     f"'{model.name}' contradict each other. Pass one of them."
                 )
         schedule(model, **{self.threshold: self.steps})
-        check_frozen(model)
+        check_frozen_ranges(model)
 
 
 def _model_of(callback: keras.callbacks.Callback, argument: Any) -> Any:
@@ -256,7 +256,7 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
             f"or give a shorter delay."
         )
         return
-    for callback in delay.beside:
+    for callback in delay.listed:
         name, harm = type(callback).__name__, _harm(callback, quantized)
         if not harm:
             continue
@@ -302,7 +302,7 @@ class Oscillations:
 
     def __init__(self, weights: Any, quantizer: WeightQuantizer, momentum: float) -> None:
         self.weights, self.quantizer, self.momentum = weights, quantizer, momentum
-        codes = quantizer.codes(tf.convert_to_tensor(weights))
+        codes = quantizer.quantize(tf.convert_to_tensor(weights))
         zeros = tf.zeros_like(codes)
         self.codes, self.direction, self.mean = map(tf.Variable, (codes, zeros, codes))
         self.frequency, self.frozen = tf.Variable(zeros), tf.Variable(zeros)
@@ -311,7 +311,7 @@ class Oscillations:
     def update(self, threshold: Any) -> None:
         """Updates the statistics after a training step, and freezes weights that oscillate."""
         weights, rate = tf.convert_to_tensor(self.weights), self.momentum
-        codes = self.quantizer.codes(weights)
+        codes = self.quantizer.quantize(weights)
         change = tf.sign(codes - self.codes)
         turned = tf.cast(change * self.direction < 0, tf.float32)
         self.codes.assign(codes)

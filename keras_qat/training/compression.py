@@ -19,7 +19,7 @@ from keras_qat.keras2.backend import keras, make_tf_function
 from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.keras2.readability import is_graph_model
 from keras_qat.ops.registry import find_row
-from keras_qat.training.fake_quantization.weight_quantizer import weight_at
+from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.schedule import is_quantized
 from keras_qat.training.steps.between_steps import StepCallback
 
@@ -313,7 +313,7 @@ def weights_of(
     for layer in list_layers(model):
         if layer in layers:
             axes_of = _weight_axes(layer)
-            weights += [(weight_at(layer, name), axes) for name, axes in axes_of.items()]
+            weights += [(get_weight(layer, name), axes) for name, axes in axes_of.items()]
     unknown = sorted({*(names or ())} - {layer.name for layer in layers})
     if unknown or not weights:
         raise ValueError(

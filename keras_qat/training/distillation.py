@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.keras2.backend import keras
 from keras_qat.training.fake_quantization.phase import Flag
-from keras_qat.training.phase_graphs import check_started
+from keras_qat.training.phase_graphs import check_learned_ranges
 from keras_qat.training.schedule import check_quantized
 from keras_qat.training.steps.optimizers import check_optimizer
 
@@ -88,7 +88,7 @@ class Distiller(keras.Model):
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes the function that trains a batch, as Keras documents it."""
-        check_started(self.student)
+        check_learned_ranges(self.student)
         check_optimizer(self, self.student.trainable_variables)
         return super().make_train_function(force)
 

@@ -96,7 +96,7 @@ class FirstBatch:
         return ranges
 
 
-def first_batch_of(model: keras.Model) -> FirstBatch:
+def get_first_batch(model: keras.Model) -> FirstBatch:
     """Returns the `FirstBatch` of a model, which has only one."""
     if getattr(model, "_first_batch", None) is None:  # Past Keras, which would track it.
         object.__setattr__(model, "_first_batch", FirstBatch(model))

@@ -20,8 +20,8 @@ from keras_qat.training.fake_quantization.weight_quantizer import (
     CellQuantizer,
     GateQuantizer,
     WeightQuantizer,
-    weight_at,
-    weights_replaced,
+    get_weight,
+    replace_weights,
 )
 from keras_qat.training.scheduled_layer import ScheduledLayer
 
@@ -87,7 +87,7 @@ class Quantize(ScheduledLayer):
         phase = self.advance(training)
         x, ceiling = inputs, None
         if not self.rounds:
-            self.quantizer.take_in(x, phase)
+            self.quantizer.observe_only(x, phase)
             return x
         if phase.training is True and slot is not None and self.quantizer.clips_at_zero:
             x, ceiling = _before_relu(x)
@@ -199,11 +199,11 @@ class QuantizeWrapper(ScheduledLayer):
         self.stateful = self.layer.stateful
         super().build(input_shape)
 
-    def weights_to_stack(self) -> Iterator[tuple[WeightQuantizer, Any]]:
+    def yield_block_weights(self) -> Iterator[tuple[WeightQuantizer, Any]]:
         quantizes = self.assumed is not None and self.assumed.quantizing is not False
         for name, quantizer in self.weight_quantizers.items() if self.fold == "per_channel" else ():
-            if quantizer.stacks and (quantizes or not quantizer.spec.delayed):
-                yield quantizer, tf.convert_to_tensor(weight_at(self.layer, name))
+            if quantizer.can_share_block and (quantizes or not quantizer.spec.delayed):
+                yield quantizer, tf.convert_to_tensor(get_weight(self.layer, name))
 
     def reset_states(self) -> None:
         """Sets the states of a stateful recurrent layer to zero."""
@@ -328,15 +328,15 @@ class QuantizeWeights(ScheduledLayer):
         if not self._is_built():
             self.layer(*args, **kwargs)
         quantized = {
-            path: quantizer(weight_at(self.layer, path), phase)
+            path: quantizer(get_weight(self.layer, path), phase)
             for path, quantizer in self.weight_quantizers.items()
         }
-        with weights_replaced(self.layer, quantized):
+        with replace_weights(self.layer, quantized):
             return self.layer(*args, **kwargs)
 
     def _is_built(self) -> bool:
         try:
-            return all(weight_at(self.layer, path) is not None for path in self.weight_axes)
+            return all(get_weight(self.layer, path) is not None for path in self.weight_axes)
         except AttributeError:
             return False
 

@@ -1,6 +1,6 @@
-"""A graph of its own for each phase of training that a model goes through.
+"""A graph for each phase of training.
 
-In a graph for all phases every layer would branch, on whether it quantizes yet and whether its
+A graph for all phases would branch in every layer: whether it quantizes yet, and whether its
 BatchNormalization is frozen. Such a graph takes several times longer to trace and to optimize than
 the float model's. `fit`, `evaluate` and `predict` know the phase beforehand, so each phase gets a
 graph without branches. Custom training loops branch.
@@ -22,65 +22,71 @@ from keras_qat.training.calibration.data_checks import doubt_of_arrays, doubt_of
 from keras_qat.training.calibration.lost_values import lost_parts
 from keras_qat.training.fake_quantization.observers import LastValue
 from keras_qat.training.fake_quantization.phase import NEVER, Phase, is_exact
-from keras_qat.training.first_batch import FirstBatch, first_batch_of
+from keras_qat.training.first_batch import FirstBatch, get_first_batch
 from keras_qat.training.readiness import check_settings
 from keras_qat.training.schedule import check_process, quantizers_in, scheduled_layers
-from keras_qat.training.scheduled_layer import assuming, thresholds_in
+from keras_qat.training.scheduled_layer import ScheduledLayer, assuming, split_thresholds
 from keras_qat.training.steps.between_steps import is_undisturbed
 from keras_qat.training.steps.optimizers import SharedUpdate, check_optimizer
 
 FIRST_STEPS = 300
-"""Steps that a graph for both sides of a change serves behind the change, if it did before.
+"""Steps after a change for which the graph with a switch still serves.
 
-Such a step observes ranges that are frozen, or quantizes in vain during a delay of no more steps.
-It takes a little longer, which for so many steps is less than tracing another graph."""
+These steps take a little longer, because they observe ranges that are frozen, or quantize without
+effect. For so few steps this costs less than tracing another graph."""
 
-FEW_NUMBERS = 2**15
-"""Numbers of an example that BatchNormalization computes, at most, if it does so in both ways.
+SMALL_NORMS = 2**15
+"""Values of an example that all BatchNormalizations compute, at most, to compute both statistics.
 
-A step of a small model takes a little longer then, and one of a large model much longer."""
+A step of a small model takes a little longer then. A step of a large one would take much longer."""
 
 SWITCHED = "by a variable"
-"""What a `Phase` says of a state that changes, in a graph for both sides of the change."""
+"""The state in a `Phase` that a variable decides while the graph runs."""
 
 MOST_RANGES = 3
-"""Sets of frozen ranges that get a training step of their own, at most."""
+"""Sets of frozen ranges that get a training graph with constants, at most."""
+
+Step = Callable[[Any], Any]
+"""A function of Keras that runs the next batches of an iterator."""
 
 
 class PhasedModel:
     """A Keras model that traces its functions once for each phase that occurs."""
 
-    def make_train_function(self, force: bool = False) -> Any:
-        """Makes the function of `fit` and `train_on_batch`, as Keras documents it."""
-        return self._phased("train", super().make_train_function, force)  # type: ignore[misc]
-
-    def make_test_function(self, force: bool = False) -> Any:
-        """Makes the function of `evaluate` and `test_on_batch`, as Keras documents it."""
-        return self._phased("test", super().make_test_function, force)  # type: ignore[misc]
-
-    def make_predict_function(self, force: bool = False) -> Any:
-        """Makes the function of `predict` and `predict_on_batch`, as Keras documents it."""
-        return self._phased("predict", super().make_predict_function, force)  # type: ignore[misc]
-
-    def reset_metrics(self) -> None:
-        """Resets metrics, as Keras documents it, which is how `fit` begins an epoch."""
-        self._look_again()
-        super().reset_metrics()  # type: ignore[misc]
-
-    def _look_again(self) -> None:
-        if self._phase_finder is not None:
-            self._phase_finder.forget()
-
-    _looked: bool = False
+    _checked_data: bool = False
     _phase_finder: PhaseFinder | None = None
     _first_batch: FirstBatch | None = None
     undisturbed: bool = False
     """Whether this is `fit`, and only training changes weights between the steps of an epoch."""
+    _settled_at: int | None = None
+    """The number of training steps when inference last read the weights."""
+
+    def make_train_function(self, force: bool = False) -> Step:
+        """Makes the function of `fit` and `train_on_batch`, as Keras documents it."""
+        return self._make_phased("train", super().make_train_function, force)  # type: ignore[misc]
+
+    def make_test_function(self, force: bool = False) -> Step:
+        """Makes the function of `evaluate` and `test_on_batch`, as Keras documents it."""
+        return self._make_phased("test", super().make_test_function, force)  # type: ignore[misc]
+
+    def make_predict_function(self, force: bool = False) -> Step:
+        """Makes the function of `predict` and `predict_on_batch`, as Keras documents it."""
+        return self._make_phased("predict", super().make_predict_function, force)  # type: ignore[misc]
+
+    def reset_metrics(self) -> None:
+        """Resets metrics, as Keras documents it. `fit` begins an epoch with it."""
+        self._forget_phase()
+        super().reset_metrics()  # type: ignore[misc]
+
+    def _forget_phase(self) -> None:
+        if self._phase_finder is not None:
+            self._phase_finder.forget()
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains as Keras documents it.
 
-        The first call warns of arrays that do not fit the model, and of what its ranges lose.
+        The first call warns about arrays that do not fit the model, and about values that its
+        ranges lose.
         """
         given = kwargs.get("callbacks", args[4] if len(args) > 4 else None)
         given = tf.nest.flatten(getattr(given, "callbacks", given))
@@ -89,9 +95,9 @@ class PhasedModel:
             if isinstance(callback, type):
                 name = callback.__name__
                 raise TypeError(f"callbacks=[{name}]: make one of the class, {name}(...).")
-        is_first = not self._looked
+        is_first = not self._checked_data
         reason = doubt_of_arrays(self, x) if is_first else ""
-        object.__setattr__(self, "_looked", True)
+        object.__setattr__(self, "_checked_data", True)
         if reason:
             warn_caller(reason)
         check_settings(self)
@@ -101,7 +107,7 @@ class PhasedModel:
             history = super().fit(x, *args, **kwargs)  # type: ignore[misc]
         finally:
             object.__setattr__(self, "undisturbed", before)
-            self._look_again()
+            self._forget_phase()
         strategy = self.distribute_strategy  # type: ignore[attr-defined]
         if not reason and (excess := doubt_of_ranges(self, x)):
             warn_caller(excess)
@@ -110,37 +116,35 @@ class PhasedModel:
                 warn_caller(lost)
         return history
 
-    _settled_at: int | None = None
-    """The number of training steps when inference last read the weights."""
-
     def settle(self, phase: Phase | None) -> None:
         """Prepares inference whenever the weights may have changed."""
 
     @property
     def inference_version(self) -> int:
-        """A number that changes when functions traced for inference have to be traced anew."""
+        """Changes when functions that were traced for inference have to be traced again."""
         return 0
 
-    def _phased(self, name: str, make: Callable[..., Any], force: bool) -> Any:
-        """Makes a function that runs Keras' function for the phase, which it makes on first use."""
+    def _make_phased(self, name: str, make: Callable[..., Step], force: bool) -> Step:
+        """Makes a function that runs Keras' function for the phase, traced on first use."""
         attribute = f"{name}_function"
+        trains = name == "train"
         check_process(self)
-        if name == "train":
-            check_started(self)
+        if trains:
+            check_learned_ranges(self)
             check_optimizer(self, self.trainable_variables)  # type: ignore[attr-defined]
-            self._look_again()
+            self._forget_phase()
         object.__setattr__(self, "_settled_at", None)  # `fit`, `evaluate` or `predict` begins.
         if getattr(self, attribute) is not None and not force:
             return getattr(self, attribute)
-        look, layers = phase_finder(self), list(scheduled_layers(self))
-        functions: dict[tuple[Phase | None, int], Any] = {}
+        finder, layers = get_phase_finder(self), list(scheduled_layers(self))
+        functions: dict[tuple[Phase | None, int], Step] = {}
         update = SharedUpdate()
 
-        def function(iterator: Any) -> Any:
-            if name == "train":
-                phase = look.of_next_step(iterator, self.undisturbed)
+        def run(iterator: Any) -> Any:
+            if trains:
+                phase = finder.find_next(iterator, self.undisturbed)
             else:
-                phase = look(False, changed=self._settled_at is None)
+                phase = finder(False, changed=self._settled_at is None)
             if phase is not None and not phase.calibrated:
                 show_once(
                     f"Quantizers of '{self.name}' have seen no data yet, and pass values through: "  # type: ignore[attr-defined]
@@ -148,53 +152,32 @@ class PhasedModel:
                 )
             if not functions and name != "predict":
                 with backend.pause_garbage_collection():
-                    backend.make_training_variables(self, iterator, training=name == "train")
-            if name != "train" and self._settled_at is None and is_exact(phase):
-                iterator = first_batch_of(self).look(name, iterator)
-            if name != "train" and self._settled_at != look.steps:
-                with backend.pause_garbage_collection():  # It may trace.
-                    self.settle(phase)
-                object.__setattr__(self, "_settled_at", look.steps)
-            key = phase, 0 if name == "train" else self.inference_version
-            with assuming(look.with_switches(phase), layers):
+                    backend.make_training_variables(self, iterator, training=trains)
+            if not trains:
+                if self._settled_at is None and is_exact(phase):
+                    iterator = get_first_batch(self).look(name, iterator)
+                if self._settled_at != finder.steps:
+                    with backend.pause_garbage_collection():  # It may trace.
+                        self.settle(phase)
+                    object.__setattr__(self, "_settled_at", finder.steps)
+            key = phase, 0 if trains else self.inference_version
+            with assuming(finder.insert_switches(phase), layers):
                 if key in functions:
                     return functions[key](iterator)
-                if name == "train":
-                    check_frozen(self)
+                if trains:
+                    check_frozen_ranges(self)
                 functions[key] = backend.silence_retracing(make(force=True))
-                setattr(self, attribute, function)
-                optimizer = self.optimizer if name == "train" else None  # type: ignore[attr-defined]
-                with backend.pause_garbage_collection(), update.of(optimizer):  # It is traced.
-                    return functions[key](iterator)
+                setattr(self, attribute, run)
+                optimizer = self.optimizer if trains else None  # type: ignore[attr-defined]
+                with backend.pause_garbage_collection(), update.replace_method(optimizer):
+                    return functions[key](iterator)  # It traces.
 
-        setattr(self, attribute, function)
-        return function
-
-
-def _selects(layer: keras.layers.Layer) -> bool:
-    """Whether a layer's weights are quantized by one operation or two, with a gradient of ones."""
-    return getattr(layer, "fold", "per_channel") == "per_channel" and all(
-        quantizer.observer is None and quantizer.learned is None
-        for quantizer in layer.weight_quantizers.values()
-    )
+        setattr(self, attribute, run)
+        return run
 
 
-def _normalizes_twice(layers: Iterable[Any]) -> bool:
-    """Whether BatchNormalizations can be computed with both statistics, and in little time."""
-    numbers = 0
-    for layer in layers:
-        parts = [getattr(layer, name, None) for name in ("layer", "batch_norm")]
-        for norm in parts:
-            if isinstance(norm, backend.keras.layers.BatchNormalization):
-                is_plain = type(norm) is backend.keras.layers.BatchNormalization
-                if layer.fold != "per_channel" or not is_plain or norm.renorm:
-                    return False
-                numbers += layer.get_output_at(0).shape[1:].num_elements() or FEW_NUMBERS
-    return numbers < FEW_NUMBERS
-
-
-def check_started(model: keras.Model) -> None:
-    """Raises a `ValueError` if ranges that training learns have none to start from."""
+def check_learned_ranges(model: keras.Model) -> None:
+    """Raises a `ValueError` if ranges that training learns have no values to start from."""
     blind = [x for x in quantizers_in(model) if x.learns and not x.is_calibrated()]
     if blind:
         raise ValueError(
@@ -203,8 +186,8 @@ def check_started(model: keras.Model) -> None:
         )
 
 
-def check_frozen(model: keras.Model) -> None:
-    """Raises a `ValueError` if ranges are frozen from the next step on, and none has seen data."""
+def check_frozen_ranges(model: keras.Model) -> None:
+    """Raises a `ValueError` if ranges are frozen from the next step on without any data."""
     if not all(
         layer.step.numpy() + 1 >= layer.thresholds()["freeze_ranges_from"].numpy()
         for layer in scheduled_layers(model)
@@ -219,11 +202,32 @@ def check_frozen(model: keras.Model) -> None:
         )
 
 
-def executions_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
+def _can_switch_weights(layer: ScheduledLayer) -> bool:
+    """Whether one or two operations quantize the layer's weights, with a gradient of ones."""
+    return getattr(layer, "fold", "per_channel") == "per_channel" and all(
+        quantizer.observer is None and quantizer.learned is None
+        for quantizer in layer.weight_quantizers.values()
+    )
+
+
+def _can_normalize_twice(layers: Iterable[ScheduledLayer]) -> bool:
+    """Whether BatchNormalizations can be computed with both statistics, and in little time."""
+    size = 0
+    for layer in layers:
+        for norm in (getattr(layer, name, None) for name in ("layer", "batch_norm")):
+            if isinstance(norm, keras.layers.BatchNormalization):
+                is_plain = type(norm) is keras.layers.BatchNormalization
+                if layer.fold != "per_channel" or not is_plain or norm.renorm:
+                    return False
+                size += layer.get_output_at(0).shape[1:].num_elements() or SMALL_NORMS
+    return size < SMALL_NORMS
+
+
+def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
     """Returns how many executions after this one are in its phase, at least.
 
     Args:
-        counters: of each layer, its training steps so far and the thresholds.
+        counters: for each layer, its training steps so far and its thresholds.
         most_steps: the most training steps that a layer counts in an execution.
     """
     changes = (
@@ -236,18 +240,18 @@ def executions_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> in
     return (min(changes, default=NEVER) - 1) // most_steps
 
 
-def phase_finder(model: keras.Model) -> PhaseFinder:
-    """Returns the `PhaseFinder` of a model, which has only one, as its functions are traced."""
+def get_phase_finder(model: keras.Model) -> PhaseFinder:
+    """Returns the only `PhaseFinder` of a model: its functions are traced."""
     if getattr(model, "_phase_finder", None) is None:  # Past Keras, which would track it.
         object.__setattr__(model, "_phase_finder", PhaseFinder(model))
     return model._phase_finder
 
 
 class PhaseFinder:
-    """Tells which phase all layers of a model will be in during the next execution.
+    """Finds the phase in which all layers of a model are during the next execution.
 
-    It reads the layers' weights each time, so it does not matter how they were set. Only between
-    steps of `fit` it does not, as a GPU would have to finish a step before it can be read.
+    It reads the layers' weights each time, so any code may set them. Between undisturbed steps of
+    `fit` it does not read, because a GPU has to finish a step before its weights can be read.
     """
 
     steps: int = -1
@@ -255,63 +259,52 @@ class PhaseFinder:
 
     def __init__(self, model: keras.Model) -> None:
         layers, quantizers = list(scheduled_layers(model)), quantizers_in(model)
+        observers = [observer for x in quantizers if not x.learns for observer in x.observers]
         self._model = model
         self._layers = layers
+        self._ends = [len(x.variables) for x in observers if isinstance(x, LastValue)]
         self._most_calls = max((len(layer.inbound_nodes) for layer in layers), default=0)
 
-        @backend.trace_after_few_calls
-        def counters() -> Any:
-            return tf.stack([weight for layer in layers for weight in layer.switches])
+        def make_reader(read: Callable[[], list[Any]]) -> Callable[[], tf.Tensor]:
+            return backend.trace_after_few_calls(lambda: tf.stack(read()))
 
-        @backend.trace_after_few_calls
-        def all_calibrated() -> Any:
-            return tf.reduce_all(tf.stack([True, *(x.is_calibrated() for x in quantizers)]))
-
-        @backend.trace_after_few_calls
-        def ranges() -> Any:
-            observers = [observer for x in quantizers if not x.learns for observer in x.observers]
-            variables = [v for observer in observers for v in observer.variables]
-            return tf.stack([0.0, *variables])
-
-        @backend.trace_after_few_calls
-        def has_empty() -> Any:
-            known = (observer for x in quantizers for observer in x.observers)
-            ends = [(x.minimum, x.maximum) for x in known if isinstance(x, LastValue)]
-            low, high = tf.unstack(tf.stack([(0.0, 1.0), *ends]), axis=1)
-            return tf.reduce_any(low == high)
-
-        self._counters, self._all_calibrated, self._ranges = counters, all_calibrated, ranges
-        self._has_empty = has_empty
+        self._counters = make_reader(lambda: [w for layer in layers for w in layer.switches])
+        self._calibrated = make_reader(lambda: [True, *(x.is_calibrated() for x in quantizers)])
+        self._ranges = make_reader(lambda: [0.0, *(v for x in observers for v in x.variables)])
         self._learns = any(quantizer.learns for quantizer in quantizers)
-        selects = all(_selects(layer) for layer in layers)
-        self._selects = {"quantizing": selects, "frozen": _normalizes_twice(layers), "fixed": True}
+        self._can_switch = {
+            "quantizing": all(map(_can_switch_weights, layers)),
+            "frozen": _can_normalize_twice(layers),
+            "fixed": True,
+        }
         with tf.init_scope():
-            self._switches = {name: tf.Variable(False, trainable=False) for name in self._selects}
-        self._switched_on = dict.fromkeys(self._switches, False)
+            self._switches = {
+                name: tf.Variable(False, trainable=False) for name in self._can_switch
+            }
         self._is_calibrated = False
         self._last = b""
         self.known: list[bytes] = []
         self._phase: Phase | None = None
         self._executions_alike = 0
-        self._asked_for: Any = None
+        self._found_for: Any = None
 
     def forget(self) -> None:
-        """Reads weights before the next step, whatever the last one knew."""
-        self._asked_for = None
+        """Makes the next step read the weights again."""
+        self._found_for = None
 
-    def of_next_step(self, batches: Any, undisturbed: bool) -> Phase | None:
+    def find_next(self, batches: Any, undisturbed: bool) -> Phase | None:
         """Returns the phase of the next training execution.
 
         Args:
             batches: the iterator that it takes data from.
-            undisturbed: whether only training changes weights since the last execution with the
-                same iterator, but for those that call `forget` or `set_thresholds`.
+            undisturbed: whether only training, and code that calls `forget` or `set_thresholds`,
+                changes weights since the last execution with the same iterator.
         """
-        asked_for = batches, sum(layer.changes for layer in self._layers)
-        if undisturbed and self._asked_for == asked_for and self._executions_alike > 0:
+        found_for = batches, sum(layer.changes for layer in self._layers)
+        if undisturbed and self._found_for == found_for and self._executions_alike > 0:
             self._executions_alike -= 1
             return self._phase
-        self._asked_for, self._phase = asked_for, self(True)
+        self._found_for, self._phase = found_for, self(True)
         return self._phase
 
     def __call__(self, training: bool, changed: bool = True) -> Phase | None:
@@ -325,59 +318,61 @@ class PhaseFinder:
             return Phase(training, True, True, True)
         step, *weights = self._counters().numpy().reshape(-1, 3).T
         steps, self.steps = self.steps, int(step.sum())
-        counters = np.stack([step, *thresholds_in(*weights).values()], axis=1)
+        counters = np.stack([step, *split_thresholds(*weights).values()], axis=1)
         states = set(map(tuple, counters.tolist()))  # One, unless layers differ.
         most_steps = self._most_calls * backend.get_steps_per_execution(self._model) * training
-        self._executions_alike = executions_alike(states, most_steps) if training else 0
+        self._executions_alike = count_alike(states, most_steps) if training else 0
         gates: dict[str, Any] = {}
-        for index, name in enumerate(("quantizing", "frozen", "fixed"), 1):
+        for index, name in enumerate(self._can_switch, 1):
             distances = [(state[0] - state[index], state[index]) for state in states]
-            is_behind = all(distance + training >= 0 for distance, _ in distances)
-            if not is_behind and not all(distance + most_steps < 0 for distance, _ in distances):
+            has_begun = all(distance + training >= 0 for distance, _ in distances)
+            if not has_begun and not all(distance + most_steps < 0 for distance, _ in distances):
                 return None
-            gates[name] = is_behind
-            if training and self._is_switched(name, distances, is_behind):
+            gates[name] = has_begun
+            if training and self._is_switched(name, distances, has_begun):
                 gates[name] = SWITCHED
-                if self._switched_on[name] != is_behind:
-                    self._switches[name].assign(is_behind)
-                    self._switched_on[name] = is_behind
+                self._switches[name].assign(has_begun)
         quantizing, frozen, fixed = gates.values()
         if training and fixed is True:
-            return Phase(training, quantizing, frozen, *self._fixed_ranges())
+            return Phase(training, quantizing, frozen, *self._find_fixed_ranges())
         if not training and (changed or steps != self.steps):
-            self._is_calibrated = bool(self._all_calibrated())
+            self._is_calibrated = bool(np.all(self._calibrated()))
         # A training step observes ranges before it quantizes, so it always has them.
         return Phase(training, quantizing, frozen, training or self._is_calibrated, fixed)
 
-    def with_switches(self, phase: Phase | None) -> Phase | None:
-        """Returns a phase that holds variables where it says `SWITCHED`."""
+    def insert_switches(self, phase: Phase | None) -> Phase | None:
+        """Returns a phase with variables in place of `SWITCHED`."""
         if phase is None:
             return None
         switches = {n: v for n, v in self._switches.items() if getattr(phase, n) == SWITCHED}
         return phase._replace(**switches)
 
-    def _is_switched(self, name: str, distances: list[tuple[int, int]], is_behind: bool) -> bool:
-        """Whether a variable tells if a step is behind a threshold, before it and a while after.
+    def _is_switched(self, name: str, distances: list[tuple[int, int]], has_begun: bool) -> bool:
+        """Whether a variable decides a state, from the first step until some after its change.
 
         Args:
             name: the state that changes.
-            distances: training steps since the threshold of each layer, and the threshold.
-            is_behind: whether the step is behind all of them.
+            distances: for each layer, training steps since the threshold, and the threshold.
+            has_begun: whether the step is past all thresholds.
         """
         if self._learns or self._model.distribute_strategy.num_replicas_in_sync > 1:
             return False
-        if not self._selects[name]:
+        if not self._can_switch[name]:
             return False
         last = NEVER - 1 if name == "fixed" else FIRST_STEPS
         if not all(1 < start <= last and since + 1 < FIRST_STEPS for since, start in distances):
             return False
-        return not (name == "fixed" and is_behind and bool(self._has_empty()))
+        return not (name == "fixed" and has_begun and self._has_empty_range())
 
-    def _fixed_ranges(self) -> tuple[bool, bool, int]:
+    def _has_empty_range(self) -> bool:
+        values, starts = self._ranges().numpy(), np.cumsum([1, *self._ends])[:-1]
+        return bool(np.any(values[starts] == values[starts + 1]))
+
+    def _find_fixed_ranges(self) -> tuple[bool, bool, int]:
         """Returns `calibrated`, `fixed` and `known` of a `Phase` with frozen ranges."""
         ranges = self._ranges().numpy().tobytes()
         if ranges != self._last:
-            self._last, self._is_calibrated = ranges, bool(self._all_calibrated())
+            self._last, self._is_calibrated = ranges, bool(np.all(self._calibrated()))
             is_new = ranges not in self.known and len(self.known) < MOST_RANGES
             is_alone = self._model.distribute_strategy.num_replicas_in_sync == 1
             if is_new and is_alone and self._is_calibrated:

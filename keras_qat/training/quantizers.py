@@ -11,7 +11,7 @@ from keras_qat.config.specs import FixedSpec, QuantSpec
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import describe_unknown
 from keras_qat.training.batch_norm.fold_modes import folded
-from keras_qat.training.fake_quantization.weight_quantizer import weight_at
+from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.layers import Quantize, QuantizeWeights
 from keras_qat.training.schedule import check_quantized, scheduled_layers
 from keras_qat.training.scheduled_layer import ScheduledLayer
@@ -116,7 +116,7 @@ def layer_quantizers(layer: ScheduledLayer) -> tuple[list[Quantizer], list[Quant
 def quantized_weight(layer: keras.layers.Layer, name: str) -> Any:
     """Returns the weight of a layer that the quantizer of this name quantizes."""
     if isinstance(layer, QuantizeWeights) or len(layer.weight_axes) > 1:
-        return weight_at(layer.layer, name)
+        return get_weight(layer.layer, name)
     return folded(layer) if layer.fold == "per_tensor" else getattr(layer.layer, name)
 
 

@@ -1,12 +1,12 @@
-"""The check whether a model can be exported, with advice where it cannot."""
+"""Checks whether a model is ready to be trained further or exported, with advice if not."""
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -24,10 +24,29 @@ from keras_qat.training.schedule import (
     check_is_graph,
     check_process,
     check_quantized,
+    quantizers_in,
     scheduled_layers,
 )
 
 DIVERGED = "The training diverged: go back to an earlier checkpoint and lower the learning rate."
+
+TRAINING_ONLY = ("dropout", "rate", "seed", "momentum", "initializer", "regularizer", "constraint")
+"""Suffixes of settings that inference does not depend on."""
+
+VALUES = (tf.Tensor, tf.Variable, np.ndarray)
+"""Types of values that `adapt` or `assign` may change, and that are no settings."""
+
+NONE = object()
+"""The setting of a layer that lacks the attribute."""
+
+Settings: TypeAlias = Sequence[tuple[keras.layers.Layer, dict[str, object]]]
+"""Layers, each with the attributes that hold its constructor's arguments."""
+
+UNEQUAL = 0.02
+"""Relative difference that the ends of a symmetric range may have: one step of 7 bits and more."""
+
+EXAMPLES_PER_BATCH = 32
+"""Calibration examples that count as one batch when training continues."""
 
 
 def check_before_export(
@@ -42,7 +61,7 @@ def check_before_export(
         model: the model to export.
         path: where to write, or None.
         directory: whether a directory is written.
-        but_not: endings of other formats, which `path` may not have.
+        but_not: suffixes of other formats, which `path` may not have.
     """
     check_quantized(model)
     if path is not None and Path(path).suffix in but_not:
@@ -66,33 +85,32 @@ def check_exportable(model: keras.Model) -> None:
     inputs = [name for name in model.input_names if any(name in q.quantizes for q in unusable)]
     if inputs:
         raise ValueError(
-            f"The data for {some(list(map(repr, inputs)))} held NaN or infinity in training, which "
-            f"spoiled {pluralize(len(broken), 'range')}. Remove such examples, and continue "
+            f"The data for {list_some(list(map(repr, inputs)))} held NaN or infinity in training, "
+            f"which spoiled {pluralize(len(broken), 'range')}. Remove such examples, and continue "
             f"from an earlier checkpoint."
         )
     if broken:
         raise ValueError(
             f"{pluralize(len(broken), 'quantizer has', 'quantizers have')} a range with NaN or "
-            f"infinity: {some(broken)}. {DIVERGED}"
+            f"infinity: {list_some(broken)}. {DIVERGED}"
         )
     broken = [weight.name for weight in model.weights if not _is_finite(weight)]
     if broken:
         raise ValueError(
             f"{pluralize(len(broken), 'weight holds', 'weights hold')} NaN or infinity: "
-            f"{some(broken)}. {DIVERGED}"
+            f"{list_some(broken)}. {DIVERGED}"
         )
     blind = [q.name for q in listed if not q.calibrated]
     if blind:
         raise ValueError(
             f"{pluralize(len(blind), 'quantizer has', 'quantizers have')} seen no data yet: "
-            f"{some(blind)}. Train the model (fit, or calls with training=True) so that ranges are "
-            f"observed, or take them from examples with keras_qat.calibrate(model, data); then "
-            f"export."
+            f"{list_some(blind)}. Train the model (fit, or calls with training=True), or call "
+            f"keras_qat.calibrate(model, data); then export."
         )
 
 
-def _is_finite(weight: tf.Tensor) -> bool:
-    """Whether a weight is finite. If its sum is, it is, and that is quick to compute."""
+def _is_finite(weight: tf.Variable) -> bool:
+    """Whether a weight is finite. It is if its sum is, which is quick to compute."""
     if not weight.dtype.is_floating:
         return True
     values = np.asarray(weight.value())  # Makes no copy.
@@ -100,40 +118,38 @@ def _is_finite(weight: tf.Tensor) -> bool:
         return bool(np.isfinite(np.sum(values)) or np.all(np.isfinite(values)))
 
 
-def some(names: list[str]) -> str:
+def list_some(names: list[str]) -> str:
     """Joins the first five names for a message."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-OF_TRAINING = ("dropout", "rate", "seed", "momentum", "initializer", "regularizer", "constraint")
-"""Ends of the names of settings that inference does not depend on."""
-
-VALUES = (tf.Tensor, tf.Variable, np.ndarray)
-"""What holds values that `adapt` or `assign` may change, and not a setting."""
-
-NONE = object()
-"""What an attribute holds that a layer does not have."""
-
-Settings = list[tuple[Any, dict[str, Any]]]
-"""Layers, each with the attributes that hold what its constructor was given."""
-
-
-def settings_of(model: keras.Model) -> Settings:
-    """Returns the settings of a quantized model's layers. Users' own layers may change theirs."""
+def read_settings(model: keras.Model) -> Settings:
+    """Returns the settings of a quantized model's layers, except users' custom layers."""
     layers = [layer for layer in list_layers(model) if get_package(type(layer)) in KNOWN]
-    settings = [(x, _own_settings(x)) for x in layers if not isinstance(x, keras.Model)]
+    settings = [(x, _read_own_settings(x)) for x in layers if not isinstance(x, keras.Model)]
     for layer, own in settings:
-        if isinstance(layer, QuantizeWrapper):  # Users look for the inner layer's there.
-            names = {name for inner in layer.sublayers for name in _own_settings(inner)}
+        if isinstance(layer, QuantizeWrapper):  # Users may set the inner layer's settings there.
+            names = {name for inner in layer.sublayers for name in _read_own_settings(inner)}
             own.update({name: vars(layer).get(name, NONE) for name in names})
     return settings
+
+
+def _read_own_settings(layer: keras.layers.Layer) -> dict[str, object]:
+    attributes = vars(layer)
+    return {
+        name: attributes[name]
+        for name in inspect.signature(type(layer).__init__).parameters
+        if name in attributes
+        and not name.endswith(TRAINING_ONLY)
+        and not isinstance(attributes[name], VALUES)
+    }
 
 
 def check_settings(model: keras.Model) -> None:
     """Raises a `ValueError` if a setting was changed after the model was quantized or loaded.
 
-    Training, inference and files were planned for the settings that layers had then, and each would
-    take in or ignore other ones.
+    Training, inference and files were planned for the original settings. Some would follow the
+    change, and others would ignore it.
     """
     for layer, before in getattr(model, "settings", ()):
         now = vars(layer)
@@ -149,36 +165,13 @@ def check_settings(model: keras.Model) -> None:
             )
 
 
-def _own_settings(layer: keras.layers.Layer) -> dict[str, Any]:
-    parameters = inspect.signature(type(layer).__init__).parameters
-    return {
-        name: vars(layer)[name]
-        for name in parameters
-        if name in vars(layer)
-        and not name.endswith(OF_TRAINING)
-        and not isinstance(vars(layer)[name], VALUES)
-    }
-
-
-UNEQUAL = 0.02
-"""Part by which the ends of a symmetric range may differ: one step of 7 bits and more."""
-
-EXAMPLES_PER_BATCH = 32
-"""Calibration examples that count as one batch when training continues."""
-
-
-def untrained(model: keras.Model, calls: Graph) -> list[str]:
-    """Returns sentences on why a model's file would not compute what the model was trained to.
-
-    Args:
-        model: a quantization-aware model.
-        calls: its calls.
-    """
-    sentences = (_before_delay(model, calls), _without_data(model), _of_another_recipe(model))
+def explain_untrained(model: keras.Model, graph: Graph) -> list[str]:
+    """Returns sentences on why a model's file would not compute what the model was trained to."""
+    sentences = (_explain_delay(model, graph), _explain_initial(model), _explain_asymmetry(model))
     return [sentence for sentence in sentences if sentence]
 
 
-def _before_delay(model: keras.Model, calls: Graph) -> str:
+def _explain_delay(model: keras.Model, graph: Graph) -> str:
     """Returns a sentence if quantization is off or has not begun, as for restored early weights."""
     waiting = {
         layer: (int(layer.step.numpy()), int(layer.quantize_from.numpy()))
@@ -188,7 +181,7 @@ def _before_delay(model: keras.Model, calls: Graph) -> str:
     if not waiting:
         return ""
     layer, (step, start) = max(waiting.items(), key=lambda item: item[1][1])
-    per_step = calls.count_calls().get(layer, 1)  # A layer counts its calls.
+    per_step = graph.count_calls().get(layer, 1)  # A layer counts its calls.
     when = (
         "Quantization is switched off"
         if start == NEVER
@@ -202,9 +195,9 @@ def _before_delay(model: keras.Model, calls: Graph) -> str:
     )
 
 
-def _without_data(model: keras.Model) -> str:
+def _explain_initial(model: keras.Model) -> str:
     """Returns a sentence if ranges are still the initial ones of the recipe."""
-    ranges = [x.untouched_range for layer in scheduled_layers(model) for x in layer.quantizers]
+    ranges = [quantizer.untouched_range for quantizer in quantizers_in(model)]
     blind = [ends for ends in ranges if ends is not None]
     if not blind:
         return ""
@@ -216,7 +209,7 @@ def _without_data(model: keras.Model) -> str:
     )
 
 
-def _of_another_recipe(model: keras.Model) -> str:
+def _explain_asymmetry(model: keras.Model) -> str:
     """Returns a sentence if ranges that have to be symmetric around zero are not.
 
     Keras loads the weights of another recipe if they have the same shapes.
@@ -237,7 +230,7 @@ def _of_another_recipe(model: keras.Model) -> str:
 
 
 def describe_difference(model: keras.Model) -> str:
-    """Returns a sentence if `quantize_model` found that the float model computes otherwise."""
+    """Returns a sentence if outputs differed from the float model's in `quantize_model`."""
     names = getattr(model, "differing_outputs", "")
     if not names:
         return ""

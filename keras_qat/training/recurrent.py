@@ -30,7 +30,7 @@ from keras_qat.ops.recurrent.step_ops import get_fixed_params
 from keras_qat.ops.registry import match
 from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
 from keras_qat.training.fake_quantization.phase import Phase
-from keras_qat.training.fake_quantization.weight_quantizer import weights_replaced
+from keras_qat.training.fake_quantization.weight_quantizer import replace_weights
 
 Round = Callable[[str, Any], Any]
 """Function that fake-quantizes a tensor to the range of a name."""
@@ -121,7 +121,7 @@ def simulate_unrolled(
 
     outputs, seen = simulate_steps(layer, x, weights, phase, first, rounded)
     for name, tensors in seen.items():
-        inner[name].take_in(tf.stack(tensors), phase)
+        inner[name].observe_only(tf.stack(tensors), phase)
     return outputs
 
 
@@ -305,7 +305,7 @@ def simulate_lstm(
         return hidden, [hidden, cell]
 
     backend.reset_dropout_mask(layer)
-    with weights_replaced(layer, weights):
+    with replace_weights(layer, weights):
         last, outputs, states = backend.keras.backend.rnn(
             step,
             x,

@@ -1,8 +1,8 @@
 """The base class of quantize-aware layers, which know when to quantize and when to freeze.
 
-Each layer counts its own training steps and compares them with thresholds. Both are weights, so
-the change happens inside the training graph, at the exact step however many steps Keras runs per
-execution, and a reloaded model continues where it was.
+Each layer counts its own training steps and compares them with thresholds. Both are weights, so the
+change happens inside the training graph, at the exact step, however many steps Keras runs per
+execution. A reloaded model continues where it was.
 """
 
 from __future__ import annotations
@@ -12,38 +12,39 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import Switch, cond
+from keras_qat.config.recipe import Recipe
 from keras_qat.keras2 import backend
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.readability import is_graph_model
 from keras_qat.messages import show_once
+from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
 from keras_qat.training.fake_quantization.phase import NEVER, Flag, Phase
+from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
 from keras_qat.training.steps import step_tensors
 
-if TYPE_CHECKING:
-    from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
-    from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
-
 _RANGES = 2**31
-"""The weight `freeze_from` holds two thresholds: this times that of ranges, plus its own.
+"""The weight `freeze_from` holds two thresholds: its own, plus this times the one of ranges.
 
-A weight for each would be ordinary, but `.h5` files of version 0.1.0 lack it, and Keras refuses
-files with another number of weights before a layer is asked. `thresholds_in` takes them apart.
+Each would have a weight of its own, but `.h5` files of version 0.1.0 lack it, and Keras refuses
+files with another number of weights before it asks a layer. `split_thresholds` separates them.
 """
 
+Count = TypeVar("Count")
+"""A tensor, or an array of the weights of several layers."""
 
-def thresholds_in(quantize_from: Any, freeze_from: Any) -> dict[str, Any]:
-    """Returns the thresholds that the weights of a layer, or of several, hold.
 
-    The weights are tensors or arrays; what is returned is of the same kind.
-    """
-    ranges = freeze_from % NEVER // _RANGES
+def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Count]:
+    """Returns the thresholds that the weights of layers hold."""
+    weight: Any = freeze_from
+    ranges = weight % NEVER // _RANGES
     return {
         "quantize_from": quantize_from,
-        "freeze_from": freeze_from - ranges * _RANGES,
+        "freeze_from": weight - ranges * _RANGES,
         "freeze_ranges_from": ranges - (ranges - 1) // _RANGES * NEVER,  # NEVER for 0.
     }
 
@@ -84,8 +85,8 @@ def shapes_are_enough() -> bool:
     return _shapes_only.get()
 
 
-def tell_of_plain_model(recipe: Any, training: Flag | None) -> None:
-    """Tells that the model around a call is a plain one, whose file would differ from it.
+def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
+    """Shows a note if the model around a call is a plain one, which differs from its file.
 
     Args:
         recipe: the recipe of the quantization-aware layer or model that is called.
@@ -104,21 +105,21 @@ def tell_of_plain_model(recipe: Any, training: Flag | None) -> None:
         )
 
 
-class ScheduledLayer(backend.keras.layers.Layer):
+class ScheduledLayer(keras.layers.Layer):
     """A layer that knows the training step.
 
     Its weights are `step`, the number of training steps so far; `quantize_from`, the first step
     (counted from 1) that quantizes; and `freeze_from`, the first step with BatchNormalization's
     moving statistics. The latter also holds the first step with frozen ranges: see `_RANGES`.
 
-    It computes in float32; the layers inside follow their own dtype policies.
+    It computes in float32. The layers inside follow their own dtype policies.
 
     Args:
         mixed: whether the model computes in half precision. Training then skips steps with
             infinity or NaN, and ranges must not observe them.
     """
 
-    recipe: Any = None
+    recipe: Recipe | None = None
     """The recipe of the model that it was made for, for models that users make of its layers."""
     made_for: Callable[[], Any] | None = None
     """A weak reference to that model."""
@@ -131,17 +132,17 @@ class ScheduledLayer(backend.keras.layers.Layer):
     changes: int = 0
     """How often thresholds have been set."""
     assumed: Phase | None = None
-    """The phase of all calls, if known. No thread local: replicas run in threads of their own."""
+    """The phase of all calls, if known. No thread local: replicas run in separate threads."""
 
     def __init__(self, mixed: bool = False, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
         self.mixed = mixed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tell_of_plain_model(self.recipe, kwargs.get("training"))
+        note_plain_model(self.recipe, kwargs.get("training"))
         return super().__call__(*args, **kwargs)
 
-    def call(self, inputs: tf.Tensor, training: Flag | None = None, **kwargs: Any) -> Any:
+    def call(self, inputs: tf.Tensor, training: Flag | None = None, **kwargs: Any) -> tf.Tensor:
         kwargs.pop("mask", None)  # Keras passes it to calls with **kwargs.
         if _shapes_only.get():
             with tf.init_scope():  # Keras computes the shapes of custom layers in eager mode.
@@ -150,7 +151,7 @@ class ScheduledLayer(backend.keras.layers.Layer):
             return tf.raw_ops.Placeholder(dtype=self.output_dtype(inputs), shape=shape)
         return self.compute(inputs, training, **kwargs)
 
-    def output_dtype(self, inputs: tf.Tensor) -> Any:
+    def output_dtype(self, inputs: tf.Tensor) -> tf.DType:
         """Returns the type of the output."""
         return inputs.dtype
 
@@ -161,12 +162,12 @@ class ScheduledLayer(backend.keras.layers.Layer):
         self.freeze_from = backend.add_scalar(self, "freeze_from", NEVER, "int64")
         super().build(input_shape)
 
-    def thresholds(self) -> dict[str, Any]:
+    def thresholds(self) -> dict[str, tf.Tensor]:
         """Returns the first step of each change, as tensors."""
-        return thresholds_in(self.quantize_from.read_value(), self.freeze_from.read_value())
+        return split_thresholds(self.quantize_from.read_value(), self.freeze_from.read_value())
 
     def set_thresholds(self, **thresholds: int) -> None:
-        """Sets some thresholds; the others stay."""
+        """Sets the given thresholds, and leaves the others unchanged."""
         if "quantize_from" in thresholds:
             self.quantize_from.assign(thresholds["quantize_from"])
         if not thresholds.keys() <= {"quantize_from"}:
@@ -178,10 +179,10 @@ class ScheduledLayer(backend.keras.layers.Layer):
             if (step := thresholds.get("freeze_from")) is not None:
                 norm = min(step, _RANGES - 1) if step < NEVER else NEVER
             self.freeze_from.assign(ranges + norm)
-        self.changes += 1  # Last: who sees it reads what was set.
+        self.changes += 1  # Last, after the change can be read.
 
     @property
-    def switches(self) -> list[Any]:
+    def switches(self) -> list[tf.Variable]:
         """The weights that decide the phase of a call."""
         return [self.step, self.quantize_from, self.freeze_from]
 
@@ -190,14 +191,14 @@ class ScheduledLayer(backend.keras.layers.Layer):
         """The layer's activation quantizers."""
         return []
 
-    def weights_to_stack(self) -> Iterator[tuple[WeightQuantizer, Any]]:
-        """Yields weights that this step quantizes, and that others can be quantized beside."""
+    def yield_block_weights(self) -> Iterator[tuple[WeightQuantizer, tf.Tensor]]:
+        """Yields weights that this step quantizes, and that may share a block with others."""
         yield from ()
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **({"mixed": True} if self.mixed else {})}
 
-    def _next_step(self) -> Any:
+    def _count_step(self) -> tf.Tensor:
         step = step_tensors.current().steps.pop(self, None)
         if step is None:
             return self.step.assign_add(1, read_value=True)
@@ -212,7 +213,7 @@ class ScheduledLayer(backend.keras.layers.Layer):
             known = None
         if known is not None and training is False:
             return known
-        step = cond(training, self._next_step, self.step.read_value)
+        step = cond(training, self._count_step, self.step.read_value)
         if known is not None:
             value = step_tensors.current().value
             quantizing, frozen, fixed = (

@@ -10,7 +10,7 @@ import pytest
 import keras_qat
 from keras_qat import callbacks, recipes, specs
 from keras_qat.config.arguments import ARGUMENTS, COUNTERPARTS
-from keras_qat.rewriting.instead import VERBS
+from keras_qat.rewriting.quantized_model import VERBS
 from tests.networks.small import tiny_net
 
 pytestmark = pytest.mark.legacy

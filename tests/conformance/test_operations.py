@@ -45,7 +45,7 @@ def check_configuration(arrays, config):
         ema_decay=config["ema_decay"] or 0.0,
         initial_range=(config["init_min"], config["init_max"]),
     )
-    observer = observers.make(spec, keras.layers.Layer(), "x")
+    observer = observers.make_observer(spec, keras.layers.Layer(), "x")
     variables = {"min": observer.minimum, "max": observer.maximum}
     for end, (biased, local_step) in getattr(observer, "shadows", {}).items():
         variables |= {f"{end}_biased": biased, f"{end}_local_step": local_step}

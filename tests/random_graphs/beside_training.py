@@ -37,7 +37,7 @@ from keras_qat.ops.weights import Weights
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.fake_quantization.phase import QUANTIZED
-from keras_qat.training.fake_quantization.weight_quantizer import weight_at
+from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.layers import (
     Quantize,
     QuantizeWrapper,
@@ -223,7 +223,7 @@ def assert_weights_are_those_of_training(graph: ResolvedGraph) -> None:
             continue
         if weights.recurrent is not None:
             for part in (weights, weights.recurrent):
-                kernel = weight_at(node.layer.layer, part.name)
+                kernel = get_weight(node.layer.layer, part.name)
                 trained = node.layer.weight_quantizers[part.name](kernel, QUANTIZED)
                 far = np.abs(part.q * part.scale - trained) / part.scale
                 assert far.max() < 1e-4, f"{part.name} of {node.name}: {far.max()} steps off"

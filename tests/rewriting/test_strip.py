@@ -279,7 +279,7 @@ def test_weights_that_nothing_reads_are_no_obstacle(kind):
 def test_a_weight_that_is_read_and_not_found_is_an_error(monkeypatch):
     qat = keras_qat.quantize_model(tiny_net())
     monkeypatch.setattr(qat.layers[-1], "_name", "of another name")
-    with pytest.raises(ValueError, match="nothing of the quantized model is"):
+    with pytest.raises(ValueError, match="the float model has no counterpart for"):
         keras_qat.strip_quantization(qat)
 
 

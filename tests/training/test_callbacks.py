@@ -13,7 +13,7 @@ import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, FreezeRanges, QuantDelay
 from keras_qat.keras2.backend import keras
 from keras_qat.training import phase_graphs
-from keras_qat.training.phase_graphs import MOST_RANGES, phase_finder
+from keras_qat.training.phase_graphs import MOST_RANGES, get_phase_finder
 from keras_qat.training.schedule import schedule, scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 from keras_qat.training.steps.optimizers import SharedUpdate
@@ -270,7 +270,7 @@ def test_frozen_ranges_compute_what_observed_ones_do():
     with tf.GradientTape(persistent=True) as tape:
         eager = qat(X[:8], training=True)
     weight = qat.get_layer("quant_conv").layer.kernel
-    phase = phase_finder(qat)(True)
+    phase = get_phase_finder(qat)(True)
     assert phase == (True, True, False, True, True, 1)
     with assuming(phase, list(scheduled_layers(qat))), tf.GradientTape() as other:
         known = qat(X[:8], training=True)
@@ -312,9 +312,13 @@ def test_one_update_serves_all_phases():
     def trained(shares):
         qat = quantized()
         qat.compile(Counting(0.01), "mse", run_eagerly=False)
-        method = SharedUpdate.of if shares else lambda self, optimizer: contextlib.nullcontext()
+        method = (
+            SharedUpdate.replace_method
+            if shares
+            else lambda self, optimizer: contextlib.nullcontext()
+        )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SharedUpdate, "of", method)
+            patch.setattr(SharedUpdate, "replace_method", method)
             patch.setattr(phase_graphs, "FIRST_STEPS", 0)  # Each phase has a graph of its own.
             callbacks = [QuantDelay(2), FreezeBatchNorm(4)]
             y = rng(3).normal(size=(24, 3))
@@ -350,7 +354,7 @@ def test_frozen_ranges_that_others_change_count_from_the_next_step():
         for step in (0, 0, 1, 2, 3, 4, 0):
             change(step)
             losses[at_once].append(qat.train_on_batch(X[:8], labels))
-    assert len(phase_finder(qat).known) == MOST_RANGES
+    assert len(get_phase_finder(qat).known) == MOST_RANGES
     np.testing.assert_allclose(losses[True], losses[False], rtol=1e-5)
     assert len(set(losses[True])) == 7
 

@@ -14,7 +14,7 @@ from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.schedule import scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 from keras_qat.training.steps.step_tensors import (
-    computed_together,
+    compute_together,
     current,
 )
 from tests.helpers import rng
@@ -50,8 +50,6 @@ KERNELS = {
     "wide": (lambda: layers.Conv2D(3, 3), (4, 4, 2)),
     "by channel": (lambda: layers.DepthwiseConv2D(3), (4, 4, 6)),
     "smaller by channel": (lambda: layers.DepthwiseConv2D(2, depth_multiplier=2), (4, 4, 3)),
-    "transposed": (lambda: layers.Conv2DTranspose(3, 2), (4, 4, 5)),
-    "larger transposed": (lambda: layers.Conv2DTranspose(2, 3), (4, 4, 5)),
     "dense": (lambda: layers.Dense(4), (9,)),
     "sequence": (lambda: layers.Conv1D(4, 2), (6, 3)),
     "heads": (lambda: layers.EinsumDense("abc,cde->abde", (None, 2, 3)), (4, 5)),
@@ -67,12 +65,12 @@ def test_weights_of_all_shapes_together_are_those_by_themselves():
     qat = keras_qat.quantize_model(keras.Model(inputs, outputs))
     quantized, phase = list(scheduled_layers(qat)), Phase(True, True, False)
     with assuming(phase, quantized):
-        pairs = [pair for layer in quantized for pair in layer.weights_to_stack()]
+        pairs = [pair for layer in quantized for pair in layer.yield_block_weights()]
     assert len(pairs) == len(KERNELS)
 
     @tf.function(autograph=False)
     def together():
-        with assuming(phase, quantized), computed_together(quantized):
+        with assuming(phase, quantized), compute_together(quantized):
             return [current().weights[quantizer][1] for quantizer, _ in pairs]
 
     alone = [quantizer(weight, phase) for quantizer, weight in pairs]

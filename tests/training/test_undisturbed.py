@@ -55,9 +55,9 @@ def test_phases_of_all_schedules(net, per_execution, monkeypatch):
         every_step._counters = lambda counters=counters: tf.constant(counters)
         look._counters = lambda counters=counters: (reads.append(1), tf.constant(counters))[1]
         for _ in range(18 // per_execution):
-            one, other = look.of_next_step(batches, True), every_step(True)
+            one, other = look.find_next(batches, True), every_step(True)
             assert one == other
-            assert states(look.with_switches(one)) == states(every_step.with_switches(other))
+            assert states(look.insert_switches(one)) == states(every_step.insert_switches(other))
             counters[:, 0] += per_execution * calls
     assert len(reads) < 27 * 18 // per_execution * 0.9
 

@@ -18,7 +18,7 @@ from keras_qat.integer_graph.simulate import Codes, run_examples
 from keras_qat.keras2.losses import CompiledLoss
 from keras_qat.keras2.readability import defines
 from keras_qat.tflite.interpreter import FileInterpreter, dequantize
-from keras_qat.training.first_batch import first_batch_of
+from keras_qat.training.first_batch import get_first_batch
 from keras_qat.training.steps.custom_training import PREDICTION
 
 Rows = np.ndarray | slice
@@ -84,7 +84,7 @@ def predictions(model: Any, x: Any, batch_size: int, verbose: int) -> list[np.nd
     if not is_worker and not defines(type(model), *PREDICTION):
         if verbose:
             print("The model")
-        with first_batch_of(model).paused():  # The inputs have been looked at.
+        with get_first_batch(model).paused():  # The inputs have been looked at.
             return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
     count = len(tf.nest.flatten(x)[0])
     batches = [

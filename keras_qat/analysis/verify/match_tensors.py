@@ -15,7 +15,7 @@ from keras_qat.tflite.reader import FileGraph, Tensor
 from keras_qat.tflite.schema import SCOPE, find_scope
 from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
-from keras_qat.training.readiness import some
+from keras_qat.training.readiness import list_some
 
 NEAR = 8
 """Scales that are not further apart than this, in units of the last place of float32, are equal: a
@@ -141,7 +141,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
         names = [name.split(";")[0].removeprefix(f"{SCOPE}/") for name in unknown]
         raise UnknownLayers(
             f"The TFLite file belongs to another model: it has layers that the model lacks, "
-            f"{some(names)}. Verify the model that the file was exported from."
+            f"{list_some(names)}. Verify the model that the file was exported from."
         )
 
 

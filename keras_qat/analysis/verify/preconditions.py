@@ -18,7 +18,7 @@ from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.messages import pluralize
 from keras_qat.tflite.metadata import read_metadata
 from keras_qat.tflite.reader import FileGraph
-from keras_qat.training.readiness import some
+from keras_qat.training.readiness import list_some
 
 
 def doubts(
@@ -174,7 +174,7 @@ def faults(calls: Graph, inputs: list[np.ndarray], exact: list[np.ndarray]) -> l
     if fresh:
         return [
             f"{pluralize(len(fresh), 'BatchNormalization has', 'BatchNormalizations have')} the "
-            f"statistics of a new layer, mean 0 and variance 1: {some(fresh)}. Train with "
+            f"statistics of a new layer, mean 0 and variance 1: {list_some(fresh)}. Train with "
             f"training=True, or call keras_qat.reestimate_batch_norm(model, data). Then calibrate "
             f"again."
         ]

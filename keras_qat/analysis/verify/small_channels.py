@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_qat.analysis.verify.signal_to_noise import decibels
 from keras_qat.analysis.verify.verdict import LOW_SQNR
-from keras_qat.training.readiness import some
+from keras_qat.training.readiness import list_some
 
 MOST_CHANNELS = 100
 """Channels of an output that are looked at; with more they are classes of one kind."""
@@ -42,7 +42,7 @@ def small_channels(outputs: Iterable[tuple[str, np.ndarray, np.ndarray]]) -> lis
         ]
         if 0 < len(drowned) < channels:
             causes.append(
-                f"the values in channels {some([str(channel) for channel in drowned])} of the "
+                f"the values in channels {list_some([str(channel) for channel in drowned])} of the "
                 f"{channels} channels of '{name}' are too small for the range that all channels "
                 f"share. Scale the channels alike, or export the tensors before they are "
                 f"concatenated: quantize_model(model, outputs=[...]). plan(model) lists their "

@@ -14,7 +14,7 @@ from keras_qat.analysis.verify.causes import CLIPPED, cause_in, weakest
 from keras_qat.analysis.verify.scores import Score
 from keras_qat.analysis.verify.uses import Use
 from keras_qat.training.calibration.lost_values import described
-from keras_qat.training.readiness import some
+from keras_qat.training.readiness import list_some
 
 if TYPE_CHECKING:
     from keras_qat.analysis.verify.report import OutputReport, TensorReport
@@ -310,7 +310,7 @@ def judge(
         look_inside: compares the tensors inside. It is called if the model is poor.
     """
     if not is_same(outputs, rounds_alike) or faulty:
-        of_layers = [f"the file computes {some(faulty)} differently."] if faulty else []
+        of_layers = [f"the file computes {list_some(faulty)} differently."] if faulty else []
         return Verdict(OTHER, likely_cause=next(iter([*doubts, *of_layers]), ""))
     grades = [grade(output) for output in outputs]
     telling = [result for result in grades if result.words is not None]

@@ -16,7 +16,7 @@ from keras_qat.ops.registry import count_gates
 from keras_qat.training.batch_norm.contrib_correction import CorrectedFold
 from keras_qat.training.batch_norm.factor_and_bias import Weighted, factor_and_bias, scaled
 from keras_qat.training.fake_quantization.phase import Phase
-from keras_qat.training.fake_quantization.weight_quantizer import weight_at
+from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.recurrent import simulate_lstm, simulate_unrolled
 
 
@@ -110,7 +110,7 @@ def apply_quantized(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
     """Calls the wrapped layer with its weights quantized, none of them folded."""
     layer = wrapper.layer
     quantized = {
-        name: tf.cast(quantizer(weight_at(layer, name), phase), layer.compute_dtype)
+        name: tf.cast(quantizer(get_weight(layer, name), phase), layer.compute_dtype)
         for name, quantizer in wrapper.weight_quantizers.items()
     }
     if count_gates(layer) > 1:

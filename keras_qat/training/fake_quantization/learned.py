@@ -1,8 +1,8 @@
-"""Fake quantization with learned ranges: the ends of a range have a gradient.
+"""Fake quantization with learned ranges. The ends of a range have a gradient.
 
 With learned step size (LSQ, Esser et al. 2020, arXiv:1902.08153), values beyond an end contribute
 to its gradient, and values inside contribute by their rounding errors. With learned clipping (PACT,
-Choi et al. 2018, arXiv:1805.06085) only the former do.
+Choi et al. 2018, arXiv:1805.06085) only values beyond an end contribute.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant, plain_operations
 from keras_qat.arithmetic.control_flow import cond
+from keras_qat.training.fake_quantization.phase import Flag
 
 
-def _gain(levels: int, count: Any) -> Any:
+def _gradient_factor(levels: int, count: tf.Tensor) -> tf.Tensor:
     """Returns the factor of an end's gradient.
 
-    LSQ multiplies the gradient of a scale by 1 / sqrt(count * levels), so that scales and weights
+    LSQ multiplies the gradient of a scale by 1 / sqrt(count * levels): scales and weights then
     change at the same rate. An end is `levels` scales away from zero.
     """
     return levels**2 / tf.sqrt(tf.cast(count, tf.float32) * levels)
 
 
 def fake_quantize_learned(
-    applies: Any,
+    applies: Flag,
     x: tf.Tensor,
     minimum: tf.Tensor,
     maximum: tf.Tensor,
     bits: int,
     *,
     rounding: bool,
-    fixed: Any,
-) -> Any:
-    """Applies `fake_quantize` if `applies`, with a gradient for the ends of the range too.
+    fixed: Flag,
+) -> tf.Tensor:
+    """Applies `fake_quantize` if `applies`, with a gradient for the ends of the range as well.
 
     Args:
-        applies: a bool, or a scalar tensor.
+        applies: whether to quantize.
         x, minimum, maximum, bits: as in `fake_quantize`.
         rounding: whether rounding errors contribute to the gradients of the ends, as in LSQ.
-        fixed: whether the ends have no gradient: a bool, or a scalar tensor.
+        fixed: whether the ends have no gradient.
     """
     levels = 2**bits - 1
 
@@ -63,7 +64,7 @@ def fake_quantize_learned(
                 share = tf.reduce_sum(inside * (y - x))
                 share = tf.math.divide_no_nan(share, maximum - minimum)
             features = tf.size(x) // tf.maximum(tf.shape(x)[0], 1)
-            gain = _gain(levels, features)
+            gain = _gradient_factor(levels, features)
             gain *= 1.0 - tf.cast(tf.logical_or(fixed, tf.logical_not(applies)), tf.float32)
             ends = (
                 tf.reduce_sum(up * tf.cast(below, tf.float32)) - share,
@@ -77,14 +78,14 @@ def fake_quantize_learned(
 
 
 def fake_quantize_weights_learned(
-    quantizing: Any, weights: tf.Tensor, limits: tf.Tensor, bits: int
-) -> Any:
+    quantizing: Flag, weights: tf.Tensor, limits: tf.Tensor, bits: int
+) -> tf.Tensor:
     """Rounds weights to 2^bits - 1 levels from -`limits` to `limits`, if `quantizing`.
 
     Weights beyond the limits are clipped. The gradients are those of LSQ.
 
     Args:
-        quantizing: a bool, or a scalar tensor.
+        quantizing: whether to quantize.
         weights: the weights.
         limits: the limit of each output channel, shaped to broadcast.
         bits: 2 to 8.
@@ -108,7 +109,7 @@ def fake_quantize_weights_learned(
             inside = up * tf.cast(~beyond, up.dtype)
             pull = inside * (y - weights) / limits
             pull += up * tf.cast(beyond, up.dtype) * tf.sign(weights)
-            ends = tf.reduce_sum(pull, axes, keepdims=True) * _gain(levels, count)
+            ends = tf.reduce_sum(pull, axes, keepdims=True) * _gradient_factor(levels, count)
             return inside, ends * tf.cast(quantizing, up.dtype)
 
         return y, gradient

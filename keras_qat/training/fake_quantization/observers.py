@@ -1,14 +1,14 @@
 """Observers, which hold the range of a quantizer and update it from the tensors in training.
 
-`update` takes in a training batch, `range` returns the current range. The variables belong to the
-layer that hosts the quantizer, so Keras saves them like any weight.
+`update` observes a training batch, and `range` returns the current range. The variables belong to
+the layer that hosts the quantizer, so Keras saves them like any weight.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -23,51 +23,100 @@ from keras_qat.training.distribution import mean_over_replicas
 from keras_qat.training.fake_quantization.phase import Flag
 from keras_qat.training.steps import step_tensors
 
+Range = tuple[tf.Tensor, tf.Tensor]
+"""The lower and the upper end of a range, scalars."""
 
-def if_seen(seen: Flag, new: Any, old: Any) -> Any:
-    """Returns `new` if a batch counts, else `old`. Not by a branch, for which GPUs would wait."""
+Counts: TypeAlias = bool | tf.Tensor | Switch
+
+RECENT = 10.0
+"""An average spans 10 batches, or the last tenth of all batches if these are more.
+
+Weights change most when training begins: an average of all batches would clip growing values."""
+
+
+def select_seen(seen: Flag, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+    """Returns `new` if a batch counts, else `old`, without a branch, because GPUs wait for one."""
     return new if seen is True else tf.where(seen, new, old)
 
 
-def subtract_product(variable: tf.Variable, factor: tf.Tensor, x: tf.Tensor) -> Any:
-    """Subtracts `factor * x` from a variable and returns the result, by one operation."""
+def subtract_product(variable: tf.Variable, factor: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """Subtracts `factor * x` from a variable by one operation, and returns the result."""
     if is_in_xla():
         return variable.assign_sub(product(x, factor), read_value=True)
     tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=factor, delta=x)
     return tf.convert_to_tensor(variable)
 
 
-def _variable(host: keras.layers.Layer, name: str, value: float) -> Any:
-    """Adds a variable to the layer `host`. Replicas average what they observe, so all agree."""
+def _add_variable(host: keras.layers.Layer, name: str, value: float = 0.0) -> tf.Variable:
+    """Adds a variable to `host`. Replicas average what they observe, so their values agree."""
     on_read = tf.VariableSynchronization.ON_READ
     return add_scalar(host, name, value, synchronization=on_read)
 
 
-class LastValue:
-    """The extremes of the last training batch (contrib's `LastValueQuantize`).
+class Observer:
+    """Holds the range of a tensor.
 
-    The layer `host` owns the variables; `name` is the prefix of their names.
+    Args:
+        spec: how the tensor is quantized.
+        host: the layer that owns the variables.
+        name: prefix of the variables' names.
     """
 
-    counter: Any = None
-    """The variable that counts the observed batches, or None."""
-    counters: Sequence[Any] = ()
-    """The variables that `weigh` takes."""
+    counter: tf.Variable | None = None
+    """Counts the observed batches."""
+    counters: Sequence[tf.Variable] = ()
+    """The variables that `weigh` receives."""
+    variables: Sequence[tf.Variable] = ()
+    """The variables of the range and its counters."""
 
     def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
         self.spec, self.host = spec, host
+
+    def range(self, x: tf.Tensor) -> Range:
+        """Returns the current range."""
+        raise NotImplementedError
+
+    def update(self, x: tf.Tensor, ceiling: float | None = None, counts: Counts = True) -> Range:
+        """Observes a batch and returns the new range.
+
+        Args:
+            x: the batch.
+            ceiling: the maximum of the ReLU that the quantizer computes of `x`; None without one.
+            counts: whether the batch counts. A `Switch` is on once the range is frozen, and its
+                range is not empty.
+        """
+        return self.range(x)
+
+
+class CurrentValue(Observer):
+    """The extremes of the current tensor, and zero. Nothing is stored."""
+
+    def range(self, x: tf.Tensor) -> Range:
+        spec, x = self.spec, tf.stop_gradient(x)
+        return fake_quant.find_range(x, spec.bits, spec.symmetric, spec.narrow_range)
+
+
+class LastValue(Observer):
+    """The extremes of the last training batch (contrib's `LastValueQuantize`)."""
+
+    def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
+        super().__init__(spec, host, name)
         initial_min, initial_max = spec.initial_range or (0.0, 0.0)
-        self.minimum = _variable(host, f"{name}_min", initial_min)
-        self.maximum = _variable(host, f"{name}_max", initial_max)
+        self.minimum = _add_variable(host, f"{name}_min", initial_min)
+        self.maximum = _add_variable(host, f"{name}_max", initial_max)
         self.variables = [self.minimum, self.maximum]
-        """The variables that hold the range and its counters."""
 
     @property
     def ignores_minimum(self) -> bool:
-        """Whether the range always begins at zero, so that only the maximum is observed."""
+        """Whether the range always begins at zero, so only the maximum is observed."""
         return self.spec.lower_bound == 0.0 and not self.spec.symmetric
 
-    def batch_range(self, x: tf.Tensor, ceiling: float | None) -> tuple[Any, Any]:
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the model computes in half precision."""
+        return getattr(self.host, "mixed", False)
+
+    def batch_range(self, x: tf.Tensor, ceiling: float | None) -> Range:
         """Returns the range of a batch, with zero and up to `ceiling`, averaged over replicas."""
         spec, x = self.spec, tf.stop_gradient(x)
         if not self.ignores_minimum:
@@ -89,31 +138,16 @@ class LastValue:
         low, high = float(self.minimum.numpy()), float(self.maximum.numpy())
         return low, low + (high - low) / (1 + WIDER) if self.spec.off_ties else high
 
-    @property
-    def is_mixed(self) -> bool:
-        """Whether the model computes in half precision."""
-        return getattr(self.host, "mixed", False)
-
-    def update(
-        self, x: tf.Tensor, ceiling: float | None = None, counts: Flag | Switch = True
-    ) -> tuple[Any, Any]:
-        """Observes a batch and returns the new range.
-
-        Args:
-            x: the batch.
-            ceiling: the maximum of the ReLU that `x` goes into, where the quantizer computes it.
-            counts: whether the batch counts: True, a scalar tensor, or a `Switch` that is on once
-                the range is frozen, which then has two ends.
-        """
+    def update(self, x: tf.Tensor, ceiling: float | None = None, counts: Counts = True) -> Range:
         low, high = self.batch_range(x, ceiling)
         seen = self.is_seen(low, high, counts)
         return (
-            self.minimum.assign(if_seen(seen, low, self.minimum)),
-            self.maximum.assign(if_seen(seen, high, self.maximum)),
+            self.minimum.assign(select_seen(seen, low, self.minimum)),
+            self.maximum.assign(select_seen(seen, high, self.maximum)),
         )
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
-        """Sets the range to hold two numbers and zero, as if observed in so many batches.
+        """Sets the range to hold two values and zero, as if observed in so many batches.
 
         With `QuantSpec.off_ties` it is wider by the share `wider`.
         """
@@ -124,10 +158,10 @@ class LastValue:
         self.minimum.assign(ends[0])
         self.maximum.assign(widen_range(*ends, wider) if spec.off_ties else ends[1])
 
-    def is_seen(self, low: tf.Tensor, high: tf.Tensor, counts: Flag | Switch) -> Any:
-        """Whether a batch with the given extremes counts: True, or in half precision a tensor.
+    def is_seen(self, low: tf.Tensor, high: tf.Tensor, counts: Counts) -> Flag:
+        """Whether a batch with these extremes counts.
 
-        There infinity and NaN are part of training: `LossScaleOptimizer` skips such steps.
+        In half precision infinity and NaN do not: `LossScaleOptimizer` skips such steps.
         """
         if isinstance(counts, Switch):
             counts = tf.logical_not(counts.on)
@@ -135,78 +169,97 @@ class LastValue:
             return counts
         return tf.logical_and(tf.math.is_finite(high - low), counts)
 
-    def range(self, x: tf.Tensor) -> tuple[Any, Any]:
-        """Returns the current range."""
+    def range(self, x: tf.Tensor) -> Range:
         return tf.convert_to_tensor(self.minimum), tf.convert_to_tensor(self.maximum)
 
 
 class _Average(LastValue):
-    """What moving averages have in common: the place of a batch in an average depends on a counter.
+    """A moving average, in which the weight of a batch depends on a counter.
 
-    Args:
+    Attributes:
         decay: the decay of the average, float32.
-        weigh: function of counters, decays and whether the ranges are frozen, which returns the
-            counters with this batch, and what the average needs to know of it.
+        weigh: function of counters, decays and whether the ranges are frozen. It returns the
+            counters with this batch, and the factor that the average needs.
     """
 
     decay: np.float32
-    weigh: staticmethod[..., tuple[Any, Any]]
+    weigh: staticmethod[..., tuple[tf.Tensor, tf.Tensor]]
 
-    def counted(self, counter: tf.Variable, seen: Flag, frozen: Any = None) -> Any:
-        """Counts a batch if it is seen, and returns what `weigh` says of it."""
+    def count(self, counter: tf.Variable, seen: Flag, frozen: Flag | None = None) -> tf.Tensor:
+        """Counts a batch if it is seen, and returns the factor that `weigh` computes."""
         prepared = step_tensors.current().averages.pop(counter.ref(), None)
         if prepared is None:  # A second batch in the same step has another weight.
             prepared = self.weigh(tf.convert_to_tensor(counter), self.decay, frozen)
-        count, weight = prepared
-        counter.assign(if_seen(seen, count, counter), read_value=False)
-        return weight
+        count, factor = prepared
+        counter.assign(select_seen(seen, count, counter), read_value=False)
+        return factor
+
+
+def average_weight(
+    batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes the number of batches with the next one, and its weight in the moving average.
+
+    The weight is computed in float64, so scalars and vectors, CPUs and GPUs agree on the float32
+    result.
+
+    Args:
+        batches: number of batches so far, float32.
+        decay: the decay of the average, float32.
+        frozen: whether all averages are frozen; None if they are not.
+    """
+    count = batches + 1.0
+    one, decay = tf.constant(1.0, tf.float64), tf.cast(decay, tf.float64)
+    number = tf.cast(count, tf.float64)
+    unbiased = (one - decay) / (one - tf.pow(decay, number))
+    recent = RECENT / tf.maximum(number, RECENT * RECENT)
+    weight = tf.cast(tf.maximum(unbiased, recent), tf.float32)
+    if frozen is None:
+        return count, weight
+    return tf.where(frozen, batches, count), tf.where(frozen, 0.0, weight)
 
 
 class MovingAverage(_Average):
     """Exponential moving average of the batches' extremes, without bias at the start.
 
     The n-th batch gets the weight (1 - decay) / (1 - decay^n), as in the zero-debiased average of
-    `assign_moving_average`, or 10 / max(n, 100) where that is more. The average and n are stored.
+    `assign_moving_average`, or 10 / max(n, 100) if that is more. The average and n are stored.
     """
 
-    weigh = staticmethod(step_tensors.average_weight)
+    weigh = staticmethod(average_weight)
 
     def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
         super().__init__(spec, host, name)
-        self.counter = self.batches = _variable(host, f"{name}_batches", 0.0)
+        self.counter = self.batches = _add_variable(host, f"{name}_batches")
         self.counters, self.decay = [self.batches], np.float32(spec.ema_decay)
-        self.variables.append(self.batches)
+        self.variables = [*self.variables, self.batches]
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
         super().set(low, high, batches, wider)
         self.batches.assign(batches)
 
-    def update(
-        self, x: tf.Tensor, ceiling: float | None = None, counts: Flag | Switch = True
-    ) -> tuple[Any, Any]:
+    def update(self, x: tf.Tensor, ceiling: float | None = None, counts: Counts = True) -> Range:
         low, high = self.batch_range(x, ceiling)
         # A switch changes the weight of the batch instead.
         frozen = counts.on if isinstance(counts, Switch) else None
         seen = self.is_seen(low, high, counts if frozen is None else True)
-        weight = self.counted(self.batches, seen, frozen)
+        weight = self.count(self.batches, seen, frozen)
 
-        def moved(variable: tf.Variable, end: tf.Tensor) -> Any:
-            change = if_seen(seen, tf.convert_to_tensor(variable) - end, 0.0)
+        def move(variable: tf.Variable, end: tf.Tensor) -> tf.Tensor:
+            change = select_seen(seen, tf.convert_to_tensor(variable) - end, 0.0)
             return subtract_product(variable, weight, change)
 
-        minimum = self.minimum if self.ignores_minimum else moved(self.minimum, low)
-        ends = tf.convert_to_tensor(minimum), moved(self.maximum, high)
+        minimum = self.minimum if self.ignores_minimum else move(self.minimum, low)
+        ends = tf.convert_to_tensor(minimum), move(self.maximum, high)
         if counts is True or frozen is not None:
             return ends
-        return self._alive(*ends, tf.logical_not(counts))
+        return self._widen_empty(*ends, tf.logical_not(counts))
 
-    def range(self, x: tf.Tensor) -> tuple[Any, Any]:
+    def range(self, x: tf.Tensor) -> Range:
         """Returns the current range, up to 1 for a tensor that was always 0 (a dead ReLU)."""
-        return self._alive(*super().range(x), self.batches > 0.0)
+        return self._widen_empty(*super().range(x), self.batches > 0.0)
 
-    def _alive(
-        self, minimum: tf.Tensor, maximum: tf.Tensor, is_range: tf.Tensor
-    ) -> tuple[Any, Any]:
+    def _widen_empty(self, minimum: tf.Tensor, maximum: tf.Tensor, is_range: Flag) -> Range:
         """Returns a range, up to 1 if the ends are equal although it `is_range` of data."""
         is_dead = tf.logical_and(is_range, tf.equal(minimum, maximum))
         if self.spec.symmetric:
@@ -215,29 +268,42 @@ class MovingAverage(_Average):
         return minimum, tf.where(is_dead, 1.0, maximum)
 
 
+def known_share(
+    batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Computes the number of batches with the next one, and the share of them in the average.
+
+    TensorFlow 1's average begins at zero and is divided by this share, 1 - decay^n. The arguments,
+    and the reason for float64, are those of `average_weight`.
+    """
+    count = batches + 1.0
+    power = tf.pow(tf.cast(decay, tf.float64), tf.cast(count, tf.float64))
+    known = 1.0 - tf.cast(power, tf.float32)
+    return count if frozen is None else tf.where(frozen, batches, count), known
+
+
 class ShadowedMovingAverage(_Average):
     """TensorFlow 1's zero-debiased moving average of the batches' extremes.
 
     The average of the first n batches is divided by 1 - decay^n. It is computed as TensorFlow 1
-    does (`assign_moving_average` with its default `zero_debias`) and has its shadow variables, from
-    which `recipes.contrib` can continue.
+    does (`assign_moving_average` with its default `zero_debias`) and has its shadow variables, so
+    `recipes.contrib` can continue from them.
     """
 
-    weigh = staticmethod(step_tensors.known_share)
+    weigh = staticmethod(known_share)
 
     def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
         super().__init__(spec, host, name)
         self.shadows = {
-            end: (
-                _variable(host, f"{name}_{end}_biased", 0.0),
-                _variable(host, f"{name}_{end}_local_step", 0.0),
+            end: tuple(
+                _add_variable(host, f"{name}_{end}_{kind}") for kind in ("biased", "local_step")
             )
             for end in ("min", "max")
         }
         self.counter = self.shadows["max"][1]
         self.counters = [counter for _, counter in self.shadows.values()]
         self.decay = np.float32(1) - np.float32(1.0 - spec.ema_decay)  # As TensorFlow 1 rounds it.
-        self.variables += [*self.shadows["min"], *self.shadows["max"]]
+        self.variables = [*self.variables, *self.shadows["min"], *self.shadows["max"]]
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
         super().set(low, high, batches, wider)
@@ -247,95 +313,62 @@ class ShadowedMovingAverage(_Average):
             biased.assign(known * variable.numpy())
             local_step.assign(batches)
 
-    def update(
-        self, x: tf.Tensor, ceiling: float | None = None, counts: Flag | Switch = True
-    ) -> tuple[Any, Any]:
+    def update(self, x: tf.Tensor, ceiling: float | None = None, counts: Counts = True) -> Range:
         low, high = self.batch_range(x, ceiling)
         seen = self.is_seen(low, high, counts)
         return (
-            self._average(self.minimum, *self.shadows["min"], low, seen, self.ignores_minimum),
-            self._average(self.maximum, *self.shadows["max"], high, seen),
+            self._average(self.minimum, "min", low, seen),
+            self._average(self.maximum, "max", high, seen),
         )
 
-    def _average(
-        self,
-        variable: tf.Variable,
-        biased: tf.Tensor,
-        counter: tf.Variable,
-        value: Any,
-        seen: Flag,
-        is_zero: bool = False,
-    ) -> Any:
-        known = self.counted(counter, seen)
-        if is_zero:
+    def _average(self, variable: tf.Variable, end: str, value: tf.Tensor, seen: Flag) -> tf.Tensor:
+        biased, counter = self.shadows[end]
+        known = self.count(counter, seen)
+        if end == "min" and self.ignores_minimum:
             return tf.convert_to_tensor(variable)
-        # The order of operations is TensorFlow 1's: results agree with it to the last bit.
+        # The order of operations is TensorFlow 1's, so results agree with it to the last bit.
         weight = tf.constant(1.0 - self.spec.ema_decay, tf.float32)
-        change = if_seen(seen, biased.read_value() - value, 0.0)
+        change = select_seen(seen, biased.read_value() - value, 0.0)
         average = subtract_product(biased, weight, change) / known
-        return variable.assign(if_seen(seen, average, variable))
-
-
-class CurrentValue:
-    """The extremes of the current tensor; nothing is stored."""
-
-    counter: Any = None
-    counters: Sequence[Any] = ()
-    variables: tuple[Any, ...] = ()
-
-    def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
-        self.spec = spec
-
-    def range(self, x: tf.Tensor) -> tuple[Any, Any]:
-        """Returns the range of `x`, zero included."""
-        spec, x = self.spec, tf.stop_gradient(x)
-        return fake_quant.find_range(x, spec.bits, spec.symmetric, spec.narrow_range)
-
-    def update(
-        self, x: tf.Tensor, ceiling: float | None = None, counts: Flag | Switch = True
-    ) -> tuple[Any, Any]:
-        """Returns the range of `x`; nothing is stored."""
-        return self.range(x)
+        return variable.assign(select_seen(seen, average, variable))
 
 
 class Learned(LastValue):
-    """A range that trains with the weights, starting from the range that `calibrate` sets.
+    """A range that trains with the weights, and starts from the range that `calibrate` sets.
 
-    Only the magnitude of a variable counts, so that no training step can make the range empty.
+    Only the magnitude of a variable counts, so no training step can make the range empty.
     """
 
     def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
-        self.spec, self.host = spec, host
-        own = {"shape": (), "dtype": "float32", "initializer": "zeros"}
+        Observer.__init__(self, spec, host, name)
+        own: dict[str, Any] = {"shape": (), "dtype": "float32", "initializer": "zeros"}
         has_minimum = not (self.ignores_minimum or spec.symmetric)
         self.minimum = host.add_weight(name=f"{name}_min", trainable=has_minimum, **own)
         self.maximum = host.add_weight(name=f"{name}_max", trainable=True, **own)
         self.variables = [self.minimum, self.maximum]
 
-    def range(self, x: tf.Tensor) -> tuple[Any, Any]:
+    def range(self, x: tf.Tensor) -> Range:
         spec, high = self.spec, tf.abs(self.maximum.read_value())
         if spec.symmetric:
             return -high * (1.0 if spec.narrow_range else 2**spec.bits / (2**spec.bits - 2)), high
         return -tf.abs(self.minimum.read_value()), high
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
-        if low == high == 0:  # Any range holds zeros alone, and an empty one would mean: no data.
+        if low == high == 0:  # An empty range would mean: no data. Zeros fit in any range.
             high = 1.0
         super().set(low, high, batches, wider)
 
-    def update(
-        self, x: tf.Tensor, ceiling: float | None = None, counts: Flag | Switch = True
-    ) -> tuple[Any, Any]:
-        """Returns the current range, which a batch changes only by its gradient."""
+    def update(self, x: tf.Tensor, ceiling: float | None = None, counts: Counts = True) -> Range:
+        """Returns the current range. A batch changes it only by its gradient."""
         return self.range(x)
 
 
-def make(spec: QuantSpec, host: keras.layers.Layer, name: str) -> LastValue | CurrentValue:
+def make_observer(spec: QuantSpec, host: keras.layers.Layer, name: str) -> Observer:
     """Makes the observer that `spec` names, and adds its variables to the layer `host`."""
     return OBSERVERS[spec.observer](spec, host, name)
 
 
-OBSERVERS: dict[str, type[LastValue | CurrentValue]] = {
+OBSERVERS: dict[str, type[Observer]] = {
     "moving_average": MovingAverage,
     "shadowed_moving_average": ShadowedMovingAverage,
     "last_value": LastValue,

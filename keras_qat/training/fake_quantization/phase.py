@@ -7,30 +7,31 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 Flag = bool | tf.Tensor
-"""A condition: a bool while a graph is traced for it, else a scalar tensor."""
+"""A condition: a bool if a graph is traced for its value, or a scalar tensor."""
 
 NEVER = 2**62
 """A threshold that no training reaches."""
 
 
 class Phase(NamedTuple):
-    """The state of one call of a layer. A field is a bool, or a scalar tensor of the graph.
+    """The state of one call of a layer.
 
-    In `assumed` a field is a variable that changes before it pays to trace a step for its value.
+    A field is a bool, a scalar tensor, or a `Switch` if a variable decides while the graph runs. In
+    `ScheduledLayer.assumed` it is a bool or that variable.
     """
 
     training: Any
     quantizing: Any
-    """Whether it quantizes; a `Switch`, if a variable tells."""
+    """Whether it quantizes."""
     frozen: Any
-    """Whether BatchNormalization uses the moving statistics; a `Switch`, if a variable tells."""
+    """Whether BatchNormalization uses the moving statistics."""
     calibrated: bool = False
     """Whether all quantizers are known to have a range."""
     fixed: Any = False
-    """Whether ranges are frozen: training no longer observes them. A `Switch`, if a variable tells:
-    then they have two ends."""
+    """Whether ranges are frozen, so training no longer observes them. With a `Switch` no range is
+    empty."""
     known: int = 0
-    """Number of the set of frozen ranges that the graph holds as constants; 0 for none."""
+    """The index, from 1, of the frozen ranges that are constants in the graph; 0 for none."""
 
 
 IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
@@ -39,7 +40,7 @@ QUANTIZED = IN_FLOAT._replace(quantizing=True)
 
 
 def is_exact(phase: Phase | None) -> bool:
-    """Whether all layers are known to quantize, to ranges that they have, at inference."""
+    """Whether this is inference, and all layers quantize to ranges that they have."""
     if phase is None or phase.training is not False:
         return False
     return phase.quantizing is True and phase.calibrated

@@ -1,4 +1,4 @@
-"""Weight quantizers, the parts of a wrapper that fake-quantize one weight each."""
+"""Quantizers of weights, and the structure of weights that training preserves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
@@ -21,15 +22,15 @@ from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.steps import step_tensors
 
 LEAST_LIMIT = 1e-12
-"""Smallest learned limit, so that no training step makes a range empty."""
+"""Smallest learned limit: no training step makes a range empty."""
 
 
 class WeightQuantizer:
     """Fake-quantizes one weight of a layer, per tensor or per output channel.
 
     Args:
-        spec: the specification. Ranges per channel are symmetric, narrow, and follow the current
-            values or are learned. A range per tensor may be so too: it is that of one channel.
+        spec: the specification. Ranges per channel are symmetric and narrow, and follow the current
+            values or are learned. A range per tensor may be such a range of a single channel.
         host: the layer that owns the variables; the quantizer is made while `host` is built.
         name: the weight's attribute name, prefix of the variables' names.
         channel_axes: axes of the output channels, counted from the end.
@@ -43,11 +44,11 @@ class WeightQuantizer:
         is_current = spec.observer == "current_value" and spec.symmetric and spec.narrow_range
         is_stored = not (spec.per_channel or is_current)
         is_learned = spec.per_channel and spec.observer == "learned"
-        self.observer = observers.make(spec, host, name) if is_stored else None
-        self.learned = self._learned(host, name) if is_learned and channel_axes else None
+        self.observer = observers.make_observer(spec, host, name) if is_stored else None
+        self.learned = self._add_limits(host, name) if is_learned and channel_axes else None
         """The limits of the channels, if training learns them."""
 
-    def _learned(self, host: keras.layers.Layer, name: str) -> Any:
+    def _add_limits(self, host: keras.layers.Layer, name: str) -> tf.Variable:
         shape = getattr(host.layer, name).shape
         rank, axes = len(shape), self.channel_axes
         return host.add_weight(
@@ -57,7 +58,7 @@ class WeightQuantizer:
             initializer="ones",
         )
 
-    def limits(self, weights: tf.Tensor) -> Any:
+    def limits(self, weights: tf.Tensor) -> tf.Tensor:
         """Returns the largest magnitude of each output channel, shaped to broadcast."""
         if self.spec.power_of_two:
             limits = fake_quant.channel_limits(weights, self.channel_axes)
@@ -67,21 +68,21 @@ class WeightQuantizer:
         return tf.maximum(tf.abs(self.learned), LEAST_LIMIT)
 
     def set_limits(self, limits: tf.Tensor) -> None:
-        """Sets the limits if they are learned; others follow the weights."""
+        """Sets the limits if they are learned. Other limits follow the weights."""
         if self.learned is not None:
             self.learned.assign(limits)
 
-    def codes(self, weights: tf.Tensor) -> Any:
+    def quantize(self, weights: tf.Tensor) -> tf.Tensor:
         """Returns the quantized values of weights in ranges that are symmetric and narrow."""
         limits = self.limits(weights)
         if self.learned is not None:
             weights = tf.clip_by_value(weights, -limits, limits)
         return fake_quant.quantize_channels(weights, limits, self.spec.bits)
 
-    def __call__(self, weights: tf.Tensor, phase: Phase) -> Any:
+    def __call__(self, weights: tf.Tensor, phase: Phase) -> tf.Tensor:
         """Fake-quantizes `weights`, and observes them if this is training."""
         spec, observer = self.spec, self.observer
-        weights, together = step_tensors.current().weights.get(self, (weights, None))
+        weights, prepared = step_tensors.current().weights.get(self, (weights, None))
         weights = tf.convert_to_tensor(weights)
         if spec.preserve is not None:
             weights = PRESERVED[spec.preserve](weights)
@@ -89,45 +90,40 @@ class WeightQuantizer:
         if quantizing is False and phase.training is False:
             return weights
         if observer is not None:
-            minimum, maximum = cond(
+            low, high = cond(
                 phase.training, lambda: observer.update(weights), lambda: observer.range(weights)
             )
+            narrow, gates = spec.narrow_range, step_tensors.current().gates
             return fake_quant.fake_quantize_if(
-                quantizing,
-                weights,
-                minimum,
-                maximum,
-                spec.bits,
-                spec.narrow_range,
-                gates=step_tensors.current().gates,
+                quantizing, weights, low, high, spec.bits, narrow, gates=gates
             )
-
         if self.learned is not None:
             limits = self.limits(weights)
             return fake_quantize_weights_learned(quantizing, weights, limits, spec.bits)
 
-        def quantized(weights: tf.Tensor) -> Any:
+        def quantize(weights: tf.Tensor) -> tf.Tensor:
+            if prepared is not None:
+                return prepared
             return fake_quant.fake_quantize_channels(weights, self.limits(weights), spec.bits)
 
-        if quantizing is True and together is None:
-            return quantized(weights)  # It passes the gradient by itself.
+        if quantizing is True and prepared is None:
+            return quantize(weights)  # It passes the gradient by itself.
+        switch = make_switch(quantizing)
         return straight_through(
-            lambda weights: cond(
-                make_switch(quantizing),
-                lambda: quantized(weights) if together is None else together,
-                lambda: tf.identity(weights),
-            ),
+            lambda weights: cond(switch, lambda: quantize(weights), lambda: tf.identity(weights)),
             weights,
         )
 
     @property
-    def stacks(self) -> bool:
-        """Whether weights of several layers may be quantized side by side, along their channels."""
+    def can_share_block(self) -> bool:
+        """Whether the weights may be quantized in one tensor with those of other layers."""
         is_plain = self.observer is None and self.learned is None and self.spec.preserve is None
-        return is_plain and bool(self.channel_axes) and type(self) is WeightQuantizer
+        axes = self.channel_axes
+        is_last = bool(axes) and axes == tuple(range(-len(axes), 0))
+        return is_plain and is_last and type(self) is WeightQuantizer
 
-    def current_range(self, weights: tf.Tensor) -> tuple[Any, Any]:
-        """Returns the range as numpy values: scalars, or arrays with one entry per channel."""
+    def current_range(self, weights: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the range: scalars, or arrays with one entry per channel."""
         if self.observer is not None:
             minimum, maximum = self.observer.range(weights)
             return minimum.numpy(), maximum.numpy()
@@ -136,74 +132,80 @@ class WeightQuantizer:
 
 
 class CellQuantizer(WeightQuantizer):
-    """Quantizer of recurrent weights, whose ranges always follow the current values."""
+    """Quantizer of recurrent weights. Its ranges always follow the current values."""
 
     def __init__(self, spec: QuantSpec, *args: Any) -> None:
         super().__init__(dataclasses.replace(spec, observer="current_value"), *args)
 
 
 class GateQuantizer(CellQuantizer):
-    """Quantizer of an LSTM's weights, with one range for each gate: four blocks of columns."""
+    """Quantizer of an LSTM's weights, with a range for each gate, which is a block of columns."""
 
-    def limits(self, weights: tf.Tensor) -> Any:
+    def limits(self, weights: tf.Tensor) -> tf.Tensor:
         rows, columns = weights.shape
         limits = fake_quant.channel_limits(tf.reshape(weights, [rows, 4, -1]), (-2,))
         return tf.reshape(tf.repeat(limits, columns // 4, -1), [1, columns])
 
 
-def weight_at(layer: keras.layers.Layer, path: str) -> Any:
+def get_weight(layer: keras.layers.Layer, path: str) -> tf.Tensor:
     """Returns the weight at a path inside a layer, such as `"cell.kernel"`."""
-    owner, name = _owner(layer, path)
+    owner, name = _find_owner(layer, path)
     return getattr(owner, name)
 
 
 @contextlib.contextmanager
-def weights_replaced(layer: keras.layers.Layer, weights: dict[str, Any]) -> Iterator[None]:
-    """Runs a block in which a layer computes with other weights, given by their paths."""
+def replace_weights(layer: keras.layers.Layer, weights: dict[str, tf.Tensor]) -> Iterator[None]:
+    """Runs a block in which a layer computes with other weights. The keys are their paths."""
     with contextlib.ExitStack() as stack:
         for path, weight in weights.items():
-            owner, name = _owner(layer, path)
+            owner, name = _find_owner(layer, path)
             weight = tf.cast(weight, owner.compute_dtype)
             stack.enter_context(backend.swap_attributes(owner, **{name: weight}))
         yield
 
 
-def _owner(layer: keras.layers.Layer, path: str) -> tuple[Any, str]:
+def _find_owner(layer: keras.layers.Layer, path: str) -> tuple[Any, str]:
     """Returns the object that holds the weight at a path, and the name of the attribute."""
     *steps, name = path.split(".")
 
-    def go(owner: Any, step: str) -> Any:
+    def enter(owner: Any, step: str) -> Any:
         return owner[int(step)] if step.isdigit() else getattr(owner, step)
 
-    return functools.reduce(go, steps, layer), name
+    return functools.reduce(enter, steps, layer), name
 
 
-def _with_gradient(weights: tf.Tensor, change: Callable[[Any], Any]) -> Any:
-    """Returns the weights, with a gradient that `change` computes from their own."""
+Change = Callable[[tf.Tensor], tf.Tensor]
+
+
+def _change_gradient(weights: tf.Tensor, change: Change) -> tf.Tensor:
+    """Returns the weights. `change` computes their gradient from the upstream one."""
 
     @tf.custom_gradient
-    def same(weights: tf.Tensor) -> Any:
+    def same(weights: tf.Tensor) -> tuple[tf.Tensor, Change]:
         return tf.identity(weights), change
 
     return same(weights)
 
 
-def keep_zeros(weights: tf.Tensor) -> Any:
-    """Returns the weights; zeros get no gradient."""
-    return _with_gradient(weights, lambda up: up * tf.cast(weights != 0, up.dtype))
+def keep_zeros(weights: tf.Tensor) -> tf.Tensor:
+    """Returns the weights, without a gradient for zeros. Optimizers then keep them zero."""
+    return _change_gradient(weights, lambda up: up * tf.cast(weights != 0, up.dtype))
 
 
-def keep_clusters(weights: tf.Tensor) -> Any:
-    """Returns the weights; equal weights get the mean of their gradients, zeros none."""
+def keep_clusters(weights: tf.Tensor) -> tf.Tensor:
+    """Returns the weights. Equal ones get the mean of their gradients, and zeros none.
 
-    def mean(up: tf.Tensor) -> Any:
+    Optimizers then keep them equal or zero, so no mask is stored.
+    """
+
+    def mean(up: tf.Tensor) -> tf.Tensor:
         values, clusters = tf.unique(tf.reshape(weights, [-1]))
         means = tf.math.unsorted_segment_mean(tf.reshape(up, [-1]), clusters, tf.size(values))
         shared = tf.reshape(tf.gather(means, clusters), tf.shape(up))
         return shared * tf.cast(weights != 0, up.dtype)
 
-    return _with_gradient(weights, mean)
+    return _change_gradient(weights, mean)
 
 
-PRESERVED: dict[str, Callable[[Any], Any]] = {"zeros": keep_zeros, "clusters": keep_clusters}
+PRESERVED: dict[str, Change] = {"zeros": keep_zeros, "clusters": keep_clusters}
 """Name in `QuantSpec.preserve` -> the function."""

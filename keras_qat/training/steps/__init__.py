@@ -1,1 +1,1 @@
-"""How Keras runs training steps, optimizers and callbacks, and what is changed about it."""
+"""How Keras runs training steps, and the operations that quantizers share in a step."""

@@ -1,4 +1,4 @@
-"""What runs between two steps of `fit`: whether it may change weights, or waits for numbers."""
+"""Callbacks, and whether user code runs between two steps of `fit`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ASYNCHRONOUS = (
     tf.distribute.experimental.ParameterServerStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
 )
-"""Strategies of several workers, of which others may count steps, or take a lost one's place."""
+"""Strategies with several workers: another one may count steps, or replace a lost one."""
 
 DATA = (np.ndarray, tf.Tensor, tf.data.Dataset, tf.distribute.DistributedDataset)
-"""Kinds of data that no function of a user computes at the very step."""
+"""Kinds of data that are loaded without running user code during a step."""
 
 
 class StepCallback(keras.callbacks.Callback):
-    """A callback between steps that looks at no logs: Keras would read them on the host for it."""
+    """A callback between steps that reads no logs, so Keras need not copy them to the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,17 +35,17 @@ class StepCallback(keras.callbacks.Callback):
 
 
 def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool:
-    """Returns whether no code of a user runs between the steps of an epoch of `fit`.
+    """Returns whether surely no user code runs between the steps of an epoch of `fit`.
 
-    If in doubt, it does. What `tf.data` computes beforehand does not know the step.
+    Code in a `tf.data` pipeline runs ahead of the steps, and does not count.
 
     Args:
         model: the model that is trained.
-        x: the data that `fit` was given.
+        x: the data passed to `fit`.
         callbacks: its callbacks.
     """
     hooks = [getattr(item, hook, item) for item in callbacks for hook in HOOKS]
-    parts = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)
+    arrays = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)
     return (
         all(get_package(base) in LIBRARIES for base in type(model).__mro__)
         and not vars(model).keys() & {*METHODS, "reset_metrics"}
@@ -53,31 +53,29 @@ def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool
         and not model.autotune_steps_per_execution
         and not isinstance(model.distribute_strategy, ASYNCHRONOUS)
         and all(get_package(hook) in LIBRARIES for hook in hooks)
-        and all(isinstance(part, DATA) for part in parts)
+        and all(isinstance(array, DATA) for array in arrays)
     )
 
 
-class KnowsOthers(keras.callbacks.Callback):
-    """A callback that knows the others, in `fit` of any model and in training loops of one's own.
+class ListedCallback(keras.callbacks.Callback):
+    """A callback that knows all callbacks of `fit`, or of a custom training loop.
 
-    Keras does not pass its `CallbackList` to callbacks, but that list is what calls `set_model`.
+    Keras does not pass its `CallbackList` to callbacks, but the list calls `set_model`.
     """
-
-    beside: list[Any]
-    """The callbacks of the list, with this one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.beside = []
+        self.listed: list[keras.callbacks.Callback] = []
+        """The callbacks of the list, including this one."""
 
     def set_model(self, model: keras.Model) -> None:
         """Sets the model, as Keras documents it."""
         super().set_model(model)
-        frame, self.beside = inspect.currentframe(), []
+        frame, self.listed = inspect.currentframe(), []
         while frame is not None:
             caller = frame.f_locals.get("self")
             if isinstance(caller, keras.callbacks.CallbackList):
                 is_mine = any(callback is self for callback in caller.callbacks)
-                self.beside = caller.callbacks if is_mine else []
+                self.listed = caller.callbacks if is_mine else []
                 return
             frame = frame.f_back

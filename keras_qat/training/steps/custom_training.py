@@ -1,8 +1,8 @@
-"""Models whose class defines how they train, and the transfer of that to another model.
+"""Models with a class that defines how they train, and how quantized models inherit this.
 
-A subclass of `keras.Model` may define `train_step`, `compile` and the like. A model that is made
-of such a one inherits them: its class derives from both classes. What the methods read of the
-model, its attributes, comes along.
+A subclass of `keras.Model` may define methods such as `train_step` and `compile`. The class of the
+quantization-aware model then derives from it, and the model gets a copy of its attributes, which
+these methods read.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.keras2.readability import defines
 
 PREDICTION = ("predict", "predict_step", "make_predict_function")
-"""Methods with which a class says what `predict` returns."""
+"""Methods by which a class defines the result of `predict`."""
 
 METHODS = (
     *("fit", "train_step", "make_train_function", "compile", "compute_loss", "compute_metrics"),
     *("evaluate", "test_step", "make_test_function", *PREDICTION),
 )
-"""Methods with which a class says how its models train, are evaluated and predict."""
+"""Methods by which a class defines how its models train, are evaluated and predict."""
 
 
 def trains_itself(model: keras.Model) -> bool:
-    """Returns whether a user's class says how the model trains, is evaluated or predicts."""
+    """Returns whether a user's class defines how the model trains, is evaluated or predicts."""
     return defines(type(model), *METHODS)
 
 
 def take_training(model: keras.Model, original: keras.Model, without: Iterable[str]) -> None:
     """Makes a functional model train as `original` does.
 
-    The model's class becomes one that derives from its own and from the original's, so that the
-    original's methods, and what they reach by `super()`, apply to the model. Both models share the
-    original's attributes.
+    The model's new class derives from its own class and from the original's. So the original's
+    methods, and those they call by `super()`, apply to the model. Both models share the original's
+    attributes.
 
     Args:
         model: the model to change.
@@ -50,7 +50,7 @@ def take_training(model: keras.Model, original: keras.Model, without: Iterable[s
         without: the attributes that the model does not get.
     """
     left_out = dict.fromkeys(without, type(original).__name__)
-    derive: Any = derived_class  # Classes have hashes, which mypy does not know.
+    derive: Any = derive_class  # Classes have hashes, which mypy does not know.
     model.__class__ = derive(type(model), type(original))
     object.__setattr__(model, "left_out", left_out)
     for name, value in vars(original).items():
@@ -61,10 +61,10 @@ def take_training(model: keras.Model, original: keras.Model, without: Iterable[s
         setattr(model, name, value)
 
 
-def attributes_computed_with(original: keras.Model, graph: Graph) -> list[str]:
+def find_weight_attributes(original: keras.Model, graph: Graph) -> list[str]:
     """Returns the attributes of a model that hold weights of its lowered graph.
 
-    A copy of the model has copies of these weights. Training the original's would not train it.
+    A copy of the model has copies of these weights, and must not train the original ones.
     """
     layers = {
         layer for call in graph.calls for layer in (call.layer, call.source, *call.within) if layer
@@ -73,19 +73,19 @@ def attributes_computed_with(original: keras.Model, graph: Graph) -> list[str]:
     sources = [*own, *(w for weights in graph.weights.values() for w in weights)]
     inside = {id(weight) for weight in sources}
 
-    def holds_one(value: Any) -> bool:
-        parts = tf.nest.flatten(value)
-        weights = [w for part in parts for layer in list_layers(part) for w in layer.weights]
-        return any(id(weight) in inside for weight in [*parts, *weights])
+    def holds_weight(value: object) -> bool:
+        items = tf.nest.flatten(value)
+        weights = [w for item in items for layer in list_layers(item) for w in layer.weights]
+        return any(id(weight) in inside for weight in [*items, *weights])
 
     names = [name for name in vars(original) if name not in _set_by_keras()]
-    return [name for name in names if holds_one(vars(original)[name])]
+    return [name for name in names if holds_weight(vars(original)[name])]
 
 
-def class_config(model: keras.Model) -> dict[str, Any] | None:
-    """Returns what `from_class_config` makes a model of; None if Keras has no configuration of it.
+def get_class_config(model: keras.Model) -> dict[str, Any] | None:
+    """Returns a configuration for `from_class_config`; None if Keras has none.
 
-    Its entry `config` is None for a model that is made as `keras.Model(inputs, outputs)` is.
+    Its entry `config` is None for a model with the constructor `keras.Model(inputs, outputs)`.
     """
     model_class, config = type(model), None
     if defines(model_class, "__init__", "get_config"):
@@ -102,14 +102,14 @@ def class_config(model: keras.Model) -> dict[str, Any] | None:
 
 
 def from_class_config(config: dict[str, Any], custom_objects: Any = None) -> Any:
-    """Makes a model of what `class_config` returned.
+    """Makes a model from a configuration that `get_class_config` returned.
 
     Raises:
-        ValueError: if the class is not known, or does not make a model of its configuration.
+        ValueError: if the class is not known, or makes no model from its configuration.
     """
     name, registered_name = config["class_name"], config["registered_name"]
     registered = keras.utils.get_registered_object(registered_name, custom_objects)
-    if registered is not None:  # Keras looks for one of both, by the format of the file.
+    if registered is not None:  # Keras looks up one of them, by the file's format.
         custom_objects = {**(custom_objects or {}), name: registered, registered_name: registered}
     try:
         if registered is None and get_safe_mode() is not False:
@@ -129,7 +129,7 @@ def _set_by_keras() -> frozenset[str]:
 
 
 @functools.cache
-def derived_class(base: type, user_class: type) -> type:
+def derive_class(base: type, user_class: type) -> type:
     """Returns a class that derives from both, and is saved under the name of `base`."""
     methods: dict[str, Any] = {"class_before": base}
     if issubclass(user_class, keras.Sequential):  # The model is functional all the same.

@@ -1,14 +1,15 @@
-"""Updates of small variables by an optimizer, computed side by side.
+"""Updates by Keras' optimizers: small variables together, and one graph for all phases.
 
-An optimizer of Keras updates each variable by itself, by six operations or more. Of a model with
-BatchNormalizations that is most of what a step launches, for few numbers each.
+An optimizer updates each variable by itself, with six operations or more. In a model with
+BatchNormalizations most operations of a step are such updates, each of a few values. Tracing them
+takes half of the time that tracing a step of a small network takes.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,157 +17,39 @@ import tensorflow as tf
 from keras_qat.keras2.backend import keras, make_tf_function
 
 SMALL = 2**14
-"""Most numbers of a variable that is updated beside others: they are copied for it."""
+"""Elements of a variable, at most, to be updated together with others, which copies it."""
 
 _NAMES = ("SGD", "Adam", "AdamW", "Lion")
 ELEMENTWISE = tuple(getattr(keras.optimizers, name) for name in _NAMES)
-"""Optimizers that make the same of a number, whatever is beside it. Those that take inverse square
-roots do not: TensorFlow computes eight at once otherwise than what is left over."""
+"""Optimizers whose update of an element does not depend on its position in a tensor.
 
-_Pair = tuple[Any, Any]
-
-
-def update_together(optimizer: keras.optimizers.Optimizer, pairs: Sequence[_Pair]) -> list[_Pair]:
-    """Updates small variables together, each by what it would be alone, to the last bit.
-
-    Args:
-        optimizer: an optimizer of Keras; only those in `ELEMENTWISE` are known well enough.
-        pairs: gradients, each with its variable.
-
-    Returns:
-        The pairs that are left to update.
-    """
-    if not _is_elementwise(optimizer) or tf.executing_eagerly():
-        return list(pairs)
-    groups: dict[Any, list[_Pair]] = collections.defaultdict(list)
-    left = []
-    for gradient, variable in pairs:
-        is_known = getattr(variable, "_unique_id", None) in optimizer._index_dict
-        if not (is_known and isinstance(gradient, tf.Tensor) and _is_small(variable.shape)):
-            left.append((gradient, variable))
-            continue
-        shape = variable.shape.as_list()
-        axis = shape.index(max(shape)) if shape else None
-        others = tuple(size for index, size in enumerate(shape) if index != axis)
-        groups[variable.dtype, axis, others].append((gradient, variable))
-    for (_, axis, _), group in groups.items():
-        if len(group) == 1:
-            left += group
-            continue
-        gradients, variables = zip(*group, strict=True)
-        view = _View(optimizer, variables, axis)
-        type(optimizer).update_step(view, _side_by_side(gradients, axis), _Joint(variables, axis))
-    return left
-
-
-def _is_small(shape: tf.TensorShape) -> bool:
-    return shape.is_fully_defined() and shape.num_elements() <= SMALL
-
-
-def _is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
-    if type(optimizer) not in ELEMENTWISE or optimizer.use_ema:  # Averages are made of all pairs.
-        return False
-    return not getattr(optimizer, "nesterov", False)  # Graphs may reorder its sum of three.
-
-
-class _View:
-    """An optimizer as its `update_step` sees it, for variables side by side.
-
-    Args:
-        optimizer: the optimizer.
-        variables: variables of equal shapes, apart from one axis.
-        axis: that axis; None for scalars.
-    """
-
-    def __init__(
-        self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], axis: int | None
-    ) -> None:
-        self._optimizer, self._axis = optimizer, axis
-        keys = map(optimizer._var_key, variables)
-        self._indices = [optimizer._index_dict[key] for key in keys]
-        self._index_dict = {None: 0}
-
-    def _var_key(self, variable: _Joint) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._optimizer, name)
-        if not isinstance(value, list) or not value:
-            return value
-        return [_Joint([value[index] for index in self._indices], self._axis)]
-
-
-class _Joint:
-    """Variables side by side, with the methods of a variable that `ELEMENTWISE` call."""
-
-    def __init__(self, variables: Sequence[Any], axis: int | None) -> None:
-        self._variables, self._axis = variables, axis
-        self._value: Any = None
-
-    @property
-    def dtype(self) -> Any:
-        return self._variables[0].dtype
-
-    def value(self) -> Any:
-        """Returns the values of the variables, as they are behind what was assigned."""
-        if self._value is None:
-            self._value = _side_by_side(self._variables, self._axis)
-        return self._value
-
-    def assign(self, value: Any) -> None:
-        self._value = value
-        if self._axis is None:
-            parts = tf.unstack(value)
-        else:
-            parts = tf.split(value, [v.shape[self._axis] for v in self._variables], self._axis)
-        for variable, part in zip(self._variables, parts, strict=True):
-            variable.assign(part, read_value=False)
-
-    def assign_add(self, value: Any) -> None:
-        self.assign(self.value() + value)
-
-    def assign_sub(self, value: Any) -> None:
-        self.assign(self.value() - value)
-
-    def __mul__(self, other: Any) -> Any:
-        return self.value() * other
-
-
-def _as_tensor(
-    joint: _Joint, dtype: tf.DType = None, name: Any = None, as_ref: bool = False
-) -> Any:
-    return joint.value()
-
-
-tf.register_tensor_conversion_function(_Joint, _as_tensor)
-
-
-def _side_by_side(tensors: Sequence[Any], axis: int | None) -> Any:
-    return tf.stack(tensors) if axis is None else tf.concat(tensors, axis)
-
+Optimizers with inverse square roots depend on it: TensorFlow computes eight elements at a time
+differently from the remainder."""
 
 METHOD = "_distributed_apply_gradients_fn"
 """The method of Keras' optimizers that updates variables, given a strategy and gradients."""
 
+Pair = tuple[tf.Tensor, tf.Variable]
+"""A gradient and its variable."""
+
 
 class SharedUpdate:
-    """Traces how an optimizer updates variables once for all training steps but the first.
+    """Traces how an optimizer updates variables once for all training steps except the first.
 
-    The update of each variable takes several operations, and together half of the time that tracing
-    a step of a small network takes. It does not depend on the phase of training. The first step has
-    it in line, as many models need no other, and the call of a graph takes operations, too.
+    The update does not depend on the phase of training. The first step has it inline: many models
+    need no other step, and calling a graph takes operations too.
     """
 
     def __init__(self) -> None:
-        self._traced: dict[Any, Any] = {}
-        """Optimizer and variables -> the function of the gradients, once it is used again."""
+        self._traced: dict[tuple[object, ...], Callable[..., Any]] = {}
+        """Optimizer and variables -> the function of the gradients, for its second use."""
 
     @contextlib.contextmanager
-    def of(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-        """Runs a block in which a training step is traced that may use the optimizer.
+    def replace_method(self, optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
+        """Runs a block that traces a training step which may use the optimizer.
 
-        Nothing is shared within a strategy, whose replicas update variables together, and of legacy
-        optimizers, which have another method.
+        Nothing is shared within a strategy, because its replicas update variables together. Legacy
+        optimizers have another method.
         """
         if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
             optimizer = optimizer.inner_optimizer
@@ -176,12 +59,12 @@ class SharedUpdate:
             return
 
         def update(
-            strategy: tf.distribute.Strategy, gradients: Iterable[tuple[Any, Any]], **kwargs: Any
+            strategy: tf.distribute.Strategy, gradients: Iterable[Pair], **kwargs: Any
         ) -> Any:
             values, variables = zip(*gradients, strict=True)
             key = id(optimizer), *map(id, variables), *kwargs
 
-            def apply(*values: Any) -> Any:
+            def apply(*values: tf.Tensor) -> Any:
                 pairs = list(zip(values, variables, strict=True))
                 return original(strategy, update_together(optimizer, pairs), **kwargs)
 
@@ -196,7 +79,123 @@ class SharedUpdate:
             del vars(optimizer)[METHOD]
 
 
-def check_optimizer(trained: keras.Model, weights: Sequence[Any]) -> None:
+def update_together(optimizer: keras.optimizers.Optimizer, pairs: Sequence[Pair]) -> list[Pair]:
+    """Updates small variables together; the result is bit-exact with separate updates.
+
+    Args:
+        optimizer: an optimizer of Keras. Only those in `ELEMENTWISE` are supported.
+        pairs: the gradients and their variables.
+
+    Returns:
+        The pairs that remain to be updated.
+    """
+    if not _is_elementwise(optimizer) or tf.executing_eagerly():
+        return list(pairs)
+    groups: dict[Any, list[Pair]] = collections.defaultdict(list)
+    remaining = []
+    for gradient, variable in pairs:
+        shape = variable.shape
+        is_known = getattr(variable, "_unique_id", None) in optimizer._index_dict
+        is_small = shape.is_fully_defined() and shape.num_elements() <= SMALL
+        if not (is_known and is_small and isinstance(gradient, tf.Tensor)):
+            remaining.append((gradient, variable))
+            continue
+        sizes = shape.as_list()
+        axis = sizes.index(max(sizes)) if sizes else None
+        others = tuple(size for index, size in enumerate(sizes) if index != axis)
+        groups[variable.dtype, axis, others].append((gradient, variable))
+    for (_, axis, _), group in groups.items():
+        if len(group) == 1:
+            remaining += group
+            continue
+        gradients, variables = zip(*group, strict=True)
+        view = _OptimizerView(optimizer, variables, axis)
+        joint = _JointVariable(variables, axis)
+        type(optimizer).update_step(view, _concatenate(gradients, axis), joint)
+    return remaining
+
+
+def _is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
+    if type(optimizer) not in ELEMENTWISE or optimizer.use_ema:  # Averages need all pairs.
+        return False
+    return not getattr(optimizer, "nesterov", False)  # Graphs may reorder its sum of three.
+
+
+class _JointVariable:
+    """Concatenated variables, with the methods of a variable that `ELEMENTWISE` call.
+
+    Args:
+        variables: variables of equal shapes, apart from one axis.
+        axis: that axis; None for scalars.
+    """
+
+    def __init__(self, variables: Sequence[tf.Variable], axis: int | None) -> None:
+        self._variables, self._axis = variables, axis
+        self._value: tf.Tensor | None = None
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self._variables[0].dtype
+
+    def value(self) -> tf.Tensor:
+        """Returns the values of the variables, including those just assigned."""
+        if self._value is None:
+            self._value = _concatenate(self._variables, self._axis)
+        return self._value
+
+    def assign(self, value: tf.Tensor) -> None:
+        self._value = value
+        if self._axis is None:
+            components = tf.unstack(value)
+        else:
+            sizes = [variable.shape[self._axis] for variable in self._variables]
+            components = tf.split(value, sizes, self._axis)
+        for variable, component in zip(self._variables, components, strict=True):
+            variable.assign(component, read_value=False)
+
+    def assign_add(self, value: tf.Tensor) -> None:
+        self.assign(self.value() + value)
+
+    def assign_sub(self, value: tf.Tensor) -> None:
+        self.assign(self.value() - value)
+
+    def __mul__(self, other: tf.Tensor) -> tf.Tensor:
+        return self.value() * other
+
+
+class _OptimizerView:
+    """An optimizer as its `update_step` sees it, for a `_JointVariable` of the same arguments."""
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        variables: Sequence[tf.Variable],
+        axis: int | None,
+    ) -> None:
+        self._optimizer, self._axis = optimizer, axis
+        self._indices = [optimizer._index_dict[optimizer._var_key(x)] for x in variables]
+        self._index_dict = {None: 0}
+
+    def _var_key(self, variable: _JointVariable) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._optimizer, name)
+        if not isinstance(value, list) or not value:
+            return value
+        return [_JointVariable([value[index] for index in self._indices], self._axis)]
+
+
+tf.register_tensor_conversion_function(
+    _JointVariable, lambda joint, dtype=None, name=None, as_ref=False: joint.value()
+)
+
+
+def _concatenate(tensors: Sequence[tf.Tensor], axis: int | None) -> tf.Tensor:
+    return tf.stack(tensors) if axis is None else tf.concat(tensors, axis)
+
+
+def check_optimizer(trained: keras.Model, weights: Sequence[tf.Variable]) -> None:
     """Raises a `ValueError` if an optimizer has already been used with another model.
 
     Keras' optimizers make their variables for the first weights that they update, and cannot update

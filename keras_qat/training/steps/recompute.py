@@ -1,21 +1,21 @@
-"""Products in front of quantizers, with gradients that keep no more tensors than in float.
+"""Products before quantizers, with gradients that keep no more tensors than float training.
 
-The gradient of a quantizer reads the tensor in front. Behind a product this would keep one tensor
-more than float training does, behind a swish four more: the quantized input, the sigmoid before
-and after quantization, and the product. A product is computed again instead, and of a swish the
-derivative is kept in place of its input.
+The gradient of a quantizer reads its input. After a product this would keep one tensor more than
+float training does, after a swish four more: the quantized input, the sigmoid before and after
+quantization, and the product. So the gradient computes a product again. For a swish, the derivative
+is kept in place of its input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from keras_qat.arithmetic.gradient_masks import zero_outside_range
 
-Back = Callable[[Any], list[Any]]
+Back = Callable[[tf.Tensor], list[tf.Tensor]]
 """Function from the gradient of a tensor to the gradients of its inputs."""
 
 
@@ -24,25 +24,25 @@ class Source(NamedTuple):
 
     Args:
         inputs: the tensors that the gradient goes to.
-        again: recomputes the tensor, and returns the function of its gradient too.
-        derivative: the tensor's by the only input, if it is known going forward.
+        again: recomputes the tensor, and returns it with the function of its gradient.
+        derivative: the derivative by the only input, if it is known going forward.
     """
 
-    inputs: list[Any]
-    again: Callable[[], tuple[Any, Back]] | None
-    derivative: Any = None
+    inputs: list[tf.Tensor]
+    again: Callable[[], tuple[tf.Tensor, Back]] | None
+    derivative: tf.Tensor | None = None
 
 
-def source_of(x: tf.Tensor) -> Source | None:
-    """Returns what a tensor of a graph is computed from; None unless it is a product."""
+def find_source(x: tf.Tensor) -> Source | None:
+    """Returns how a tensor of a graph is computed; None unless it is a product."""
     if tf.executing_eagerly() or x.op.type != "Mul" or x.dtype != tf.float32:
         return None
     a, b = x.op.inputs
     for value, factor in ((a, b), (b, a)):
-        gate = _quantizer_behind(factor)
+        gate = _find_quantizer(factor)
         if gate is not None and _is_sigmoid_of(value, gate):
-            return _swish(value, factor, gate)
-    return Source([a, b], lambda: (a * b, lambda up: _of_product(up, a, b)))
+            return _find_swish(value, factor, gate)
+    return Source([a, b], lambda: (a * b, lambda up: _find_product_gradients(up, a, b)))
 
 
 def _is_sigmoid_of(y: tf.Tensor, gate: tf.Operation) -> bool:
@@ -52,10 +52,10 @@ def _is_sigmoid_of(y: tf.Tensor, gate: tf.Operation) -> bool:
     return is_known and sigmoid.type == "Sigmoid" and sigmoid.inputs[0] is y
 
 
-def _swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Source:
+def _find_swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Source:
     """Returns the source of `y` times its sigmoid, which the operation `gate` has `quantized`.
 
-    Where `y` is quantized itself, with a range that is observed, the gradient passes its quantizer.
+    If `y` is quantized to an observed range, the gradient passes its quantizer.
     """
     sigmoid = gate.inputs[0]
     low, high = (float(tf.get_static_value(end)) for end in gate.inputs[1:])
@@ -63,9 +63,14 @@ def _swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Source:
         gradients=y, inputs=sigmoid, min=low, max=high, num_bits=gate.get_attr("num_bits")
     )
     derivative = quantized + tf.raw_ops.SigmoidGrad(y=sigmoid, dy=inside)
-    op = _quantizer_behind(y)
-    is_observed = op is not None and len(y.op.inputs) == 2  # A range that is learned is an input.
-    if not is_observed or op.inputs[0].op.type == "Mul" or tf.get_static_value(op.inputs[1]) == 0.0:
+    op = _find_quantizer(y)
+    # A learned range is an input as well.
+    if (
+        op is None
+        or len(y.op.inputs) != 2
+        or op.inputs[0].op.type == "Mul"
+        or tf.get_static_value(op.inputs[1]) == 0.0
+    ):
         return Source([y], None, derivative)
     x, minimum, maximum = op.inputs
     bits, narrow_range = op.get_attr("num_bits"), op.get_attr("narrow_range")
@@ -74,7 +79,7 @@ def _swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Source:
     )
 
 
-def _quantizer_behind(y: tf.Tensor) -> Any:
+def _find_quantizer(y: tf.Tensor) -> tf.Operation | None:
     """Returns the operation that quantized a tensor, or None."""
     if y.op.type != "IdentityN" or y.value_index:  # Custom gradients end in one.
         return None
@@ -82,7 +87,7 @@ def _quantizer_behind(y: tf.Tensor) -> Any:
     return op if op.type == "FakeQuantWithMinMaxVars" else None
 
 
-def _of_product(up: tf.Tensor, a: tf.Tensor, b: tf.Tensor) -> list[Any]:
+def _find_product_gradients(up: tf.Tensor, a: tf.Tensor, b: tf.Tensor) -> list[tf.Tensor]:
     """Returns the gradients of both factors of a product, which may have been broadcast."""
     if a.shape.rank is not None and a.shape.as_list() == b.shape.as_list():
         return [up * b, up * a]

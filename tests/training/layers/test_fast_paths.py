@@ -338,7 +338,7 @@ def test_products_that_are_computed_again_equal_those_that_are_kept(gate, monkey
         result = []
         with monkeypatch.context() as context:
             context.setattr(
-                activation_quantizer, "source_of", lambda x: result.append(x) or again(x)
+                activation_quantizer, "find_source", lambda x: result.append(x) or again(x)
             )
             qat.compile(keras.optimizers.SGD(0.1), "mse")
             numbers = rng(2)
@@ -352,5 +352,5 @@ def test_products_that_are_computed_again_equal_those_that_are_kept(gate, monkey
         assert result
         return qat.get_weights()
 
-    for one, other in zip(trained(recompute.source_of), trained(lambda x: None), strict=True):
+    for one, other in zip(trained(recompute.find_source), trained(lambda x: None), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)

@@ -1,0 +1,159 @@
+"""Configurations of quantized models, and of the float models that they were made from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+from keras_qat.arithmetic.kernel_families import XNNPACK, find_saved_family
+from keras_qat.config.recipe import Recipe
+from keras_qat.config.targets.target import find_or_warn
+from keras_qat.graph.rebuild_model import get_functional_config
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.configurations import find_missing_config, get_safe_mode
+from keras_qat.keras2.layers_and_models import name_outputs, restore_names
+from keras_qat.messages import warn_caller
+from keras_qat.training.schedule import (
+    ask_for_integers,
+    asked_for_integers,
+    leave_in_float,
+    why_left_in_float,
+)
+from keras_qat.training.steps.custom_training import from_class_config
+
+Config = dict[str, Any]
+
+LOADER = "import keras_qat; keras_qat.keras.models.load_model(path): Keras 3 cannot load it"
+"""The first entry of a model's configuration. Keras 3 begins its error message with it."""
+
+ENTRIES: Config = {
+    "load_with": LOADER,
+    "recipe": None,
+    "float_config": None,
+    "float_masks": (),
+    "differing_outputs": "",
+    "output_names": None,
+    "float_layers": {},
+    "asked_for": (),
+    "kernels": XNNPACK.name,
+    "pack_int4": False,
+    "file_outputs": {},
+    "trained_as": None,
+    "target": None,
+}
+"""Entries of a quantized model's configuration besides Keras' own, with their default values."""
+
+OPTIONAL = (
+    *("float_masks", "differing_outputs", "pack_int4", "file_outputs", "trained_as", "target"),
+)
+"""Entries that files only have if they differ from the default."""
+
+
+def describe_model(model: keras.Model) -> Config:
+    """Returns the configuration of a model."""
+    layers = {layer.name: layer for layer in model.layers}
+    config = {**get_functional_config(model), "trainable": model.trainable}
+    for entry in config["layers"]:
+        if layer := layers.get(entry["name"]):  # Losses that were added have other names.
+            entry["config"].update(find_missing_config(layer))
+    trained_as, target = model.trained_as, model.target
+    own = {
+        "load_with": LOADER,
+        "recipe": None if model._recipe is None else model._recipe.to_config(),
+        "float_config": _get_serializable(model.float_config),
+        "float_masks": list(model.float_masks),
+        "differing_outputs": model.differing_outputs,
+        "output_names": list(model.output_names),
+        "float_layers": {
+            name: reason for name, layer in layers.items() if (reason := why_left_in_float(layer))
+        },
+        "asked_for": [name for name, layer in layers.items() if asked_for_integers(layer)],
+        "kernels": model.kernels,
+        "pack_int4": model.pack_int4,
+        "file_outputs": dict(model.file_outputs),
+        "trained_as": trained_as and {**trained_as, "left_out": list(model.left_out)},
+        "target": target and target.name,
+    }
+    saved = {name: value for name, value in own.items() if value or name not in OPTIONAL}
+    return {"load_with": LOADER, **config, **saved}
+
+
+def split_config(config: Config) -> tuple[Config, Config]:
+    """Separates the entries of Keras from those in `ENTRIES`, with defaults in place of none."""
+    of_keras = {name: value for name, value in config.items() if name not in ENTRIES}
+    return of_keras, {name: config.get(name, default) for name, default in ENTRIES.items()}
+
+
+def restore_model(
+    model: keras.Model, config: Config, saved: Config, custom_objects: Config | None
+) -> None:
+    """Sets what a model's configuration holds besides Keras' own entries."""
+    restore_names(model, config)
+    model.safe_mode = get_safe_mode() is not False
+    if saved["recipe"] is not None:  # Unknown for a part that Keras saved before it was exact.
+        model.keep_recipe(Recipe.from_config(saved["recipe"]))
+    model.set_untracked(float_config=saved["float_config"], float_masks=saved["float_masks"])
+    model.differing_outputs = saved["differing_outputs"]
+    name_outputs(model, saved["output_names"])
+    model.set_untracked(file_outputs=dict(saved["file_outputs"]))
+    reasons = saved["float_layers"]
+    if not isinstance(reasons, dict):  # Earlier files have no reasons.
+        reasons = dict.fromkeys(reasons, "left in float")
+    for name, reason in reasons.items():
+        leave_in_float(model.get_layer(name), reason)
+    for name in saved["asked_for"]:
+        ask_for_integers(model.get_layer(name))
+    model.kernels = find_saved_family(saved["kernels"], model.name).name
+    model.pack_int4 = saved["pack_int4"]
+    if saved["target"] is not None:
+        model.target = find_or_warn(saved["target"], model.name)
+    if saved["trained_as"] is not None:
+        _restore_training(model, dict(saved["trained_as"]), custom_objects)
+
+
+def _restore_training(model: keras.Model, config: Config, custom_objects: Config | None) -> None:
+    """Makes a model train as the class in a configuration does, if the class is known."""
+    left_out, class_config = config.pop("left_out"), config
+    if config["config"] is None:
+        class_config = {**config, "config": model.float_config}
+    try:
+        original = from_class_config(class_config, custom_objects)
+    except ValueError as error:
+        name = config["class_name"]
+        warn_caller(
+            f"'{model.name}' is loaded without the train_step and the like of {name}, which "
+            f"cannot be made: {error} Register the class, pass it in custom_objects, and give "
+            f"it a get_config that its constructor takes; or load the weights alone into a "
+            f"model that quantize_model makes of a {name}."
+        )
+        return
+    model.keep_training(original, left_out)
+
+
+def _get_serializable(config: Config | None) -> Config | None:
+    """Returns a configuration, or None if Keras cannot save its contents."""
+    try:
+        with contextlib.suppress(ValueError):  # Raised while Keras saves a SavedModel.
+            json.dumps(keras.saving.serialize_keras_object(config))
+    except TypeError:
+        return None
+    return config
+
+
+def get_float_config(model: keras.Model) -> Config:
+    """Returns a functional configuration of a float model, marked if it is a `Sequential`."""
+    config = get_functional_config(model)
+    if type(model) is keras.Sequential:
+        entries = [entry for entry in config["layers"] if entry["class_name"] != "InputLayer"]
+        # A loss that was added to the model has an entry, but is no layer.
+        names = [entry["config"].get("name") for entry in entries]
+        config["sequential"] = names == [layer.name for layer in model.layers]
+    return config
+
+
+def make_float_model(config: Config) -> keras.Model:
+    """Makes a model from a configuration that `get_float_config` returned."""
+    if not config.pop("sequential", False):
+        return keras.Model.from_config(config)
+    return keras.Sequential.from_config({"name": config["name"], "layers": config["layers"]})
