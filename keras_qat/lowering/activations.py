@@ -14,8 +14,8 @@ from keras_qat.helper_layers.operations import HardSwish, Regularize
 from keras_qat.imports.keras3 import activations as keras_3
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_by
-from keras_qat.lowering.expand_call import expand_call, known, require, value_of
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_layer
+from keras_qat.lowering.expand_call import expand_call, get_value, require, unwrap
 from keras_qat.lowering.expansions.statistics import center_and_log_sum
 from keras_qat.lowering.patterns import (
     Matcher,
@@ -57,7 +57,7 @@ def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Cal
         return []
     if type(layer) in _REGULARIZED_INSIDE or "activity_regularizer" not in layer.get_config():
         return []
-    parts, weights, output = PartsBuilder(call, context), context.weights_of(layer), call.output
+    parts, weights, output = PartsBuilder(call, context), context.get_weights(layer), call.output
     plain = context.clone(layer, "plain", weights, activity_regularizer=None)
     name = f"{output.name}_before_regularizer"
     middle = Value(name, output.shape, output.dtype, masked=output.masked)
@@ -78,7 +78,7 @@ def get_weights_without_activation(
 ) -> list[tf.Variable]:
     """Return a layer's initial weights without the weights of an activation layer in it."""
     inner = {id(weight) for weight in getattr(layer.activation, "weights", ())}
-    return [weight for weight in context.weights_of(layer) if id(weight) not in inner]
+    return [weight for weight in context.get_weights(layer) if id(weight) not in inner]
 
 
 def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
@@ -153,7 +153,7 @@ A sum of exponentials that is at least 1 may be kept from 0.
 
 
 def _log_sum_exp(x: tf.Tensor, axis: object, total: tf.Tensor) -> tf.Tensor:
-    before = value_of(x).producer
+    before = get_value(x).producer
     require(before is None or not any(Matcher().find(_BELOW, before)))
     axis = _find_single_axis(x, axis)
     largest, _, logarithm = center_and_log_sum(x, axis)
@@ -169,7 +169,7 @@ def _find_single_axis(x: tf.Tensor, axes: object) -> int:
     """Return the axis that a pattern reduces along. Raise `CannotExpand` for several axes."""
     axis, *others = tf.nest.flatten(axes)
     require(not others)
-    return int(known(read_scalar(axis))) % len(x.shape)
+    return int(unwrap(read_scalar(axis))) % len(x.shape)
 
 
 def merge_softmax_axes(layer: layers.Softmax, x: tf.Tensor) -> tf.Tensor:
@@ -197,5 +197,5 @@ def widen_softmax(call: Call, context: LoweringContext) -> list[Call]:
     return (
         []
         if count <= (SOME if is_cheap else MANY)
-        else replace_by(call, context, SoftmaxOfMany, axis)
+        else replace_layer(call, context, SoftmaxOfMany, axis)
     )

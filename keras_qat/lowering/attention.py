@@ -15,7 +15,7 @@ from keras_qat.helper_layers.operations import Contract, MaskScores, Regularize
 from keras_qat.keras2.backend import get_attention_components, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
-from keras_qat.lowering.expand_call import require, value_of
+from keras_qat.lowering.expand_call import get_value, require
 from keras_qat.lowering.mask_tensors import MaskTensors
 
 
@@ -160,7 +160,7 @@ def expand_attention(
     """
     query, value, *key = inputs
     is_masked = any(m is not None for m in tf.nest.flatten(mask))
-    require(not is_masked and not any(value_of(x).masked for x in inputs))
+    require(not is_masked and not any(get_value(x).masked for x in inputs))
     require(not layer.use_scale and layer.score_mode == "dot")
     steps, more = (query.shape[-2], value.shape[-2]), "xyz"[: len(query.shape) - 3]
     weights = Contract(f"b{more}td,b{more}sd->b{more}ts", name="scores")([query, *(key or [value])])

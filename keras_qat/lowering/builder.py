@@ -104,7 +104,7 @@ class LoweringContext:
         """Return the named component of `source`: a copy of it with other settings."""
         return self.layer(source, part, lambda: clone(source, **config), weights)
 
-    def weights_of(self, layer: Layer) -> list[tf.Variable]:
+    def get_weights(self, layer: Layer) -> list[tf.Variable]:
         """Return a layer's initial weights. It need not be built yet."""
         return self.weights.get(layer, layer.weights)
 
@@ -190,10 +190,10 @@ class PartsBuilder:
         """Return a new tensor between two components, which `layer` computes."""
         name, output = self.path(layer), self.call.output
         label = f"{name}_before_activation" if name == self.call.name else name
-        return Value(label + suffix_of(output.name, self.call.name), tuple(shape), output.dtype)
+        return Value(label + get_suffix(output.name, self.call.name), tuple(shape), output.dtype)
 
 
-def suffix_of(tensor: str, call: str) -> str:
+def get_suffix(tensor: str, call: str) -> str:
     """Return the end of a tensor's name after the name of its call: `:1` for `split:1`.
 
     A call inside a layer may compute the layer's output, which is named after the layer.
@@ -204,7 +204,7 @@ def suffix_of(tensor: str, call: str) -> str:
     return counts[0] if counts else ""
 
 
-def replace_by(
+def replace_layer(
     call: Call,
     context: LoweringContext,
     make: Callable[..., Layer],

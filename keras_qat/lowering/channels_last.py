@@ -99,7 +99,7 @@ class _Visitor:
 
     def copy(self, layer: layers.Layer, **config: Any) -> layers.Layer:
         """Return a copy of a layer with changed settings and the same weights."""
-        return self.context.clone(layer, "channels_last", self.context.weights_of(layer), **config)
+        return self.context.clone(layer, "channels_last", self.context.get_weights(layer), **config)
 
     def compute(self, call: Call, layer: layers.Layer) -> None:
         """Add the call on channels-last copies of its inputs."""

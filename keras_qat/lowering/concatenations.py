@@ -17,7 +17,7 @@ from keras_qat.graph.operations import get_argument, get_kind
 from keras_qat.helper_layers.rescaled_norms import RESCALED, seen_statistics
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_calls, rewrite_calls
-from keras_qat.lowering.expand_call import known, require, stand_in, trace_in_place
+from keras_qat.lowering.expand_call import make_symbol, require, trace_in_place, unwrap
 from keras_qat.lowering.expansions.movement import slice_axis
 from keras_qat.ops.registry import match
 from keras_qat.ops.slicing import FULL_SLICE, items_for_axes
@@ -63,7 +63,9 @@ class _Concatenation(NamedTuple):
     def read(self, pieces: list[_Piece]) -> tf.Tensor:
         """Trace a concatenation of pieces."""
         tensors = [
-            stand_in(x) if is_entire else slice_axis(stand_in(x), self.axis, begin, end, "part")
+            make_symbol(x)
+            if is_entire
+            else slice_axis(make_symbol(x), self.axis, begin, end, "part")
             for x, begin, end, is_entire in pieces
         ]
         return tensors[0] if len(tensors) == 1 else layers.Concatenate(self.axis)(tensors)
@@ -94,14 +96,14 @@ def _find(value: Value) -> _Concatenation:
     Raises:
         CannotExpand: if it is no concatenation, or its sizes are unknown.
     """
-    call = known(value.producer)
+    call = unwrap(value.producer)
     op, attributes, _ = match(call)
-    name = known(op).name
+    name = unwrap(op).name
     if name == "linear" and not value.masked:
         return _find(call.inputs[0])
     require(name in ("concatenate", "stack") and not attributes["numbers"] and attributes["axis"])
     is_stacked = name == "stack"
-    sizes = [known(1 if is_stacked else x.shape[attributes["axis"]]) for x in call.inputs]
+    sizes = [unwrap(1 if is_stacked else x.shape[attributes["axis"]]) for x in call.inputs]
     return _Concatenation(attributes["axis"], call.inputs, sizes, is_stacked)
 
 
@@ -113,13 +115,13 @@ def _cuts(call: Call) -> bool:
 
 def _reshape_tensors(call: Call) -> tf.Tensor:
     """Trace a concatenation of reshaped tensors in place of a reshape that keeps the axis."""
-    require(known(match(call).op).name == "reshape")
+    require(unwrap(match(call).op).name == "reshape")
     found, shape = _find(call.inputs[0]), call.output.shape
     require(not found.is_stacked and found.axis == len(call.inputs[0].shape) - 1)
     require(len(shape) > 1 and None not in shape[1:] and shape[-1] == sum(found.sizes))
     require(not call.output.masked)
     reshaped = [
-        tf.reshape(stand_in(x), [-1, *shape[1:-1], size], name="reshaped")
+        tf.reshape(make_symbol(x), [-1, *shape[1:-1], size], name="reshaped")
         for x, size in zip(found.tensors, found.sizes, strict=True)
     ]
     return layers.Concatenate()(reshaped)
@@ -132,7 +134,7 @@ def _read_tensors(call: Call) -> Any:
     require(not any(x.masked for x in [*found.tensors, *flatten_values(call.outputs)]))
     if get_kind(call) not in ("split", "unstack"):
         return _slice_tensors(call, found, attributes)
-    axis, is_unstack = known(attributes.get("axis")), get_kind(call) == "unstack"
+    axis, is_unstack = unwrap(attributes.get("axis")), get_kind(call) == "unstack"
     require(axis % len(call.inputs[0].shape) == found.axis and is_unstack == found.is_stacked)
     sizes = [1 if is_unstack else int(x.shape[axis] or 0) for x in flatten_values(call.outputs)]
     ends = itertools.accumulate(sizes)
@@ -141,7 +143,7 @@ def _read_tensors(call: Call) -> Any:
 
 def _slice_tensors(call: Call, found: _Concatenation, attributes: Mapping[str, Any]) -> tf.Tensor:
     """Trace the same slice of the concatenated tensors."""
-    axis, shape, slices = found.axis, call.inputs[0].shape, known(attributes.get("parts"))
+    axis, shape, slices = found.axis, call.inputs[0].shape, unwrap(attributes.get("parts"))
     is_index, entries = axis in attributes["dropped"], range(sum(found.sizes))
     start, stop, step = slices[axis]
     entries = entries[start:][:1] if is_index else entries[start:stop:step]
@@ -168,7 +170,7 @@ def _slice_tensors(call: Call, found: _Concatenation, attributes: Mapping[str, A
         items[position] = {"start": piece.begin, "stop": piece.end, "step": None}
     if all(item == FULL_SLICE for item in items):
         return found.read(pieces)
-    x = found.read(pieces) if are_several else stand_in(piece.tensor)
+    x = found.read(pieces) if are_several else make_symbol(piece.tensor)
     return tf.__operators__.getitem(x, tuple(items))
 
 
@@ -232,7 +234,7 @@ def _scale_inputs(call: Call, factors: list[float], context: LoweringContext) ->
 
 def _rescale(norm: Call, input_scale: list[float], context: LoweringContext) -> Call:
     """Return a normalization that multiplies its input by constants first."""
-    layer, weights = norm.layer, context.weights_of(norm.layer)
+    layer, weights = norm.layer, context.get_weights(norm.layer)
     config = {**layer.get_config(), "input_scale": input_scale}
     make = RESCALED[type(layer)].from_config
     rescaled = context.layer(layer, "rescaled", lambda: make(config), weights)

@@ -21,7 +21,7 @@ from keras_qat.graph.operations import bind_arguments, is_operation, name_in_ten
 from keras_qat.graph.precision import get_policy, is_half, use_policy
 from keras_qat.keras2.backend import KerasTensor, keras
 from keras_qat.keras2.layers_and_models import accepts_training, rename, take_nodes
-from keras_qat.lowering.builder import LoweringContext, suffix_of
+from keras_qat.lowering.builder import LoweringContext, get_suffix
 
 Known = TypeVar("Known")
 
@@ -55,14 +55,14 @@ def try_each(*expansions: Expansion) -> Expansion:
     return expand
 
 
-def known(result: Known | None) -> Known:
-    """Return a result that is not None; raise `CannotExpand` for None."""
+def unwrap(result: Known | None) -> Known:
+    """Return a result, or raise `CannotExpand` if it is None."""
     if result is None:
         raise CannotExpand
     return result
 
 
-def stand_in(value: Value, call: Call | None = None) -> tf.Tensor:
+def make_symbol(value: Value, call: Call | None = None) -> tf.Tensor:
     """Return a symbolic tensor that stands for a value of the graph while a function is traced.
 
     Args:
@@ -79,7 +79,7 @@ def is_tensor(argument: object) -> bool:
     return isinstance(argument, KerasTensor)
 
 
-def value_of(argument: Any) -> Any:
+def get_value(argument: Any) -> Any:
     """Return the value of the graph that an argument stands for; a constant unchanged.
 
     Random inputs have none of the properties of that value, so the expansion is not checked.
@@ -90,7 +90,7 @@ def value_of(argument: Any) -> Any:
     return argument.graph_value
 
 
-def call_of(tensor: tf.Tensor) -> Call:
+def get_call(tensor: tf.Tensor) -> Call:
     """Return the call that is expanded, which reads this tensor. The expansion is not checked."""
     tensor.is_known = True
     call: Call = tensor.expanded_call
@@ -121,7 +121,7 @@ def expand_call(
         The calls of the simpler operations; none if the function does not support the arguments,
         or returns other values.
     """
-    stand_ins = {value: stand_in(value, call) for value in call.inputs}
+    stand_ins = {value: make_symbol(value, call) for value in call.inputs}
     given = bind_arguments(call) if is_operation(call.layer) else (call.args, dict(call.kwargs))
     args, kwargs = map_values(stand_ins.__getitem__, given)
     try:
@@ -132,7 +132,7 @@ def expand_call(
 
 
 def trace_in_place(call: Call, compute: Callable[[], Any], context: LoweringContext) -> list[Call]:
-    """Trace a function that reads `stand_in`s of any tensors of the graph in place of a call."""
+    """Trace a function in place of a call. It reads tensors of the graph by `make_symbol`."""
     return _expand(call, compute, context)
 
 
@@ -247,7 +247,7 @@ def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list
     values = {id(tensor): value for tensor, value in reversed(pairs)}
     inner = [node.layer for node in nodes]
     keeps_name = any(layer is call.layer or _is_copy(layer, call.layer) for layer in inner)
-    suffix = suffix_of(call.output.name, call.name)
+    suffix = get_suffix(call.output.name, call.name)
 
     def read(leaf: Any) -> Any:
         return getattr(leaf, "graph_value", values.get(id(leaf), leaf))
@@ -267,7 +267,7 @@ def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list
         if part or not inside:
             kwargs.pop("name", None)
         if _is_copy(layer, call.layer):
-            weights = context.weights_of(call.layer)
+            weights = context.get_weights(call.layer)
             layer = context.keep(call.layer, "copy", layer, weights)
         elif layer is not call.layer:
             is_last = any(result is outputs[0] for result in results) and not keeps_name

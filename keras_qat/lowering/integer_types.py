@@ -28,14 +28,14 @@ from keras_qat.graph.operations import (
 )
 from keras_qat.helper_layers.operations import Indices, Positions, WeightTensor
 from keras_qat.keras2.backend import layers
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder, rewrite_calls, suffix_of
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, get_suffix, rewrite_calls
 from keras_qat.lowering.expand_call import (
     Expansion,
     expand_call,
+    get_value,
     is_tensor,
-    known,
     require,
-    value_of,
+    unwrap,
 )
 from keras_qat.lowering.expansions.movement import slice_axis
 
@@ -91,12 +91,12 @@ def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
 
 def _slice_outputs(call: Call, value: tf.Tensor, *_: object, **__: object) -> list[tf.Tensor]:
     """Compute the outputs of `tf.split` or `tf.unstack` one by one."""
-    axis = int(known(read_scalar(get_argument(call, "axis")))) % len(value.shape)
+    axis = int(unwrap(read_scalar(get_argument(call, "axis")))) % len(value.shape)
     is_split = get_kind(call) == "split"
     require(axis and None not in value.shape[1:])
     outputs, begin = [], 0
     for output in flatten_values(call.outputs):
-        end = begin + (known(output.shape[axis]) if is_split else 1)
+        end = begin + (unwrap(output.shape[axis]) if is_split else 1)
         part = slice_axis(value, axis, begin, end, "part")
         outputs.append(part if is_split else tf.squeeze(part, axis))
         begin = end
@@ -105,7 +105,7 @@ def _slice_outputs(call: Call, value: tf.Tensor, *_: object, **__: object) -> li
 
 def _round_first(call: Call, x: tf.Tensor, *_: object, **__: object) -> tf.Tensor:
     """Compute a cast to integers, or an Embedding, of the integers next to token ids."""
-    value_of(x)  # Other inputs than token ids are not near integers.
+    get_value(x)  # Other inputs than token ids are not near integers.
     rounded = tf.round(x, name="rounded")
     if is_operation(call.layer):
         return tf.cast(rounded, call.output.dtype)
@@ -289,7 +289,7 @@ def _compute_in_integers(
         args, kwargs = tf.nest.map_structure(_to_integer, arguments)
         layer = parts.new("whole", type(call.layer), call.layer.function, dtype="int32")
     for value in flatten_values(call.outputs):
-        name = parts.path(layer) + suffix_of(value.name, call.name)
+        name = parts.path(layer) + get_suffix(value.name, call.name)
         integers[value] = Value(name, value.shape, "int32", rows=value.rows)
     parts.add(layer, *args, kwargs=kwargs, output=map_values(integers.get, call.outputs))
     return [part.as_part_of(call) for part in parts.calls]

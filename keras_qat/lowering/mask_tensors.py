@@ -23,7 +23,7 @@ from keras_qat.graph.sizes import fold_known_sizes, use_python_integers
 from keras_qat.helper_layers.operations import CarryMask
 from keras_qat.keras2.backend import accepts_mask, keras, layers
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder
-from keras_qat.lowering.expand_call import stand_in, trace_in_place
+from keras_qat.lowering.expand_call import make_symbol, trace_in_place
 from keras_qat.lowering.inline_trace import identify_weights
 from keras_qat.messages import KERAS, get_package
 from keras_qat.ops.registry import is_listed
@@ -325,7 +325,7 @@ def split_masking(call: Call, context: LoweringContext, masks: MaskTensors) -> l
     (x,), mask = call.inputs, masks.find([call.output])[call.output]
 
     def compute() -> tf.Tensor:
-        return tf.where(tf.expand_dims(stand_in(mask), -1, name="steps"), stand_in(x), 0.0)
+        return tf.where(tf.expand_dims(make_symbol(mask), -1, name="steps"), make_symbol(x), 0.0)
 
     parts = trace_in_place(call, compute, context)
     return [*masks.take_calls(), *(part.as_part_of(call) for part in parts)]

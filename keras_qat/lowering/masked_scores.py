@@ -24,7 +24,7 @@ from keras_qat.graph.operations import MOVES, get_kind, is_operation, read_array
 from keras_qat.graph.sizes import find_example
 from keras_qat.helper_layers.operations import MaskScores
 from keras_qat.lowering.builder import LoweringContext, find_calls_before, replace_calls
-from keras_qat.lowering.expand_call import require, stand_in, trace_in_place
+from keras_qat.lowering.expand_call import make_symbol, require, trace_in_place
 from keras_qat.lowering.masked_score_limits import ScoreLimits
 from keras_qat.lowering.patterns import (
     Match,
@@ -68,12 +68,12 @@ class _Mask:
 
     def compute(self, beyond: float, limit: float | None) -> tf.Tensor:
         """Compute masked scores that lie `beyond` all others, and reach a limit."""
-        scores = stand_in(self.scores)
+        scores = make_symbol(self.scores)
         if self.sum is not None:
             scores = _compute_with(self.sum, self.replace)
         inputs = [scores]
         if self.tensor is not None:
-            mask = stand_in(self.tensor)
+            mask = make_symbol(self.tensor)
             for call in self.moves:
                 mask = _compute_with(call, _swap(call.inputs[0], mask))
             inputs.append(mask)
@@ -250,7 +250,7 @@ def _compute_with(call: Call, replace: Callable[[Any], Any]) -> tf.Tensor:
 
     def swap(argument: Any) -> Any:
         argument = replace(argument)
-        return stand_in(argument) if isinstance(argument, Value) else argument
+        return make_symbol(argument) if isinstance(argument, Value) else argument
 
     def visit(argument: Any) -> Any:
         if isinstance(argument, list) and flatten_values(argument):  # layers.Add([x, y])

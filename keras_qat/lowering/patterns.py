@@ -20,7 +20,7 @@ from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.facts import Facts, StructuralKeys, describe_argument
 from keras_qat.graph.operations import COMMUTES
 from keras_qat.lowering.builder import LoweringContext, replace_calls
-from keras_qat.lowering.expand_call import require, stand_in, trace_in_place
+from keras_qat.lowering.expand_call import make_symbol, require, trace_in_place
 from keras_qat.lowering.read_operations import read_uniform, simplify_operation
 
 TOLERANCE = 1e-5
@@ -221,7 +221,8 @@ class Rule(NamedTuple):
 
         def compute() -> Any:
             found = {
-                name: stand_in(x) if isinstance(x, Value) else x for name, x in match.found.items()
+                name: make_symbol(x) if isinstance(x, Value) else x
+                for name, x in match.found.items()
             }
             result = self.function(**found)
             require(tuple(result.shape) == match.call.output.shape)

@@ -89,7 +89,9 @@ def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
         return []
     if others or call.kwargs.keys() - {"mask"} or layer.stateful or layer.return_state:
         return []
-    new = context.layer(layer, "reading", lambda: _copy_with_mask(layer), context.weights_of(layer))
+    new = context.layer(
+        layer, "reading", lambda: _copy_with_mask(layer), context.get_weights(layer)
+    )
     trial = Call(new, ([sequence, mask],), {}, call.outputs, call.name)
     has_operator = match(trial).op is not None
     return PartsBuilder(call, context).end(new, *trial.args) if has_operator else []
@@ -151,7 +153,7 @@ def split_state(call: Call, context: LoweringContext) -> list[Call]:
     if not states or match(Call(layer, call.args, call.kwargs, one, call.name)).op is None:
         return []
     parts = PartsBuilder(call, context)
-    weights = {"weights": context.weights_of(layer)}
+    weights = {"weights": context.get_weights(layer)}
     alone = parts.new("", clone, layer, return_state=False, **weights)
     parts.add(alone, *call.args, kwargs=call.kwargs, output=output)
     make = (LastStep,) if layer.return_sequences else (layers.Activation, "linear")

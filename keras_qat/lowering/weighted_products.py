@@ -67,7 +67,7 @@ def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
             bias = None if bias is None or _get_source(bias) in shared else bias
             end = readers[0] if bias is not None else call
         weights = [weight for weight in (kernel, bias) if weight is not None]
-        variables = [context.weights_of(_get_source(weight)) for weight in weights]
+        variables = [context.get_weights(_get_source(weight)) for weight in weights]
         if _is_plain(source):
             is_depthwise = layer_class is layers.DepthwiseConv2D
             options.update(_get_settings("depthwise" if is_depthwise else "kernel", kernel))

@@ -11,7 +11,7 @@ from keras_qat.graph.operations import bind_arguments
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.builder import LoweringContext
-from keras_qat.lowering.expand_call import expand_call, require, value_of
+from keras_qat.lowering.expand_call import expand_call, get_value, require
 
 
 def read_call(function) -> Call:
@@ -58,7 +58,7 @@ def test_what_is_known_of_a_tensor_is_not_checked():
     call = read_call(lambda x: tf.identity(tf.nn.relu(x)))
 
     def expansion(input):
-        require(value_of(input).producer is not None)
+        require(get_value(input).producer is not None)
         return tf.abs(input)
 
     (part,) = expand_call(call, expansion, LoweringContext())

@@ -20,7 +20,7 @@ from keras_qat.helper_layers.finite_functions import (
 )
 from keras_qat.helper_layers.operations import OnGrid
 from keras_qat.keras2.backend import layers
-from keras_qat.lowering.expand_call import Expansion, is_tensor, known, require
+from keras_qat.lowering.expand_call import Expansion, is_tensor, require, unwrap
 from keras_qat.ops.composed import NO_WIDE
 
 
@@ -28,8 +28,8 @@ def _divide(x: Any, y: Any) -> Any:
     if is_tensor(y):
         if is_tensor(x):
             return Quotient()([x, y])
-        return Reciprocal(known(read_scalar(x)))(y)
-    divisor = known(read_array(y))
+        return Reciprocal(unwrap(read_scalar(x)))(y)
+    divisor = unwrap(read_array(y))
     require(np.all(divisor))
     if not divisor.ndim:
         return layers.Rescaling(float(1.0 / divisor))(x)
@@ -43,7 +43,7 @@ def _add(x: Any, y: Any) -> Any:
 
 
 def _bias_add(value: Any, bias: Any) -> Any:
-    return tf.add(value, bias if is_tensor(bias) else known(read_array(bias)).astype(np.float32))
+    return tf.add(value, bias if is_tensor(bias) else unwrap(read_array(bias)).astype(np.float32))
 
 
 def _negative(x: Any) -> Any:
@@ -57,7 +57,7 @@ def _square(x: Any) -> Any:
 
 def _power(x: Any, y: Any) -> Any:
     """Expand `x ** 2` and `x ** 3`; the others are not defined everywhere."""
-    exponent = known(read_scalar(y))
+    exponent = unwrap(read_scalar(y))
     require(is_tensor(x))
     if exponent < 0 or exponent != int(exponent):
         return Power(exponent)(x)
@@ -78,7 +78,10 @@ def _add_n(inputs: Any) -> Any:
 
 
 def _clip(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
-    low, high = known(read_scalar(clip_value_min)), known(read_scalar(clip_value_max))
+    low, high = (
+        unwrap(read_scalar(clip_value_min)),
+        unwrap(read_scalar(clip_value_max)),
+    )
     if low == 0 < high:
         return layers.ReLU(high)(t)
     return tf.maximum(tf.minimum(t, high, name="minimum"), low, name="maximum")
@@ -114,7 +117,7 @@ def _compare(x: Any, y: Any, *, compare: Any) -> Any:
     Otherwise nothing would equal it, as with -1.0 if the nearest quantized value is -1.003.
     """
     x, y = (x, y) if is_tensor(x) else (y, x)
-    wanted = known(read_scalar(y))
+    wanted = unwrap(read_scalar(y))
     require(x.dtype.is_floating)
     return compare(x, OnGrid(wanted, name="number")(x))
 

@@ -12,7 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.operations import get_argument, read_array
-from keras_qat.lowering.expand_call import Expansion, call_of, is_tensor, known, require
+from keras_qat.lowering.expand_call import (
+    Expansion,
+    get_call,
+    is_tensor,
+    require,
+    unwrap,
+)
 
 _UNIT = "1"
 """Names the axis of size 1 that makes a matrix of a vector."""
@@ -41,7 +47,7 @@ def expand_product(
     **options: Any,
 ) -> Any:
     """Multiply a constant matrix by a tensor, on its right-hand side."""
-    matrix = known(read_array(a))
+    matrix = unwrap(read_array(a))
     require(matrix.ndim == 2 and is_tensor(b) and len(b.shape) > 2)
     require(not transpose_b and not adjoint_b)
     return _multiply_along(b, -2, matrix if transpose_a or adjoint_a else matrix.T)
@@ -52,7 +58,7 @@ def expand_einsum(equation: str, *inputs: Any, **options: Any) -> Any:
     terms, output = equation.replace(" ", "").split("->")
     require(len(inputs) == 2 and "..." not in equation and sum(map(is_tensor, inputs)) == 1)
     position = 0 if is_tensor(inputs[0]) else 1
-    x, matrix = inputs[position], known(read_array(inputs[1 - position]))
+    x, matrix = inputs[position], unwrap(read_array(inputs[1 - position]))
     term, axes = terms.split(",")[position], terms.split(",")[1 - position]
     is_vector = matrix.ndim == len(axes) == 1
     if is_vector:
@@ -84,7 +90,7 @@ def expand_resize(images: Any, size: Any, **options: Any) -> Any:
 
     The matrices are what the operation makes of images with one row or column of ones.
     """
-    call = call_of(images)
+    call = get_call(images)
     require(len(images.shape) == 4 and images.dtype.is_floating)
     require(get_argument(call, "preserve_aspect_ratio") is not True)
     before, after = images.shape[1:3], call.output.shape[1:3]

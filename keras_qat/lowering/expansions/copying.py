@@ -25,11 +25,11 @@ from keras_qat.keras2.backend import layers
 from keras_qat.lowering.expand_call import (
     CannotExpand,
     Expansion,
-    call_of,
+    get_call,
     is_tensor,
-    known,
+    make_symbol,
     require,
-    stand_in,
+    unwrap,
 )
 from keras_qat.lowering.read_operations import read_uniform
 from keras_qat.ops.movement import read_integers
@@ -63,7 +63,7 @@ def _copy(*args: Any, **kwargs: Any) -> Any:
     is_batch = is_batch or bool(known_counts and known_counts[0] == BATCH)
     group = _rows_for_each_copy(counts, x.shape[0]) if kind == "tile" else None
     require((is_batch and x.shape[0] == 1) or group is not None)
-    table = stand_in(x) if isinstance(x, Value) else x
+    table = make_symbol(x) if isinstance(x, Value) else x
     measured = counts if known_counts else count
     if group is None:
         return tf.add(_zeros(measured, [1] * (rank - 1)), table)
@@ -76,10 +76,10 @@ def _fill(*args: Any, **kwargs: Any) -> Any:
     """Fill a tensor with a number for each example, as a state that is zero at first."""
     call = _call_of_any(args, kwargs)
     sizes = get_argument(call, SIZES[get_kind(call)])
-    batch, *inner = known(find_sizes(sizes))
+    batch, *inner = unwrap(find_sizes(sizes))
     require(flatten_values(sizes) and batch == BATCH and not {BATCH, -1}.intersection(inner))
     require(call.output.is_float)
-    x = np.full([1, *inner], known(read_uniform(call.output, Facts())), np.float32)
+    x = np.full([1, *inner], unwrap(read_uniform(call.output, Facts())), np.float32)
     return tf.add(_zeros(sizes, [1] * len(inner)), x)
 
 
@@ -92,7 +92,7 @@ def _eye(*args: Any, **kwargs: Any) -> Any:
     )
     require(flatten_values(batch) and find_sizes(batch) == [BATCH] and call.output.is_float)
     require(rows != BATCH and columns != BATCH)
-    x = np.eye(int(known(rows)), None if columns is None else int(columns), dtype=np.float32)[None]
+    x = np.eye(int(unwrap(rows)), None if columns is None else int(columns), dtype=np.float32)[None]
     return tf.add(_zeros(batch, [1, 1]), x)
 
 
@@ -100,14 +100,14 @@ def _call_of_any(args: Any, kwargs: Any) -> Call:
     """Return the call that is expanded, of which any argument may be the tensor."""
     tensor = next(filter(is_tensor, tf.nest.flatten((args, kwargs))), None)
     require(tensor is not None)
-    return call_of(tensor)
+    return get_call(tensor)
 
 
 def _call_with_sizes(call: Call, sizes: dict[Value, Any]) -> Any:
     """Call an operation with integers instead of known sizes."""
     numbers = {value: size for value, size in sizes.items() if isinstance(size, int)}
     args, kwargs = map_values(
-        lambda value: numbers[value] if value in numbers else stand_in(value),
+        lambda value: numbers[value] if value in numbers else make_symbol(value),
         (call.args, dict(call.kwargs)),
     )
     return call.layer(*args, **kwargs)
@@ -140,7 +140,7 @@ def _zeros(sizes: Any, inner: list[int]) -> Any:
     if batch is None or not batch.shape:
         raise CannotExpand
     ones = [1] * (len(batch.shape) - 1)
-    first = tf.slice(stand_in(batch), [0] * len(batch.shape), [-1, *ones], name="first")
+    first = tf.slice(make_symbol(batch), [0] * len(batch.shape), [-1, *ones], name="first")
     if not batch.is_float:
         first = tf.cast(first, dtype="float32", name="cast")
     if ones != inner:

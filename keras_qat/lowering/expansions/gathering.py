@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_qat.graph.operations import get_kind, get_operands, read_scalar
 from keras_qat.graph.sizes import counts_examples
-from keras_qat.lowering.expand_call import Expansion, is_tensor, require, stand_in, value_of
+from keras_qat.lowering.expand_call import Expansion, get_value, is_tensor, make_symbol, require
 
 
 def _gather_nd(params: Any, indices: Any, batch_dims: Any = 0) -> Any:
@@ -21,7 +21,7 @@ def _gather_nd(params: Any, indices: Any, batch_dims: Any = 0) -> Any:
     require(is_tensor(params) and is_tensor(indices) and read_scalar(batch_dims) in (0, 1))
     columns = _columns(indices)
     if read_scalar(batch_dims) == 0:
-        require(counts_examples(value_of(columns.pop(0))))
+        require(counts_examples(get_value(columns.pop(0))))
     sizes, rest = params.shape[1 : len(columns) + 1], params.shape[len(columns) + 1 :]
     require(columns and None not in (*sizes, *rest))
     index, *others = columns
@@ -35,12 +35,12 @@ def _gather_nd(params: Any, indices: Any, batch_dims: Any = 0) -> Any:
 
 def _columns(indices: Any) -> list[Any]:
     """Return what was stacked along the last axis, or the entries along it."""
-    value, last, count = value_of(indices), len(indices.shape) - 1, indices.shape[-1]
+    value, last, count = get_value(indices), len(indices.shape) - 1, indices.shape[-1]
     call = value.producer
     if call is not None and get_kind(call) == "stack":
         values, axis = get_operands(call, "values", "axis")
         if axis in (-1, last) and len(call.inputs) == count:
-            return list(map(stand_in, values))
+            return list(map(make_symbol, values))
     return [
         tf.gather(indices, index, axis=last, name=f"column_{index}") for index in range(count or 0)
     ]

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
-from keras_qat.lowering.expand_call import Expansion, call_of, require, try_each
+from keras_qat.lowering.expand_call import Expansion, get_call, require, try_each
 from keras_qat.lowering.expansions.constant_products import expand_resize
 from keras_qat.lowering.expansions.matrices import multiply_by_matrix
 from keras_qat.ops.movement import read_window
@@ -33,7 +33,7 @@ def _resize(
     preserve_aspect_ratio: Any = False,
     antialias: Any = False,
 ) -> Any:
-    result = call_of(images).output.shape
+    result = get_call(images).output.shape
     require(len(result) == 4 and None not in result[1:3] and method in KERNELS)
     require(not preserve_aspect_ratio and not antialias)
     return layers.Resizing(*result[1:3], interpolation=method)(images)
@@ -41,7 +41,7 @@ def _resize(
 
 def _old_resize(images: Any, *args: Any, **options: Any) -> Any:
     """Resize a single pixel as TensorFlow 1 does; larger images differ."""
-    before, sizes = images.shape, call_of(images).output.shape[1:3]
+    before, sizes = images.shape, get_call(images).output.shape[1:3]
     require(len(before) == 4 and tuple(before[1:3]) == (1, 1) and None not in sizes)
     return layers.Resizing(*sizes, interpolation="nearest")(images)
 
@@ -65,7 +65,7 @@ def _extract_patches(images: Any, sizes: Any, strides: Any, rates: Any, padding:
     if are_blocks and not any(size % sizes[0] for size in images.shape[1:3]):
         return tf.nn.space_to_depth(images, sizes[0])
     require(math.prod(sizes) <= MOST_CROPS)
-    counts = [size or 0 for size in call_of(images).output.shape[1:3]]
+    counts = [size or 0 for size in get_call(images).output.shape[1:3]]
     spans = [stride * (count - 1) + 1 for stride, count in zip(strides, counts, strict=True)]
     reach = [span + rate * (size - 1) for span, size, rate in zip(spans, sizes, rates, strict=True)]
     more = [max(0, end - size) for end, size in zip(reach, images.shape[1:3], strict=True)]
@@ -87,7 +87,7 @@ def _extract_patches(images: Any, sizes: Any, strides: Any, rates: Any, padding:
 
 def _resize_layer(layer: Any, x: Any) -> Any:
     """Use `tf.image.resize` for methods that TFLite's kernels do not have."""
-    call = call_of(x)
+    call = get_call(x)
     options, sizes = read_resize_options(call), list(call.output.shape[1:3])
     require(len(x.shape) == 4 and options["channels_last"])
     require(None not in (*sizes, options["crop"]) and layer.interpolation not in KERNELS)

@@ -15,7 +15,7 @@ from keras_qat.graph.operations import read_array
 from keras_qat.helper_layers.operations import Contract, OnGrid
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import clone
-from keras_qat.lowering.expand_call import Expansion, is_tensor, require, try_each, value_of
+from keras_qat.lowering.expand_call import Expansion, get_value, is_tensor, require, try_each
 from keras_qat.lowering.expansions.constant_products import expand_einsum, expand_product
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import find_op
@@ -115,7 +115,7 @@ def _limit(x: Any, y: Any, *, sign: int, merge: Any, operation: Any) -> Any:
     farthest = 0.0 if limit is None else float(sign * np.max(sign * limit))
     if limit is None or not tensor.dtype.is_floating or limit.ndim > len(tensor.shape):
         return _convert_fixed_ranges(operation, x, y)
-    fixed = solve(value_of(tensor), find_fixed_range)
+    fixed = solve(get_value(tensor), find_fixed_range)
     require(sign * farthest > 0 and not (fixed and fixed[0] <= farthest <= fixed[1]))
     if fixed:
         tensor = layers.Rescaling(1.0, name="input")(tensor)
@@ -130,7 +130,7 @@ def _convert_fixed_ranges(layer: Callable[..., Any], *args: Any, **kwargs: Any) 
     """
     answers: dict[Value, Any] = {}
     tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
-    fixed = [solve(value_of(x), find_fixed_range, answers) for x in tensors]
+    fixed = [solve(get_value(x), find_fixed_range, answers) for x in tensors]
     require(len(set(fixed)) > 1)
     chosen = [x for x, limits in zip(tensors, fixed, strict=True) if limits]
     return _call_with_rescaled(layer, args, kwargs, tensors, chosen)
@@ -143,7 +143,7 @@ def _convert_second_factor(layer: Callable[..., Any], *args: Any, **kwargs: Any)
     """
     tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
     require(len(tensors) == 2)
-    limits = solve(value_of(tensors[1]), find_fixed_range)
+    limits = solve(get_value(tensors[1]), find_fixed_range)
     require(limits and limits[0] == 0)
     return _call_with_rescaled(layer, args, kwargs, tensors, tensors[1:])
 

@@ -14,11 +14,11 @@ from keras_qat.graph.sizes import BATCH, find_example, find_sizes
 from keras_qat.helper_layers.operations import Roll
 from keras_qat.lowering.expand_call import (
     Expansion,
-    call_of,
+    get_call,
+    get_value,
     is_tensor,
-    known,
     require,
-    value_of,
+    unwrap,
 )
 from keras_qat.lowering.read_operations import HIDES
 from keras_qat.ops.movement import MAX_SLICED
@@ -37,7 +37,7 @@ def _getitem(tensor: Any, slice_spec: Any) -> Any:
         # No configuration holds an Ellipsis.
         items = items_for_axes(slice_spec, len(tensor.shape))
         return tf.__operators__.getitem(tensor, tuple(items))
-    call = call_of(tensor)
+    call = get_call(tensor)
     ranges = SLICE.attributes(call)["parts"]
     require(len(call.inputs) == 1 and ranges)
     if len(tensor.shape) > MAX_SLICED:
@@ -71,7 +71,7 @@ def _strided_slice(input_: Any, begin: Any, end: Any, strides: Any = ()) -> Any:
     ends = (*begin, *end[1:], *strides)
     require(all(isinstance(number, int) for number in ends) and not begin[0])
     require({*strides} <= {1})
-    require(find_sizes([value_of(end[0])]) == [BATCH])
+    require(find_sizes([get_value(end[0])]) == [BATCH])
     require(None not in input_.shape[1 : len(begin)])
     entries = [
         range(size)[low:high]
@@ -85,7 +85,7 @@ def _strided_slice(input_: Any, begin: Any, end: Any, strides: Any = ()) -> Any:
 def _reshape(tensor: Any, shape: Any) -> Any:
     """Reshape to known sizes instead of those that are read with `tf.shape`."""
     require(any(map(is_tensor, tf.nest.flatten(shape))) and is_tensor(tensor))
-    sizes = call_of(tensor).output.shape[1:]
+    sizes = get_call(tensor).output.shape[1:]
     require(None not in sizes)
     return tf.reshape(tensor, [-1, *sizes])
 
@@ -176,7 +176,7 @@ def _reverse_sequence(
 def _boolean_mask(tensor: Any, mask: Any, axis: Any = None) -> Any:
     """Gather what a constant mask selects, or one that is the same for each example."""
     if is_tensor(mask):
-        example = known(find_example(value_of(mask)))
+        example = unwrap(find_example(get_value(mask)))
         require(tensor.dtype.is_floating and example.ndim and not axis)
         rest = tensor.shape[1 + example.ndim :]
         require(None not in tensor.shape[1:])
