@@ -14,6 +14,7 @@ from keras_qat.analysis.plan import plan
 from keras_qat.analysis.search_bits import search_bits
 from keras_qat.analysis.sensitivity import sensitivity
 from keras_qat.analysis.summary import Summary, summary
+from keras_qat.analysis.tune import TuneResult, tune
 from keras_qat.analysis.verify import Report, verify
 from keras_qat.config.arguments import COUNTERPARTS
 from keras_qat.config.recipe import Recipe
@@ -55,6 +56,7 @@ __all__ = [
     "Simulation",
     "Summary",
     "TFLiteModel",
+    "TuneResult",
     "__version__",
     "bias_correction",
     "calibrate",
@@ -91,6 +93,7 @@ __all__ = [
     "summary",
     "targets",
     "to_keras_3",
+    "tune",
     "verify",
 ]
 

@@ -1,0 +1,233 @@
+"""The function `tune`: from a float model to the best file within an accuracy budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_qat.analysis.tune.build import Builder, Data, read_data
+from keras_qat.analysis.tune.rungs import Settings
+from keras_qat.analysis.tune.score import Judge, Metric
+from keras_qat.analysis.tune.search import Attempt, Search, climb, format_attempts, shrink
+from keras_qat.config.arguments import answers_unknown
+from keras_qat.config.recipe import Recipe
+from keras_qat.config.targets import Target
+from keras_qat.config.targets.target import settings as read_settings
+from keras_qat.export import export_tflite
+from keras_qat.keras2.backend import keras, one_at_a_time
+from keras_qat.rewriting.quantized_model import QuantizedModel
+from keras_qat.training.schedule import is_quantized
+
+__all__ = ["Attempt", "TuneResult", "tune"]
+
+MARK = "tune.txt"
+"""The file that describes which search a directory belongs to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneResult:
+    """The result of `tune`. Prints as a table of attempts.
+
+    Args:
+        model: the best quantized model, calibrated or trained, not compiled.
+        attempts: what was tried and skipped, in order.
+        best: the attempt that `model` is from.
+        metric: the name of the metric.
+        float_value: the float model's metric.
+        max_drop: the budget, in points.
+        interrupted: whether Ctrl-C or the time limit ended the search early.
+        directory: where the models of all attempts are saved.
+    """
+
+    model: QuantizedModel
+    attempts: tuple[Attempt, ...]
+    best: Attempt
+    metric: str
+    float_value: float
+    max_drop: float
+    interrupted: bool
+    directory: str
+    _show: Callable[[float], str] = dataclasses.field(repr=False, default=str)
+    _folder: tempfile.TemporaryDirectory[str] | None = dataclasses.field(repr=False, default=None)
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the best model is within the budget."""
+        return self.best.drop is not None and self.best.drop <= self.max_drop
+
+    @property
+    def smallest(self) -> tuple[Attempt, ...]:
+        """The attempts that no other one beats in both drop and size, the smallest file first."""
+        measured = [a for a in self.attempts if a.drop is not None]
+        front: list[Attempt] = []
+        for attempt in sorted(measured, key=lambda a: (a.size or 0, a.drop or 0.0)):
+            if not front or (attempt.drop or 0.0) < (front[-1].drop or 0.0):
+                front.append(attempt)
+        return tuple(front)
+
+    def export(self, path: str | os.PathLike[str], **options: Any) -> bytes:
+        """Writes the best model to a TFLite file, as `export_tflite` does."""
+        return export_tflite(self.model, path, **options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the result as JSON data."""
+        return {
+            "metric": self.metric,
+            "float": self.float_value,
+            "max_drop": self.max_drop,
+            "is_met": self.is_met,
+            "interrupted": self.interrupted,
+            "best": dataclasses.asdict(self.best),
+            "attempts": [dataclasses.asdict(attempt) for attempt in self.attempts],
+        }
+
+    def __str__(self) -> str:
+        budget = f"at most {self.max_drop:g} points less"
+        lines = [f"{self.metric}: {self._show(self.float_value)} in float, {budget}"]
+        lines.append(f"{'value':>9}{'drop':>8}{'±':>6}{'bytes':>10}{'s':>6}  step")
+        lines += format_attempts(list(self.attempts), self._show)
+        verdict = "within the budget" if self.is_met else "NOT within the budget"
+        lines.append(f"Best: {self.best.settings}, {self.best.drop:.2f} points less, {verdict}.")
+        return "\n".join(lines)
+
+
+@one_at_a_time
+@answers_unknown()
+def tune(
+    model: keras.Model,
+    train: object,
+    validation: object,
+    *,
+    max_drop: float = 0.5,
+    metric: Metric | None = None,
+    target: str | Target | None = None,
+    recipe: str | Recipe | None = None,
+    minutes: float = 10,
+    max_size: int | None = None,
+    min_bits: int | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    verbose: int = 1,
+) -> TuneResult:
+    """Finds the cheapest way to quantize a model within an accuracy budget.
+
+    It tries one step after another, the cheapest first: ranges from data, corrected biases, other
+    ranges, ending the file before concatenated outputs, learned rounding, sensitive layers in
+    float, training, and 16-bit activations. It stops at the first step that meets the budget. Steps
+    that cannot help are skipped, and the table says why.
+
+    Each attempt is judged by the integers that the file computes, on the validation data.
+
+    Args:
+        model: a float model, as for `quantize_model`. It is not changed.
+        train: training data: `(x, y)` or `x` as arrays, a `tf.data.Dataset`, or a
+            `keras.utils.Sequence`. Without labels, training follows the float model's outputs.
+        validation: data that `train` does not contain, in the same forms. Without labels, a model
+            is judged by how many of the float model's outputs it keeps.
+        max_drop: the budget in points: hundredths of a metric between 0 and 1 such as accuracy;
+            for other metrics percent of the float model's value.
+        metric: a function of labels and predictions that is larger for better predictions. By
+            default the first metric that the model was compiled with, or its loss.
+        target: where the file is to run, as in `quantize_model`.
+        recipe: the recipe to begin with; by default the target's, or "int8".
+        minutes: time budget. A step that has begun is finished, except training.
+        max_size: bytes that the file may have. The search then goes on to fewer bits.
+        min_bits: fewest bits of weights, 2 to 8. The search then goes on to the smallest file
+            within the budget.
+        directory: where to save the model of each attempt. A second call with the same arguments
+            continues there. By default a temporary directory.
+        seed: the seed for training and for learned rounding.
+        verbose: 1 prints each attempt.
+
+    Returns:
+        The best model and a table of attempts. Ctrl-C returns the best model so far.
+
+    Raises:
+        ValueError: if the model is quantized already, an argument is out of range, the validation
+            data is part of the training data, or there is no metric for the labels.
+
+    Example:
+        >>> result = keras_qat.tune(model, (x_train, y_train), (x_test, y_test), max_drop=0.5)
+        >>> print(result)
+        >>> result.export("model.tflite")
+    """
+    started = time.monotonic()
+    _check_arguments(model, max_drop, minutes, max_size, min_bits)
+    train_data, held_out = read_data(model, train), read_data(model, validation)
+    _check_held_out(train_data, held_out)
+    chosen, _, _ = read_settings(recipe, None, target)
+    judge = Judge(model, held_out.x, held_out.y, metric)
+    builder = Builder(model, target, train_data, judge, seed, started + 60 * minutes)
+    temporary = None if directory else tempfile.TemporaryDirectory(prefix="keras_qat_tune_")
+    folder = Path(temporary.name if temporary else os.fspath(directory or ""))
+    _claim(folder, f"{model.name} {chosen!r} {target!r} seed={seed} {len(train_data.x[0])}")
+    search = Search(builder, Settings(chosen), max_drop, folder, verbose)
+    interrupted = False
+    try:
+        climb(search)
+        if max_size is not None or min_bits is not None:
+            shrink(search, max_size, min_bits or 4)
+    except KeyboardInterrupt:
+        interrupted = True
+    if search.best_score is None:
+        raise KeyboardInterrupt("tune was interrupted before its first attempt ended.")
+    best = search.choose(max_size, smallest=min_bits is not None)
+    return TuneResult(
+        search.load(best), tuple(search.attempts), best, judge.name, judge.float_value, max_drop,
+        interrupted, str(folder), judge.describe, temporary,
+    )  # fmt: skip
+
+
+def _check_arguments(
+    model: keras.Model,
+    max_drop: float,
+    minutes: float,
+    max_size: int | None,
+    min_bits: int | None,
+) -> None:
+    if is_quantized(model):
+        raise ValueError(f"'{model.name}' is quantized already: pass the float model to tune.")
+    if not max_drop >= 0:
+        raise ValueError(f"max_drop={max_drop}: give points of 0 and up, such as 0.5.")
+    if not minutes > 0:
+        raise ValueError(f"minutes={minutes}: give a time above 0, such as 10.")
+    if max_size is not None and max_size <= 0:
+        raise ValueError(f"max_size={max_size}: give the bytes that the file may have.")
+    if min_bits is not None and not 2 <= min_bits <= 8:
+        raise ValueError(f"min_bits={min_bits}: give 2 to 8.")
+
+
+def _check_held_out(train: Data, held_out: Data) -> None:
+    """Raise an error if most of the validation examples are training examples."""
+    seen = set(_hash_examples(train))
+    known = [example in seen for example in _hash_examples(held_out)]
+    same, count = sum(known), len(known)
+    if 2 * same > count:
+        raise ValueError(
+            f"{same} of {count} validation examples are also in the training data, so they cannot "
+            f"judge the result. Pass other data as validation."
+        )
+
+
+def _hash_examples(data: Data) -> list[int]:
+    examples = zip(*data.x, strict=True)
+    return [hash(b"".join(np.asarray(x).tobytes() for x in example)) for example in examples]
+
+
+def _claim(folder: Path, description: str) -> None:
+    """Mark a directory as that of a search, or check that it is that of the same search."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / MARK
+    if mark.exists() and mark.read_text("utf-8") != description:
+        raise ValueError(
+            f"{folder} holds the attempts of another search. Pass the same model and arguments as "
+            f"before, or another directory."
+        )
+    mark.write_text(description, "utf-8")

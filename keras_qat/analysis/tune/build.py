@@ -1,0 +1,182 @@
+"""Makes a quantized model from settings, and trains it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.analysis.tune.rungs import Settings
+from keras_qat.analysis.tune.score import Arrays, Judge
+from keras_qat.config.targets import Target
+from keras_qat.io.data import arrays_of
+from keras_qat.keras2.backend import keras
+from keras_qat.rewriting.quantize import quantize_model
+from keras_qat.rewriting.quantized_model import QuantizedModel
+from keras_qat.training.calibration.calibrate import calibrate
+from keras_qat.training.callbacks import FreezeBatchNorm
+from keras_qat.training.distillation import Distiller
+from keras_qat.training.post_training import bias_correction, learn_rounding
+
+CALIBRATED, ROUNDED = 512, 256
+"""Examples for ranges and biases, and for learned rounding."""
+
+BATCH = 32
+SLOWER = 0.1
+"""The learning rate that training begins with, as a share of the float optimizer's."""
+
+RATE = 1e-4
+"""The learning rate for models that were not compiled."""
+
+
+class Data(NamedTuple):
+    """All examples of a data set.
+
+    Args:
+        x: an array for each input of the model.
+        y: an array for each output with labels; None without labels.
+    """
+
+    x: Arrays
+    y: Arrays | None
+
+    def take(self, count: int) -> Arrays | np.ndarray:
+        """Return the inputs of some examples, spread evenly, as `predict` takes them."""
+        every = max(1, len(self.x[0]) // count)
+        few = [x[::every][:count] for x in self.x]
+        return few if len(few) > 1 else few[0]
+
+
+def read_data(model: keras.Model, data: object) -> Data:
+    """Read all examples and their labels, each once.
+
+    Args:
+        model: the model.
+        data: arrays, `(x, y)`, a `tf.data.Dataset` or a `keras.utils.Sequence` of batches.
+
+    Raises:
+        ValueError: if the data does not fit the model, or is empty.
+    """
+    if isinstance(data, tuple):
+        x, y = (*data, None)[:2]
+        labels = None if y is None else [np.asarray(part) for part in tf.nest.flatten(y)]
+        return _check(model, Data(arrays_of(model, x), labels))
+    if isinstance(data, (tf.data.Dataset, keras.utils.Sequence)):
+        if isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError("The dataset never ends. Limit it, for example with data.take(100).")
+        items = data if isinstance(data, tf.data.Dataset) else (data[i] for i in range(len(data)))
+        read = [keras.utils.unpack_x_y_sample_weight(item)[:2] for item in items]
+        x = arrays_of(model, [(batch, None) for batch, _ in read])
+        if any(y is None for _, y in read):
+            return _check(model, Data(x, None))
+        columns = zip(*(tf.nest.flatten(y) for _, y in read), strict=True)
+        return _check(model, Data(x, [np.concatenate(list(map(np.asarray, c))) for c in columns]))
+    return _check(model, Data(arrays_of(model, data), None))
+
+
+def _check(model: keras.Model, data: Data) -> Data:
+    count = len(data.x[0])
+    if data.y is not None and any(len(y) != count for y in data.y):
+        raise ValueError(f"There are {count} examples and {len(data.y[0])} labels.")
+    if data.y is not None and len(data.y) != len(model.outputs):
+        raise ValueError(
+            f"'{model.name}' has {len(model.outputs)} outputs, and there are labels for "
+            f"{len(data.y)}. Pass labels for all outputs, or none."
+        )
+    return data
+
+
+@dataclasses.dataclass
+class Builder:
+    """Makes quantized models of one float model.
+
+    Args:
+        model: the float model.
+        target: where the file is to run.
+        train: the training data.
+        judge: what training is stopped by.
+        seed: the seed of training and of learned rounding.
+        deadline: the time, by `time.monotonic`, at which training stops.
+    """
+
+    model: keras.Model
+    target: str | Target | None
+    train: Data
+    judge: Judge
+    seed: int
+    deadline: float
+
+    def build(self, settings: Settings) -> QuantizedModel:
+        """Return a quantized model that is made as the settings say."""
+        qat = quantize_model(
+            self.model, settings.recipe, target=self.target, outputs=settings.outputs or None
+        )
+        calibrate(qat, self.train.take(CALIBRATED), method=settings.method)
+        if settings.packs:
+            qat.pack_int4 = True
+        if settings.learns_rounding:
+            learn_rounding(qat, self.train.take(ROUNDED), seed=self.seed)
+        if settings.corrects_bias:
+            bias_correction(qat, self.train.take(ROUNDED))
+        if settings.epochs:
+            self._fit(qat, settings.epochs)
+        return qat
+
+    def _fit(self, qat: QuantizedModel, epochs: int) -> None:
+        """Train with the labels and the float model's loss, or towards the float model."""
+        keras.utils.set_random_seed(self.seed)
+        x, y = self.train
+        batches = -(-len(x[0]) // BATCH)
+        optimizer = self._make_optimizer(epochs * batches)
+        best = KeepBest(qat, self.judge, self.deadline)
+        callbacks = [FreezeBatchNorm(epochs * batches // 2, model=qat), best]
+        inputs = x if len(x) > 1 else x[0]
+        if y is not None and getattr(self.model, "_is_compiled", False):
+            config = self.model.get_compile_config()
+            qat.compile_from_config({**config, "optimizer": keras.optimizers.serialize(optimizer)})
+            labels = y if len(y) > 1 else y[0]
+            qat.fit(inputs, labels, BATCH, epochs, verbose=0, callbacks=callbacks)
+        else:
+            distance = "probabilities" if self.judge.has_probabilities else "squared"
+            distiller = Distiller(qat, self.model, distance=distance)
+            distiller.compile(optimizer)
+            distiller.fit(inputs, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=callbacks)
+        best.restore()
+
+    def _make_optimizer(self, steps: int) -> keras.optimizers.Optimizer:
+        """Return a fresh optimizer like the float model's, with a smaller learning rate."""
+        used = getattr(self.model, "optimizer", None)
+        if not isinstance(used, keras.optimizers.Optimizer):
+            schedule = keras.optimizers.schedules.CosineDecay(RATE, steps)
+            return keras.optimizers.Adam(schedule)
+        rate = used.get_config()["learning_rate"]
+        rate = RATE / SLOWER if isinstance(rate, dict) else float(rate)
+        schedule = keras.optimizers.schedules.CosineDecay(SLOWER * rate, steps)
+        return type(used).from_config({**used.get_config(), "learning_rate": schedule})
+
+
+class KeepBest(keras.callbacks.Callback):
+    """Keeps the weights of the epoch with the smallest drop, and stops at a deadline."""
+
+    def __init__(self, qat: QuantizedModel, judge: Judge, deadline: float) -> None:
+        super().__init__()
+        self.qat, self.judge, self.deadline = qat, judge, deadline
+        self.drop, self.weights = judge.score(qat).drop, qat.get_weights()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        """Stop if time is up."""
+        if time.monotonic() > self.deadline:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Keep the weights if they are the best so far."""
+        drop = self.judge.score(self.qat).drop
+        if drop < self.drop:
+            self.drop, self.weights = drop, self.qat.get_weights()
+
+    def restore(self) -> None:
+        """Set the best weights."""
+        self.qat.set_weights(self.weights)

@@ -1,0 +1,247 @@
+"""Tries settings one after another, and keeps what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from keras_qat.analysis.search_bits import search_bits
+from keras_qat.analysis.sensitivity import Sensitivity
+from keras_qat.analysis.tune.build import Builder
+from keras_qat.analysis.tune.rungs import EPOCHS, LADDER, Settings
+from keras_qat.analysis.tune.score import Arrays, Score
+from keras_qat.export import export_tflite
+from keras_qat.io.atomic_files import replacing
+from keras_qat.keras2.backend import keras
+from keras_qat.messages import silent
+from keras_qat.rewriting.quantized_model import QuantizedModel
+
+SHARES = (0.85, 0.75, 0.65, 0.5)
+"""Shares of the bytes of 8-bit weights that a search for smaller files tries."""
+
+NOTABLE = 0.5
+"""Least difference in dB that counts if the metric cannot tell two attempts apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """One line of the table that `tune` prints.
+
+    Args:
+        step: the step of the ladder.
+        settings: what was called.
+        value: the metric; None if the step was skipped, as are the next three.
+        drop: how much worse it is than the float model's, in points.
+        margin: half of the 95 % confidence interval of the drop.
+        size: bytes of the file.
+        seconds: how long it took.
+        outcome: "kept", "not better", "smaller", or why the step was skipped.
+    """
+
+    step: str
+    settings: str
+    value: float | None = None
+    drop: float | None = None
+    margin: float | None = None
+    size: int | None = None
+    seconds: float = 0.0
+    outcome: str = ""
+
+
+def format_attempts(attempts: list[Attempt], show: Callable[[float], str]) -> list[str]:
+    """Return the lines of a table of attempts."""
+    lines = []
+    for attempt in attempts:
+        if attempt.value is None or attempt.drop is None:
+            lines.append(f"{'-':>9}{'':>30}  {attempt.step}: skipped: {attempt.outcome}")
+            continue
+        margin = "" if attempt.margin is None else f"{attempt.margin:.2f}"
+        lines.append(
+            f"{show(attempt.value):>9}{attempt.drop:8.2f}{margin:>6}{attempt.size:10}"
+            f"{attempt.seconds:6.0f}  {attempt.step}: {attempt.settings} ({attempt.outcome})"
+        )
+    return lines
+
+
+class Search:
+    """The state of a search: the best settings so far, and what was tried.
+
+    Args:
+        builder: makes models from settings.
+        first: the settings to begin with.
+        max_drop: the budget in points.
+        directory: where attempts are saved.
+        verbose: 1 prints each attempt.
+    """
+
+    def __init__(
+        self, builder: Builder, first: Settings, max_drop: float, directory: Path, verbose: int
+    ) -> None:
+        self.builder, self.first, self.max_drop = builder, first, max_drop
+        self.model, self.target = builder.model, builder.target
+        self.directory, self.verbose = directory, verbose
+        self.attempts: list[Attempt] = []
+        self.best = first
+        self.best_score: Score | None = None
+        self._saved: dict[Attempt, Path] = {}
+        self._best_path = Path()
+
+    @property
+    def best_model(self) -> QuantizedModel:
+        """The model of the best settings so far."""
+        return keras.models.load_model(self._best_path, compile=False)
+
+    @property
+    def x_few(self) -> Arrays | np.ndarray:
+        """Some training inputs."""
+        return self.builder.train.take(256)
+
+    @property
+    def trains(self) -> bool:
+        """Whether training can help: with labels, or with many examples to learn from."""
+        return self.builder.train.y is not None or len(self.builder.train.x[0]) >= 256
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the best settings are within the budget."""
+        return self.best_score is not None and self.best_score.drop <= self.max_drop
+
+    @property
+    def is_late(self) -> bool:
+        """Whether time is up."""
+        return time.monotonic() > self.builder.deadline
+
+    def load(self, attempt: Attempt) -> QuantizedModel:
+        """Return the model of an attempt."""
+        return keras.models.load_model(self._saved[attempt], compile=False)
+
+    def skip(self, step: str, reason: str) -> None:
+        """Record a step that was not tried."""
+        self._record(Attempt(step, "", outcome=reason))
+
+    def attempt(self, step: str, settings: Settings, outcome: str = "") -> Attempt:
+        """Build, score and save a model, or read what an earlier call saved.
+
+        Args:
+            step: the step of the ladder.
+            settings: what to build.
+            outcome: the outcome to record; by default the result of the comparison with the best.
+        """
+        start = time.monotonic()
+        key = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+        model_path, data_path = self.directory / f"{key}.keras", self.directory / f"{key}.json"
+        if data_path.exists():
+            saved = json.loads(data_path.read_text("utf-8"))
+            score, size, seconds = Score(*saved["score"]), saved["size"], saved["seconds"]
+        else:
+            with silent(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                qat = self.builder.build(settings)
+                score, size = self.builder.judge.score(qat), len(export_tflite(qat))
+                qat.save(model_path)
+            seconds = round(time.monotonic() - start, 1)
+            with replacing(data_path) as temporary:
+                saved = {"score": score, "size": size, "seconds": seconds}
+                temporary.write_text(json.dumps(saved), "utf-8")
+        outcome = outcome or self._compare(score, settings)
+        margin = score.margin if np.isfinite(score.margin) else None
+        attempt = Attempt(
+            *(step, settings.describe(), score.value, score.drop, margin, size, seconds, outcome)
+        )
+        self._saved[attempt] = model_path
+        if outcome.startswith("kept"):
+            self.best, self.best_score, self._best_path = settings, score, model_path
+        self._record(attempt)
+        return attempt
+
+    def choose(self, max_size: int | None, smallest: bool) -> Attempt:
+        """Return the best attempt.
+
+        Args:
+            max_size: bytes that the file may have, or None.
+            smallest: whether the smallest file within the budget is the best.
+        """
+        attempts = list(self._saved)
+        if max_size is not None:
+            fitting = [a for a in attempts if a.size is not None and a.size <= max_size]
+            return min(fitting, key=_drop) if fitting else min(attempts, key=_size)
+        within = [a for a in attempts if _drop(a) <= self.max_drop]
+        if smallest and within:
+            return min(within, key=_size)
+        return within[0] if within else min(attempts, key=_drop)
+
+    def _compare(self, score: Score, settings: Settings) -> str:
+        """Return whether a score is kept. Within the noise, outputs nearer to float are better."""
+        best = self.best_score
+        if best is None:
+            return "kept"
+        is_noise = abs(score.drop - best.drop) <= min(max(score.margin, best.margin), 100.0)
+        if is_noise and not settings.epochs:
+            if score.noise > best.noise + NOTABLE:
+                return "kept: nearer to float, the metric differs within the noise"
+            return "not better"
+        return "kept" if score.drop < best.drop else "not better"
+
+    def _record(self, attempt: Attempt) -> None:
+        self.attempts.append(attempt)
+        if self.verbose:
+            print(*format_attempts([attempt], self.builder.judge.describe), flush=True)
+
+
+def _drop(attempt: Attempt) -> float:
+    return float("inf") if attempt.drop is None else attempt.drop
+
+
+def _size(attempt: Attempt) -> int:
+    return attempt.size or 0
+
+
+def climb(search: Search) -> None:
+    """Try the steps of the ladder until one meets the budget."""
+    for rung in LADDER:
+        if search.is_met:
+            return
+        reason = "no time is left" if search.is_late else rung.find_obstacle(search)
+        if reason is not None:
+            search.skip(rung.name, reason)
+            continue
+        for settings in rung.propose(search):
+            search.attempt(rung.name, settings)
+            if search.is_met or search.is_late:
+                break
+
+
+def shrink(search: Search, max_size: int | None, min_bits: int) -> None:
+    """Try mixed bits with learned rounding, from larger to smaller files, within the budget."""
+    base, x = search.best, search.builder.train.take(128)
+    known: Sensitivity | None = None
+    smaller = base
+    for share in SHARES:
+        step = f"{share:.0%} of the weights' bytes"
+        if search.is_late:
+            return search.skip(step, "no time is left")
+        bits = sorted({min_bits, 4, 8} - set(range(min_bits)))
+        with warnings.catch_warnings():  # About recipes that are not used.
+            warnings.simplefilter("ignore", UserWarning)
+            found = search_bits(search.model, x, share, bits=bits, recipe=base.recipe, known=known)
+        if known is not None and found.recipe == smaller.recipe:
+            continue
+        known = found.sensitivity
+        smaller = dataclasses.replace(
+            base, recipe=found.recipe, method="mse", learns_rounding=True, corrects_bias=False
+        )
+        smaller = dataclasses.replace(smaller, packs=True, epochs=0)
+        attempt = search.attempt(step, smaller, "smaller")
+        if _drop(attempt) > search.max_drop and search.trains and not search.is_late:
+            attempt = search.attempt(step, dataclasses.replace(smaller, epochs=EPOCHS), "smaller")
+        fits = max_size is not None and _size(attempt) <= max_size
+        if fits or (max_size is None and _drop(attempt) > search.max_drop):
+            return None
+    return None
