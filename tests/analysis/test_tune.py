@@ -1,0 +1,209 @@
+"""`tune`: the ladder, its budget, its errors, and continuing after an interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_qat
+from keras_qat.keras2.backend import keras
+from tests.helpers import values
+
+layers = keras.layers
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(240, 6)).astype("float32")
+Y = (X[:, 0] * X[:, 1] > 0).astype("int64")
+TRAIN, VALIDATION = (X[:160], Y[:160]), (X[160:], Y[160:])
+
+
+def make_classifier(metrics=("accuracy",)):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,), name="row")
+    hidden = layers.Dense(16, "relu")(layers.Dense(16, "relu")(inputs))
+    model = keras.Model(inputs, layers.Dense(2, "softmax", name="label")(hidden))
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", list(metrics))
+    model.fit(*TRAIN, epochs=10, verbose=0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return make_classifier()
+
+
+@pytest.fixture(scope="module")
+def regressor(classifier):
+    """A model with no error on its labels, which no quantized model reaches."""
+    model = keras.Model(classifier.inputs, classifier.outputs)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model, (X[:160], model.predict(X[:160])), (X[160:], model.predict(X[160:]))
+
+
+def measure_nearness(labels, predictions):
+    return 1 / (1 + np.mean((labels - predictions) ** 2))
+
+
+def make_detector():
+    """Boxes of some hundreds beside scores of 0 to 1, in one output."""
+    keras.utils.set_random_seed(2)
+    inputs = keras.Input((6,))
+    boxes = layers.Dense(2, name="boxes", bias_initializer=keras.initializers.Constant(500))(inputs)
+    scores = layers.Dense(3, "softmax", name="scores")(inputs)
+    return keras.Model(inputs, layers.Concatenate(name="detections")([boxes, scores]))
+
+
+def choose_class(labels, predictions):
+    return np.mean(labels.argmax(-1) == predictions[:, 2:].argmax(-1))
+
+
+def without_times(result):
+    return [dataclasses.replace(attempt, seconds=0.0) for attempt in result.attempts]
+
+
+def test_ranges_from_data_are_enough_for_an_easy_model(classifier, tmp_path, capsys):
+    before = values(classifier.weights)
+    result = keras_qat.tune(classifier, TRAIN, VALIDATION, max_drop=100)
+    assert result.is_met
+    assert [attempt.outcome for attempt in result.attempts] == ["kept"]
+    assert result.metric == "accuracy"
+    assert "ranges from data: calibrate (kept)" in capsys.readouterr().out
+    contents = result.export(tmp_path / "model.tflite")
+    assert len(contents) == result.best.size
+    report = keras_qat.verify(result.model, contents, VALIDATION[0])
+    assert report.identical == 1
+    accuracy = np.mean(result.model.predict(VALIDATION[0], verbose=0).argmax(-1) == VALIDATION[1])
+    assert accuracy == pytest.approx(result.best.value)
+    for now, then in zip(values(classifier.weights), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_the_whole_ladder_is_tried_for_a_budget_that_cannot_be_met(regressor):
+    result = keras_qat.tune(*regressor, metric=measure_nearness, max_drop=0, verbose=0)
+    assert not result.is_met
+    steps = {attempt.step: attempt for attempt in result.attempts}
+    assert list(steps) == [
+        *("ranges from data", "corrected biases", "other ranges"),
+        *("file ends before concatenated outputs", "learned rounding"),
+        *("sensitive layers in float", "training", "16-bit activations"),
+    ]
+    assert steps["learned rounding"].outcome.startswith("weights have 8 bits")
+    assert steps["training"].drop is not None
+    assert result.best.drop == min(a.drop for a in result.attempts if a.drop is not None)
+    assert "NOT within the budget" in str(result)
+
+
+def test_files_end_before_outputs_that_share_a_range():
+    model = make_detector()
+    labels = np.eye(3)[model.predict(X, verbose=0)[:, 2:].argmax(-1)]
+    data = (X[:160], labels[:160]), (X[160:], labels[160:])
+    result = keras_qat.tune(model, *data, metric=choose_class, max_drop=2, verbose=0)
+    assert result.is_met
+    assert result.best.step == "file ends before concatenated outputs"
+    assert "outputs=['boxes', 'scores']" in result.best.settings
+
+
+def test_without_labels_the_float_model_is_the_reference(classifier):
+    train = tf.data.Dataset.from_tensor_slices(TRAIN[0]).batch(32)
+    result = keras_qat.tune(classifier, train, VALIDATION[0], max_drop=100, verbose=0)
+    same = classifier.predict(VALIDATION[0], verbose=0).argmax(-1)
+    agreement = np.mean(result.model.predict(VALIDATION[0], verbose=0).argmax(-1) == same)
+    assert result.metric == "agreement with the float model"
+    assert result.float_value == 1
+    assert result.best.value == pytest.approx(agreement)
+
+
+def test_errors_have_a_drop_in_percent():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(8, "tanh"), layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    data = [(x, x[:, :1]) for x, _ in (TRAIN, VALIDATION)]
+    model.fit(*data[0], epochs=3, verbose=0)
+    result = keras_qat.tune(model, *data, max_drop=1000, verbose=0)
+    output = result.model.predict(VALIDATION[0], verbose=0)
+    error = np.mean(np.abs(output - data[1][1]))
+    assert result.metric == "mae"
+    assert result.best.drop == pytest.approx(100 * (error / result.float_value - 1), abs=1e-3)
+
+
+def test_smaller_files(classifier):
+    size = keras_qat.tune(classifier, TRAIN, VALIDATION, max_drop=100, verbose=0).best.size
+    options = {"max_drop": 100, "max_size": size - 1, "verbose": 0}
+    result = keras_qat.tune(classifier, TRAIN, VALIDATION, **options)
+    assert result.best.size < size
+    assert len(result.export(None)) == result.best.size
+    sizes = [attempt.size for attempt in result.smallest]
+    assert sizes == sorted(sizes)
+
+
+def test_a_search_that_was_interrupted_continues(regressor, tmp_path):
+    calls = 0
+
+    def interrupted(labels, predictions):
+        nonlocal calls
+        calls += 1
+        if calls > limit:
+            raise KeyboardInterrupt
+        return measure_nearness(labels, predictions)
+
+    def search(name):
+        options = {"max_drop": 0, "verbose": 0, "directory": tmp_path / name}
+        return keras_qat.tune(*regressor, metric=interrupted, **options)
+
+    limit = 10**9
+    expected = search("at once")
+    calls, limit = 0, 3 * 21
+    first = search("in two calls")
+    assert first.interrupted
+    assert 0 < len(first.attempts) < len(expected.attempts)
+    limit = 10**9
+    second = search("in two calls")
+    assert not second.interrupted
+    assert without_times(second) == without_times(expected)
+    np.testing.assert_array_equal(second.model(X), expected.model(X))
+
+
+def make_uncompiled():
+    return keras.Model(*(lambda model: (model.inputs, model.outputs))(make_detector()))
+
+
+MISTAKES = {
+    "is quantized already": lambda m: {"model": keras_qat.quantize_model(m)},
+    "max_drop=-1": lambda m: {"max_drop": -1},
+    "minutes=0": lambda m: {"minutes": 0},
+    "max_size=0": lambda m: {"max_size": 0},
+    "min_bits=1": lambda m: {"min_bits": 1},
+    "80 of 80 validation examples": lambda m: {"train": VALIDATION},
+    "is empty": lambda m: {"validation": (X[:0], Y[:0])},
+    "80 examples and 79 labels": lambda m: {"validation": (X[160:], Y[161:])},
+    "needs labels": lambda m: {"validation": X[160:], "metric": measure_nearness},
+    "target='cortex'": lambda m: {"target": "cortex"},
+    "no recipe 'int7'": lambda m: {"recipe": "int7"},
+    "not compiled": lambda m: {"model": make_uncompiled()},
+    "never ends": lambda m: {"train": tf.data.Dataset.from_tensors(TRAIN).repeat()},
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_get_an_answer(message, classifier):
+    arguments = {"model": classifier, "train": TRAIN, "validation": VALIDATION, "verbose": 0}
+    arguments |= MISTAKES[message](classifier)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        keras_qat.tune(**arguments)
+
+
+def test_a_directory_belongs_to_one_search(classifier, tmp_path):
+    options = {"max_drop": 100, "directory": tmp_path, "verbose": 0}
+    keras_qat.tune(classifier, TRAIN, VALIDATION, **options)
+    with pytest.raises(ValueError, match="attempts of another search"):
+        keras_qat.tune(classifier, TRAIN, VALIDATION, recipe="int16x8", **options)
+
+
+def test_targets_decide_what_is_tried(regressor):
+    options = {"max_drop": 0, "target": "ethos_u55", "minutes": 0.05, "verbose": 0}
+    result = keras_qat.tune(*regressor, metric=measure_nearness, **options)
+    assert result.model.target.name == "ethos_u55"
+    assert result.attempts[-1].outcome == "no time is left"
