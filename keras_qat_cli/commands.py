@@ -1,6 +1,6 @@
 """Gathers the commands."""
 
-from keras_qat_cli import comparing, making, planning
+from keras_qat_cli import comparing, making, planning, tuning
 from keras_qat_cli.group import cli
 
-__all__ = ["cli", "comparing", "making", "planning"]
+__all__ = ["cli", "comparing", "making", "planning", "tuning"]
