@@ -40,10 +40,10 @@ class Settings(NamedTuple):
         """Shows what is going on, and then how long it took."""
         return step(title) if self.verbose else contextlib.nullcontext()
 
-    def load(self, path: Path) -> Any:
-        """Loads a model."""
+    def load(self, path: Path, compiled: bool = False) -> Any:
+        """Loads a model, and with `compiled` its loss and metrics."""
         with self.step(f"Loading {path}"):
-            return models.load(path, self.trust)
+            return models.load(path, self.trust, compiled)
 
     def load_quantized(self, path: Path, quantizing: Quantizing) -> Any:
         """Loads a quantization-aware model, or makes one of a float model."""

@@ -121,12 +121,13 @@ def import_modules(names: Iterable[str]) -> None:
         importlib.import_module(name)
 
 
-def load(path: Path, trust: bool = False) -> Any:
+def load(path: Path, trust: bool = False, compiled: bool = False) -> Any:
     """Loads a model from a `.keras` or `.h5` file or from the directory of a SavedModel.
 
     Args:
         path: the file or directory.
         trust: whether code in the file may run, such as `Lambda` layers.
+        compiled: whether to load the loss and metrics too.
 
     Raises:
         ValueError: if Keras cannot load the model; the message says what to do.
@@ -142,7 +143,7 @@ def load(path: Path, trust: bool = False) -> Any:
         options = (
             {} if path.is_dir() or path.suffix in (".h5", ".hdf5") else {"safe_mode": not trust}
         )
-        return models.load_model(str(path), compile=False, **options)
+        return models.load_model(str(path), compile=compiled, **options)
     except (TypeError, ValueError, AttributeError, OSError) as error:
         raise ValueError(
             f"Keras cannot load {path}. Import custom layers with --import MODULE, and allow code "

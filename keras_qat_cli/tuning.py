@@ -51,7 +51,7 @@ def tune(
     held_out = data._replace(path=validation)
     held_out.check(model)
     with settings.library() as keras_qat:
-        loaded = settings.load(model)
+        loaded = settings.load(model, compiled=True)
         train, judged = (_load(loaded, source, labels) for source in (data, held_out))
         result = keras_qat.tune(loaded, train, judged, verbose=int(not as_json), **limits)
         result.export(str(file))

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.analysis.tune.rungs import Settings
 from keras_qat.analysis.tune.score import Arrays, Judge
 from keras_qat.config.targets import Target
-from keras_qat.io.data import arrays_of
+from keras_qat.io.data import read_arrays
 from keras_qat.keras2.backend import keras
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.rewriting.quantized_model import QuantizedModel
@@ -63,18 +63,18 @@ def read_data(model: keras.Model, data: object) -> Data:
     if isinstance(data, tuple):
         x, y = (*data, None)[:2]
         labels = None if y is None else [np.asarray(part) for part in tf.nest.flatten(y)]
-        return _check(model, Data(arrays_of(model, x), labels))
+        return _check(model, Data(read_arrays(model, x), labels))
     if isinstance(data, (tf.data.Dataset, keras.utils.Sequence)):
         if isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
             raise ValueError("The dataset never ends. Limit it, for example with data.take(100).")
         items = data if isinstance(data, tf.data.Dataset) else (data[i] for i in range(len(data)))
         read = [keras.utils.unpack_x_y_sample_weight(item)[:2] for item in items]
-        x = arrays_of(model, [(batch, None) for batch, _ in read])
+        x = read_arrays(model, [(batch, None) for batch, _ in read])
         if any(y is None for _, y in read):
             return _check(model, Data(x, None))
         columns = zip(*(tf.nest.flatten(y) for _, y in read), strict=True)
         return _check(model, Data(x, [np.concatenate(list(map(np.asarray, c))) for c in columns]))
-    return _check(model, Data(arrays_of(model, data), None))
+    return _check(model, Data(read_arrays(model, data), None))
 
 
 def _check(model: keras.Model, data: Data) -> Data:

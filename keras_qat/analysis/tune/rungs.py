@@ -10,7 +10,7 @@ from keras_qat.analysis.diagnose import diagnose
 from keras_qat.analysis.plan import plan
 from keras_qat.config import recipes
 from keras_qat.config.recipe import Recipe
-from keras_qat.training.calibration.methods import Method
+from keras_qat.training.calibration.histogram import Method
 
 if TYPE_CHECKING:
     from keras_qat.analysis.tune.search import Search

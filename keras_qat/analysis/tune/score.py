@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.analysis.verify.signal_to_noise import decibels
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.compiled_losses import losses_of
+from keras_qat.keras2.compiled_losses import find_losses
 
 Arrays = list[np.ndarray]
 Metric = Callable[..., float]
@@ -119,7 +119,7 @@ class Judge:
         if y is None:
             if metric is not None:
                 raise ValueError("metric= needs labels: pass validation=(x, y).")
-            losses = losses_of(model, [f"{i}" for i in range(len(self._exact))])
+            losses = find_losses(model, [f"{i}" for i in range(len(self._exact))])
             classes = [
                 (loss is not None and loss.kind == "classes") or _are_probabilities(outputs)
                 for loss, outputs in zip(losses, self._exact, strict=True)

@@ -115,8 +115,8 @@ class Search:
 
     @property
     def is_late(self) -> bool:
-        """Whether time is up."""
-        return time.monotonic() > self.builder.deadline
+        """Whether time is up. The first attempt is made in any case."""
+        return bool(self._saved) and time.monotonic() > self.builder.deadline
 
     def load(self, attempt: Attempt) -> QuantizedModel:
         """Return the model of an attempt."""
