@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.analysis.verify.signal_to_noise import decibels
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.compiled_losses import find_losses
+from keras_qat.keras2.losses import find_losses
 
 Arrays = list[np.ndarray]
 Metric = Callable[..., float]
