@@ -1,52 +1,55 @@
-"""Compares the trace of a layer with the layer, on random numbers."""
+"""Compares the trace of a layer with the layer, on random inputs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from keras_qat.graph.calls import Call, map_values
 from keras_qat.keras2.backend import set_keras_mask
 from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.tracing.replaced_functions import deny_eager_execution
 
+if TYPE_CHECKING:
+    from keras_qat.tracing.trace_layer import Trace
+
 SIZE = 8
-"""Size of open axes in the random inputs."""
+"""Size of unknown axes in the random inputs."""
 
 
-def random_inputs(trace: Any) -> list[Any]:
-    """Draws random inputs for a trace, and then their masks."""
-    draw = np.random.default_rng(0)
+def draw_inputs(trace: Trace) -> list[tf.Tensor]:
+    """Draws random inputs for a trace, followed by their masks."""
+    generator = np.random.default_rng(0)
     tensors = []
     for symbol in (*trace.inputs.values(), *trace.masks.values()):
         sizes = [SIZE if size is None else size for size in symbol.shape]
         sizes[:1] = [2 if symbol.shape[0] is None else symbol.shape[0]] if sizes else []
         is_float = symbol.dtype.is_floating
-        drawn = draw.normal(size=sizes) if is_float else draw.integers(0, 2, sizes)
-        tensors.append(tf.cast(drawn, symbol.dtype))
+        values = generator.normal(size=sizes) if is_float else generator.integers(0, 2, sizes)
+        tensors.append(tf.cast(values, symbol.dtype))
     return tensors
 
 
-def find_deviation(call: Call, trace: Any) -> str:
-    """Returns why a trace does not compute what its layer computes, "" if it does."""
-    drawn = random_inputs(trace)
-    numbers = dict(zip(trace.inputs, drawn, strict=False))
-    for value, mask in zip(trace.masks, drawn[len(numbers) :], strict=True):
-        set_keras_mask(numbers[value], mask)
-    args, kwargs = map_values(numbers.__getitem__, (call.args, dict(call.kwargs)))
+def find_deviation(call: Call, trace: Trace) -> str:
+    """Returns why a trace and its layer do not compute the same, "" if they do."""
+    inputs = draw_inputs(trace)
+    tensors = dict(zip(trace.inputs, inputs, strict=False))
+    for value, mask in zip(trace.masks, inputs[len(tensors) :], strict=True):
+        set_keras_mask(tensors[value], mask)
+    args, kwargs = map_values(tensors.__getitem__, (call.args, dict(call.kwargs)))
     if accepts_training(call.layer) and kwargs.get("training") is None:
         kwargs["training"] = False
     assigned = [weight for weight in trace.weights if id(weight) in trace.assigned]
-    before, after = _values_of(assigned), []
+    before, after, expected = _read_values(assigned), [], []
     try:
-        expected = []
         for _ in range(2):
             with deny_eager_execution():  # As in the trace.
-                outputs = without_none(call.layer(*args, **kwargs))
+                outputs = drop_none(call.layer(*args, **kwargs))
             expected.append(list(map(tf.convert_to_tensor, outputs)))
-            after.append(_values_of(assigned))
+            after.append(_read_values(assigned))
     except Exception:  # Sizes that do not fit: nothing to compare with.
         return ""
     finally:
@@ -54,7 +57,7 @@ def find_deviation(call: Call, trace: Any) -> str:
             weight.assign(held)
     if not all(map(np.allclose, *after)):
         return "it assigns another value to a weight each time"
-    computed = list(map(tf.convert_to_tensor, trace(drawn)))
+    computed = list(map(tf.convert_to_tensor, trace(inputs)))
     if len(computed) != len(expected[0]):
         return "it does not return the same each time"
     for first, second, traced in zip(*expected, computed, strict=True):
@@ -68,11 +71,10 @@ def find_deviation(call: Call, trace: Any) -> str:
     return ""
 
 
-def without_none(outputs: Any) -> list[Any]:
-    """Returns what a layer returns as a list, without the None that some return beside it."""
+def drop_none(outputs: object) -> list[Any]:
+    """Returns the outputs of a layer as a list, without None."""
     return [output for output in tf.nest.flatten(outputs) if output is not None]
 
 
-def _values_of(weights: list[Any]) -> list[np.ndarray]:
-    """Returns copies of what variables hold."""
+def _read_values(weights: list[tf.Variable]) -> list[NDArray[Any]]:
     return [tf.convert_to_tensor(weight).numpy() for weight in weights]

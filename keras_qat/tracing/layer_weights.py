@@ -1,4 +1,4 @@
-"""A layer's own weights: the attributes that hold them, and what its `call` assigns to them."""
+"""Finds the weights of a layer and lets its code read them as symbolic tensors."""
 
 from __future__ import annotations
 
@@ -13,70 +13,65 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import is_symbolic, keras, make_input, patch_members
+from keras_qat.keras2.backend import KerasTensor, is_symbolic, keras, make_input, patch_members
 from keras_qat.messages import LIBRARIES, get_package
-from keras_qat.tracing.concrete_sizes import HELD, asked_by_user
+from keras_qat.tracing.concrete_sizes import HELD, is_called_by_user
 
 _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
 """Prefixes of attributes in which Keras tracks other attributes."""
 
-HIDES = -100.0
-"""What masks in variables add to hidden scores is this or less."""
+_NO_HOLDERS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
 
-_NO_OBJECTS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
-
-
-def weight_attributes(layer: Any) -> dict[str, Any]:
-    """Returns a layer's own attributes that are variables, or structures with variables."""
-
-    def has_variables(value: Any) -> bool:
-        items = value.values() if isinstance(value, dict) else value
-        is_nest = isinstance(value, (list, tuple, dict))
-        return isinstance(value, tf.Variable) or (is_nest and any(map(has_variables, items)))
-
-    return {
-        name: value
-        for name, value in vars(layer).items()
-        if not name.startswith(_TRACKED) and has_variables(value)
-    }
+MASKS = -100.0
+"""Variables with values of this or less add them to masked scores."""
 
 
-def find_weight_holders(layer: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Returns a layer and the objects in its attributes that are no layers, each with its weights.
+def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:
+    """Returns a layer and the custom objects in its attributes, each with its weights.
 
-    Such are instances of a user's own classes, as of `tf.Module`. Keras does not train the
-    variables of others.
+    Weights are attributes that are variables or structures with variables. The objects are
+    instances of other classes than layers, such as `tf.Module`. Keras does not train variables of
+    other objects.
     """
-    held: list[tuple[Any, dict[str, Any]]] = []
+    holders: list[tuple[Any, dict[str, Any]]] = []
     seen = set[int]()
 
     def visit(value: Any) -> None:
         if isinstance(value, (list, tuple, dict)):
             for item in value.values() if isinstance(value, dict) else value:
                 visit(item)
-        elif value is layer or (id(value) not in seen and _is_plain_object(value)):
+        elif value is layer or (id(value) not in seen and _is_custom_object(value)):
             seen.add(id(value))
-            if own := weight_attributes(value):
-                held.append((value, own))
-            for name, item in list(vars(value).items()):
-                if not name.startswith(_TRACKED):
-                    visit(item)
+            own = {name: x for name, x in vars(value).items() if not name.startswith(_TRACKED)}
+            if weights := {name: x for name, x in own.items() if _has_variables(x)}:
+                holders.append((value, weights))
+            for item in own.values():
+                visit(item)
 
     visit(layer)
-    return held
+    return holders
 
 
-def _is_plain_object(value: Any) -> bool:
-    kind = type(value)
-    has_attributes = hasattr(value, "__dict__") and not isinstance(value, _NO_OBJECTS)
-    return has_attributes and get_package(kind) not in LIBRARIES
+def _has_variables(value: object) -> bool:
+    if isinstance(value, (list, tuple, dict)):
+        items = value.values() if isinstance(value, dict) else value
+        return any(map(_has_variables, items))
+    return isinstance(value, tf.Variable)
 
 
-def symbol_of_weight(variable: Any) -> Any:
-    """Returns a symbol that can be asked for its value, as the variable in whose place it is.
+def _is_custom_object(value: object) -> bool:
+    has_attributes = hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS)
+    return has_attributes and get_package(type(value)) not in LIBRARIES
 
-    What a flag or a counter holds that does not train, Python reads as a number.
+
+def make_stand_in(variable: tf.Variable) -> tf.Tensor | KerasTensor:
+    """Returns what code reads instead of a variable: the values of a mask, or a symbolic tensor.
+
+    The symbolic tensor has the methods of a variable. Python reads integers that do not train, such
+    as a flag or a counter, as values.
     """
+    if is_constant_mask(variable):
+        return tf.constant(variable.numpy())
     symbol = make_input(variable.shape, variable.dtype)
     if not (variable.trainable or variable.dtype.is_floating or variable.dtype.is_complex):
         vars(symbol)[HELD] = variable.numpy()
@@ -84,83 +79,74 @@ def symbol_of_weight(variable: Any) -> Any:
     return symbol
 
 
-def is_constant_mask(variable: Any) -> bool:
-    """Returns whether a variable that does not train says what to leave out, as masks of windows.
+def is_constant_mask(variable: tf.Variable) -> bool:
+    """Returns whether a variable that does not train is a mask of scores, as of windows.
 
-    It holds truth values, zeros and ones, or large negative numbers, and counts as a constant.
+    It holds booleans, zeros and ones, or large negative values, and is traced as a constant.
     """
     kind, size = variable.dtype, variable.shape.num_elements()
     if variable.trainable or not size or size < 2 or kind.is_complex:
         return False
     if not (kind.is_floating or kind.is_integer):
         return kind == tf.bool
-    numbers = variable.numpy()
-    if numbers.min() >= 0:
-        return bool(numbers.min() == 0 and numbers.any() and np.isin(numbers, (0, 1)).all())
-    hidden = numbers <= HIDES
-    return hidden.any() and not hidden.all() and np.abs(numbers[~hidden]).max() <= -HIDES / 10
+    values = variable.numpy()
+    if values.min() >= 0:
+        return bool(values.min() == 0 and values.any() and np.isin(values, (0, 1)).all())
+    masked = values <= MASKS
+    return masked.any() and not masked.all() and np.abs(values[~masked]).max() <= -MASKS / 10
 
 
-def make_stand_in(variable: Any) -> Any:
-    """Returns what code reads instead of a variable: a mask's numbers, or a symbol."""
-    return (
-        tf.constant(variable.numpy()) if is_constant_mask(variable) else symbol_of_weight(variable)
-    )
+def hash_constant_masks(model: keras.Model) -> list[int]:
+    """Returns a checksum of each mask of scores among a model's variables."""
+    masks = filter(is_constant_mask, model.weights)
+    return [zlib.crc32(weight.numpy().tobytes()) for weight in masks]
 
 
-def hash_constant_masks(model: Any) -> list[int]:
-    """Returns a checksum of each mask among a model's variables."""
-    return [
-        zlib.crc32(weight.numpy().tobytes()) for weight in model.weights if is_constant_mask(weight)
-    ]
-
-
-def with_symbols(value: Any, symbols: dict[int, Any]) -> Any:
-    """Returns a structure with symbols in the place of its variables."""
+def replace_variables(value: object, symbols: dict[int, Any]) -> Any:
+    """Returns a structure with the variables replaced by `symbols`, by their ids."""
     if isinstance(value, dict):
-        return {key: with_symbols(item, symbols) for key, item in value.items()}
+        return {key: replace_variables(item, symbols) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [with_symbols(item, symbols) for item in value]
+        return [replace_variables(item, symbols) for item in value]
     return symbols.get(id(value), value)
 
 
 @contextlib.contextmanager
-def listed_as_symbols(symbols: dict[int, Any]) -> Iterator[None]:
-    """Runs a block in which a user's code finds symbols in `layer.weights` and the like.
+def list_symbols_as_weights(symbols: dict[int, Any]) -> Iterator[None]:
+    """Runs a block in which custom code finds symbols in `layer.weights` and the like.
 
     Args:
-        symbols: id of a variable -> the symbol in its place.
+        symbols: id of a variable -> the symbol that replaces it.
     """
 
-    def listed(before: Any) -> property:
-        def weights(layer: Any) -> Any:
-            listed = before.fget(layer)
-            return with_symbols(listed, symbols) if asked_by_user() else listed
+    def replace(before: Any) -> property:
+        def get_weights(layer: keras.layers.Layer) -> Any:
+            weights = before.fget(layer)
+            return replace_variables(weights, symbols) if is_called_by_user() else weights
 
-        return property(weights, before.fset)
+        return property(get_weights, before.fset)
 
-    kinds = keras.Model, keras.Sequential, keras.layers.Layer
     names = [f"{kind}{name}" for kind in ("", "trainable_") for name in ("weights", "variables")]
     with contextlib.ExitStack() as block:
-        for kind in kinds:
-            lists = {name: listed(vars(kind)[name]) for name in names if name in vars(kind)}
+        for kind in (keras.Model, keras.Sequential, keras.layers.Layer):
+            lists = {name: replace(vars(kind)[name]) for name in names if name in vars(kind)}
             block.enter_context(patch_members(kind, **lists))
         yield
 
 
 def let_assign(
-    layer: Any, attributes: dict[str, Any], symbols: dict[int, Any], assigned: dict[int, Any]
+    layer: object, attributes: dict[str, Any], symbols: dict[int, Any], assigned: dict[int, Any]
 ) -> None:
-    """Lets `layer.kernel.assign(x)` put x in the place of a symbol, while the layer has symbols.
+    """Lets `layer.kernel.assign(x)` replace a symbol by x, while the layer has symbols.
 
     Args:
-        layer: the layer.
-        attributes: its `weight_attributes`.
-        symbols: id of a variable -> the symbol in its place.
-        assigned: is filled: id of a variable -> what was assigned to it last.
+        layer: the layer, or another holder of weights.
+        attributes: its attributes that hold weights.
+        symbols: id of a variable -> the symbol that replaces it.
+        assigned: is filled: id of a variable -> the tensor that was assigned to it last.
     """
 
-    def assigns(name: str, variable: Any) -> Callable[..., Any]:
+    def make_assign(name: str, variable: tf.Variable) -> Callable[..., Any]:
         def assign(value: Any, *args: Any, **kwargs: Any) -> Any:
             assigned[id(variable)] = vars(layer)[name] = value
             value.assign = assign
@@ -170,16 +156,15 @@ def let_assign(
 
     for name, variable in attributes.items():
         if isinstance(variable, tf.Variable) and is_symbolic(symbols[id(variable)]):
-            symbols[id(variable)].assign = assigns(name, variable)
+            symbols[id(variable)].assign = make_assign(name, variable)
 
 
-def regularizers_of(layer: Any) -> dict[int, Any]:
+def get_regularizers(layer: keras.layers.Layer) -> dict[int, Any]:
     """Returns the regularizers of a layer's own weights, by the variables' ids."""
     regularizers = {}
     for callback in layer._callable_losses:
         loss = callback.args[0] if isinstance(callback, partial) and callback.args else callback
         if isinstance(loss, partial) and loss.func.__name__ == "_loss_for_variable":
-            regularizers[id(loss.args[0])] = inspect.getclosurevars(loss.func).nonlocals[
-                "regularizer"
-            ]
+            names = inspect.getclosurevars(loss.func).nonlocals
+            regularizers[id(loss.args[0])] = names["regularizer"]
     return regularizers

@@ -1,10 +1,10 @@
-"""`tf.map_fn` over the examples of a batch, computed for all of them at once."""
+"""Vectorizes `tf.map_fn` over the examples of a batch."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,28 +13,34 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
 from keras_qat.graph.operations import get_kind, is_operation
 from keras_qat.graph.read_model import read_model
-from keras_qat.keras2.backend import allow_any_batch_sizes, is_symbolic, keras, make_input
+from keras_qat.keras2.backend import (
+    KerasTensor,
+    allow_any_batch_sizes,
+    is_symbolic,
+    keras,
+    make_input,
+)
 
 
 class NotKnown(Exception):
-    """Raised for loops of unknown length, and for what cannot be computed for all examples."""
+    """Raised for loops of unknown length, and for functions that cannot be vectorized."""
 
 
-class _OfOneExample(keras.Model):
-    """A model without counters, as a `Lambda` may make no variables."""
+class _ExampleModel(keras.Model):
+    """A model without counters, because a `Lambda` may not create variables."""
 
     def _init_batch_counters(self) -> None:
         pass
 
 
 def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
-    """Returns what a function computes of each example of symbolic tensors.
+    """Applies a function of one example to symbolic tensors of all examples.
 
-    The function is traced with one example, and each of its operations is then called with all.
+    The function is traced with one example. Each of its operations is then called with all of them.
 
     Raises:
-        NotKnown: if sizes other than the number of examples are open, if the function reads a
-            tensor of the whole batch, or for an operation that is not known here.
+        NotKnown: if other sizes than the batch size are unknown, if the function reads a tensor of
+            the entire batch, or for an unsupported operation.
     """
     batches = tf.nest.flatten(elems)
     for x in batches:
@@ -45,18 +51,18 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
     outputs = tf.nest.flatten(results)
     if not all(map(is_symbolic, outputs)):
         raise NotKnown
-    shared = _shared(ones, outputs)
+    shared = _find_shared(ones, outputs)
     try:
         with allow_any_batch_sizes():
-            graph = read_model(_OfOneExample([*ones, *shared], outputs))
+            graph = read_model(_ExampleModel([*ones, *shared], outputs))
     except ValueError as error:
         raise NotKnown from error
     inputs = flatten_values(graph.inputs)
     known: dict[Value, Any] = dict(zip(inputs, [*batches, *shared], strict=True))
     mapped = set(inputs[: len(ones)])
-    """What is known of all examples; the rest is the same for each."""
+    """Values that differ between examples."""
     for call in graph.calls:
-        known.update(zip(flatten_values(call.outputs), _of_all(call, known, mapped), strict=True))
+        known.update(zip(flatten_values(call.outputs), _apply_to_all(call, known, mapped), strict=True))
         if not mapped.isdisjoint(call.inputs):
             mapped.update(
                 value for value in flatten_values(call.outputs) if is_symbolic(known[value])
@@ -67,16 +73,16 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
     return tf.nest.pack_sequence_as(results, results_of_all)
 
 
-def _shared(ones: list[Any], outputs: list[Any]) -> list[Any]:
-    """Returns the symbolic tensors that are read and follow from no example, such as weights.
+def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[KerasTensor]:
+    """Returns the symbolic tensors that are read but depend on no example, such as weights.
 
     Raises:
-        NotKnown: if some follow from the whole batch, or an output from no example.
+        NotKnown: if some depend on the entire batch, or an output on no example.
     """
-    shared: dict[int, Any] = {}
+    shared: dict[int, KerasTensor] = {}
     follows = dict.fromkeys(map(id, ones), True)
 
-    def visit(x: Any) -> bool:
+    def visit(x: KerasTensor) -> bool:
         if id(x) not in follows:
             layer, index, _ = x._keras_history
             read = layer.inbound_nodes[index].keras_inputs
@@ -93,13 +99,13 @@ def _shared(ones: list[Any], outputs: list[Any]) -> list[Any]:
     return list(shared.values())
 
 
-def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[Any]:
-    """Returns the outputs of a call for all examples, or what is the same for each.
+def _apply_to_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[Any]:
+    """Returns the outputs of a call for all examples.
 
     Args:
         call: a call on one example.
-        known: its inputs for all examples, or what is the same for each: tensors or numbers.
-        mapped: the inputs that are of all examples.
+        known: its inputs: tensors of all examples, or tensors and arrays that are equal for each.
+        mapped: the inputs that differ between examples.
     """
     if not is_operation(call.layer) or any(None in x.shape for x in flatten_values(call.outputs)):
         raise NotKnown
@@ -114,14 +120,14 @@ def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[
     name = kind.rpartition(".")[2]  # Functions of TensorFlow 1 are not in the table.
     if name in _ALIGNED:
         rank = len(call.output.shape)
-        aligned = {v: _with_axes(known[v], rank) if v in mapped else known[v] for v in call.inputs}
+        aligned = {v: _align(known[v], rank) if v in mapped else known[v] for v in call.inputs}
         args, kwargs = map_values(aligned.__getitem__, (call.args, dict(call.kwargs)))
         return [function(*args, **kwargs)]
     are_shared = [v for v in call.inputs if is_symbolic(known[v]) and v not in mapped]
     if are_shared and (name not in _CONVOLUTIONS or call.inputs[0] in are_shared):
         raise NotKnown
     x = next(known[value] for value in call.inputs if value in mapped)
-    if name in _IN_OTHER_AXES:
+    if name in _RESHAPES:
         return [tf.reshape(x, [-1, *call.output.shape])]
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     if kind == "getitem" and len(call.inputs) == 1:
@@ -134,7 +140,7 @@ def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[
         return [x[(slice(None), *items)]]
     if name == "gather" and is_symbolic(given["params"]):
         axis, rows = given.get("axis"), given.get("batch_dims") or 0
-        (axis,) = _behind([rows if axis is None else axis])
+        (axis,) = _shift_axes([rows if axis is None else axis])
         rows += is_symbolic(given["indices"])
         return [tf.gather(given["params"], given["indices"], axis=axis, batch_dims=rows)]
     if name in _CONVOLUTIONS:
@@ -143,20 +149,20 @@ def _of_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[
     if name == "transpose":
         perm = given.get("perm")
         axes = range(len(call.output.shape))[::-1] if perm is None else perm
-        return [tf.transpose(x, [0, *_behind(axes)])]
+        return [tf.transpose(x, [0, *_shift_axes(axes)])]
     if name not in _DEFAULT_AXES or not mapped.issuperset(call.inputs):
         raise NotKnown
     axis, default = given.get("axis"), _DEFAULT_AXES[name]
     if axis is None:
         axis = [*range(len(x.shape) - 1)] if default is None else default
-    given["axis"] = _behind(axis) if isinstance(axis, (list, tuple)) else _behind([axis])[0]
+    given["axis"] = _shift_axes(axis) if isinstance(axis, (list, tuple)) else _shift_axes([axis])[0]
     return tf.nest.flatten(function(**given))
 
 
 def _convolve(
     name: str, function: Callable[..., Any], given: Mapping[str, Any], has_kernels: bool
 ) -> Any:
-    """Convolve the images of all examples: with one kernel, or each with its own.
+    """Convolves the images of all examples: with one kernel, or each with its own.
 
     Args:
         name: "conv2d" or "depthwise_conv2d".
@@ -176,7 +182,7 @@ def _convolve(
     (height, width, channels, last), padding = kernels.shape[1:], options.get("padding", "VALID")
     if count != 1 or channels != sizes[-1] or not isinstance(padding, str):
         raise NotKnown
-    steps, rates = (_of_image_axes(options.get(option) or 1) for option in ("strides", "dilations"))
+    steps, rates = (_expand_option(options.get(option) or 1) for option in ("strides", "dilations"))
     patches = tf.image.extract_patches(flat, [1, height, width, 1], steps, rates, padding.upper())
     _, *counts, values = patches.shape
     if name == "conv2d":
@@ -189,53 +195,42 @@ def _convolve(
     return tf.reshape(y, [-1, 1, *counts, last if name == "conv2d" else channels * last])
 
 
-def _of_image_axes(option: Any) -> list[int]:
-    """Return strides or dilations as `tf.image.extract_patches` reads them."""
-    numbers = tf.nest.flatten(option)
-    return numbers if len(numbers) == 4 else [1, *(numbers * 2)[:2], 1]
+def _expand_option(option: object) -> list[int]:
+    """Returns strides or dilations as `tf.image.extract_patches` reads them."""
+    sizes = tf.nest.flatten(option)
+    return sizes if len(sizes) == 4 else [1, *(sizes * 2)[:2], 1]
 
 
-def _behind(axes: Any) -> list[int]:
-    """Returns axes of one example as those of a batch."""
+def _shift_axes(axes: Iterable[int]) -> list[int]:
+    """Returns axes of one example as axes of a batch."""
     return [int(axis) + (axis >= 0) for axis in axes]
 
 
-def _with_axes(x: Any, rank: int) -> Any:
-    """Returns a tensor of examples with `rank` axes each, which broadcast as one example does."""
+def _align(x: KerasTensor, rank: int) -> KerasTensor:
+    """Adds axes to a batch so that its examples broadcast like one example of `rank` axes."""
     missing = rank + 1 - len(x.shape)
     return tf.reshape(x, [-1, *([1] * missing), *x.shape[1:]]) if missing else x
 
 
 def _as_slice(item: Any) -> Any:
-    """Returns an item of an index, as Keras keeps slices as dictionaries."""
+    """Returns an item of an index. Keras saves slices as dictionaries."""
     return slice(item["start"], item["stop"], item["step"]) if isinstance(item, dict) else item
 
 
 _ALIGNED = {
     *("matmul", "abs", "add", "subtract", "multiply", "divide", "divide_no_nan", "negative"),
-    *(
-        "square",
-        "squared_difference",
-        "sqrt",
-        "rsqrt",
-        "exp",
-        "expm1",
-        "log",
-        "log1p",
-        "sin",
-        "cos",
-    ),
+    *("square", "squared_difference", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin"),
     *("cos", "tanh", "sigmoid", "pow", "softplus", "relu", "relu6", "leaky_relu", "elu", "selu"),
     *("gelu", "silu", "floor", "ceil", "round", "sign", "minimum", "maximum", "cast"),
     *("clip_by_value", "floor_div", "floormod", "equal", "not_equal", "greater"),
     *("greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_not"),
     *("where", "zeros_like", "ones_like", "identity", "stop_gradient", "reciprocal"),
 }
-"""Operations of TensorFlow that broadcast their first axes, as additions do."""
+"""Operations that broadcast their first axes, like an addition."""
 
 _CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 
-_IN_OTHER_AXES = {"reshape", "expand_dims", "squeeze"}
+_RESHAPES = {"reshape", "expand_dims", "squeeze"}
 
 _DEFAULT_AXES: dict[str, int | None] = {
     **dict.fromkeys(("reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod")),
@@ -244,4 +239,4 @@ _DEFAULT_AXES: dict[str, int | None] = {
     **dict.fromkeys(("stack", "concat", "unstack", "split", "cumsum", "argmax", "argmin"), 0),
     **dict.fromkeys(("softmax", "log_softmax", "sort"), -1),
 }
-"""Operation with an `axis` -> the axis that it takes by default; None for all."""
+"""Operation with an `axis` -> its default axis; None for all axes."""

@@ -1,7 +1,7 @@
-"""What is replaced in TensorFlow and Keras while the code of a layer is traced.
+"""Lists what is replaced in TensorFlow and Keras while the code of a layer is traced.
 
-Keras' symbolic tensors can be passed to most functions of TensorFlow, but not to all, and Python
-can neither count nor compare them. Each entry of `PATCHES` lets code of one kind run all the same.
+Most functions of TensorFlow accept Keras' symbolic tensors, but not all, and Python can neither
+count nor compare them. Each entry of `PATCHES` supports one kind of code.
 """
 
 from __future__ import annotations
@@ -9,43 +9,51 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from keras_qat.keras2.backend import swap_attributes
 from keras_qat.tracing.concrete_sizes import read_sizes_as_integers
-from keras_qat.tracing.custom_gradients import record_custom_gradients
-from keras_qat.tracing.inner_calls import calls_inside
-from keras_qat.tracing.layer_weights import let_assign, listed_as_symbols, with_symbols
-from keras_qat.tracing.random_draws import draws_in_each_step, largest_draws
+from keras_qat.tracing.inner_calls import trace_inner_calls
+from keras_qat.tracing.layer_weights import (
+    let_assign,
+    list_symbols_as_weights,
+    replace_variables,
+)
 from keras_qat.tracing.replaced_functions import (
-    convolutions_at_once,
     count_symbols_as_tensors,
     deny_eager_execution,
+    draw_in_each_step,
+    draw_largest,
+    keep_convolutions,
+    record_custom_gradients,
     record_transforms,
     run_functions_eagerly,
     skip_assertions,
 )
 from keras_qat.tracing.unrolled_loops import unroll_loops
 
+if TYPE_CHECKING:
+    from keras_qat.tracing.trace_layer import Trace
+
 
 @dataclasses.dataclass(frozen=True)
 class Patch:
-    """One thing that is replaced.
+    """One replacement.
 
     Args:
-        name: what holds while it is in place.
-        apply: returns the block in which it is in place, for a `Trace`.
+        name: what holds while it is active.
+        apply: returns the block in which it is active, for a `Trace`.
         why: what goes wrong without it.
     """
 
     name: str
-    apply: Callable[[Any], contextlib.AbstractContextManager[Any]]
+    apply: Callable[[Trace], contextlib.AbstractContextManager[Any]]
     why: str
 
 
 @contextlib.contextmanager
-def apply_patches(trace: Any) -> Iterator[None]:
-    """Run a block with all patches in place."""
+def apply_patches(trace: Trace) -> Iterator[None]:
+    """Runs a block in which all patches are active."""
     with contextlib.ExitStack() as block:
         for patch in PATCHES:
             block.enter_context(patch.apply(trace))
@@ -53,24 +61,24 @@ def apply_patches(trace: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _weights_as_symbols(trace: Any) -> Iterator[None]:
+def _replace_weights(trace: Trace) -> Iterator[None]:
     with contextlib.ExitStack() as block:
         for owner, held in trace.holders:
-            block.enter_context(swap_attributes(owner, **with_symbols(held, trace.stand_ins)))
+            block.enter_context(swap_attributes(owner, **replace_variables(held, trace.stand_ins)))
             let_assign(owner, held, trace.stand_ins, trace.assigned)
         yield
 
 
-def _draws_in_each_step(trace: Any) -> contextlib.AbstractContextManager[Any]:
+def _draw_in_each_step(trace: Trace) -> contextlib.AbstractContextManager[Any]:
     if not trace.training or not trace.inputs:
         return contextlib.nullcontext()
-    return draws_in_each_step(next(iter(trace.inputs.values())))
+    return draw_in_each_step(next(iter(trace.inputs.values())))
 
 
 PATCHES = (
     Patch(
         "weights are symbolic tensors",
-        _weights_as_symbols,
+        _replace_weights,
         "`self.kernel` would be a constant of the trace",
     ),
     Patch(
@@ -80,48 +88,48 @@ PATCHES = (
     ),
     Patch(
         "lists of weights hold symbolic tensors",
-        lambda trace: listed_as_symbols(trace.stand_ins),
+        lambda trace: list_symbols_as_weights(trace.stand_ins),
         "`self.weights` would return variables",
     ),
     Patch(
-        "calls of layers are noted",
-        lambda trace: calls_inside(trace.tape, trace.layer, trace.lenders),
-        "weights that layers inside read would count as borrowed",
+        "calls of layers are recorded",
+        lambda trace: trace_inner_calls(trace.tape, trace.layer, trace.lenders),
+        "weights of inner layers would count as borrowed",
     ),
     Patch(
         "loops of known length are unrolled",
         lambda trace: unroll_loops(),
-        "`tf.while_loop`, `tf.map_fn` and `tf.TensorArray` take no symbolic tensors",
+        "`tf.while_loop`, `tf.map_fn` and `tf.TensorArray` accept no symbolic tensors",
     ),
     Patch(
-        "Python and NumPy draw their largest random numbers",
-        lambda trace: largest_draws(),
+        "Python and NumPy draw their largest random values",
+        lambda trace: draw_largest(),
         "layers that are dropped at random would be missing in the trace for good",
     ),
     Patch(
-        "TensorFlow draws random numbers in each step",
-        _draws_in_each_step,
+        "TensorFlow draws random values in each step",
+        _draw_in_each_step,
         "`tf.random.normal((8,))` would be a constant of the trace",
     ),
     Patch(
-        "sizes are Python's numbers",
+        "sizes are integers",
         lambda trace: read_sizes_as_integers(),
-        "`range(tf.shape(x)[1])` and `if tf.rank(x) == 3` need a number",
+        "`range(tf.shape(x)[1])` and `if tf.rank(x) == 3` need an integer",
     ),
     Patch(
-        "Fourier transforms take symbolic tensors",
+        "Fourier transforms accept symbolic tensors",
         lambda trace: record_transforms(),
-        "`tf.signal.rfft` is the only kind of function that Keras does not dispatch",
+        "Keras does not dispatch `tf.signal.rfft`, unlike all other functions",
     ),
     Patch(
-        "functions with custom gradients take symbolic tensors",
+        "functions with custom gradients accept symbolic tensors",
         lambda trace: record_custom_gradients(),
         "`tf.custom_gradient` records on a tape",
     ),
     Patch(
         "functions of TensorFlow run as Python code",
         lambda trace: run_functions_eagerly(),
-        "`tf.function` takes no symbolic tensors",
+        "`tf.function` accepts no symbolic tensors",
     ),
     Patch(
         "code is not executed eagerly",
@@ -135,8 +143,8 @@ PATCHES = (
     ),
     Patch(
         "`tf.nn.convolution` of a sequence is `tf.nn.conv1d`",
-        lambda trace: convolutions_at_once(),
-        "with gaps it is three operations, of which none says what it is for",
+        lambda trace: keep_convolutions(),
+        "with dilations it becomes three operations",
     ),
     Patch(
         "symbolic tensors are tensors",
@@ -144,4 +152,4 @@ PATCHES = (
         "code asks `isinstance(x, tf.Tensor)` or `tf.is_tensor(x)`",
     ),
 )
-"""All patches, in the order in which they are put in place."""
+"""All patches, in the order in which they become active."""

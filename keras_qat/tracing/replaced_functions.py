@@ -1,42 +1,48 @@
-"""Functions of TensorFlow that Keras does not record as one operation by itself."""
+"""Replacements for functions of TensorFlow, NumPy and Python while a layer is traced."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.operations import operation_class
-from keras_qat.keras2.backend import is_symbolic, keras, patch_members
-from keras_qat.tracing.concrete_sizes import asked_by_user
+from keras_qat.graph.operations import draws_random_numbers, name_in_tensorflow, operation_class
+from keras_qat.helper_layers.operations import SameShape
+from keras_qat.keras2.backend import KerasTensor, is_symbolic, keras, patch_members, register
+from keras_qat.keras2.configurations import load_nested_model
+from keras_qat.tracing.concrete_sizes import is_called_by_user
 
-NAMES = ("rfft", "rfft2d", "rfft3d", "irfft", "irfft2d", "irfft3d")
+_TRANSFORMS = ("rfft", "rfft2d", "rfft3d", "irfft", "irfft2d", "irfft3d")
+_DRAWS = ("normal", "uniform", "truncated_normal")
+_TENSOR = tf.Tensor
 
 
 @contextlib.contextmanager
 def record_transforms() -> Iterator[None]:
-    """Runs a block in which `tf.signal.rfft` and the like take symbolic tensors."""
-    with patch_members(
-        tf.signal, **{name: _of_symbols(getattr(tf.signal, name)) for name in NAMES}
-    ):
+    """Runs a block in which `tf.signal.rfft` and the like accept symbolic tensors."""
+
+    def record(transform: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(transform)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            on_symbols = any(map(is_symbolic, tf.nest.flatten((args, kwargs))))
+            return (operation_class()(transform) if on_symbols else transform)(*args, **kwargs)
+
+        return call
+
+    transforms = {name: record(getattr(tf.signal, name)) for name in _TRANSFORMS}
+    with patch_members(tf.signal, **transforms):
         yield
-
-
-def _of_symbols(transform: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(transform)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        on_symbols = any(map(is_symbolic, tf.nest.flatten((args, kwargs))))
-        return (operation_class()(transform) if on_symbols else transform)(*args, **kwargs)
-
-    return call
 
 
 @contextlib.contextmanager
 def run_functions_eagerly() -> Iterator[None]:
-    """Runs a block in which `tf.function` calls Python, as it takes no symbolic tensors."""
+    """Runs a block in which `tf.function` calls Python: it does not accept symbolic tensors."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -47,11 +53,11 @@ def run_functions_eagerly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deny_eager_execution() -> Iterator[None]:
-    """Runs a block in which a user's code is told that it runs in a graph, as in a Keras model."""
+    """Runs a block in which `tf.executing_eagerly()` is False for custom code, as in Keras."""
     is_eager = tf.executing_eagerly
 
     def executing_eagerly() -> bool:
-        return is_eager() and not asked_by_user("keras_qat")
+        return is_eager() and not is_called_by_user("keras_qat")
 
     with patch_members(tf, executing_eagerly=executing_eagerly):
         yield
@@ -59,66 +65,198 @@ def deny_eager_execution() -> Iterator[None]:
 
 @contextlib.contextmanager
 def skip_assertions() -> Iterator[None]:
-    """Runs a block in which TensorFlow's assertions, which want numbers, pass all."""
+    """Runs a block in which TensorFlow's assertions, which need concrete values, always pass."""
 
-    def passed_on(x: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def accept(x: Any = None, *args: Any, **kwargs: Any) -> Any:
         return x
 
     names = [name for name in dir(tf.debugging) if name.startswith("assert_")]
-    with patch_members(tf.debugging, **dict.fromkeys(names, passed_on)):
+    with patch_members(tf.debugging, **dict.fromkeys(names, accept)):
         yield
 
 
 @contextlib.contextmanager
-def convolutions_at_once() -> Iterator[None]:
+def keep_convolutions() -> Iterator[None]:
     """Runs a block in which `tf.nn.convolution` of a sequence is `tf.nn.conv1d`.
 
-    With gaps it would be a convolution between two operations that move steps, none of which says
-    what it is for. Keras calls it in another module than users do.
+    With dilations, TensorFlow would insert a reshape before and after the convolution. Keras calls
+    the function in another module than custom code does.
     """
     convolution = tf.nn.convolution
 
-    def at_once(
+    def convolve(
         input: Any,
         filters: Any,
         strides: Any = None,
-        padding: Any = "VALID",
-        data_format: Any = None,
+        padding: str = "VALID",
+        data_format: str | None = None,
         dilations: Any = None,
-        name: Any = None,
+        name: str | None = None,
     ) -> Any:
-        options = 1 if strides is None else strides, padding
-        if isinstance(input, _SYMBOL) and len(input.shape) == 3 and data_format in (None, "NWC"):
-            return tf.nn.conv1d(input, filters, *options, dilations=dilations, name=name)
+        is_sequence = isinstance(input, KerasTensor) and len(input.shape) == 3
+        if is_sequence and data_format in (None, "NWC"):
+            strides = 1 if strides is None else strides
+            return tf.nn.conv1d(input, filters, strides, padding, dilations=dilations, name=name)
         return convolution(input, filters, strides, padding, data_format, dilations, name)
 
-    modules = tf.nn, tf.compat.v2.nn
-    with contextlib.ExitStack() as block:
-        for module in modules:
-            block.enter_context(patch_members(module, convolution=at_once))
+    with (
+        patch_members(tf.nn, convolution=convolve),
+        patch_members(tf.compat.v2.nn, convolution=convolve),
+    ):
         yield
 
 
 class _AnyTensor(type):
-    """Says of symbolic tensors that they are tensors, too."""
+    """Metaclass of a `tf.Tensor` with symbolic tensors among its instances."""
 
-    def __instancecheck__(cls, x: Any) -> bool:
-        return isinstance(x, (_TENSOR, _SYMBOL))
-
-
-_TENSOR, _SYMBOL = tf.Tensor, type(keras.Input((1,)))
+    def __instancecheck__(cls, x: object) -> bool:
+        return isinstance(x, (_TENSOR, KerasTensor))
 
 
 @contextlib.contextmanager
 def count_symbols_as_tensors() -> Iterator[None]:
-    """Runs a block in which checks of types take symbolic tensors for tensors, as Keras gives them.
+    """Runs a block in which type checks accept symbolic tensors as tensors.
 
-    TensorFlow and Keras themselves look up their types elsewhere.
+    TensorFlow and Keras look up their types elsewhere, so this only affects other code.
     """
     is_tensor = tf.is_tensor
     with patch_members(
         tf,
         Tensor=_AnyTensor("Tensor", (), {}),
-        is_tensor=lambda x: is_tensor(x) or isinstance(x, _SYMBOL),
+        is_tensor=lambda x: is_tensor(x) or isinstance(x, KerasTensor),
     ):
         yield
+
+
+@contextlib.contextmanager
+def draw_largest() -> Iterator[None]:
+    """Runs a block in which `random` and `numpy.random` return their largest values.
+
+    A trace keeps the values for good. With the largest ones, LayerDrop omits no layer:
+    `if training and np.random.uniform(0, 1) < self.layerdrop: continue`.
+    """
+    draw = np.random.uniform
+
+    def uniform(low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
+        return high if size is None else draw(low, high, size)
+
+    def unit(*sizes: Any, **options: Any) -> Any:
+        return draw(size=sizes or options.get("size")) if sizes or options else 1.0
+
+    numpy_names = "random", "rand", "random_sample"
+    with (
+        patch_members(random, uniform=uniform, random=unit),
+        patch_members(np.random, uniform=uniform, **dict.fromkeys(numpy_names, unit)),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
+    """Runs a block in which TensorFlow draws new random values in each step.
+
+    Without a symbolic argument, as in `tf.random.normal(w.shape)`, it would draw them only once.
+    DeBERTa drops values by TensorFlow's Bernoulli distribution, which accepts no symbolic sizes,
+    so that is replaced by `tf.random.uniform`.
+    """
+    bernoulli = tf.compat.v1.distributions.Bernoulli
+    sample_before = bernoulli.sample
+
+    def draw_anew(draw: Callable[..., Any]) -> Callable[..., Any]:
+        def call(shape: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(shape, (list, tuple)):  # An unknown size, as in x.shape[0].
+                shape = [tf.shape(x)[0] if size is None else size for size in shape]
+            is_known = not any(map(is_symbolic, tf.nest.flatten((shape, args, kwargs))))
+            if not is_known or not tf.executing_eagerly():  # Inner layers are called in a graph.
+                return draw(shape, *args, **kwargs)
+            sizes = tf.cast(tf.convert_to_tensor(shape), tf.int32)
+            return tf.reshape(draw(sizes + 0 * tf.shape(x)[0], *args, **kwargs), sizes)
+
+        return call
+
+    def sample(self: Any, sample_shape: Any = (), *args: Any, **kwargs: Any) -> Any:
+        if self.batch_shape.rank != 0 or not tf.executing_eagerly():
+            return sample_before(self, sample_shape, *args, **kwargs)
+        return tf.cast(tf.random.uniform(sample_shape) < float(self.probs), self.dtype)
+
+    draws = {name: draw_anew(getattr(tf.random, name)) for name in _DRAWS}
+    with (
+        patch_members(tf.random, **draws),
+        patch_members(tf.compat.v2.random, **draws),
+        patch_members(bernoulli, sample=sample),
+    ):
+        yield
+
+
+@register
+class OwnGradient(SameShape):
+    """Returns its input. A model computes the gradient of the tensors that it depends on.
+
+    `OwnGradient(model)(y, given=[x])`: the model computes the gradients of `given` from these
+    tensors and the gradient of `y`.
+
+    Args:
+        model: the model, or its configuration.
+    """
+
+    def __init__(self, model: keras.Model | dict[str, Any] | None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.model: Any = load_nested_model(model) if isinstance(model, dict) else model
+
+    def call(self, inputs: tf.Tensor, given: Any = None) -> tf.Tensor:
+        @tf.custom_gradient
+        def apply(y: tf.Tensor, *read: tf.Tensor) -> Any:
+            return tf.identity(y), lambda upstream: (
+                None,
+                *tf.nest.flatten(self.model([*read, upstream])),
+            )
+
+        return apply(inputs, *given)
+
+    def operations(self) -> list[Any]:
+        """Returns the kinds of operations in the model, without names."""
+        return [name_in_tensorflow(layer) or type(layer) for layer in self.model.layers]
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "model": self.model.get_config()}
+
+
+@contextlib.contextmanager
+def record_custom_gradients() -> Iterator[None]:
+    """Runs a block in which functions with a custom gradient accept symbolic tensors."""
+    module: Any = inspect.getmodule(tf.custom_gradient)
+    call_eagerly = module._eager_mode_decorator
+    created: list[Any] = []
+
+    def record(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        flat = tf.nest.flatten(args)
+        read = [x for x in flat if is_symbolic(x)]
+        if not read:
+            return call_eagerly(function, args, kwargs)
+        y, _ = function(*args, **kwargs)
+        symbols = [keras.Input(type_spec=x.type_spec) if is_symbolic(x) else x for x in flat]
+        _, gradient = function(*tf.nest.pack_sequence_as(args, symbols), **kwargs)
+        upstream = keras.Input(type_spec=y.type_spec)
+        results = zip(symbols, tf.nest.flatten(gradient(upstream)), strict=True)
+        pairs = [(x, g) for x, g in results if is_symbolic(x)]
+        gradients = [tf.zeros_like(x) if g is None else g for x, g in pairs]
+        if any(map(draws_random_numbers, _find_layers_before(gradients))):
+            return y  # They would draw other values: a dropout has TensorFlow's own gradient.
+        name = f"own_gradient_{len(created)}" if created else "own_gradient"
+        layer = OwnGradient(None, name=name)
+        created.append((layer, [*(x for x, _ in pairs), upstream], gradients))
+        return layer(y, given=read)
+
+    with patch_members(module, _eager_mode_decorator=record):
+        yield
+    for layer, *ends in created:  # A `Lambda` would not let models create their variables.
+        layer.model = keras.Model(*ends)
+
+
+def _find_layers_before(tensors: list[Any]) -> Iterator[keras.layers.Layer]:
+    waiting, seen = list(tensors), set[int]()
+    for tensor in waiting:
+        if is_symbolic(tensor) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield tensor._keras_history.layer
+            waiting += tensor.node.keras_inputs

@@ -1,7 +1,7 @@
-"""Opens a layer: traces its `call` on symbolic tensors into calls of other layers and operations.
+"""Traces a layer: runs its `call` on symbolic tensors, which gives calls of other layers.
 
-Python code in a layer runs only once, while it is traced. So a layer is opened only if the traced
-operations compute on random numbers what the layer computes, and the same in training.
+Python code in a layer runs only once, while it is traced. Therefore a layer is only traced if the
+calls compute the same as the layer on random inputs, and the same in training.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from keras_qat.graph.keras_masks import get_first_argument
 from keras_qat.graph.operations import read_scalar
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import (
+    Node,
     accepts_mask,
     allow_any_batch_sizes,
     has_mask_argument,
@@ -32,15 +33,13 @@ from keras_qat.keras2.backend import (
 from keras_qat.keras2.layer_names import use_unique_names
 from keras_qat.keras2.layers_and_models import accepts_training, list_nodes
 from keras_qat.keras2.readability import describe_error, get_first_line
-from keras_qat.tracing.cannot_trace import READS_OTHERS, CannotTrace, ReadsWeights
-from keras_qat.tracing.check_trace import find_deviation, without_none
+from keras_qat.tracing.cannot_trace import READS_OTHERS, CannotTrace, MustTraceInline, ReadsWeights
+from keras_qat.tracing.check_trace import drop_none, find_deviation
 from keras_qat.tracing.concrete_sizes import make_symbols_of_values
-from keras_qat.tracing.inner_calls import MustTraceInline, keeping_symbols, without_nodes
-from keras_qat.tracing.layer_weights import find_weight_holders, make_stand_in, regularizers_of
+from keras_qat.tracing.inner_calls import keep_symbols, remove_nodes
+from keras_qat.tracing.layer_weights import find_weight_holders, get_regularizers, make_stand_in
 from keras_qat.tracing.patches import apply_patches
-from keras_qat.tracing.training_phase import follow_training, with_both_phases
-
-_NOT_DENSE = (tf.SparseTensorSpec, tf.RaggedTensorSpec)
+from keras_qat.tracing.training_phase import combine_phases, follow_training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +49,9 @@ class TracedLayer:
     Args:
         graph: the calls. Its inputs are the tensors that the layer reads, their masks, then its
             weights.
-        weights: input of the graph -> the variable that it stands for.
+        weights: input of the graph -> the variable that it represents.
         regularizers: id of a variable -> its regularizer.
-        carries_masks: whether the outputs carry the masks of the calls inside, not the layer's own.
+        carries_masks: whether the outputs have the Keras masks of the inner calls, not the layer's.
     """
 
     graph: Graph
@@ -65,42 +64,42 @@ class TracedLayer:
 def trace_layer(
     call: Call, masks: Mapping[Value, Value] | None = None, lenders: Sequence[Any] = ()
 ) -> TracedLayer:
-    """Opens the layer of a call. The layer itself stays as it is.
+    """Traces the layer of a call. The layer itself is not changed.
 
     Args:
         call: the call.
-        masks: input of the call -> the mask that it carries.
-        lenders: other layers whose weights it reads, and variables that no layer holds. Calls of
-            these layers inside are opened, too, and the variables count as constants.
+        masks: input of the call -> its Keras mask.
+        lenders: other layers whose weights the layer borrows, and variables that no layer holds.
+            Calls of these layers are traced, too, and the variables become constants.
 
     Raises:
-        CannotTrace: if that is not possible.
-        ReadsWeights: if it reads weights of layers that are no `lenders`.
-        OnlyTrains: if it does something in training only.
+        CannotTrace: if the layer cannot be traced.
+        ReadsWeights: if it reads weights of layers that are not in `lenders`.
+        OnlyTrains: if it only computes something in training.
     """
     layer = call.layer
-    _check(call)
-    trained = accepts_training(layer) and call.kwargs.get("training") is None
+    _check(layer)
+    has_phases = accepts_training(layer) and call.kwargs.get("training") is None
     # tf.init_scope stops the tapes that look for weights of other layers.
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
-    with eagerly, without_nodes(layer), use_unique_names(layer):
+    with eagerly, remove_nodes(layer), use_unique_names(layer):
         traces: tuple[Trace, ...] = ()
         while not traces:
             try:
-                traces = _traces(call, masks or {}, trained, lenders)
+                traces = _trace_phases(call, masks or {}, has_phases, lenders)
             except MustTraceInline as error:
                 lenders = [*lenders, error.layer]
-        with keeping_symbols(layer):
+        with keep_symbols(layer):
             if reason := find_deviation(call, traces[-1]):
                 raise CannotTrace(reason)
     return traces[0].read()
 
 
-def _traces(
-    call: Call, masks: Mapping[Value, Value], follows_training: bool, lenders: Sequence[Any]
+def _trace_phases(
+    call: Call, masks: Mapping[Value, Value], has_phases: bool, lenders: Sequence[Any]
 ) -> tuple[Trace, ...]:
-    """Returns traces of the layer of a call: one to read, then one of inference if they differ."""
-    if not follows_training:
+    """Returns the trace to read, and then a trace of inference if they differ."""
+    if not has_phases:
         return (Trace(call, masks, None, lenders),)
     trained, tested = (Trace(call, masks, phase, lenders) for phase in (True, False))
     try:
@@ -108,15 +107,14 @@ def _traces(
     except CannotTrace as error:
         # `trained` has been changed.
         trained = Trace(call, masks, True, lenders)
-        return with_both_phases(trained, tested, error), tested
+        return combine_phases(trained, tested, error), tested
     return trained, tested
 
 
-def _check(call: Call) -> None:
-    layer = call.layer
+def _check(layer: keras.layers.Layer) -> None:
     if layer.activity_regularizer is not None:
         raise CannotTrace("it has an activity regularizer")
-    if len(layer._callable_losses) > len(regularizers_of(layer)):
+    if len(layer._callable_losses) > len(get_regularizers(layer)):
         raise CannotTrace("it adds to the loss")
     if layer.compute_dtype != layer.variable_dtype:
         raise CannotTrace("it computes in mixed precision")
@@ -133,32 +131,22 @@ class Trace:
         lenders: Sequence[Any] = (),
     ) -> None:
         self.call, self.layer, self.training = call, call.layer, training
-        layer = call.layer
-        self.outside = {id(v) for v in lenders if isinstance(v, tf.Variable)}
-        lenders = self.lenders = [x for x in lenders if id(x) not in self.outside]
-        self.holders = [x for owner in (layer, *lenders) for x in find_weight_holders(owner)]
+        self.outside = {id(x) for x in lenders if isinstance(x, tf.Variable)}
+        """Ids of variables that no layer holds."""
+        self.lenders = [x for x in lenders if id(x) not in self.outside]
+        owners = self.layer, *self.lenders
+        self.holders = [holder for owner in owners for holder in find_weight_holders(owner)]
         variables = tf.nest.flatten([list(held.values()) for _, held in self.holders])
         weights = {id(w): w for w in variables if isinstance(w, tf.Variable)}
         self.stand_ins = {key: make_stand_in(weight) for key, weight in weights.items()}
         symbols = {key: tensor for key, tensor in self.stand_ins.items() if is_symbolic(tensor)}
         self.weights = [weights[key] for key in symbols]
         self.assigned: dict[int, Any] = {}
-        """Id of a variable -> what the layer assigns to it."""
+        """Id of a variable -> the tensor that the layer assigns to it."""
         self.inputs = {value: make_input(value.shape, value.dtype) for value in call.inputs}
         self.masks = {value: make_input(mask.shape, mask.dtype) for value, mask in masks.items()}
         for value, mask in self.masks.items():
             set_keras_mask(self.inputs[value], mask)
-        args, kwargs = map_values(self.inputs.__getitem__, (call.args, dict(call.kwargs)))
-        if training is not None:
-            kwargs["training"] = training
-        elif accepts_training(layer):
-            kwargs.setdefault("training", None)
-        if not accepts_mask(layer):
-            kwargs.pop("mask", None)
-        elif not has_mask_argument(layer, args, kwargs):
-            first = map_values(self.masks.get, get_first_argument(call))
-            if any(mask is not None for mask in tf.nest.flatten(first)):
-                kwargs["mask"] = first
         self.added: list[Any] = []
         """Functions that add a loss or a metric of the layer to a model."""
         self.replacements = {
@@ -166,17 +154,8 @@ class Trace:
             "add_metric": self._add_metric,
             "add_update": _refuse_updates,
         }
-        with tf.GradientTape(watch_accessed_variables=True) as self.tape:
-            try:
-                with apply_patches(self):
-                    self.outputs = without_autograph(lambda: layer.call(*args, **kwargs))()
-            except (CannotTrace, MustTraceInline):
-                raise
-            except Exception as error:  # Whatever a user's own code may raise.
-                raise CannotTrace(describe_error(error)) from error
-        tensors = [*self.inputs.values(), *self.masks.values(), *symbols.values()]
-        self.outputs = make_symbols_of_values(self.outputs)
-        outputs = without_none(self.outputs)
+        self.outputs = make_symbols_of_values(self._run())
+        outputs = drop_none(self.outputs)
         if len(outputs) < len(tf.nest.flatten(self.outputs)):
             self.outputs = outputs
         if foreign := [output for output in outputs if isinstance(output, tf.Variable)]:
@@ -184,15 +163,15 @@ class Trace:
         if not outputs or not all(map(is_symbolic, outputs)):
             raise CannotTrace("its outputs do not depend on its inputs")
         try:
-            self.model = self.model_of(tensors, self.outputs)
+            tensors = [*self.inputs.values(), *self.masks.values(), *symbols.values()]
+            self.model = self.make_model(tensors, self.outputs)
         except ValueError as error:
             is_foreign = "Graph disconnected" in str(error)
             raise CannotTrace(READS_OTHERS if is_foreign else get_first_line(error)) from error
         arguments = tf.nest.flatten([(node.call_args, node.call_kwargs) for node in self.nodes])
         read = [leaf for leaf in arguments if isinstance(leaf, tf.Variable)]
-        if read := [
-            v for v in [*self.tape.watched_variables(), *read] if id(v) not in self.outside
-        ]:
+        read = [*self.tape.watched_variables(), *read]
+        if read := [variable for variable in read if id(variable) not in self.outside]:
             raise ReadsWeights(read)
         try:
             if self.assigned:
@@ -200,15 +179,38 @@ class Trace:
         except ValueError as error:
             raise CannotTrace("it assigns what depends on its input to a weight") from error
 
+    def _run(self) -> Any:
+        layer = self.layer
+        arguments = self.call.args, dict(self.call.kwargs)
+        args, kwargs = map_values(self.inputs.__getitem__, arguments)
+        if self.training is not None:
+            kwargs["training"] = self.training
+        elif accepts_training(layer):
+            kwargs.setdefault("training", None)
+        if not accepts_mask(layer):
+            kwargs.pop("mask", None)
+        elif not has_mask_argument(layer, args, kwargs):
+            first = map_values(self.masks.get, get_first_argument(self.call))
+            if any(mask is not None for mask in tf.nest.flatten(first)):
+                kwargs["mask"] = first
+        with tf.GradientTape(watch_accessed_variables=True) as self.tape:
+            try:
+                with apply_patches(self):
+                    return without_autograph(lambda: layer.call(*args, **kwargs))()
+            except (CannotTrace, MustTraceInline):
+                raise
+            except Exception as error:  # Custom code may raise anything.
+                raise CannotTrace(describe_error(error)) from error
+
     @allow_any_batch_sizes()
-    def model_of(self, inputs: Any, outputs: Any) -> Any:
+    def make_model(self, inputs: Any, outputs: Any) -> keras.Model:
         """Returns a model of traced tensors, with the losses and metrics of the layer."""
         model = keras.Model(inputs, outputs)
         for add in self.added:
             add(model)
         return model
 
-    def _add_loss(self, losses: Any, **_: Any) -> None:
+    def _add_loss(self, losses: object, **_: object) -> None:
         for loss in tf.nest.flatten(losses):
             if read_scalar(loss) == 0.0:  # As TabNet adds in its last step.
                 continue
@@ -216,29 +218,31 @@ class Trace:
                 raise CannotTrace("it calls add_loss with what does not depend on its inputs")
             self.added.append(lambda model, loss=loss: model.add_loss(loss))
 
-    def _add_metric(self, value: Any, name: Any = None, aggregation: Any = "mean") -> None:
+    def _add_metric(
+        self, value: object, name: str | None = None, aggregation: str = "mean"
+    ) -> None:
         if not is_symbolic(value) or name is None:
             raise CannotTrace("it calls add_metric with a metric of Keras")
         self.added.append(lambda model: model.add_metric(value, name, aggregation=aggregation))
 
     @property
-    def nodes(self) -> list[Any]:
+    def nodes(self) -> list[Node]:
         """Keras' nodes of the traced calls, in order."""
         return list_nodes(self.model)
 
     def read(self) -> TracedLayer:
         """Returns the trace as a graph."""
         results = tf.nest.flatten([node.outputs for node in self.nodes])
-        if any(isinstance(result.type_spec, _NOT_DENSE) for result in results):
+        not_dense = tf.SparseTensorSpec, tf.RaggedTensorSpec
+        if any(isinstance(result.type_spec, not_dense) for result in results):
             raise CannotTrace("it computes with sparse or ragged tensors")
         try:
             graph = read_model(self.model)
         except ValueError as error:
             raise CannotTrace(get_first_line(error)) from error
         if self.outside:
-            graph = dataclasses.replace(graph, calls=list(map(_with_constants, graph.calls)))
-        values = flatten_values(graph.inputs)
-        own = values[len(self.inputs) + len(self.masks) :]
+            graph = dataclasses.replace(graph, calls=list(map(_fold_variables, graph.calls)))
+        own = flatten_values(graph.inputs)[len(self.inputs) + len(self.masks) :]
         # The layer's own output structure: Keras turns a list of one output into a tensor.
         flat = iter(flatten_values(graph.outputs))
         outputs = tf.nest.map_structure(lambda _: next(flat), self.outputs)
@@ -246,24 +250,60 @@ class Trace:
         weights = dict(zip(own, self.weights, strict=True))
         all_masked = all(value.masked for value in flatten_values(graph.outputs))
         carries_masks = all_masked or not self.layer.supports_masking
-        regularizers = [regularizers_of(layer) for layer in (*self.lenders, self.layer)]
+        regularizers = [get_regularizers(layer) for layer in (*self.lenders, self.layer)]
         return TracedLayer(graph, weights, dict(ChainMap(*regularizers)), carries_masks)
 
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        """Computes the traced operations on numbers."""
+    def __call__(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Computes the traced operations on concrete inputs."""
         weights = map(tf.convert_to_tensor, self.weights)  # Keras warns of variables in a Lambda.
         return tf.nest.flatten(self.model([*inputs, *weights], training=False))
 
 
-def _refuse_updates(*args: Any, **kwargs: Any) -> None:
+def _refuse_updates(*args: object, **kwargs: object) -> None:
     raise CannotTrace("it calls add_update")
 
 
-def _with_constants(call: Call) -> Call:
+def _fold_variables(call: Call) -> Call:
     """Returns a call that reads the values of variables among its arguments."""
 
-    def value_of(leaf: Any) -> Any:
+    def fold(leaf: Any) -> Any:
         return tf.constant(leaf.numpy()) if isinstance(leaf, tf.Variable) else leaf
 
-    args, kwargs = tf.nest.map_structure(value_of, (call.args, call.kwargs))
+    args, kwargs = tf.nest.map_structure(fold, (call.args, call.kwargs))
     return dataclasses.replace(call, args=args, kwargs=kwargs)
+
+
+class GraphModel(keras.Model):
+    """Calls the layers of a graph.
+
+    Attributes:
+        names: id of a layer -> the name of its first call.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(name=graph.name)
+        self._self_graph = graph
+        self._self_parts = list(dict.fromkeys(call.layer for call in graph.calls))
+        self.names = {id(call.layer): call.name for call in reversed(graph.calls)}
+
+    def call(self, inputs: Any) -> Any:
+        known: dict[Value, Any] = {}
+
+        def keep(values: object, tensors: object) -> None:
+            pairs = zip(tf.nest.flatten(values), tf.nest.flatten(tensors), strict=True)
+            known.update((value, tensor) for value, tensor in pairs if isinstance(value, Value))
+
+        keep(self._self_graph.inputs, inputs)
+        for call in self._self_graph.calls:
+            args, kwargs = map_values(known.__getitem__, (call.args, dict(call.kwargs)))
+            keep(call.outputs, call.layer(*args, **kwargs))
+        return map_values(known.__getitem__, self._self_graph.outputs)
+
+
+def as_one_call(graph: Graph) -> Graph:
+    """Returns a graph of one call, of a model that calls all layers of the graph.
+
+    It traces layers together that pass tensors to each other in attributes.
+    """
+    call = Call(GraphModel(graph), (graph.inputs,), {}, graph.outputs, graph.name)
+    return dataclasses.replace(graph, calls=[call])

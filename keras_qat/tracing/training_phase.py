@@ -1,123 +1,357 @@
-"""What a layer computes in training and at inference: two traces of its code become one."""
+"""Combines two traces of a layer, one of training and one of inference, into one."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import map_values
-from keras_qat.graph.operations import draws_random_numbers, get_kind
+from keras_qat.graph.operations import draws_random_numbers, get_kind, name_in_tensorflow
 from keras_qat.graph.rebuild_model import copy_with_all_arguments
 from keras_qat.helper_layers.operations import TrainingOnly
-from keras_qat.keras2.backend import is_symbolic
+from keras_qat.keras2.backend import KerasTensor, Node, is_symbolic, keras, layers
 from keras_qat.keras2.layers_and_models import bind_options
 from keras_qat.messages import KNOWN, get_package
-from keras_qat.tracing.cannot_trace import CannotTrace, OnlyTrains
-from keras_qat.tracing.check_trace import random_inputs
-from keras_qat.tracing.compare_traces import NOISE, equal, identity, in_order, numbered
-from keras_qat.tracing.inner_calls import MustTraceInline
-from keras_qat.tracing.training_sections import Sections
+from keras_qat.tracing.cannot_trace import CannotTrace, MustTraceInline, OnlyTrains
+from keras_qat.tracing.check_trace import draw_inputs
+from keras_qat.tracing.replaced_functions import OwnGradient
 
-PHASE = "keras_qat: the phase"
+if TYPE_CHECKING:
+    from keras_qat.tracing.trace_layer import Trace
+
+NOISE = {
+    *(layers.Dropout, layers.SpatialDropout1D, layers.SpatialDropout2D, layers.SpatialDropout3D),
+    *(layers.AlphaDropout, layers.GaussianDropout, layers.GaussianNoise),
+    *(layers.RandomFlip, layers.RandomRotation, layers.RandomZoom, layers.RandomTranslation),
+    *(layers.RandomContrast, layers.RandomBrightness),
+}
+"""Layers that return their input, except in training."""
+
+_PHASE = "keras_qat: the phase"
 """Replaces a `training` argument that follows the model's phase."""
 
 
-def follow_training(trained: Any, tested: Any) -> None:
-    """Makes inner layers follow the model's phase where the layer passes its phase on.
+def follow_training(trained: Trace, tested: Trace) -> None:
+    """Makes inner layers follow the model's phase if the layer passes its phase on to them.
 
     Raises:
         CannotTrace, OnlyTrains: if the layer computes differently in training.
-        MustTraceInline: for an inner layer that is told the phase by another name than `training`.
+        MustTraceInline: for an inner layer with the phase in an argument of another name than
+            `training`.
     """
-    does_nothing = _passes_on(tested) and not trained.weights
+    does_nothing = _returns_input(tested) and not trained.weights
     refusal: Exception = CannotTrace("it computes differently in training")
-    if does_nothing and len(trained.inputs) == 1 and _varies_alike(trained):
+    if does_nothing and len(trained.inputs) == 1 and _is_random_like_layer(trained):
         refusal = OnlyTrains(copy_with_all_arguments(trained.model))
-    nodes, of_test, noise = in_order(trained), in_order(tested), set[Any]()
-    expected = list(map(identity, of_test))
-    if list(map(identity, nodes)) != expected:  # As in `if training: x = self.dropout(x)`.
-        in_test = {id(node.layer) for node in of_test}
+    nodes, test_nodes, noise = _sort_nodes(trained), _sort_nodes(tested), set[Node]()
+    expected = list(map(_identify, test_nodes))
+    if list(map(_identify, nodes)) != expected:  # As in `if training: x = self.dropout(x)`.
+        in_test = {id(node.layer) for node in test_nodes}
         noise = {n for n in nodes if type(n.layer) in NOISE and id(n.layer) not in in_test}
         nodes = [node for node in nodes if node not in noise]
-    known = [numbered(trained, noise), numbered(tested, set())]
+    known = _index_tensors(trained, noise), _index_tensors(tested, set())
     results = [
-        [numbers.get(id(tensor)) for tensor in tf.nest.flatten(trace.outputs)]
-        for numbers, trace in zip(known, (trained, tested), strict=True)
+        [indices.get(id(tensor)) for tensor in tf.nest.flatten(trace.outputs)]
+        for indices, trace in zip(known, (trained, tested), strict=True)
     ]
-    if list(map(identity, nodes)) != expected or results[0] != results[1]:
+    if list(map(_identify, nodes)) != expected or results[0] != results[1]:
         raise refusal
 
-    def common(a: Any, b: Any) -> Any:
-        if a is True and b is False:
-            return PHASE
-        if known[0].get(id(a)) != known[1].get(id(b)) or (
-            id(a) not in known[0] and not equal(a, b)
-        ):
+    def combine(a: Any, b: Any) -> Any:
+        if _is_phase(a, b):
+            return _PHASE
+        is_same = known[0].get(id(a)) == known[1].get(id(b))
+        if not is_same or (id(a) not in known[0] and not _is_equal(a, b)):
             raise refusal
         return a
 
     for node in noise:
         node.call_args, node.call_kwargs = node.call_args[:1], {}
-    for node, tested_node in zip(nodes, of_test, strict=True):
+    for node, test_node in zip(nodes, test_nodes, strict=True):
         arguments = [
-            bind_options(n.layer, n.call_args, dict(n.call_kwargs)) for n in (node, tested_node)
+            bind_options(n.layer, n.call_args, dict(n.call_kwargs)) for n in (node, test_node)
         ]
         try:
-            args, kwargs = tf.nest.map_structure(common, *arguments)
+            args, kwargs = tf.nest.map_structure(combine, *arguments)
         except (ValueError, TypeError) as error:
             raise refusal from error
-        named = [arg for name, arg in kwargs.items() if name != "training"]
-        if any(arg is PHASE for arg in (*args, *named)):  # As in `self.block(x, is_training)`.
-            raise refusal if get_package(type(node.layer)) in KNOWN else MustTraceInline(node.layer)
+        others = [arg for name, arg in kwargs.items() if name != "training"]
+        if any(arg is _PHASE for arg in (*args, *others)):  # As in `self.block(x, is_training)`.
+            is_known = get_package(type(node.layer)) in KNOWN
+            raise refusal if is_known else MustTraceInline(node.layer)
         node.call_args = args
-        node.call_kwargs = {key: None if arg is PHASE else arg for key, arg in kwargs.items()}
+        node.call_kwargs = {key: None if arg is _PHASE else arg for key, arg in kwargs.items()}
 
 
-def with_both_phases(trained: Any, tested: Any, refusal: CannotTrace) -> Any:
-    """Returns a trace with what training computes instead, which stays in float.
+def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace:
+    """Returns a trace of inference that computes something else in training, in float.
 
-    That may be parts, as stochastic depth, or all of a layer without weights, such as those that
-    add noise where others round.
+    Either sections of the layer differ, as in stochastic depth, or all of a layer without weights,
+    as in a layer that adds noise in training and rounds at inference.
 
     Raises:
         CannotTrace: the refusal, for other layers.
     """
-    if not _varies_alike(trained):
+    if not _is_random_like_layer(trained):
         raise refusal
-    inputs, ends = trained.model.inputs, [tf.nest.flatten(x.outputs) for x in (trained, tested)]
-    if (joined := Sections(trained, tested).joined()) is not None:
-        trained.outputs = joined
-        trained.model = trained.model_of(inputs, joined)
+    outputs = _TrainingSections(trained, tested).combine()
+    if outputs is not None:
+        trained.outputs = outputs
+        trained.model = trained.make_model(trained.model.inputs, outputs)
         return trained
+    ends = [tf.nest.flatten(trace.outputs) for trace in (trained, tested)]
     kinds = [[(tensor.shape.as_list(), tensor.dtype) for tensor in tensors] for tensors in ends]
     has_state = any(x.weights or x.model.weights or x.masks for x in (trained, tested))
     if has_state or len(ends[0]) > 1 or kinds[0] != kinds[1]:
         raise refusal
     layer = TrainingOnly(copy_with_all_arguments(trained.model), name="in_training")
-    tested.outputs = layer(ends[1][0], given=list(tested.inputs.values()))
-    tested.model = tested.model_of(list(tested.inputs.values()), tested.outputs)
+    inputs = list(tested.inputs.values())
+    tested.outputs = layer(ends[1][0], given=inputs)
+    tested.model = tested.make_model(inputs, tested.outputs)
     return tested
 
 
-def _passes_on(trace: Any) -> bool:
-    """Returns whether a trace returns its input, possibly through `tf.identity`."""
+def _returns_input(trace: Trace) -> bool:
     kinds = {get_kind(node.layer) for node in trace.nodes}
     return kinds <= {"identity"} and is_symbolic(trace.outputs)
 
 
-def _varies_alike(trained: Any) -> bool:
-    """Returns whether a trace is random in training exactly if its layer is."""
+def _is_random_like_layer(trained: Trace) -> bool:
+    """Returns whether a trace is random in training if and only if its layer is."""
     if any(draws_random_numbers(node.layer) for node in trained.nodes):
-        return True  # Runs may still be equal, if it drops one example of a thousand.
+        return True  # Two runs may still be equal, if one example in a thousand is dropped.
     if trained.weights or trained.model.weights:
-        return False  # A run may change them, as moving statistics.
-    drawn, call = random_inputs(trained), trained.call
-    numbers = dict(zip(trained.inputs, drawn, strict=False))
-    args, kwargs = map_values(numbers.__getitem__, (call.args, dict(call.kwargs)))
+        return False  # A run may change them, such as moving statistics.
+    inputs, call = draw_inputs(trained), trained.call
+    tensors = dict(zip(trained.inputs, inputs, strict=False))
+    args, kwargs = map_values(tensors.__getitem__, (call.args, dict(call.kwargs)))
     runs: Any = (
         lambda: trained.layer(*args, **{**kwargs, "training": True}),
-        lambda: trained.model(drawn, training=True),
+        lambda: trained.model(inputs, training=True),
     )
     return len({all(np.all(run() == run()) for _ in range(8)) for run in runs}) == 1
+
+
+class _TrainingSections:
+    """Compares two traces of a layer, with sections in training that inference omits.
+
+    A section is stochastic depth written by hand: `x / keep * mask` in training, `x` otherwise. It
+    computes a tensor from another one of the same shape, without weights. It may also read tensors
+    that inference computes: `mean + deviation * noise` in training, `mean` otherwise.
+
+    Args:
+        trained, tested: traces of training and of inference. The first is changed.
+    """
+
+    def __init__(self, trained: Trace, tested: Trace) -> None:
+        self.trained, self.tested = trained, tested
+        self.producers = [_find_producers(trace) for trace in (trained, tested)]
+        self.inputs = [
+            {id(x): index for index, x in enumerate(trace.model.inputs)}
+            for trace in (trained, tested)
+        ]
+        self.starts: dict[tuple[int, int], Any] = {}
+        """Ids of a tensor of each trace -> the start of the section between them.
+
+        It is the first tensor if they are equal, and None if they differ in anything else.
+        """
+        self.side_inputs: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
+        """Ids of a section's start and end -> other tensors that it reads, in both traces."""
+        self.rebuilt: set[Node] = set()
+        self.sections: dict[int, Any] = {}
+        """Id of the end of a section -> the output of its `TrainingOnly`."""
+
+    def combine(self) -> Any | None:
+        """Returns the outputs of training with a `TrainingOnly` for each section.
+
+        None if the traces differ in anything else.
+        """
+        ends = [tf.nest.flatten(trace.outputs) for trace in (self.trained, self.tested)]
+        if len(ends[0]) != len(ends[1]) or not all(map(self._corresponds, *ends)):
+            return None
+        return tf.nest.pack_sequence_as(self.trained.outputs, list(map(self._rebuild, *ends)))
+
+    def _corresponds(self, a: KerasTensor, b: KerasTensor) -> bool:
+        """Returns whether tensors are equal, except in sections."""
+        key = id(a), id(b)
+        if key not in self.starts:
+            starts = (x for x in self._list_before(a) if self._is_section(x, a, b))
+            self.starts[key] = a if self._equals(a, b) else next(starts, None)
+        return self.starts[key] is not None
+
+    def _equals(self, a: KerasTensor, b: KerasTensor) -> bool:
+        indices = self.inputs[0].get(id(a)), self.inputs[1].get(id(b))
+        if indices != (None, None):
+            return indices[0] == indices[1]
+        nodes = self.producers[0][id(a)], self.producers[1][id(b)]
+        outputs = [list(map(id, tf.nest.flatten(node.outputs))) for node in nodes]
+        is_same = outputs[0].index(id(a)) == outputs[1].index(id(b))
+        if not is_same or _identify(nodes[0]) != _identify(nodes[1]):
+            return False
+        arguments = [(node.call_args, dict(node.call_kwargs)) for node in nodes]
+        try:
+            tf.nest.assert_same_structure(*arguments)
+        except (ValueError, TypeError):
+            return False
+        return all(map(self._agree, *map(tf.nest.flatten, arguments)))
+
+    def _agree(self, a: Any, b: Any) -> bool:
+        if is_symbolic(a) and is_symbolic(b):
+            return self._corresponds(a, b)
+        is_constant = not is_symbolic(a) and not is_symbolic(b)
+        return _is_phase(a, b) or (is_constant and _is_equal(a, b))
+
+    def _list_before(self, end: KerasTensor) -> Iterator[KerasTensor]:
+        """Yields the tensors that a tensor depends on, the nearest first."""
+        queue, seen = [end], {id(end)}
+        for tensor in queue:
+            for x in self._list_read(tensor):
+                if id(x) not in seen:
+                    seen.add(id(x))
+                    queue.append(x)
+                    yield x
+
+    def _list_read(self, tensor: KerasTensor) -> list[KerasTensor]:
+        node = self.producers[0].get(id(tensor))
+        return [] if node is None else list(filter(is_symbolic, _flatten_arguments(node)))
+
+    def _is_section(self, start: KerasTensor, end: KerasTensor, b: KerasTensor) -> bool:
+        kinds = {(tuple(x.shape), x.dtype) for x in (start, end, b)}
+        if len(kinds) > 1 or not self._equals(start, b):
+            return False
+        side_inputs: list[tuple[Any, Any]] = []
+        queue, seen = [end], {id(end), id(start)}
+        for tensor in queue:
+            partner = None if tensor is end else self._find_partner(tensor)
+            node = self.producers[0].get(id(tensor))
+            if partner is not None:
+                side_inputs.append((tensor, partner))
+                continue
+            if node is None or node.layer.weights:
+                return False
+            new = {id(x): x for x in self._list_read(tensor) if id(x) not in seen}
+            seen.update(new)
+            queue += new.values()
+        self.side_inputs[id(start), id(end)] = side_inputs
+        return True
+
+    def _find_partner(self, a: KerasTensor) -> KerasTensor | None:
+        """Returns the tensor of inference that is equal to one of training; None if none is."""
+        if (index := self.inputs[0].get(id(a))) is not None:
+            b = self.tested.model.inputs[index]
+            self.starts[id(a), id(b)] = a
+            return b
+        layer = self.producers[0][id(a)].layer
+        name = name_in_tensorflow(layer)
+        for node in self.tested.nodes:
+            if node.layer is layer or (name and name_in_tensorflow(node.layer) == name):
+                for b in tf.nest.flatten(node.outputs):
+                    if self._equals(a, b):
+                        self.starts[id(a), id(b)] = a
+                        return b
+        return None
+
+    def _rebuild(self, a: KerasTensor, b: KerasTensor) -> KerasTensor:
+        """Returns a tensor of training, or the output of the section that ends at it."""
+        start = self.starts[id(a), id(b)]
+        self._rebuild_node(start, b)
+        if start is a:
+            return a
+        if id(a) not in self.sections:
+            name = f"in_training_{len(self.sections)}" if self.sections else "in_training"
+            side_inputs = self.side_inputs[id(start), id(a)]
+            model = keras.Model([start, *(x for x, _ in side_inputs)], a)
+            layer = TrainingOnly(copy_with_all_arguments(model), name=name)
+            given = [start, *(self._rebuild(x, y) for x, y in side_inputs)]
+            self.sections[id(a)] = layer(start, given=given) if side_inputs else layer(start)
+        return self.sections[id(a)]
+
+    def _rebuild_node(self, a: KerasTensor, b: KerasTensor) -> None:
+        """Makes the node of a tensor read rebuilt tensors, and follow the model's phase."""
+        node = self.producers[0].get(id(a))
+        if node is None or node in self.rebuilt:
+            return
+        self.rebuilt.add(node)
+
+        def rebuild(x: Any, y: Any) -> Any:
+            if is_symbolic(x):
+                return self._rebuild(x, y)
+            return None if _is_phase(x, y) else x
+
+        nodes = node, self.producers[1][id(b)]
+        arguments = [(n.call_args, dict(n.call_kwargs)) for n in nodes]
+        args, kwargs = tf.nest.map_structure(rebuild, *arguments)
+        Node(node.layer, args, kwargs, outputs=node.outputs)
+
+
+def _find_producers(trace: Trace) -> dict[int, Node]:
+    """Returns the node that computes each tensor, by the tensor's id."""
+    return {id(x): node for node in trace.nodes for x in tf.nest.flatten(node.outputs)}
+
+
+def _flatten_arguments(node: Node) -> list[Any]:
+    return tf.nest.flatten((node.call_args, node.call_kwargs))
+
+
+def _sort_nodes(trace: Trace) -> list[Node]:
+    """Returns the nodes of a trace in an order that one more layer in a branch does not change.
+
+    The nodes of a node's first argument come before those of its second.
+    """
+    producers = _find_producers(trace)
+    order: dict[Node, None] = {}
+    waiting = [producers[id(x)] for x in tf.nest.flatten(trace.outputs)[::-1] if id(x) in producers]
+    while waiting:
+        read = [producers.get(id(x)) for x in _flatten_arguments(waiting[-1])[::-1]]
+        if before := [node for node in read if node is not None and node not in order]:
+            waiting += before
+        else:
+            order[waiting.pop()] = None
+    return list(order)
+
+
+def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
+    """Numbers the tensors of a trace. The output of `noise` has the index of its input."""
+    indices = {id(tensor): index for index, tensor in enumerate(trace.model.inputs)}
+    count = len(indices)
+    for node in _sort_nodes(trace):
+        outputs = tf.nest.flatten(node.outputs)
+        if node in noise:
+            indices[id(outputs[0])] = indices[id(node.call_args[0])]
+            continue
+        indices.update((id(tensor), count + index) for index, tensor in enumerate(outputs))
+        count += len(outputs)
+    return indices
+
+
+def _identify(node: Node) -> Any:
+    """Identifies the computation of a node.
+
+    Layers without weights are identified by their configuration, because code such as
+    `keras.layers.add` or a user's function creates them anew.
+    """
+    layer = node.layer
+    if name := name_in_tensorflow(layer):
+        return type(layer), name
+    if isinstance(layer, OwnGradient):
+        return type(layer), layer.operations()
+    with contextlib.suppress(NotImplementedError):  # A class without `get_config`.
+        if not layer.weights:
+            return type(layer), {**layer.get_config(), "name": ""}
+    return layer
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    if tf.is_tensor(a) or isinstance(a, np.ndarray):
+        x, y = np.asarray(a), np.asarray(b)
+        return x.shape == y.shape and bool(np.all((x == y) | ((x != x) & (y != y))))  # NaN.
+    return bool(a is b or a == b)
+
+
+def _is_phase(a: object, b: object) -> bool:
+    """Returns whether an argument is the phase, True in training and False at inference."""
+    return a is True and b is False

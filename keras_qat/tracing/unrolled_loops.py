@@ -1,8 +1,9 @@
-"""Loops and branches of TensorFlow that are written out while a layer is traced."""
+"""Unrolls loops of TensorFlow, and selects branches, while a layer is traced."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,67 +11,52 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras, patch_members
+from keras_qat.keras2.backend import is_symbolic, keras, patch_members
 from keras_qat.tracing.concrete_sizes import find_value
 from keras_qat.tracing.mapped_examples import NotKnown, map_examples
 
 MOST_STEPS = 32
-"""The most steps that are unrolled: each of a recurrent layer becomes some twenty calls."""
+"""The most steps that are unrolled. Each step of a recurrent layer becomes about 20 calls."""
 
 
 @contextlib.contextmanager
 def unroll_loops() -> Iterator[None]:
-    """Runs a block in which loops over a known number of symbolic steps are no loops.
+    """Runs a block in which loops with a known trip count over symbolic tensors are unrolled.
 
     These are `tf.scan`, `tf.foldl`, `tf.foldr`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop`
-    and `K.rnn`. `tf.cond` takes its branch if sizes alone say which, and a `tf.TensorArray` is a
-    list.
+    and `K.rnn`. `tf.cond` executes one branch if the condition depends on sizes alone, and a
+    `tf.TensorArray` is a list.
     """
-    functions: dict[str, Callable[..., Any]] = {
-        "scan": _scan,
-        "foldl": _foldl,
-        "foldr": _foldr,
-        "map_fn": _map,
-        "vectorized_map": _map,
-        "while_loop": _while_loop,
-        "cond": _cond,
-        "TensorArray": _tensor_array,
-    }
-    of_keras: Any = inspect.getmodule(keras.backend.rnn)
-    modules = tf, tf.compat.v1, of_keras.tf, of_keras.tf.compat.v1
-    found = [
-        {
-            n: _or_as_before(functions[n], getattr(module, n))
-            for n in functions
-            if hasattr(module, n)
-        }
-        for module in modules
-    ]
+    backend: Any = inspect.getmodule(keras.backend.rnn)
     with contextlib.ExitStack() as block:
-        for module, members in zip(modules, found, strict=True):
+        for module in (tf, tf.compat.v1, backend.tf, backend.tf.compat.v1):
+            members = {
+                name: _prefer(new, getattr(module, name))
+                for name, new in _REPLACEMENTS.items()
+                if hasattr(module, name)
+            }
             block.enter_context(patch_members(module, **members))
         block.enter_context(patch_members(keras.backend, rnn=_rnn))
-        block.enter_context(patch_members(of_keras, rnn=_rnn))
+        block.enter_context(patch_members(backend, rnn=_rnn))
         yield
 
 
-def _or_as_before(new: Callable[..., Any], before: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that calls another one where the new one does not know how.
+def _prefer(new: Callable[..., Any], old: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that calls `new`, or `old` if `new` raises `NotKnown`.
 
-    Layers inside are built in graphs, where nothing changes.
+    Inner layers are built in graphs, which always use `old`.
     """
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(NotKnown):
             if tf.executing_eagerly():
                 return new(*args, **kwargs)
-        return before(*args, **kwargs)
+        return old(*args, **kwargs)
 
-    return called
+    return call
 
 
-def _rows(elems: Any) -> list[Any]:
-    """Returns the steps of tensors."""
+def _split_steps(elems: Any) -> list[Any]:
     flat = tf.nest.flatten(elems)
     steps = flat[0].shape[:1].as_list() if all(map(tf.is_tensor, flat)) else [None]
     if steps[0] not in range(1, MOST_STEPS + 1):
@@ -89,7 +75,7 @@ def _scan(
 ) -> Any:
     if args:
         raise NotKnown
-    rows = _rows(elems)
+    rows = _split_steps(elems)
     rows = rows[::-1] if reverse else rows
     states = [rows.pop(0) if initializer is None else initializer]
     for row in rows:
@@ -101,26 +87,21 @@ def _scan(
 def _foldl(
     fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, **kwargs: Any
 ) -> Any:
-    return _last_state(fn, _rows(elems), initializer)
+    rows = _split_steps(elems)
+    return functools.reduce(fn, rows if initializer is None else [initializer, *rows])
 
 
 def _foldr(
     fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, **kwargs: Any
 ) -> Any:
-    return _last_state(fn, _rows(elems)[::-1], initializer)
-
-
-def _last_state(fn: Callable[[Any, Any], Any], rows: list[Any], state: Any) -> Any:
-    state = rows.pop(0) if state is None else state
-    for row in rows:
-        state = fn(state, row)
-    return state
+    rows = _split_steps(elems)[::-1]
+    return functools.reduce(fn, rows if initializer is None else [initializer, *rows])
 
 
 def _map(fn: Callable[[Any], Any], elems: Any, *args: Any, **kwargs: Any) -> Any:
     if tf.nest.flatten(elems)[0].shape[:1] == [None]:
         return map_examples(fn, elems)
-    results = list(map(fn, _rows(elems)))
+    results = list(map(fn, _split_steps(elems)))
     return tf.nest.map_structure(lambda *x: tf.stack(x), *results)
 
 
@@ -134,41 +115,44 @@ def _while_loop(
 ) -> Any:
     state, most = loop_vars, MOST_STEPS
     if maximum_iterations is not None:
-        most = min(most, int(_number(maximum_iterations)))
+        most = min(most, int(_find_known(maximum_iterations)))
     for _ in range(most):
-        if not _number(cond(*state)):
+        if not _find_known(cond(*state)):
             return state
         state = body(*state)
         state = state if isinstance(state, (list, tuple)) else (state,)
-    if maximum_iterations is None and _number(cond(*state)):
+    if maximum_iterations is None and _find_known(cond(*state)):
         raise NotKnown
     return state
 
 
-def _cond(pred: Any, true_fn: Any = None, false_fn: Any = None, name: Any = None) -> Any:
-    return (true_fn if _number(pred) else false_fn)()
+def _cond(
+    pred: Any,
+    true_fn: Callable[[], Any],
+    false_fn: Callable[[], Any],
+    name: str | None = None,
+) -> Any:
+    return (true_fn if _find_known(pred) else false_fn)()
 
 
-def _number(x: Any) -> Any:
-    if (number := find_value(x)) is None:
+def _find_known(x: Any) -> Any:
+    if (value := find_value(x)) is None:
         raise NotKnown
-    return number
+    return value
 
 
-def _rnn(step_function: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+def _rnn(
+    step_function: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Unrolls `K.rnn` over a known number of steps."""
-    is_symbolic = any(map(keras.backend.is_keras_tensor, tf.nest.flatten(inputs)))
-    steps = tf.nest.flatten(inputs)[0].shape[0 if kwargs.get("time_major") else 1]
-    if is_symbolic and len(args) < 5 and steps in range(1, MOST_STEPS + 1):
+    flat = tf.nest.flatten(inputs)
+    steps = flat[0].shape[0 if kwargs.get("time_major") else 1]
+    if any(map(is_symbolic, flat)) and len(args) < 5 and steps in range(1, MOST_STEPS + 1):
         kwargs["unroll"] = True
     return _RNN(step_function, inputs, *args, **kwargs)
 
 
 _RNN = keras.backend.rnn
-
-
-def _tensor_array(*args: Any, **kwargs: Any) -> _Steps:
-    return _Steps([])
 
 
 class _Steps:
@@ -177,30 +161,42 @@ class _Steps:
     def __init__(self, tensors: list[Any]) -> None:
         self.tensors = tensors
 
-    def write(self, index: Any, value: Any, name: Any = None) -> _Steps:
-        index = int(_number(index))
-        missing = [None] * (index + 1 - len(self.tensors))
-        tensors = [*self.tensors, *missing]
+    def write(self, index: Any, value: Any, name: str | None = None) -> _Steps:
+        index = int(_find_known(index))
+        tensors = [*self.tensors, *[None] * (index + 1 - len(self.tensors))]
         tensors[index] = value
         return _Steps(tensors)
 
-    def read(self, index: Any, name: Any = None) -> Any:
-        return self.tensors[int(_number(index))]
+    def read(self, index: Any, name: str | None = None) -> Any:
+        return self.tensors[int(_find_known(index))]
 
-    def size(self, name: Any = None) -> Any:
+    def size(self, name: str | None = None) -> tf.Tensor:
         return tf.constant(len(self.tensors))
 
-    def unstack(self, value: Any, name: Any = None) -> _Steps:
+    def unstack(self, value: Any, name: str | None = None) -> _Steps:
         return _Steps(tf.unstack(value))
 
-    def stack(self, name: Any = None) -> Any:
+    def stack(self, name: str | None = None) -> tf.Tensor:
         return tf.stack(self.tensors)
 
-    def concat(self, name: Any = None) -> Any:
+    def concat(self, name: str | None = None) -> tf.Tensor:
         return tf.concat(self.tensors, 0)
 
-    def gather(self, indices: Any, name: Any = None) -> Any:
-        return tf.stack([self.tensors[index] for index in np.asarray(_number(indices))])
+    def gather(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        return tf.stack([self.tensors[index] for index in np.asarray(_find_known(indices))])
 
     def mark_used(self) -> None:
         pass
+
+
+_REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "scan": _scan,
+    "foldl": _foldl,
+    "foldr": _foldr,
+    "map_fn": _map,
+    "vectorized_map": _map,
+    "while_loop": _while_loop,
+    "cond": _cond,
+    "TensorArray": lambda *args, **kwargs: _Steps([]),
+}
+"""Name of a function -> the function that replaces it."""
