@@ -27,7 +27,7 @@ from keras_qat.lowering.spectra import spectrum
 from keras_qat.lowering.unrolling import CELLS, find_unrolled
 from keras_qat.messages import KERAS, KNOWN, get_package
 from keras_qat.ops.registry import is_listed, is_listed_function, is_registered
-from keras_qat.tracing.whole_graph import WholeGraph
+from keras_qat.tracing.trace_layer import GraphModel
 
 ATTENTION = layers.Attention, layers.AdditiveAttention
 """Keras' layers that are traced. If that fails, users are not advised to describe them."""
@@ -66,7 +66,7 @@ def runs_custom_code(layer: layers.Layer) -> bool:
     if type(layer) is layers.Activation:
         inner = layer.activation
         return runs_custom_code(inner) if isinstance(inner, layers.Layer) else not _is_known(inner)
-    if type(layer) in (layers.Lambda, ReadsWeight, WholeGraph, *CELLS):
+    if type(layer) in (layers.Lambda, ReadsWeight, GraphModel, *CELLS):
         return True
     return get_package(type(layer)) not in KNOWN
 

@@ -21,9 +21,8 @@ from keras_qat.keras2.layers_and_models import list_layers, rename
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, find_calls_before
 from keras_qat.lowering.masked_scores import has_constant_mask
 from keras_qat.tracing.cannot_trace import CannotTrace
-from keras_qat.tracing.compare_traces import NOISE
-from keras_qat.tracing.trace_layer import TracedLayer
-from keras_qat.tracing.whole_graph import WholeGraph
+from keras_qat.tracing.trace_layer import GraphModel, TracedLayer
+from keras_qat.tracing.training_phase import NOISE
 
 
 class TracedCall:
@@ -141,7 +140,7 @@ class _Inlined:
         count = inliner.counts[call.layer]
         self.mark = f"#{count}" if count > 1 else ""
         self.named = inliner.named.setdefault(call.layer, {})
-        is_graph = isinstance(call.layer, WholeGraph)
+        is_graph = isinstance(call.layer, GraphModel)
         self.inside = call.layer.names if is_graph else name_inner_calls(call.layer)
         self.names: dict[layers.Layer, str] = {}
         """Layer inside -> its name."""

@@ -45,7 +45,6 @@ from keras_qat.lowering.mask_tensors import (
 )
 from keras_qat.lowering.recurrent import pass_mask
 from keras_qat.lowering.unrolling import combine_gates, find_refused_cells
-from keras_qat.tracing.attention_dropout import trace_attention_dropout
 from keras_qat.tracing.cannot_trace import (
     READS_OTHERS,
     CannotTrace,
@@ -53,8 +52,9 @@ from keras_qat.tracing.cannot_trace import (
     ReadsWeights,
     TooLarge,
 )
+from keras_qat.tracing.inner_calls import trace_attention_dropout
 from keras_qat.tracing.layer_weights import find_weight_holders
-from keras_qat.tracing.whole_graph import as_one_call
+from keras_qat.tracing.trace_layer import as_one_call
 
 
 class BorrowedWeights:

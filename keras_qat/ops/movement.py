@@ -14,7 +14,7 @@ from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.op import Arguments, Attributes, Emit, Op, SharedRange
-from keras_qat.tracing.custom_gradients import OwnGradient
+from keras_qat.tracing.replaced_functions import OwnGradient
 
 Part = tuple[int | None, int | None, int]
 """Begin, end and step along an axis; None for the ends of the axis."""

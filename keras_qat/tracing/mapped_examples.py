@@ -62,7 +62,9 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
     mapped = set(inputs[: len(ones)])
     """Values that differ between examples."""
     for call in graph.calls:
-        known.update(zip(flatten_values(call.outputs), _apply_to_all(call, known, mapped), strict=True))
+        known.update(
+            zip(flatten_values(call.outputs), _apply_to_all(call, known, mapped), strict=True)
+        )
         if not mapped.isdisjoint(call.inputs):
             mapped.update(
                 value for value in flatten_values(call.outputs) if is_symbolic(known[value])

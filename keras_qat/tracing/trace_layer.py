@@ -123,6 +123,12 @@ def _check(layer: keras.layers.Layer) -> None:
 class Trace:
     """A symbolic run of a layer's `call`."""
 
+    tape: tf.GradientTape
+    layer: keras.layers.Layer
+    lenders: list[Any]
+    stand_ins: dict[int, Any]
+    replacements: dict[str, Any]
+
     def __init__(
         self,
         call: Call,

@@ -141,9 +141,7 @@ def _find_known(x: Any) -> Any:
     return value
 
 
-def _rnn(
-    step_function: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any
-) -> Any:
+def _rnn(step_function: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any) -> Any:
     """Unrolls `K.rnn` over a known number of steps."""
     flat = tf.nest.flatten(inputs)
     steps = flat[0].shape[0 if kwargs.get("time_major") else 1]

@@ -83,14 +83,14 @@ EXAMPLES = {
     "weights are symbolic tensors": lambda layer, x, _: x * layer.scale,
     "losses and metrics are collected": with_loss,
     "lists of weights hold symbolic tensors": lambda layer, x, _: x * layer.weights[0],
-    "calls of layers are noted": lambda layer, x, _: layer.dense(x),
+    "calls of layers are recorded": lambda layer, x, _: layer.dense(x),
     "loops of known length are unrolled": repeated,
-    "Python and NumPy draw their largest random numbers": dropped,
-    "TensorFlow draws random numbers in each step": noisy,
-    "sizes are Python's numbers": count_steps,
-    "Fourier transforms take symbolic tensors": lambda _, x, __: tf.abs(tf.signal.rfft(x)),
-    "functions with custom gradients take symbolic tensors": lambda _, x, __: with_custom_gradient(
-        x
+    "Python and NumPy draw their largest random values": dropped,
+    "TensorFlow draws random values in each step": noisy,
+    "sizes are integers": count_steps,
+    "Fourier transforms accept symbolic tensors": lambda _, x, __: tf.abs(tf.signal.rfft(x)),
+    "functions with custom gradients accept symbolic tensors": lambda _, x, __: (
+        with_custom_gradient(x)
     ),
     "functions of TensorFlow run as Python code": lambda _, x, __: tf.function(tf.tanh)(x),
     "code is not executed eagerly": in_graphs,
@@ -129,7 +129,7 @@ def test_nothing_stays_patched():
 
 
 def test_threads_quantize_at_once():
-    functions = [count_steps, repeated, typed, EXAMPLES["calls of layers are noted"]]
+    functions = [count_steps, repeated, typed, EXAMPLES["calls of layers are recorded"]]
     models = [functional(SHAPE, build=lambda x, f=f: Code(f, name="code")(x)) for f in functions]
     expected = [str(keras_qat.plan(model)) for model in models]
     plans, drawn = {}, []
