@@ -35,7 +35,7 @@ from keras_qat import recipes
 from keras_qat.arithmetic import fake_quant
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter, dequantize
-from keras_qat.training.weight_limits import rounded
+from keras_qat.training.weight_limits import round_weights
 
 SIZE, CALIBRATION, TEST = 224, 64, 240
 BLOCKS = (
@@ -238,7 +238,7 @@ def weights_rounded(model: Any) -> Any:
         if isinstance(layer, (layers.Conv2D, layers.Dense)):
             value, *rest = layer.get_weights()
             limits = fake_quant.channel_limits(value, axes).numpy()
-            layer.set_weights([rounded(value, limits, 8), *rest])
+            layer.set_weights([round_weights(value, limits, 8), *rest])
     return copy
 
 

@@ -33,18 +33,18 @@ from keras_qat.placement.layer_settings import OUT_OF_SCOPE
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.rewriting.strip import strip_quantization
 from keras_qat.training.calibration.calibrate import calibrate
-from keras_qat.training.calibration.lost_values import lost_parts
+from keras_qat.training.calibration.lost_values import explain_losses
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.fake_quantization.phase import IN_FLOAT
 from keras_qat.training.post_training.bias_correction import bias_correction
 from keras_qat.training.post_training.equalize import equalize
 from keras_qat.training.quantizers import PREFIX
-from keras_qat.training.recurrent import states_of
+from keras_qat.training.recurrent import list_states
 from keras_qat.training.schedule import (
     check_quantized,
-    recipe_of,
-    scheduled_layers,
-    why_left_in_float,
+    get_float_reason,
+    get_recipe,
+    list_scheduled_layers,
 )
 from keras_qat.training.scheduled_layer import assuming
 
@@ -155,7 +155,7 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
         raise ValueError(
             f"diagnose needs at least 8 examples, but got {len(arrays[0])}. Pass a few hundred."
         )
-    if states_of(model):
+    if list_states(model):
         raise ValueError(
             f"'{model.name}' keeps its states from batch to batch, which diagnose does not "
             f"support. Build the same model with stateful=False and diagnose that."
@@ -166,7 +166,7 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
     exact, inside = _in_float(model, graph, read_arrays(model, tested))
     simulation = run_examples(graph, tested, graph.origin.file_family)
     falls = _falls(model, graph, simulation, inside)
-    problems = [*_unfit_ranges(graph, arrays), *lost_parts(graph.origin.calls, arrays)]
+    problems = [*_unfit_ranges(graph, arrays), *explain_losses(graph.origin.calls, arrays)]
     if all(np.ptp(y, 0).max(initial=0) == 0 for y in exact):
         problems.append(
             "The output of the float model is the same for all examples, as if units were dead or "
@@ -209,7 +209,7 @@ def _helpful(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
 
 def _remedies(model: Any, x: Any, suspects: list[str]) -> dict[str, Callable[[], Any]]:
     """Returns functions that make a treated model, by the code that a user writes for it."""
-    recipe: Recipe = recipe_of(model)
+    recipe: Recipe = get_recipe(model)
 
     def calibrated(**options: Any) -> Any:
         treated = quantize_model(model, recipe)  # A copy.
@@ -223,7 +223,7 @@ def _remedies(model: Any, x: Any, suspects: list[str]) -> dict[str, Callable[[],
 
     def requantized(recipe: Recipe, prepare: Callable[[Any], Any] | None = None) -> Any:
         for layer in model.layers:
-            if (why_left_in_float(layer) or "").startswith(OUT_OF_SCOPE):
+            if (get_float_reason(layer) or "").startswith(OUT_OF_SCOPE):
                 recipe = recipe.override(layer.name.removeprefix(PREFIX), quantize=False)
         float_model = strip_quantization(model)
         treated = quantize_model(prepare(float_model) if prepare else float_model, recipe)
@@ -268,7 +268,7 @@ def _in_float(
         tf.constant(x, value.dtype)
         for x, value in zip(arrays, flatten_values(calls.inputs), strict=True)
     ]
-    with assuming(IN_FLOAT, list(scheduled_layers(model))):
+    with assuming(IN_FLOAT, list(list_scheduled_layers(model))):
         extended = dataclasses.replace(calls, outputs=computed)
         outputs, tensors = evaluate_graph(extended, inputs, infer)
     return [y.numpy() for y in outputs], {

@@ -20,7 +20,7 @@ from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.plan import Plan
 from keras_qat.rewriting.rewrite import rewrite
 from keras_qat.training.fake_quantization.observers import LastValue
-from keras_qat.training.schedule import check_quantized, is_quantized, quantizers_in
+from keras_qat.training.schedule import check_quantized, is_quantized, list_quantizers
 
 
 def plan(
@@ -75,7 +75,7 @@ def plan(
     with use_float32():
         qat = rewrite(planned, model)
         check_quantized(qat)
-        for observer in (x for quantizer in quantizers_in(qat) for x in quantizer.observers):
+        for observer in (x for quantizer in list_quantizers(qat) for x in quantizer.observers):
             # As if data had been seen: kernels do not take every scale.
             if isinstance(observer, LastValue):
                 observer.set(0.0, 1.0, batches=1.0)

@@ -23,13 +23,13 @@ from keras_qat.io.atomic_files import write_contents
 from keras_qat.io.data import read_batches, show_progress
 from keras_qat.keras2.backend import one_at_a_time
 from keras_qat.rewriting.quantize import quantize_model
-from keras_qat.training.distribution import of_all_workers, worker_of
+from keras_qat.training.distribution import gather_workers, get_worker
 from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.schedule import is_quantized
 from keras_qat.training.weight_limits import (
-    least_squares_limits,
-    rounded,
+    find_least_squares_limits,
+    round_weights,
 )
 
 Measure = Callable[[list[np.ndarray], list[np.ndarray]], float]
@@ -181,7 +181,7 @@ def sensitivity(
 
     exact, costs = all_outputs(), {name: dict[int, float]() for name in layers}
     sizes = dict.fromkeys(layers, 0)
-    index, workers = worker_of(qat.distribute_strategy)
+    index, workers = get_worker(qat.distribute_strategy)
     own = list(layers)[index::workers]
     for name in show_progress(own, "Sensitivity", verbose, len(own), unit="layer"):
         wrappers = [qat.get_layer(PREFIX + part) for part in layers[name]]
@@ -194,12 +194,14 @@ def sensitivity(
         sizes[name] = sum(weight.size for weight in before)
         for count in tried:
             for value, (kernel, axes) in zip(before, kernels, strict=True):
-                kernel.assign(rounded(value, least_squares_limits(value, axes, count), count))
+                kernel.assign(
+                    round_weights(value, find_least_squares_limits(value, axes, count), count)
+                )
             costs[name][count] = measure(exact, all_outputs())
         for value, (kernel, _) in zip(before, kernels, strict=True):
             kernel.assign(value)
     table = [[sizes[name], *(costs[name].get(count, 0.0) for count in tried)] for name in layers]
-    total = of_all_workers(qat, np.array(table, np.float64)).sum(0)
+    total = gather_workers(qat, np.array(table, np.float64)).sum(0)
     return Sensitivity(
         tuple(
             LayerSensitivity(name, int(size), dict(zip(tried, map(float, measured), strict=True)))

@@ -36,8 +36,8 @@ from keras_qat.messages import pluralize, warn_caller
 from keras_qat.placement.float_notice import report_float_layers
 from keras_qat.tflite.builder import Builder
 from keras_qat.training.readiness import check_before_export, list_some
-from keras_qat.training.recurrent import states_of
-from keras_qat.training.schedule import why_left_in_float
+from keras_qat.training.recurrent import list_states
+from keras_qat.training.schedule import get_float_reason
 from keras_qat.version import __version__
 
 EndType = Literal["int8", "uint8", "int16", "float32"]
@@ -205,7 +205,7 @@ def _show_in_float(graph: ResolvedGraph) -> None:
     """Tells which layers the file computes in float, not those of integers and masks alone."""
     calls = [(node.call, node.reason) for node in graph.nodes if node.computes_in_float]
     layers = [
-        (getattr(call.layer, "layer", call.layer), why_left_in_float(call.layer) or why)
+        (getattr(call.layer, "layer", call.layer), get_float_reason(call.layer) or why)
         for call, why in calls
     ]
     report_float_layers(layers, "The file computes", "keras_qat.summary(model) shows where.")
@@ -239,8 +239,8 @@ def _file_batch_size(
 def _check_states(graph: ResolvedGraph) -> None:
     """Raises a `ValueError` if a layer that keeps states is in float or called several times."""
     for node in graph.nodes:
-        if node.op is None and states_of(node.call.layer):
-            reason = why_left_in_float(node.call.layer) or node.reason
+        if node.op is None and list_states(node.call.layer):
+            reason = get_float_reason(node.call.layer) or node.reason
             raise ValueError(
                 f"Layer '{node.call.layer.name}' keeps its states (stateful=True) and computes in "
                 f"float, where files keep none: {reason}."

@@ -16,7 +16,7 @@ from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, keras, replace_rnn, swa
 from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.ops.node import Node
 from keras_qat.training.batch_norm import fold_modes
-from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled
+from keras_qat.training.batch_norm.factor_and_bias import compute_factor_and_bias, scale_channels
 from keras_qat.training.fake_quantization.phase import QUANTIZED
 from keras_qat.training.fake_quantization.weight_quantizer import (
     get_weight,
@@ -123,11 +123,11 @@ def _folded_weights(wrapper: QuantizeWrapper) -> dict[str, Any]:
     Symmetric per-channel weights are quantized, then folded, which equals folding first. Other
     weights were trained folded.
     """
-    factor, bias = factor_and_bias(wrapper, tf.float64)
+    factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     codes = None
     if wrapper.fold == "per_tensor" and set(wrapper.weight_quantizers) == set(wrapper.weight_axes):
-        codes = fold_modes.codes_of(wrapper)
-        bias = None if bias is None else fold_modes.gained(wrapper, bias, codes.gains)
+        codes = fold_modes.quantize_folded(wrapper)
+        bias = None if bias is None else fold_modes.apply_gains(wrapper, bias, codes.gains)
     biases = {} if bias is None else {"bias": tf.cast(bias, tf.float32)}
     if codes is not None:
         return {**biases, next(iter(wrapper.weight_axes), "factor"): codes.q * codes.scale}
@@ -139,7 +139,7 @@ def _folded_weights(wrapper: QuantizeWrapper) -> dict[str, Any]:
     if quantizer is not None and wrapper.fold == "per_channel":
         kernel = quantizer(kernel, QUANTIZED)
     if factor is not None:
-        kernel = tf.cast(scaled(tf.cast(kernel, tf.float64), axes, factor), tf.float32)
+        kernel = tf.cast(scale_channels(tf.cast(kernel, tf.float64), axes, factor), tf.float32)
     if quantizer is not None and wrapper.fold != "per_channel":
         kernel = quantizer(kernel, QUANTIZED)
     return {**biases, name: kernel}

@@ -18,7 +18,7 @@ from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, sing
 from keras_qat.ops.op import Op
 from keras_qat.ops.weights import Weights, compute_reach, count_terms
 from keras_qat.training.batch_norm import fold_modes
-from keras_qat.training.batch_norm.factor_and_bias import factor_and_bias, scaled
+from keras_qat.training.batch_norm.factor_and_bias import compute_factor_and_bias, scale_channels
 from keras_qat.training.layers import QuantizeWrapper
 
 INT8_MAX = 127
@@ -174,7 +174,7 @@ def _folded(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any]:
     fewer than 8 bits, scales are divided by a whole number, so that the bias, a multiple of input
     scale x weight scale, is rounded less.
     """
-    factor, bias = factor_and_bias(wrapper, tf.float64)
+    factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:  # An affine layer: one number for each channel, always exact.
         q = tf.cast(INT8_MAX * tf.sign(factor), tf.float32)
         return q, single(_size(factor) / INT8_MAX), bias
@@ -203,11 +203,11 @@ def _folded(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any]:
 
 def _folded_per_tensor(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any]:
     """Returns what `_folded` returns for per-tensor weights, which are folded, then quantized."""
-    _, bias = factor_and_bias(wrapper, tf.float64)
-    q, scale, gains = fold_modes.codes_of(wrapper)
+    _, bias = compute_factor_and_bias(wrapper, tf.float64)
+    q, scale, gains = fold_modes.quantize_folded(wrapper)
     divisor = finer(wrapper.weight_spec.bits) if wrapper.weight_axes else 1
     scale = single(tf.cast(scale, tf.float64) / divisor)
-    bias = None if bias is None else fold_modes.gained(wrapper, bias, gains)
+    bias = None if bias is None else fold_modes.apply_gains(wrapper, bias, gains)
     return q * float(divisor), tf.reshape(scale, [1] * len(q.shape)), bias
 
 
@@ -309,13 +309,13 @@ def _folded_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, An
     gets a wider scale and its weights are rounded again. The last results are the largest change,
     and the divisor of weights that 4 bits hold.
     """
-    factor, bias = factor_and_bias(wrapper, tf.float64)
+    factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:
         return *_folded(wrapper), 0.0, None
     ((name, axes),) = wrapper.weight_axes.items()
     kernel = getattr(wrapper.layer, name).numpy()
     if factor is not None:
-        kernel = scaled(kernel, axes, tf.cast(factor, tf.float32)).numpy()
+        kernel = scale_channels(kernel, axes, tf.cast(factor, tf.float32)).numpy()
     quantizer = wrapper.weight_quantizers[name]
     spec = quantizer.spec
     minimum, maximum = quantizer.current_range(kernel)

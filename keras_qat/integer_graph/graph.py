@@ -18,7 +18,7 @@ from keras_qat.graph.calls import Graph, Value
 from keras_qat.io.inputs import Inputs
 from keras_qat.messages import warn_caller
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
-from keras_qat.training.calibration.lost_values import lost_parts
+from keras_qat.training.calibration.lost_values import explain_losses
 from keras_qat.training.recurrent import (
     kept_batch,
 )
@@ -94,7 +94,7 @@ class Origin:
 
     def warn(self) -> None:
         """Shows `warnings` and what the ranges lose, at the line that called the verb."""
-        for sentence in (*self.warnings, *lost_parts(self.calls)):
+        for sentence in (*self.warnings, *explain_losses(self.calls)):
             warn_caller(sentence)
 
 

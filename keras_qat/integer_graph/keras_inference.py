@@ -31,16 +31,16 @@ from keras_qat.keras2.layers_and_models import flat_inputs, get_nested_inputs, g
 from keras_qat.keras2.losses import take_losses
 from keras_qat.ops.node import Node
 from keras_qat.ops.registry import match
-from keras_qat.training.calibration.watch import watch_of
+from keras_qat.training.calibration.watch import get_watch
 from keras_qat.training.fake_quantization.phase import (
     Phase,
     is_exact,
 )
 from keras_qat.training.recurrent import (
-    states_of,
-    unchanged,
+    list_states,
+    restore_states,
 )
-from keras_qat.training.schedule import check_process, scheduled_layers
+from keras_qat.training.schedule import check_process, list_scheduled_layers
 from keras_qat.training.scheduled_layer import shapes_are_enough
 
 
@@ -57,9 +57,9 @@ class Inference:
 
         self.model, self.family = model, family
         self.graph = read_model(model)
-        self.layers = list(scheduled_layers(model))
+        self.layers = list(list_scheduled_layers(model))
         self.look = get_phase_finder(model)
-        self.states = states_of(model)
+        self.states = list_states(model)
         self.with_losses = [call for call in self.graph.calls if _regularizes(call)]
         self.with_losses += self.graph.loss_only
         self.read_by_losses = self._read_by_losses()
@@ -87,7 +87,7 @@ class Inference:
     @property
     def in_float(self) -> Evaluator:
         """Computes the outputs without any quantization, as calibration has traced if it has."""
-        watch = watch_of(self.model)
+        watch = get_watch(self.model)
         return watch.outputs if watch else self._in_float
 
     def settle(self) -> None:
@@ -213,7 +213,7 @@ class Inference:
             return simulated(x)
         flat = flat_inputs(self.model, x)
         if applies is not True:
-            with unchanged(self.states):
+            with restore_states(self.states):
                 y = simulated(x)
                 after = [tf.identity(state) for state in self.states]
             return self._if(applies, flat, y, after)
@@ -225,7 +225,7 @@ class Inference:
 
         def simulate(model: Any, *inputs: Any) -> list[Any]:
             nested = tf.nest.pack_sequence_as(get_nested_inputs(model), list(inputs))
-            with unchanged(states_of(model)):
+            with restore_states(list_states(model)):
                 return tf.nest.flatten(model.simulated(nested, **options))
 
         outputs = replace_gradient(exact, self.model, simulate, flat)

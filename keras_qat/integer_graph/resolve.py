@@ -15,16 +15,16 @@ from keras_qat.integer_graph.passes import with_int4
 from keras_qat.integer_graph.resolve_calls import resolve_calls
 from keras_qat.io.inputs import get_inputs
 from keras_qat.tflite.metadata import compute_fingerprint
-from keras_qat.training.quantizers import activation_quantizers
+from keras_qat.training.quantizers import list_activation_quantizers
 from keras_qat.training.readiness import (
     check_exportable,
     describe_difference,
     explain_untrained,
 )
 from keras_qat.training.recurrent import (
-    states_of,
+    list_states,
 )
-from keras_qat.training.schedule import check_is_graph, check_process, file_model_of, recipe_of
+from keras_qat.training.schedule import check_is_graph, check_process, get_file_model, get_recipe
 
 
 def resolve(model: Any, *, input_range: tuple[float, float] | None = None) -> ResolvedGraph:
@@ -46,7 +46,7 @@ def resolve(model: Any, *, input_range: tuple[float, float] | None = None) -> Re
         >>> print(keras_qat.resolve(qat))
     """
     check_process(model)
-    model = file_model_of(model)
+    model = get_file_model(model)
     calls = read_model(model)
     for call in calls.calls:
         check_is_graph(call.layer)
@@ -91,10 +91,10 @@ def _sized(graph: ResolvedGraph, target: Target | None) -> ResolvedGraph:
 
 def origin_of(model: Any, calls: Graph) -> Origin:
     """Reads the facts about a quantization-aware model that its calls do not tell."""
-    recipe = recipe_of(model)
+    recipe = get_recipe(model)
     uncalibrated = {
         name
-        for quantizer in activation_quantizers(model)
+        for quantizer in list_activation_quantizers(model)
         if not quantizer.calibrated
         for name in quantizer.quantizes
     }
@@ -107,7 +107,7 @@ def origin_of(model: Any, calls: Graph) -> Origin:
         simulates=getattr(model, "simulates", True),
         target=get_target(model),
         packs_int4=getattr(model, "pack_int4", False),
-        states=states_of(model),
+        states=list_states(model),
         uncalibrated=frozenset(uncalibrated),
         fingerprint=compute_fingerprint(model),
         warnings=tuple(filter(None, [unlike_float, *explain_untrained(model, calls)])),

@@ -18,8 +18,8 @@ from keras_qat.ops.requantize import QUANTIZE, REQUANTIZE
 from keras_qat.ops.weights import Weights
 from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.training.schedule import (
-    asked_for_integers,
-    why_left_in_float,
+    get_float_reason,
+    is_integer_requested,
 )
 
 
@@ -310,8 +310,8 @@ class _Resolver:
 
 def _match(call: Call) -> Match:
     """Returns the operator of an unwrapped layer, or why the layer computes in float."""
-    reason = why_left_in_float(call.layer)
-    if reason is None and is_on_request(call.layer) and not asked_for_integers(call.layer):
+    reason = get_float_reason(call.layer)
+    if reason is None and is_on_request(call.layer) and not is_integer_requested(call.layer):
         reason = "in float unless asked for"
     return match(call) if reason is None else Match(None, {}, reason)
 

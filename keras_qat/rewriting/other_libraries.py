@@ -20,9 +20,9 @@ from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.strip import strip_quantization
 from keras_qat.training.calibration.calibrate import calibrate
 from keras_qat.training.fake_quantization.observers import LastValue
-from keras_qat.training.quantizers import layer_quantizers
+from keras_qat.training.quantizers import list_layer_quantizers
 from keras_qat.training.readiness import list_some
-from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.schedule import list_scheduled_layers
 
 STEPS = 1000
 """Training steps that a range counts for if training continues, as in tfmot's averages."""
@@ -90,8 +90,8 @@ def _find_most_common(bits: dict[str, int]) -> int:
 def _set_ranges(qat: keras.Model, ranges: dict[str, tfmot.Range]) -> list[str]:
     """Sets the ranges of activations, and returns the tensors without one."""
     without: list[str] = []
-    for layer in scheduled_layers(qat):
-        listed = layer_quantizers(layer)[1]
+    for layer in list_scheduled_layers(qat):
+        listed = list_layer_quantizers(layer)[1]
         for quantizer, shown in zip(layer.quantizers, listed, strict=True):
             known = [ranges[tensor] for tensor in shown.quantizes if tensor in ranges]
             if known:

@@ -37,7 +37,12 @@ from keras_qat.rewriting.rewrite import rewrite
 from keras_qat.rewriting.saving import warn_about_opaque
 from keras_qat.training.distribution import strategy_scope
 from keras_qat.training.layers import Quantize
-from keras_qat.training.schedule import check_is_graph, is_quantized, recipe_of, scheduled_layers
+from keras_qat.training.schedule import (
+    check_is_graph,
+    get_recipe,
+    is_quantized,
+    list_scheduled_layers,
+)
 from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.steps.custom_training import (
     derive_class,
@@ -220,7 +225,7 @@ def make_exact(model: keras.Model) -> None:
     model.train_function = model.test_function = model.predict_function = None
     set_outputs(model, outputs)
     model.set_untracked(trained_as=trained_as, float_config=None)
-    model.recipe = recipe_of(model)
+    model.recipe = get_recipe(model)
     if (owner := _find_owner(model)) is not None:
         model.kernels, model.target = owner.kernels, owner.target
         model.pack_int4 = owner.pack_int4
@@ -237,7 +242,7 @@ def _quantize_output(output: tf.Tensor) -> tf.Tensor:
 def _find_owner(model: keras.Model) -> QuantizedModel | None:
     """Returns the model that the layers of another one were made for, if it still exists."""
     inside = [layer for layer in list_layers(model)[1:] if isinstance(layer, QuantizedModel)]
-    made_for = (layer.made_for() for layer in scheduled_layers(model) if layer.made_for)
+    made_for = (layer.made_for() for layer in list_scheduled_layers(model) if layer.made_for)
     return next((owner for owner in [*inside, *made_for] if owner is not None), None)
 
 

@@ -45,11 +45,11 @@ from keras_qat.rewriting.saved_config import (
 )
 from keras_qat.rewriting.saving import WholeFiles
 from keras_qat.tracing.layer_weights import hash_constant_masks
-from keras_qat.training.distribution import agree, observed_alike
+from keras_qat.training.distribution import agree, observe_alike
 from keras_qat.training.fake_quantization.phase import Flag, Phase, is_exact
 from keras_qat.training.phase_graphs import PhasedModel
 from keras_qat.training.readiness import Settings, check_settings, read_settings
-from keras_qat.training.schedule import check_process, scheduled_layers
+from keras_qat.training.schedule import check_process, list_scheduled_layers
 from keras_qat.training.scheduled_layer import note_plain_model, shapes_only
 from keras_qat.training.steps.custom_training import get_class_config, take_training
 from keras_qat.training.steps.step_tensors import compute_together
@@ -197,7 +197,7 @@ class QuantizedModel(
         """Computes with fake quantization, as in training; the arguments are those of `call`."""
         set_known_sizes(self, inputs)
         is_inference = backend.resolve_training(training_argument) is False
-        layers = scheduled_layers(self)
+        layers = list_scheduled_layers(self)
         scope = compute_in_float32(self) if is_inference else compute_together(layers)
         with scope, backend.AUTOGRAPH_AS_USUAL:
             outputs = super().call(inputs, training=training_argument, mask=mask)
@@ -209,7 +209,7 @@ class QuantizedModel(
     def simulates(self) -> bool:
         """Whether it computes with fake quantization at inference too, as recipe `contrib`."""
         if self._recipe is None:  # A part of a model, saved by Keras before it was exact.
-            return any(getattr(x, "fold", "") == "correction" for x in scheduled_layers(self))
+            return any(getattr(x, "fold", "") == "correction" for x in list_scheduled_layers(self))
         return self._recipe.fold == "correction"
 
     def exact_inference(self) -> Inference | None:
@@ -232,7 +232,7 @@ class QuantizedModel(
         """Sets `recipe`, also on the layers, for models that users make of them."""
         self.recipe = recipe
         self.set_untracked(settings=read_settings(self))
-        for layer in scheduled_layers(self):
+        for layer in list_scheduled_layers(self):
             layer.recipe, layer.made_for = recipe, weakref.ref(self)
 
     def keep_float_model(self, model: keras.Model) -> None:
@@ -304,7 +304,7 @@ class QuantizedModel(
         if get_safe_mode() is not False:
             check_modules({name: x for name, x in config.items() if name != "trained_as"})
         config, saved = split_config(config)
-        with applications_scope(), shapes_only(), use_float32(), observed_alike():
+        with applications_scope(), shapes_only(), use_float32(), observe_alike():
             plain_class: Any = cls.class_before or cls
             model = super(QuantizedModel, plain_class).from_config(config, custom_objects)
         restore_model(model, config, saved, custom_objects)

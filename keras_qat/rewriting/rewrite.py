@@ -25,7 +25,7 @@ from keras_qat.ops.registry import count_gates, is_on_request
 from keras_qat.placement.fusion_groups import Group
 from keras_qat.placement.plan import Plan, Range
 from keras_qat.rewriting.quantized_model import QuantizedModel
-from keras_qat.training.distribution import observed_alike
+from keras_qat.training.distribution import observe_alike
 from keras_qat.training.fake_quantization.phase import NEVER
 from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
@@ -59,9 +59,9 @@ def _clone(layer: keras.layers.Layer, **changes: Any) -> Any:
 def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
     """Builds the quantization-aware model of a plan, with the weights of the float model."""
     visitor = _Visitor(plan)
-    with observed_alike():
+    with observe_alike():
         graph = visitor.visit()
-    with shapes_only(), observed_alike():
+    with shapes_only(), observe_alike():
         model = rebuild_model(graph, functools.partial(_make_model, plan.file_outputs))
     model.keep_recipe(plan.recipe)
     model.keep_float_model(float_model)

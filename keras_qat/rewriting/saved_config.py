@@ -16,9 +16,9 @@ from keras_qat.keras2.layers_and_models import name_outputs, restore_names
 from keras_qat.messages import warn_caller
 from keras_qat.training.schedule import (
     ask_for_integers,
-    asked_for_integers,
+    get_float_reason,
+    is_integer_requested,
     leave_in_float,
-    why_left_in_float,
 )
 from keras_qat.training.steps.custom_training import from_class_config
 
@@ -66,9 +66,9 @@ def describe_model(model: keras.Model) -> Config:
         "differing_outputs": model.differing_outputs,
         "output_names": list(model.output_names),
         "float_layers": {
-            name: reason for name, layer in layers.items() if (reason := why_left_in_float(layer))
+            name: reason for name, layer in layers.items() if (reason := get_float_reason(layer))
         },
-        "asked_for": [name for name, layer in layers.items() if asked_for_integers(layer)],
+        "asked_for": [name for name, layer in layers.items() if is_integer_requested(layer)],
         "kernels": model.kernels,
         "pack_int4": model.pack_int4,
         "file_outputs": dict(model.file_outputs),

@@ -25,7 +25,7 @@ from keras_qat.rewriting.check_values import draw_inputs
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.saved_config import make_float_model
 from keras_qat.tracing.layer_weights import hash_constant_masks, is_constant_mask
-from keras_qat.training.batch_norm.factor_and_bias import normalization, scaled
+from keras_qat.training.batch_norm.factor_and_bias import fold_normalization, scale_channels
 from keras_qat.training.layers import QuantizeWeights, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
@@ -211,7 +211,7 @@ def _fold(model: keras.Model) -> Any:
 def _multiply_in(layer: keras.layers.Layer, group: Group) -> None:
     """Folds the BatchNormalization of a group into its weighted layer, which has a bias."""
     assert group.batch_norm is not None
-    factor, bias = normalization(layer.bias, group.batch_norm.layer)
+    factor, bias = fold_normalization(layer.bias, group.batch_norm.layer)
     ((name, axes),) = group.weights.items()
-    getattr(layer, name).assign(scaled(getattr(layer, name), axes, factor))
+    getattr(layer, name).assign(scale_channels(getattr(layer, name), axes, factor))
     layer.bias.assign(bias)

@@ -29,7 +29,7 @@ from keras_qat.training.schedule import (
     steps_done,
 )
 from keras_qat.training.steps.between_steps import ListedCallback, StepCallback
-from keras_qat.training.weight_limits import per_channel
+from keras_qat.training.weight_limits import list_channel_weights
 
 __all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "QuantDelay"]
 
@@ -45,10 +45,10 @@ class _Threshold(ListedCallback):
         self.steps, self.within = check_count("steps", steps, least=0), model
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        model = _model_of(self, self.steps)
+        model = find_model(self, self.steps)
         others = [item for item in self.listed if getattr(item, "threshold", "") == self.threshold]
         for other in others:
-            is_of_it = share_layers(model, _model_of(other, other.steps))
+            is_of_it = share_layers(model, find_model(other, other.steps))
             if other.steps != self.steps and is_of_it:
                 name = type(self).__name__
                 raise ValueError(
@@ -59,7 +59,7 @@ class _Threshold(ListedCallback):
         check_frozen_ranges(model)
 
 
-def _model_of(callback: keras.callbacks.Callback, argument: Any) -> Any:
+def find_model(callback: keras.callbacks.Callback, argument: Any) -> Any:
     """Returns the model that a callback is for: the trained one, unless its `model` says another.
 
     Raises:
@@ -116,7 +116,7 @@ class QuantDelay(_Threshold):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if not self._looked:
             self._looked = True
-            warn_of_float_epochs(self, _model_of(self, self.steps), epoch)
+            warn_of_float_epochs(self, find_model(self, self.steps), epoch)
 
 
 class FreezeBatchNorm(_Threshold):
@@ -208,10 +208,10 @@ class FreezeOscillations(StepCallback):
         self._watched: list[Oscillations] = []
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        model = _model_of(self, self.threshold)
+        model = find_model(self, self.threshold)
         self._watched = [
             Oscillations(weights, quantizer, self.momentum)
-            for weights, quantizer in per_channel(model, are_variables=True)
+            for weights, quantizer in list_channel_weights(model, are_variables=True)
             if quantizer.spec.bits <= 4
         ]
         self._update = make_tf_function(self._update_all)

@@ -140,11 +140,11 @@ class Prune(StepCallback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._step, self._masks = 0, []
-        spared = output_layers(self.model) if self._spares_outputs else ()
+        spared = find_output_layers(self.model) if self._spares_outputs else ()
         spared_weights = {id(weight) for layer in spared for weight in layer.weights}
         self._weights = [
             (weight, axes)
-            for weight, axes in weights_of(self.model, self.layers)
+            for weight, axes in list_weights(self.model, self.layers)
             if id(weight) not in spared_weights
             and self._choose(np.ones(weight.shape), axes, 0.5) is not None
         ]
@@ -249,13 +249,13 @@ class Cluster(StepCallback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._step, self._members = 0, []
-        weights_of(self.model, self.layers)  # Raises errors before the first step.
+        list_weights(self.model, self.layers)  # Raises errors before the first step.
         self._share = make_tf_function(self._share_all)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._step >= self.begin and not self._members:
-            for weight, _ in weights_of(self.model, self.layers):
-                members = assigned(weight.numpy().reshape(-1), self.clusters)
+            for weight, _ in list_weights(self.model, self.layers):
+                members = assign_clusters(weight.numpy().reshape(-1), self.clusters)
                 self._members.append((weight, tf.constant(members, tf.int32)))
             self._share()
 
@@ -274,7 +274,7 @@ class Cluster(StepCallback):
             weight.assign(tf.reshape(tf.gather(means, members), tf.shape(weight)))
 
 
-def assigned(weights: np.ndarray, clusters: int) -> np.ndarray:
+def assign_clusters(weights: np.ndarray, clusters: int) -> np.ndarray:
     """Returns the cluster of each weight, from 1 on, by k-means; 0 for weights that are zero."""
     members = np.zeros(weights.shape, np.int32)
     values = weights[weights != 0]
@@ -291,7 +291,7 @@ def assigned(weights: np.ndarray, clusters: int) -> np.ndarray:
     return members
 
 
-def weights_of(
+def list_weights(
     model: keras.Model, names: list[str] | None = None
 ) -> list[tuple[Any, tuple[int, ...]]]:
     """Returns the weights of a float model, each with the axes of its output channels.
@@ -324,7 +324,7 @@ def weights_of(
     return weights
 
 
-def output_layers(model: keras.Model) -> set[Any]:
+def find_output_layers(model: keras.Model) -> set[Any]:
     """Returns the layers whose channels are the model's outputs; none of a subclassed model."""
     if not is_graph_model(model):
         return set()

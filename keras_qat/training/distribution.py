@@ -70,7 +70,7 @@ def agree(weights: Iterable[Any]) -> None:
     """
     if _replica_context() is None:
         return
-    observed = [  # Made within `observed_alike`.
+    observed = [  # Made within `observe_alike`.
         weight
         for weight in weights
         if weight.synchronization == tf.VariableSynchronization.ON_READ
@@ -83,7 +83,7 @@ def agree(weights: Iterable[Any]) -> None:
             variable.assign(mean)
 
 
-def observed_alike() -> AbstractContextManager[None]:
+def observe_alike() -> AbstractContextManager[None]:
     """Returns a scope for making layers whose moving averages will `agree`: one replica is read."""
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:
@@ -96,7 +96,7 @@ def observed_alike() -> AbstractContextManager[None]:
     return tf.variable_creator_scope(create)
 
 
-def of_all_workers(model: keras.Model, values: Any) -> np.ndarray:
+def gather_workers(model: keras.Model, values: Any) -> np.ndarray:
     """Stacks the numbers that the workers of a cluster hold, in the order of the workers.
 
     All workers have to call it, with arrays of one shape. Without a cluster there is one array.
@@ -132,7 +132,7 @@ def is_cluster(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
-def worker_of(strategy: tf.distribute.Strategy) -> tuple[int, int]:
+def get_worker(strategy: tf.distribute.Strategy) -> tuple[int, int]:
     """Returns the number of this worker in its cluster, and how many there are."""
     if not is_cluster(strategy):
         return 0, 1

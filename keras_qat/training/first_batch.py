@@ -15,7 +15,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import flat_inputs
 from keras_qat.messages import warn_caller
 from keras_qat.training.layers import Quantize
-from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.schedule import list_scheduled_layers
 
 LOOKS = 3
 """Calls of `predict`, and of `evaluate`, whose first batch is looked at, if nothing is wrong."""
@@ -89,7 +89,7 @@ class FirstBatch:
     def _ranges(self) -> dict[str, tuple[float, float]]:
         """Returns the range of each input that is quantized, by name."""
         names, ranges = set(self._model.input_names), {}
-        for layer in scheduled_layers(self._model):
+        for layer in list_scheduled_layers(self._model):
             if isinstance(layer, Quantize) and not names.isdisjoint(layer.tensors):
                 low, high = map(float, np.ravel(layer.quantizers[0].current_range()))
                 ranges.update(dict.fromkeys(names.intersection(layer.tensors), (low, high)))

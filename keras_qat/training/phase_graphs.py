@@ -18,13 +18,13 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import pluralize, show_once, warn_caller
-from keras_qat.training.calibration.data_checks import doubt_of_arrays, doubt_of_ranges
-from keras_qat.training.calibration.lost_values import lost_parts
+from keras_qat.training.calibration.data_checks import explain_array_doubt, explain_range_doubt
+from keras_qat.training.calibration.lost_values import explain_losses
 from keras_qat.training.fake_quantization.observers import LastValue
 from keras_qat.training.fake_quantization.phase import NEVER, Phase, is_exact
 from keras_qat.training.first_batch import FirstBatch, get_first_batch
 from keras_qat.training.readiness import check_settings
-from keras_qat.training.schedule import check_process, quantizers_in, scheduled_layers
+from keras_qat.training.schedule import check_process, list_quantizers, list_scheduled_layers
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming, split_thresholds
 from keras_qat.training.steps.between_steps import is_undisturbed
 from keras_qat.training.steps.optimizers import SharedUpdate, check_optimizer
@@ -96,7 +96,7 @@ class PhasedModel:
                 name = callback.__name__
                 raise TypeError(f"callbacks=[{name}]: make one of the class, {name}(...).")
         is_first = not self._checked_data
-        reason = doubt_of_arrays(self, x) if is_first else ""
+        reason = explain_array_doubt(self, x) if is_first else ""
         object.__setattr__(self, "_checked_data", True)
         if reason:
             warn_caller(reason)
@@ -109,10 +109,10 @@ class PhasedModel:
             object.__setattr__(self, "undisturbed", before)
             self._forget_phase()
         strategy = self.distribute_strategy  # type: ignore[attr-defined]
-        if not reason and (excess := doubt_of_ranges(self, x)):
+        if not reason and (excess := explain_range_doubt(self, x)):
             warn_caller(excess)
         elif is_first and not reason and strategy.num_replicas_in_sync == 1:
-            for lost in lost_parts(read_model(self)):
+            for lost in explain_losses(read_model(self)):
                 warn_caller(lost)
         return history
 
@@ -136,7 +136,7 @@ class PhasedModel:
         object.__setattr__(self, "_settled_at", None)  # `fit`, `evaluate` or `predict` begins.
         if getattr(self, attribute) is not None and not force:
             return getattr(self, attribute)
-        finder, layers = get_phase_finder(self), list(scheduled_layers(self))
+        finder, layers = get_phase_finder(self), list(list_scheduled_layers(self))
         functions: dict[tuple[Phase | None, int], Step] = {}
         update = SharedUpdate()
 
@@ -178,7 +178,7 @@ class PhasedModel:
 
 def check_learned_ranges(model: keras.Model) -> None:
     """Raises a `ValueError` if ranges that training learns have no values to start from."""
-    blind = [x for x in quantizers_in(model) if x.learns and not x.is_calibrated()]
+    blind = [x for x in list_quantizers(model) if x.learns and not x.is_calibrated()]
     if blind:
         raise ValueError(
             f"'{model.name}' has {pluralize(len(blind), 'learned range')} with no data "
@@ -190,10 +190,10 @@ def check_frozen_ranges(model: keras.Model) -> None:
     """Raises a `ValueError` if ranges are frozen from the next step on without any data."""
     if not all(
         layer.step.numpy() + 1 >= layer.thresholds()["freeze_ranges_from"].numpy()
-        for layer in scheduled_layers(model)
+        for layer in list_scheduled_layers(model)
     ):
         return
-    observing = [quantizer for quantizer in quantizers_in(model) if quantizer.observers]
+    observing = [quantizer for quantizer in list_quantizers(model) if quantizer.observers]
     if observing and not any(quantizer.is_calibrated() for quantizer in observing):
         raise ValueError(
             f"The ranges of '{model.name}' are frozen from the first step on, but have seen no "
@@ -258,7 +258,7 @@ class PhaseFinder:
     """The sum of all layers' training steps when they were last read."""
 
     def __init__(self, model: keras.Model) -> None:
-        layers, quantizers = list(scheduled_layers(model)), quantizers_in(model)
+        layers, quantizers = list(list_scheduled_layers(model)), list_quantizers(model)
         observers = [observer for x in quantizers if not x.learns for observer in x.observers]
         self._model = model
         self._layers = layers

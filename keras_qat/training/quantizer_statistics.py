@@ -13,12 +13,22 @@ import tensorflow as tf
 from keras_qat.config.specs import QuantSpec
 from keras_qat.io.counts import check_count
 from keras_qat.keras2.backend import keras
-from keras_qat.training.calibration.histogram import Histogram, counts_of, folded, squared_error
-from keras_qat.training.calibration.watch import Observed, shown_batches
-from keras_qat.training.callbacks import _model_of
+from keras_qat.training.calibration.histogram import (
+    Histogram,
+    compute_squared_error,
+    count_bins,
+    sort_bins,
+)
+from keras_qat.training.calibration.watch import Observed, show_batches
+from keras_qat.training.callbacks import find_model
 from keras_qat.training.fake_quantization.phase import QUANTIZED
-from keras_qat.training.quantizers import Quantizer, layer_quantizers, quantized_weight, quantizers
-from keras_qat.training.schedule import check_quantized, scheduled_layers
+from keras_qat.training.quantizers import (
+    Quantizer,
+    get_quantized_weight,
+    list_layer_quantizers,
+    quantizers,
+)
+from keras_qat.training.schedule import check_quantized, list_scheduled_layers
 from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
@@ -48,7 +58,7 @@ class QuantizerStatistics:
         return self.below + self.above
 
 
-def statistics(
+def compute_statistics(
     model: keras.Model,
     data: Any,
     steps: int | None = None,
@@ -62,14 +72,14 @@ def statistics(
     check_quantized(model)
     observed = Observed(model, counts=True, fixed=True)
     title = "Statistics of quantizers"
-    for batch in shown_batches(model, data, steps, batch_size, title, verbose):
+    for batch in show_batches(model, data, steps, batch_size, title, verbose):
         observed.add(batch)
     histograms = {
         quantizer: tally.histogram() for (quantizer, _), tally in observed.tallies.items()
     }
     entries: list[QuantizerStatistics] = []
-    for layer in scheduled_layers(model):
-        weights, activations = layer_quantizers(layer)
+    for layer in list_scheduled_layers(model):
+        weights, activations = list_layer_quantizers(layer)
         entries += map(_of_weight, weights, *_weights(layer))
         entries += [
             _of_activation(listed, histograms[quantizer])
@@ -86,7 +96,7 @@ def _of_activation(quantizer: Quantizer, histogram: Histogram) -> QuantizerStati
     below, not_above = histogram.below(np.array(ends)) / histogram.size
     if not isinstance(spec, QuantSpec):
         spec = QuantSpec(spec.bits, symmetric=spec.bits == 16)
-    sqnr = _decibels(histogram.energy, squared_error(histogram, spec, ends))
+    sqnr = _decibels(histogram.energy, compute_squared_error(histogram, spec, ends))
     is_clipped = bool(histogram.high[-1] > ends[1])  # Else the maximum would count as above.
     above = 1 - float(not_above) if is_clipped else 0.0
     return QuantizerStatistics(quantizer, histogram, False, float(below), above, sqnr)
@@ -95,13 +105,13 @@ def _of_activation(quantizer: Quantizer, histogram: Histogram) -> QuantizerStati
 def _weights(layer: ScheduledLayer) -> tuple[Iterable[np.ndarray], Iterable[np.ndarray]]:
     """Returns the quantized weights of a layer, before and after quantization."""
     quantizers = layer.weight_quantizers
-    before = [tf.convert_to_tensor(quantized_weight(layer, name)) for name in quantizers]
+    before = [tf.convert_to_tensor(get_quantized_weight(layer, name)) for name in quantizers]
     after = [q(weight, QUANTIZED) for weight, q in zip(before, quantizers.values(), strict=True)]
     return [weight.numpy() for weight in before], [weight.numpy() for weight in after]
 
 
 def _of_weight(quantizer: Quantizer, before: np.ndarray, after: np.ndarray) -> QuantizerStatistics:
-    counts = folded(counts_of(tf.reshape(before, [1, -1])).numpy())
+    counts = sort_bins(count_bins(tf.reshape(before, [1, -1])).numpy())
     histogram = Histogram.of(counts, float(before.min()), float(before.max()))
     low, high = np.min(quantizer.minimum), np.max(quantizer.maximum)
     below, above = float(np.mean(before < low)), float(np.mean(before > high))
@@ -165,7 +175,7 @@ class LogQuantization(keras.callbacks.Callback):
         self._writers: dict[str, Any] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        listed = quantizers(_model_of(self, self.log_dir))  # Raises before the first epoch.
+        listed = quantizers(find_model(self, self.log_dir))  # Raises before the first epoch.
         runs = (_run(quantizer) for quantizer in listed)
         self._writers = {
             run: tf.summary.create_file_writer(os.path.join(self.log_dir, "quantization", run))
@@ -178,7 +188,7 @@ class LogQuantization(keras.callbacks.Callback):
         # As tf.summary.scalar writes them, which needs TensorBoard to be installed.
         metadata = tf.compat.v1.SummaryMetadata(data_class=1)
         metadata.plugin_data.plugin_name = "scalars"
-        for run, chart, value in self._scalars(_model_of(self, self.log_dir)):
+        for run, chart, value in self._scalars(find_model(self, self.log_dir)):
             with self._writers[run].as_default():
                 tf.summary.write(chart, tf.constant(value, tf.float32), epoch, metadata)
         for writer in self._writers.values():
@@ -190,7 +200,7 @@ class LogQuantization(keras.callbacks.Callback):
 
     def _scalars(self, model: keras.Model) -> Iterator[tuple[str, str, float]]:
         """Yields the run, the chart and the value of each entry."""
-        entries = [] if self.data is None else statistics(model, self.data)
+        entries = [] if self.data is None else compute_statistics(model, self.data)
         listed = [entry.quantizer for entry in entries] if entries else quantizers(model)
         for quantizer in listed:
             if quantizer.calibrated:

@@ -10,10 +10,10 @@ import numpy as np
 from keras_qat.config.specs import FixedSpec, QuantSpec
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import describe_unknown
-from keras_qat.training.batch_norm.fold_modes import folded
+from keras_qat.training.batch_norm.fold_modes import fold_kernel
 from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.layers import Quantize, QuantizeWeights
-from keras_qat.training.schedule import check_quantized, scheduled_layers
+from keras_qat.training.schedule import check_quantized, list_scheduled_layers
 from keras_qat.training.scheduled_layer import ScheduledLayer
 
 PREFIX = "quant_"
@@ -97,33 +97,33 @@ def quantizers(model: keras.Model) -> Quantizers:
     check_quantized(model)
     return Quantizers(
         quantizer
-        for layer in scheduled_layers(model)
-        for listed in layer_quantizers(layer)
+        for layer in list_scheduled_layers(model)
+        for listed in list_layer_quantizers(layer)
         for quantizer in listed
     )
 
 
-def activation_quantizers(model: keras.Model) -> list[Quantizer]:
+def list_activation_quantizers(model: keras.Model) -> list[Quantizer]:
     """Lists the quantizers of activations, which takes less time than `quantizers`."""
-    return [x for layer in scheduled_layers(model) for x in _activation_quantizers(layer)]
+    return [x for layer in list_scheduled_layers(model) for x in _activation_quantizers(layer)]
 
 
-def layer_quantizers(layer: ScheduledLayer) -> tuple[list[Quantizer], list[Quantizer]]:
+def list_layer_quantizers(layer: ScheduledLayer) -> tuple[list[Quantizer], list[Quantizer]]:
     """Lists the quantizers of a layer: those of its weights, and those of activations."""
     return _weight_quantizers(layer), _activation_quantizers(layer)
 
 
-def quantized_weight(layer: keras.layers.Layer, name: str) -> Any:
+def get_quantized_weight(layer: keras.layers.Layer, name: str) -> Any:
     """Returns the weight of a layer that the quantizer of this name quantizes."""
     if isinstance(layer, QuantizeWeights) or len(layer.weight_axes) > 1:
         return get_weight(layer.layer, name)
-    return folded(layer) if layer.fold == "per_tensor" else getattr(layer.layer, name)
+    return fold_kernel(layer) if layer.fold == "per_tensor" else getattr(layer.layer, name)
 
 
 def _weight_quantizers(layer: ScheduledLayer) -> list[Quantizer]:
     listed = []
     for name, quantizer in layer.weight_quantizers.items():
-        limits = quantizer.current_range(quantized_weight(layer, name))
+        limits = quantizer.current_range(get_quantized_weight(layer, name))
         label = f"{layer.name.removeprefix(PREFIX)}/{name}"
         listed.append(Quantizer(f"{layer.name}/{name}", (label,), quantizer.spec, *limits))
     return listed

@@ -19,13 +19,13 @@ from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.messages import KNOWN, get_package, pluralize
 from keras_qat.training.fake_quantization.phase import NEVER
 from keras_qat.training.layers import QuantizeWrapper
-from keras_qat.training.quantizers import PREFIX, activation_quantizers
+from keras_qat.training.quantizers import PREFIX, list_activation_quantizers
 from keras_qat.training.schedule import (
     check_is_graph,
     check_process,
     check_quantized,
-    quantizers_in,
-    scheduled_layers,
+    list_quantizers,
+    list_scheduled_layers,
 )
 
 DIVERGED = "The training diverged: go back to an earlier checkpoint and lower the learning rate."
@@ -79,7 +79,7 @@ def check_exportable(model: keras.Model) -> None:
     check_is_graph(model)
     check_process(model)
     check_settings(model)
-    listed = [q for q in activation_quantizers(model) if isinstance(q.spec, specs.QuantSpec)]
+    listed = [q for q in list_activation_quantizers(model) if isinstance(q.spec, specs.QuantSpec)]
     unusable = [q for q in listed if not np.all(np.isfinite([q.minimum, q.maximum]))]
     broken = [q.name for q in unusable]
     inputs = [name for name in model.input_names if any(name in q.quantizes for q in unusable)]
@@ -175,7 +175,7 @@ def _explain_delay(model: keras.Model, graph: Graph) -> str:
     """Returns a sentence if quantization is off or has not begun, as for restored early weights."""
     waiting = {
         layer: (int(layer.step.numpy()), int(layer.quantize_from.numpy()))
-        for layer in scheduled_layers(model)
+        for layer in list_scheduled_layers(model)
     }
     waiting = {layer: counts for layer, counts in waiting.items() if counts[0] < counts[1]}
     if not waiting:
@@ -197,7 +197,7 @@ def _explain_delay(model: keras.Model, graph: Graph) -> str:
 
 def _explain_initial(model: keras.Model) -> str:
     """Returns a sentence if ranges are still the initial ones of the recipe."""
-    ranges = [quantizer.untouched_range for quantizer in quantizers_in(model)]
+    ranges = [quantizer.untouched_range for quantizer in list_quantizers(model)]
     blind = [ends for ends in ranges if ends is not None]
     if not blind:
         return ""
@@ -214,7 +214,7 @@ def _explain_asymmetry(model: keras.Model) -> str:
 
     Keras loads the weights of another recipe if they have the same shapes.
     """
-    for layer in scheduled_layers(model):
+    for layer in list_scheduled_layers(model):
         for quantizer in layer.quantizers:
             if not getattr(quantizer.spec, "symmetric", False):
                 continue

@@ -320,7 +320,7 @@ def simulate_lstm(
     return outputs if layer.return_sequences else last
 
 
-def states_of(model: keras.Model) -> list[Any]:
+def list_states(model: keras.Model) -> list[Any]:
     """Returns the variables that hold the states of a model."""
     layers = [layer for layer in list_layers(model) if isinstance(layer, keras.layers.RNN)]
     return [state for rnn in layers if rnn.stateful for state in tf.nest.flatten(rnn.states)]
@@ -364,7 +364,7 @@ class Stream:
 
 
 @contextlib.contextmanager
-def unchanged(states: list[Any]) -> Iterator[None]:
+def restore_states(states: list[Any]) -> Iterator[None]:
     """Runs a block, possibly a traced one, and restores states afterwards."""
     before = [tf.identity(state) for state in states]
     try:

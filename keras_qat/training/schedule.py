@@ -17,24 +17,24 @@ from keras_qat.training.fake_quantization.phase import NEVER
 from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
-def scheduled_layers(model: keras.Model) -> Iterator[ScheduledLayer]:
+def list_scheduled_layers(model: keras.Model) -> Iterator[ScheduledLayer]:
     """Yields the quantize-aware layers of a model, and of models inside it."""
     return (layer for layer in list_layers(model) if isinstance(layer, ScheduledLayer))
 
 
-def quantizers_in(model: keras.Model) -> list[ActivationQuantizer]:
+def list_quantizers(model: keras.Model) -> list[ActivationQuantizer]:
     """Returns the activation quantizers of a model."""
-    return [quantizer for layer in scheduled_layers(model) for quantizer in layer.quantizers]
+    return [quantizer for layer in list_scheduled_layers(model) for quantizer in layer.quantizers]
 
 
 def is_quantized(model: keras.Model) -> bool:
     """Whether a model holds quantize-aware layers."""
-    return not isinstance(model, type) and any(True for _ in scheduled_layers(model))
+    return not isinstance(model, type) and any(True for _ in list_scheduled_layers(model))
 
 
 def share_layers(model: keras.Model, other: Any) -> bool:
     """Whether two models have a quantize-aware layer in common."""
-    return not set(scheduled_layers(model)).isdisjoint(scheduled_layers(other))
+    return not set(list_scheduled_layers(model)).isdisjoint(list_scheduled_layers(other))
 
 
 def check_quantized(model: keras.Model) -> None:
@@ -69,7 +69,7 @@ def check_is_graph(model: keras.Model) -> None:
     )
 
 
-def file_model_of(model: keras.Model) -> Any:
+def get_file_model(model: keras.Model) -> Any:
     """Returns the part of a model that files hold: all of it, but for `outputs` inside of it.
 
     A model that Keras made of quantize-aware layers predicts from now on what its file computes.
@@ -79,7 +79,7 @@ def file_model_of(model: keras.Model) -> Any:
     """
     check_is_graph(model)
     if is_graph_model(model) and not hasattr(type(model), "file_model"):
-        for layer in itertools.islice(scheduled_layers(model), 1):
+        for layer in itertools.islice(list_scheduled_layers(model), 1):
             layer.make_exact(model)
     return getattr(model, "file_model", model)
 
@@ -95,7 +95,7 @@ def check_process(model: keras.Model) -> None:
     """
     if os.getpid() == IMPORTED_IN:
         return
-    made_in = {layer.made_in for layer in scheduled_layers(model)}
+    made_in = {layer.made_in for layer in list_scheduled_layers(model)}
     if made_in and os.getpid() not in made_in:
         raise RuntimeError(
             f"'{model.name}' was made in another process (pid {min(made_in)}), of which this one "
@@ -105,12 +105,12 @@ def check_process(model: keras.Model) -> None:
         )
 
 
-def recipe_of(model: keras.Model) -> Any:
+def get_recipe(model: keras.Model) -> Any:
     """Returns the recipe that a model, or the model of its layers, was quantized with.
 
     None for a model of parts that no quantized model of this process holds any more.
     """
-    for part in [model, *getattr(model, "layers", ()), *scheduled_layers(model)]:
+    for part in [model, *getattr(model, "layers", ()), *list_scheduled_layers(model)]:
         if getattr(part, "recipe", None) is not None:
             return part.recipe
     return None
@@ -168,7 +168,7 @@ def freeze_ranges(model: keras.Model, frozen: bool = True) -> None:
 def steps_done(model: keras.Model) -> int:
     """Returns the number of training steps of a model so far."""
     calls = read_model(model).count_calls()
-    layers = scheduled_layers(model)
+    layers = list_scheduled_layers(model)
     return min((int(layer.step.numpy()) // calls.get(layer, 1) for layer in layers), default=0)
 
 
@@ -184,7 +184,7 @@ def schedule(model: keras.Model, **thresholds: int) -> None:
     """
     check_quantized(model)
     calls = read_model(model).count_calls()
-    for layer in scheduled_layers(model):
+    for layer in list_scheduled_layers(model):
         # A layer that is called k times per step counts k, so step n begins at this count.
         per_step = calls.get(layer, 1)
         counts = {}
@@ -198,7 +198,7 @@ def leave_in_float(layer: keras.layers.Layer, reason: str) -> None:
     layer.keras_qat_float_reason = reason
 
 
-def why_left_in_float(layer: keras.layers.Layer) -> str | None:
+def get_float_reason(layer: keras.layers.Layer) -> str | None:
     """Returns the reason that `leave_in_float` noted; None for any other layer."""
     return getattr(layer, "keras_qat_float_reason", None)
 
@@ -208,6 +208,6 @@ def ask_for_integers(layer: keras.layers.Layer) -> None:
     layer.keras_qat_asked_for = True
 
 
-def asked_for_integers(layer: keras.layers.Layer) -> bool:
+def is_integer_requested(layer: keras.layers.Layer) -> bool:
     """Whether `ask_for_integers` was called on a layer."""
     return getattr(layer, "keras_qat_asked_for", False)

@@ -11,13 +11,13 @@ from keras_qat.helper_layers.computed_kernels import is_computed
 from keras_qat.keras2.backend import keras
 from keras_qat.training.fake_quantization.weight_quantizer import CellQuantizer, WeightQuantizer
 from keras_qat.training.layers import QuantizeWrapper
-from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.schedule import list_scheduled_layers
 
 _FACTORS = np.linspace(1.0, 0.2, 81)
 """Factors of the largest magnitude that are tried as limits."""
 
 
-def least_squares_limits(
+def find_least_squares_limits(
     weights: np.ndarray, channel_axes: tuple[int, ...], bits: int
 ) -> np.ndarray:
     """Returns the limit of each output channel with the smallest mean squared quantization error.
@@ -35,12 +35,14 @@ def least_squares_limits(
     best, least = full, np.full(full.shape, np.inf)
     for factor in _FACTORS:
         limits = (full * factor).astype(np.float32)
-        error = np.sum((rounded(weights, limits, bits) - weights) ** 2, reduced, keepdims=True)
+        error = np.sum(
+            (round_weights(weights, limits, bits) - weights) ** 2, reduced, keepdims=True
+        )
         best, least = np.where(error < least, limits, best), np.minimum(error, least)
     return best
 
 
-def rounded(weights: np.ndarray, limits: np.ndarray, bits: int) -> np.ndarray:
+def round_weights(weights: np.ndarray, limits: np.ndarray, bits: int) -> np.ndarray:
     """Clips weights to limits and rounds them to the nearest of the 2^bits - 1 levels."""
     scale = limits / (2 ** (bits - 1) - 1)
     return np.round(np.clip(weights, -limits, limits) / scale) * scale
@@ -52,29 +54,29 @@ def clip_weights(model: keras.Model) -> None:
     The range of a channel follows its weights, so clipping sets it, for training as well. Ranges
     of whole tensors, as with `recipes.contrib`, stay.
     """
-    for weights, quantizer in per_channel(model, are_variables=True):
+    for weights, quantizer in list_channel_weights(model, are_variables=True):
         value = weights.numpy()
-        limits = least_squares_limits(value, quantizer.channel_axes, quantizer.spec.bits)
+        limits = find_least_squares_limits(value, quantizer.channel_axes, quantizer.spec.bits)
         weights.assign(np.clip(value, -limits, limits))
         quantizer.set_limits(limits)
 
 
 def start_limits(model: keras.Model) -> None:
     """Sets learned limits of weights to start at the least squared error."""
-    for weights, quantizer in per_channel(model):
+    for weights, quantizer in list_channel_weights(model):
         if quantizer.learned is not None:
             axes, bits = quantizer.channel_axes, quantizer.spec.bits
-            quantizer.set_limits(least_squares_limits(weights.numpy(), axes, bits))
+            quantizer.set_limits(find_least_squares_limits(weights.numpy(), axes, bits))
 
 
-def per_channel(
+def list_channel_weights(
     model: keras.Model, are_variables: bool = False
 ) -> Iterator[tuple[Any, WeightQuantizer]]:
     """Yields each weight in a wrapper that has a range for each channel, and its quantizer.
 
     With `are_variables` those that are computed from others are left out.
     """
-    for layer in scheduled_layers(model):
+    for layer in list_scheduled_layers(model):
         if isinstance(layer, QuantizeWrapper) and not (are_variables and is_computed(layer.layer)):
             for name, quantizer in layer.weight_quantizers.items():
                 if quantizer.spec.per_channel and not isinstance(quantizer, CellQuantizer):

@@ -11,8 +11,8 @@ import keras_qat
 from keras_qat.analysis.search_bits import cheapest
 from keras_qat.analysis.sensitivity import LayerSensitivity, noise
 from keras_qat.training.weight_limits import (
-    least_squares_limits,
-    rounded,
+    find_least_squares_limits,
+    round_weights,
 )
 from tests.helpers import images, rng, scramble
 from tests.networks.small import functional, layers, residual_net
@@ -38,7 +38,7 @@ def test_costs_are_those_of_one_layer(model, found):
     wanted, kernel = model.predict(X, verbose=0), model.get_layer("stem").kernel
     value = kernel.numpy()
     for bits in (2, 8):
-        kernel.assign(rounded(value, least_squares_limits(value, (-1,), bits), bits))
+        kernel.assign(round_weights(value, find_least_squares_limits(value, (-1,), bits), bits))
         expected = noise([wanted], [model.predict(X, verbose=0)])
         kernel.assign(value)
         assert found.layers[0].costs[bits] == pytest.approx(expected, rel=1e-3)

@@ -17,7 +17,7 @@ import numpy as np
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
-from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.schedule import list_scheduled_layers
 
 FOLDER = Path(os.environ.get("KERAS_QAT_REFERENCE", Path(__file__).parent / "data"))
 
@@ -114,7 +114,7 @@ class Case:
     def quantizers(self) -> dict[str, Any]:
         """Id of a quantizer in the record -> the quantizer of the model that stands for it."""
         weights, tensors = {}, {}
-        for layer in scheduled_layers(self.quantized):
+        for layer in list_scheduled_layers(self.quantized):
             if isinstance(layer, QuantizeWrapper):
                 for name, quantizer in layer.weight_quantizers.items():
                     variable = getattr(layer.layer, name)
@@ -156,7 +156,7 @@ class Case:
         """Puts the model where the original was before training step `step`."""
         for name, variable in self.state.items():
             variable.assign(self.recorded(name, step))
-        for layer in scheduled_layers(self.quantized):
+        for layer in list_scheduled_layers(self.quantized):
             layer.step.assign(step)
 
     def loss(self, output: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.layers import Quantize, QuantizeWrapper
-from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.schedule import list_scheduled_layers
 from tests.helpers import images, train, values
 from tests.networks.contrib import conv, image, layers, relu, two_scopes
 from tests.networks.small import residual_net, tiny_net
@@ -33,7 +33,7 @@ def test_variables_are_added_and_the_float_model_is_not_changed():
 
 def test_quant_delay_is_in_every_layer():
     quantized = keras_qat.quantize_model(residual_net(), contrib(quant_delay=100))
-    assert {int(layer.quantize_from) for layer in scheduled_layers(quantized)} == {100}
+    assert {int(layer.quantize_from) for layer in list_scheduled_layers(quantized)} == {100}
 
 
 def test_a_model_with_an_optimizer_is_no_error():
@@ -151,7 +151,7 @@ def test_a_trained_model_resumes_in_the_middle_of_its_delay(tmp_path):
     quantized.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     for model in (quantized, loaded):
-        assert {int(layer.step) for layer in scheduled_layers(model)} == {4}
+        assert {int(layer.step) for layer in list_scheduled_layers(model)} == {4}
         train(model, x, steps=2)
     for one, other in zip(quantized.weights, loaded.weights, strict=True):
         np.testing.assert_array_equal(one, other, err_msg=one.name)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.schedule import list_scheduled_layers
 from tests.helpers import images, train, values
 from tests.networks.contrib import ACTIVATIONS, KERNELS, SHAPE, single
 from tests.networks.small import tiny_net
@@ -72,7 +72,7 @@ def test_rewrite(kind, batch_norm, activation, bypass, scope, delay):
     assert result == {
         row.tensor for row in keras_qat.plan(model, "contrib", scope=scope).rows if row.spec
     }
-    assert {int(layer.quantize_from) for layer in scheduled_layers(quantized)} == {delay or 0}
+    assert {int(layer.quantize_from) for layer in list_scheduled_layers(quantized)} == {delay or 0}
 
     again = keras_qat.quantize_model(quantized, recipe_with(delay))
     assert again.get_config() == quantized.get_config()

@@ -14,7 +14,7 @@ import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.recurrent.kept_states import read_states
-from keras_qat.training.recurrent import states_of
+from keras_qat.training.recurrent import list_states
 
 layers = keras.layers
 
@@ -135,11 +135,11 @@ def test_files_keep_the_states_of_unrolled_layers():
 def test_verify_and_simulate_leave_the_states_of_the_model():
     qat, x = trained(), sounds()
     qat.predict(x[:2], batch_size=2, verbose=0)
-    before = [state.numpy() for state in states_of(qat)]
+    before = [state.numpy() for state in list_states(qat)]
     assert all(map(np.any, before))
     keras_qat.simulate(qat, x)
     keras_qat.verify(qat, file(), x)
-    for state, value in zip(states_of(qat), before, strict=True):
+    for state, value in zip(list_states(qat), before, strict=True):
         np.testing.assert_array_equal(state, value)
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from keras_qat.training.quantizers import activation_quantizers
+from keras_qat.training.quantizers import list_activation_quantizers
 from tests import helpers
 from tests.comparison import assert_identical
 from tests.helpers import rng, train
@@ -213,8 +213,8 @@ def test_calibration_is_that_of_the_model_in_float32():
     full = keras_qat.quantize_model(residual_net())
     for variant in (half, full):
         keras_qat.calibrate(variant, x, batch_size=16)
-    assert [(q.minimum, q.maximum) for q in activation_quantizers(half)] == [
-        (q.minimum, q.maximum) for q in activation_quantizers(full)
+    assert [(q.minimum, q.maximum) for q in list_activation_quantizers(half)] == [
+        (q.minimum, q.maximum) for q in list_activation_quantizers(full)
     ]
     bias = next(weight for weight in half.trainable_weights if "bias" in weight.name)
     bias.assign(bias + np.inf)
@@ -227,7 +227,9 @@ def test_calibration_is_that_of_the_model_in_float32():
 
 def ranges(qat):
     """The ranges of activations behind the input."""
-    return [(quantizer.minimum, quantizer.maximum) for quantizer in activation_quantizers(qat)][1:]
+    return [
+        (quantizer.minimum, quantizer.maximum) for quantizer in list_activation_quantizers(qat)
+    ][1:]
 
 
 @pytest.mark.usefixtures("float16")
@@ -260,10 +262,10 @@ def test_infinity_is_clipped_and_not_observed():
     qat.compile("sgd", "mse")
     keras_qat.freeze_batch_norm(qat)
     qat.train_on_batch(x, y)
-    before = {quantizer.name: quantizer.maximum for quantizer in activation_quantizers(qat)}
+    before = {quantizer.name: quantizer.maximum for quantizer in list_activation_quantizers(qat)}
     qat.get_layer("quant_conv").layer.kernel.assign_add(tf.fill([3, 3, 2, 4], 6e4))
     assert np.isfinite(qat.train_on_batch(x, y))
-    after = {quantizer.name: quantizer.maximum for quantizer in activation_quantizers(qat)}
+    after = {quantizer.name: quantizer.maximum for quantizer in list_activation_quantizers(qat)}
     assert after["quant_conv/output"] == before["quant_conv/output"]
     assert np.all(np.isfinite(list(after.values())))
 

@@ -13,7 +13,7 @@ from keras_qat.arithmetic import kernel_families
 from keras_qat.arithmetic.fixed_point import multiply, to_fixed_point
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.keras2.backend import keras
-from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.schedule import list_scheduled_layers
 
 PAIRS = np.stack(np.meshgrid(*[np.arange(-128.0, 128.0, 8)] * 2), -1).reshape(-1, 2)
 """Quantized values of two inputs. Their products in 128ths often lie halfway between two values."""
@@ -40,7 +40,7 @@ def qat():
     model = keras.Model(inputs, keras.layers.Multiply(name="product")(inputs))
     model = keras_qat.quantize_model(model)
     model([PAIRS[:, :1] / 128, PAIRS[:, 1:] / 128], training=True)
-    for layer in scheduled_layers(model):
+    for layer in list_scheduled_layers(model):
         for observer in (
             observer for quantizer in layer.quantizers for observer in quantizer.observers
         ):

@@ -14,7 +14,7 @@ from keras_qat.callbacks import FreezeBatchNorm, FreezeRanges, QuantDelay
 from keras_qat.keras2.backend import keras
 from keras_qat.training import phase_graphs
 from keras_qat.training.phase_graphs import MOST_RANGES, get_phase_finder
-from keras_qat.training.schedule import schedule, scheduled_layers
+from keras_qat.training.schedule import list_scheduled_layers, schedule
 from keras_qat.training.scheduled_layer import assuming
 from keras_qat.training.steps.optimizers import SharedUpdate
 from tests.helpers import images, rng, scramble, train
@@ -238,7 +238,7 @@ def activation_ranges(qat):
     """Ends, and how many batches they are made of."""
     observers = [
         observer
-        for layer in scheduled_layers(qat)
+        for layer in list_scheduled_layers(qat)
         for q in layer.quantizers
         for observer in q.observers
     ]
@@ -272,7 +272,7 @@ def test_frozen_ranges_compute_what_observed_ones_do():
     weight = qat.get_layer("quant_conv").layer.kernel
     phase = get_phase_finder(qat)(True)
     assert phase == (True, True, False, True, True, 1)
-    with assuming(phase, list(scheduled_layers(qat))), tf.GradientTape() as other:
+    with assuming(phase, list(list_scheduled_layers(qat))), tf.GradientTape() as other:
         known = qat(X[:8], training=True)
     np.testing.assert_array_equal(eager, known)
     one, two = tape.gradient(eager, weight), other.gradient(known, weight)
@@ -340,7 +340,7 @@ def test_frozen_ranges_that_others_change_count_from_the_next_step():
     """Graphs are made for the ranges as they are, and none of them serves others."""
 
     def change(step):
-        for layer in scheduled_layers(qat):
+        for layer in list_scheduled_layers(qat):
             for item in (observer for q in layer.quantizers for observer in q.observers):
                 item.maximum.assign(2.0**-step)
 
@@ -364,11 +364,11 @@ def test_thresholds_are_kept_apart():
     for norm, ranges in ((6, 9), (2**62, 9), (6, 2**62), (2**62, 2**62), (0, 1)):
         schedule(qat, freeze_ranges_from=ranges)
         schedule(qat, freeze_from=norm)
-        for layer in scheduled_layers(qat):
+        for layer in list_scheduled_layers(qat):
             result = {name: int(threshold) for name, threshold in layer.thresholds().items()}
             assert result == {"quantize_from": 0, "freeze_from": norm, "freeze_ranges_from": ranges}
     schedule(qat, freeze_from=7, freeze_ranges_from=2**62)
-    assert {int(layer.freeze_from) for layer in scheduled_layers(qat)} == {7}  # As in 0.1.0.
+    assert {int(layer.freeze_from) for layer in list_scheduled_layers(qat)} == {7}  # As in 0.1.0.
 
 
 @pytest.mark.parametrize("kind", ["model.keras", *OTHER_FILES])

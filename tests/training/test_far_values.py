@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from keras_qat.training.calibration.lost_values import far_values
+from keras_qat.training.calibration.lost_values import find_outliers
 from tests.helpers import rng
 
 layers = keras.layers
@@ -112,29 +112,29 @@ def test_verify_and_diagnose_name_it():
 )
 def test_what_lies_far_outside(values, expected):
     ends = min(values.min(), 0.0), max(values.max(), 0.0)
-    far = far_values(values, (values.min(), values.max()), ends, 8)
+    far = find_outliers(values, (values.min(), values.max()), ends, 8)
     assert (None if far is None else far.value) == expected
     if far is not None:
         assert (far.low, far.high) == (-1, 1)
-    wide = far_values(values, (values.min(), values.max()), ends, 16)
+    wide = find_outliers(values, (values.min(), values.max()), ends, 16)
     assert wide is None  # 65 536 quantized values are enough for both.
 
 
 def test_a_range_of_other_data_is_not_set_by_far_values():
-    assert far_values(np.linspace(0, 1, 99), (0.0, 1.0), (0.0, 255.0), 8) is None
+    assert find_outliers(np.linspace(0, 1, 99), (0.0, 1.0), (0.0, 255.0), 8) is None
 
 
 def test_a_range_that_no_value_reaches_is_set_by_something_else():
     """As that of probabilities, which the operator fixes."""
     values = np.linspace(1e-4, 6e-3, 1000)
-    assert far_values(values, (1e-4, 0.5), (0.0, 0.996), 8) is not None
-    assert far_values(values, (1e-4, 8.6e-3), (0.0, 0.996), 8) is None
+    assert find_outliers(values, (1e-4, 0.5), (0.0, 0.996), 8) is not None
+    assert find_outliers(values, (1e-4, 8.6e-3), (0.0, 0.996), 8) is None
 
 
 def test_saturated_gates_are_not_far_outside():
     """Of 1 - sigmoid(x) many values are 1, and the others small; a single 1 is an outlier."""
     small = np.linspace(0, 0.02, 999)
-    assert far_values(np.append(small, np.ones(300)), (0.0, 1.0), (0.0, 1.0), 8) is None
-    far = far_values(np.append(small, 1.0), (0.0, 1.0), (0.0, 1.0), 8)
+    assert find_outliers(np.append(small, np.ones(300)), (0.0, 1.0), (0.0, 1.0), 8) is None
+    far = find_outliers(np.append(small, 1.0), (0.0, 1.0), (0.0, 1.0), 8)
     assert far is not None
     assert far.value == 1

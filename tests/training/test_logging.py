@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.callbacks import LogQuantization
 from keras_qat.keras2.backend import keras
-from keras_qat.training.quantizer_statistics import statistics
+from keras_qat.training.quantizer_statistics import compute_statistics
 from tests.helpers import images, train
 from tests.networks.small import tiny_net
 
@@ -36,7 +36,7 @@ def test_ranges_saturation_and_noise(tmp_path):
     result = logged(tmp_path)
     assert list(result) == [1, 3]
     last = result[3]
-    for statistic in statistics(qat, X[:8]):
+    for statistic in compute_statistics(qat, X[:8]):
         name = "+".join(statistic.quantizer.quantizes)
         assert last[name, "1 signal to noise, dB"] == pytest.approx(statistic.sqnr)
         assert last[name, "2 share beyond the range"] == pytest.approx(statistic.saturation)

@@ -11,7 +11,7 @@ import keras_qat
 from keras_qat.arithmetic.gradient_masks import SharedFunction
 from keras_qat.keras2.backend import keras
 from keras_qat.training.fake_quantization.phase import Phase
-from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 from keras_qat.training.steps.step_tensors import (
     compute_together,
@@ -63,7 +63,7 @@ def test_weights_of_all_shapes_together_are_those_by_themselves():
     inputs = [keras.Input(shape) for _, shape in KERNELS.values()]
     outputs = [make()(x) for (make, _), x in zip(KERNELS.values(), inputs, strict=True)]
     qat = keras_qat.quantize_model(keras.Model(inputs, outputs))
-    quantized, phase = list(scheduled_layers(qat)), Phase(True, True, False)
+    quantized, phase = list(list_scheduled_layers(qat)), Phase(True, True, False)
     with assuming(phase, quantized):
         pairs = [pair for layer in quantized for pair in layer.yield_block_weights()]
     assert len(pairs) == len(KERNELS)

@@ -17,7 +17,7 @@ from keras_qat.callbacks import FreezeBatchNorm, FreezeOscillations, FreezeRange
 from keras_qat.keras2.backend import keras
 from keras_qat.training import phase_graphs
 from keras_qat.training.phase_graphs import PhaseFinder
-from keras_qat.training.schedule import schedule, scheduled_layers
+from keras_qat.training.schedule import list_scheduled_layers, schedule
 from tests.helpers import images, rng
 from tests.networks.small import functional, layers, tiny_net
 
@@ -46,7 +46,7 @@ def test_phases_of_all_schedules(net, per_execution, monkeypatch):
     qat = keras_qat.quantize_model(net())
     keras_qat.calibrate(qat, X)
     qat.compile("sgd", "mse", steps_per_execution=per_execution)
-    calls = np.array([len(layer.inbound_nodes) for layer in scheduled_layers(qat)])
+    calls = np.array([len(layer.inbound_nodes) for layer in list_scheduled_layers(qat)])
     look, every_step = PhaseFinder(qat), PhaseFinder(qat)
     reads, read_counters = [], look._counters
     for starts in itertools.product((0, 6, 2**62), repeat=3):
@@ -135,7 +135,7 @@ def test_fit_trains_as_if_it_read_each_step(callbacks, recipe, per_execution, tm
 
 def delay_at(qat, step):
     """Lets a model train in float until a step, past the library."""
-    for layer in scheduled_layers(qat):
+    for layer in list_scheduled_layers(qat):
         layer.quantize_from.assign(step)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from keras_qat.analysis.drawing.picture import GREY, INK, Picture, new_figure, picture, shortened
-from keras_qat.training.quantizer_statistics import QuantizerStatistics, statistics
+from keras_qat.training.quantizer_statistics import QuantizerStatistics, compute_statistics
 
 BINS, COLUMNS = 75, 3
 WIDTH, HEIGHT, GAP = 3.8, 2.3, 0.5
@@ -59,7 +59,7 @@ def plot_quantizers(
     Example:
         >>> keras_qat.plot_quantizers(qat, x_train[:64], "ranges.html")
     """
-    drawn = _drawn(model.name, statistics(model, data, steps, batch_size, verbose))
+    drawn = _drawn(model.name, compute_statistics(model, data, steps, batch_size, verbose))
     if to_file is not None:
         drawn.save(to_file)
     return drawn

@@ -50,9 +50,9 @@ from keras_qat.tflite.metadata import read_rescalings
 from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import read_contents
-from keras_qat.training.calibration.lost_values import lost_parts
+from keras_qat.training.calibration.lost_values import explain_losses
 from keras_qat.training.recurrent import Stream
-from keras_qat.training.schedule import check_quantized, file_model_of
+from keras_qat.training.schedule import check_quantized, get_file_model
 
 __all__ = ["Agreement", "OutputReport", "Report", "TensorReport", "Verdict", "verify"]
 
@@ -126,7 +126,7 @@ def verify(
     check_counts(batch_size=batch_size, float_examples=float_examples)
     check_quantized(model)
     compiled = model
-    model = file_model_of(model)
+    model = get_file_model(model)
     # A model made of parts of others, or of recipe `contrib`, has no inference of its own.
     inference = getattr(model, "exact_inference", lambda: None)()
     graph = inference.resolved() if inference else resolve(model)
@@ -217,7 +217,7 @@ def verify(
         faults,
         drowned,
         cut_off,
-        lost_parts(calls, arrays),
+        explain_losses(calls, arrays),
         lambda: tensors or some_inside(),
     )
     if graph.origin.unlike_float and verdict.is_same:

@@ -20,7 +20,7 @@ from keras_qat.io.data import show_progress
 from keras_qat.tflite.interpreter import FileInterpreter, Runtime, quantize
 from keras_qat.tflite.micro_interpreter import open_file
 from keras_qat.tflite.reader import FileGraph
-from keras_qat.training.calibration.lost_values import far_values
+from keras_qat.training.calibration.lost_values import find_outliers
 from keras_qat.training.recurrent import Stream
 
 SAMPLE, SAMPLED = 4096, 8
@@ -218,5 +218,5 @@ class _Sums:
             float_range=self.float_range,
             spread=self.noise.spread,
             clipped=self.clipped / count,
-            far=far_values(np.concatenate(self.sample), self.float_range, self.range, self.bits),
+            far=find_outliers(np.concatenate(self.sample), self.float_range, self.range, self.bits),
         )

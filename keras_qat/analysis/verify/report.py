@@ -14,7 +14,7 @@ from keras_qat.analysis.verify.scores import Score
 from keras_qat.analysis.verify.uses import Use
 from keras_qat.analysis.verify.verdict import Verdict
 from keras_qat.io.atomic_files import saving_to, write_contents
-from keras_qat.training.calibration.lost_values import FarValues
+from keras_qat.training.calibration.lost_values import Outliers
 
 SAME = 0.999
 """Share of identical codes above which a layer counts as computing what was trained. Values next to
@@ -159,7 +159,7 @@ class TensorReport:
     float_range: tuple[float, float]
     spread: float
     clipped: float
-    far: FarValues | None = None
+    far: Outliers | None = None
 
     @property
     def agrees(self) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from keras_qat.analysis.verify.causes import CLIPPED, cause_in, weakest
 from keras_qat.analysis.verify.scores import Score
 from keras_qat.analysis.verify.uses import Use
-from keras_qat.training.calibration.lost_values import described
+from keras_qat.training.calibration.lost_values import describe_outliers
 from keras_qat.training.readiness import list_some
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ def judge(
     if not fault and tensor.clipped <= CLIPPED:
         for first in tensors:
             if first.far is not None:
-                cause = described(first.far, *first.range, first.bits)
+                cause = describe_outliers(first.far, *first.range, first.bits)
                 return Verdict(words, first.name, cause, reason)
     return Verdict(words, tensor.name, fault or cause_in(tensor), reason)
 

@@ -16,7 +16,7 @@ from keras_qat.arithmetic import plain_operations
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
-from keras_qat.training.batch_norm.factor_and_bias import Weighted, scaled
+from keras_qat.training.batch_norm.factor_and_bias import Weighted, scale_channels
 from keras_qat.training.distribution import moments_of_all
 from keras_qat.training.fake_quantization.observers import subtract_product
 from keras_qat.training.fake_quantization.phase import Phase
@@ -178,7 +178,7 @@ class CorrectedFold:
         may not wait for others within a branch, so only the terms that differ are in there.
         """
         axis, factor = self.norm.axis[0], self.gamma * self.moving_inverse
-        kernel = self.quantize(scaled(self.kernel, self.channel_axes, factor))
+        kernel = self.quantize(scale_channels(self.kernel, self.channel_axes, factor))
         if learning is True and joins(self.layer) and not takes_covariance(self.layer, self.inputs):
             y, z = self.convolve_both(kernel)
             self.moments = self.batch_moments(z)

@@ -17,7 +17,7 @@ from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantize
 _layers = backend.keras.layers
 
 
-def factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> tuple[Any, Any]:
+def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> tuple[Any, Any]:
     """Returns the factor and the bias per output channel that a wrapper folds to at inference.
 
     BatchNorm(conv(x, W) + b) = conv(x, a W) + a (b - mean) + beta, per channel, with
@@ -55,12 +55,12 @@ def factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> tuple[An
         if norm is None:
             factor, bias = (tf.broadcast_to(term, [channels]) for term in (factor, bias))
         else:
-            factor, bias = normalization(bias, norm, dtype)
+            factor, bias = fold_normalization(bias, norm, dtype)
         return factor * tf.constant(getattr(layer, "input_scale", 1.0), dtype), bias
-    return (factor, bias) if norm is None else normalization(bias, norm, dtype)
+    return (factor, bias) if norm is None else fold_normalization(bias, norm, dtype)
 
 
-def normalization(
+def fold_normalization(
     bias: tf.Tensor, norm: keras.layers.Layer, dtype: tf.DType = tf.float32
 ) -> tuple[Any, Any]:
     """Returns a BatchNormalization's factor at inference, and its bias with `bias` folded in."""
@@ -74,7 +74,7 @@ def normalization(
     return factor, bias
 
 
-def scaled(kernel: tf.Tensor, channel_axes: tuple[int, ...], factor: tf.Tensor) -> Any:
+def scale_channels(kernel: tf.Tensor, channel_axes: tuple[int, ...], factor: tf.Tensor) -> Any:
     """Multiplies each output channel of a kernel by its factor."""
     rank = len(kernel.shape)
     shape = [kernel.shape[axis] if axis in channel_axes else 1 for axis in range(-rank, 0)]

@@ -14,7 +14,11 @@ from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import count_gates
 from keras_qat.training.batch_norm.contrib_correction import CorrectedFold
-from keras_qat.training.batch_norm.factor_and_bias import Weighted, factor_and_bias, scaled
+from keras_qat.training.batch_norm.factor_and_bias import (
+    Weighted,
+    compute_factor_and_bias,
+    scale_channels,
+)
 from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.recurrent import simulate_lstm, simulate_unrolled
@@ -93,17 +97,17 @@ def normalize_per_tensor(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> 
     norm, layer = wrapper.batch_norm, wrapper.layer
     if norm is None and wrapper.weight_axes:
         return apply_quantized(wrapper, inputs, phase)
-    kernel, gains = quantized_parts(wrapper, phase)
+    kernel, gains = quantize_for_training(wrapper, phase)
     if norm is not None:
         (name,) = wrapper.weight_axes
         with backend.swap_attributes(layer, **{name: tf.cast(kernel, layer.compute_dtype)}):
             x = layer(inputs)
-        with with_gains(norm, gains):
+        with use_gains(norm, gains):
             return norm(x, training=is_learning(phase))
     if isinstance(layer, backend.keras.layers.BatchNormalization):
-        with with_gains(layer, gains):
+        with use_gains(layer, gains):
             return layer(inputs, training=is_learning(phase))
-    return gained(wrapper, layer(inputs), gains)
+    return apply_gains(wrapper, layer(inputs), gains)
 
 
 def apply_quantized(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
@@ -148,7 +152,7 @@ class Codes(NamedTuple):
     gains: Any
 
 
-def codes_of(wrapper: Weighted) -> Codes:
+def quantize_folded(wrapper: Weighted) -> Codes:
     """Folds and quantizes the kernel of a wrapper."""
     return _quantized(wrapper, *_parts(wrapper))
 
@@ -158,7 +162,7 @@ def _parts(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
 
     The kernel of an affine layer is 1 for each channel; without BatchNormalization factors are 1.
     """
-    factor, _ = factor_and_bias(wrapper, tf.float64)
+    factor, _ = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:
         return tf.ones_like(factor, tf.float32), tf.cast(factor, tf.float32), (-1,)
     ((name, axes),) = wrapper.weight_axes.items()
@@ -168,16 +172,16 @@ def _parts(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
     return kernel, tf.cast(factor, tf.float32), axes
 
 
-def folded(wrapper: Weighted) -> Any:
+def fold_kernel(wrapper: Weighted) -> Any:
     """Folds the BatchNormalization of a wrapper into its kernel, in float."""
     kernel, factor, axes = _parts(wrapper)
-    return scaled(kernel, axes, factor)
+    return scale_channels(kernel, axes, factor)
 
 
-def factors(wrapper: Weighted) -> Any:
+def get_factors(wrapper: Weighted) -> Any:
     """Returns the factor that folding multiplies each weight of a wrapper by."""
     kernel, factor, axes = _parts(wrapper)
-    return scaled(tf.ones_like(kernel), axes, factor)
+    return scale_channels(tf.ones_like(kernel), axes, factor)
 
 
 def _quantized(
@@ -187,7 +191,7 @@ def _quantized(
     if wrapper.weight_axes:
         assert wrapper.weight_spec is not None
         bits = wrapper.weight_spec.bits
-    product = scaled(kernel, axes, factor)
+    product = scale_channels(kernel, axes, factor)
     limit = fake_quant.channel_limits(product, ())
     if wrapper.weight_spec is not None and wrapper.weight_spec.power_of_two:
         limit = fake_quant.power_of_two_limits(limit, bits)
@@ -198,7 +202,7 @@ def _quantized(
     return Codes(q, scale, tf.math.divide_no_nan(after * scale, before))
 
 
-def quantized_parts(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
+def quantize_for_training(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
     """Returns the quantized kernel for training, with the float kernel's norm, and the gains.
 
     The gradient is the float kernel's. While quantization is off, the kernel stays as it is and
@@ -211,22 +215,22 @@ def quantized_parts(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
         q, scale, gains = _quantized(wrapper, values, factor, axes)
         lives = gains > 0.0
         back = scale / tf.where(lives, factor * gains, 1.0)
-        inside = scaled(tf.ones_like(values), axes, tf.cast(lives, tf.float32)) > 0.0
-        return tf.where(inside, scaled(q, axes, back), values), gains
+        inside = scale_channels(tf.ones_like(values), axes, tf.cast(lives, tf.float32)) > 0.0
+        return tf.where(inside, scale_channels(q, axes, back), values), gains
 
     parts = cond(phase.quantizing, quantized, lambda: (values, tf.ones_like(factor)))
     return straight_through(lambda _: tf.identity(parts[0]), kernel), parts[1]
 
 
-def with_gains(norm: keras.layers.Layer, gains: tf.Tensor) -> Any:
+def use_gains(norm: keras.layers.Layer, gains: tf.Tensor) -> Any:
     """Runs a block in which a BatchNormalization's gamma is multiplied by the gains."""
     gamma = tf.convert_to_tensor(norm.gamma) if norm.scale else tf.ones_like(gains)
     gamma = straight_through(lambda gamma: gamma * tf.cast(gains, gamma.dtype), gamma)
     return backend.swap_attributes(norm, gamma=gamma, scale=True)
 
 
-def gained(wrapper: Weighted, bias: tf.Tensor, gains: tf.Tensor) -> Any:
-    """Applies the gains to the bias of `factor_and_bias`, or to an affine layer's output.
+def apply_gains(wrapper: Weighted, bias: tf.Tensor, gains: tf.Tensor) -> Any:
+    """Applies the gains to the bias of `compute_factor_and_bias`, or to an affine layer's output.
 
     The part that is added behind the factor stays as it is; without a factor all of it does.
     """

@@ -22,23 +22,23 @@ from keras_qat.io.counts import check_counts
 from keras_qat.io.data import BATCH_SIZE, is_read_once, read_batches
 from keras_qat.keras2.backend import keras, make_tf_function, one_at_a_time, swap_attributes
 from keras_qat.messages import warn_caller
-from keras_qat.training.calibration.data_checks import InputData, doubt, float_inputs
+from keras_qat.training.calibration.data_checks import InputData, explain_doubt, float_inputs
 from keras_qat.training.calibration.histogram import (
     METHODS,
     Method,
     Range,
     Tally,
-    counts_of,
-    extremes_of,
-    folded,
+    count_bins,
+    find_extremes,
+    sort_bins,
 )
-from keras_qat.training.calibration.lost_values import input_quantizers, with_finite_values
-from keras_qat.training.calibration.watch import Observed, infer, share_tallies, shown_batches
-from keras_qat.training.distribution import of_all_workers
+from keras_qat.training.calibration.lost_values import find_input_quantizers, replace_nonfinite
+from keras_qat.training.calibration.watch import Observed, infer, share_tallies, show_batches
+from keras_qat.training.distribution import gather_workers
 from keras_qat.training.fake_quantization.observers import LastValue
 from keras_qat.training.fake_quantization.phase import NEVER
 from keras_qat.training.readiness import EXAMPLES_PER_BATCH
-from keras_qat.training.recurrent import kept_batch, states_of
+from keras_qat.training.recurrent import kept_batch, list_states
 from keras_qat.training.schedule import check_process, check_quantized, schedule
 from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.weight_limits import clip_weights
@@ -118,7 +118,7 @@ def calibrate(
     check_counts(steps=steps, batch_size=batch_size)
     check_quantized(model)
     check_process(model)
-    fixed_batch = kept_batch(states_of(model))
+    fixed_batch = kept_batch(list_states(model))
     batch_size = fixed_batch or batch_size or (_quick_batch(model) if steps is None else None)
     observed = Observed(model, counts=method != "minmax")
     options = {"percent": percentile} if method == "percentile" else {}
@@ -131,20 +131,20 @@ def calibrate(
     graph = observed.watch.graph
     first: list[np.ndarray] = []
     seen: list[InputData] = []
-    for batch in shown_batches(model, dataset, steps, batch_size, "Calibration", verbose):
+    for batch in show_batches(model, dataset, steps, batch_size, "Calibration", verbose):
         for index, (_, ends) in limits.items():
             batch[index] = np.clip(batch[index], *ends)
         observed.add(batch)
         seen = seen or float_inputs(graph, batch)
         for data in seen:
-            data.add(with_finite_values(batch[data.index]))
+            data.add(replace_nonfinite(batch[data.index]))
         first = first or [x[: fixed_batch or 1] for x in batch]
     observed.share(model)
     ranges = observed.ranges(range_of) | dict(limits.values())
     _observe_weights(model, observed.watch.layers, first, reset)
     off_ties = {
         index: quantizer.observers[0]
-        for index, quantizer in input_quantizers(graph).items()
+        for index, quantizer in find_input_quantizers(graph).items()
         if isinstance(quantizer.spec, specs.QuantSpec) and quantizer.spec.off_ties
     }
     values = {off_ties[data.index]: data.values for data in seen if data.index in off_ties}
@@ -154,7 +154,7 @@ def calibrate(
     if weights == "mse":
         clip_weights(model)
     examples = observed.examples if reset else None
-    reason = doubt(graph, seen, examples, clips=method != "minmax")
+    reason = explain_doubt(graph, seen, examples, clips=method != "minmax")
     if reason := reason or next(observed.doubts(ranges), ""):
         warn_caller(reason)
 
@@ -180,12 +180,12 @@ def _input_limits(
 
     The keys are the indices of the inputs.
     """
-    quantizers = input_quantizers(graph)
+    quantizers = find_input_quantizers(graph)
     tallies: dict[int, Tally] = defaultdict(Tally)
     for batch in read:
         for index in quantizers:
             x = tf.constant(batch[index], tf.float32)
-            tallies[index].add(extremes_of(x).numpy(), folded(counts_of(x).numpy()))
+            tallies[index].add(find_extremes(x).numpy(), sort_bins(count_bins(x).numpy()))
     share_tallies(model, list(tallies.values()))
     return {
         index: (quantizer.observers[0], range_of(tallies[index].histogram(), quantizer.spec))
@@ -220,7 +220,7 @@ def _set(
     wider = WIDER
     if values is not None:
         wider = find_share_off_ties(min(low, 0.0), max(high, 0.0), values, observer.spec.bits)
-        wider = float(of_all_workers(model, wider)[0])
+        wider = float(gather_workers(model, wider)[0])
     observer.set(low, high, before + count, wider)
 
 

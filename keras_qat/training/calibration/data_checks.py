@@ -16,14 +16,14 @@ from keras_qat.keras2.backend import keras
 from keras_qat.messages import pluralize
 from keras_qat.placement.lost_features import describe_lost_features
 from keras_qat.training.calibration.lost_values import (
+    explain_lost_features,
+    find_input_quantizers,
     find_lost_features,
+    find_norm,
     has_features,
-    input_quantizers,
-    lost_features_in,
-    norm_of,
-    with_finite_values,
+    replace_nonfinite,
 )
-from keras_qat.training.calibration.preparation import Sample, some_of, wrong_preparation
+from keras_qat.training.calibration.preparation import Sample, draw_rows, wrong_preparation
 
 _FIRST = 64
 """Examples that show how the data are prepared."""
@@ -69,7 +69,7 @@ class InputData:
             self.deviations.append(flat[:, :: -(-flat.shape[1] // _SAMPLE)].std(1, dtype=float))
         if sum(map(len, self.samples)) < _VALUES:
             numbers = x.reshape(-1)
-            self.samples.append(some_of(numbers, _PER_BATCH))
+            self.samples.append(draw_rows(numbers, _PER_BATCH))
 
     @property
     def values(self) -> np.ndarray:
@@ -89,15 +89,15 @@ class InputData:
 
 def float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
     """Returns what is to be watched of the inputs that hold floating-point numbers."""
-    bits = {index: quantizer.spec.bits for index, quantizer in input_quantizers(graph).items()}
+    bits = {index: quantizer.spec.bits for index, quantizer in find_input_quantizers(graph).items()}
     return [
-        InputData(index, value.name, bits.get(index), with_finite_values(x[:_FIRST]))
+        InputData(index, value.name, bits.get(index), replace_nonfinite(x[:_FIRST]))
         for index, (value, x) in enumerate(zip(flatten_values(graph.inputs), batch, strict=True))
         if value.is_float and x.size
     ]
 
 
-def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bool) -> str:
+def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bool) -> str:
     """Returns why calibration data may be the wrong ones, and what helps; "" if they seem right.
 
     Args:
@@ -126,7 +126,7 @@ def doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bo
     return next(filter(None, reasons), "")
 
 
-def doubt_of_arrays(model: keras.Model, data: Any) -> str:
+def explain_array_doubt(model: keras.Model, data: Any) -> str:
     """Returns why data that `fit` gets seem not to fit the model; "" for other data than arrays."""
     some = _evenly_spread(model, data)
     if not some:
@@ -137,16 +137,16 @@ def doubt_of_arrays(model: keras.Model, data: Any) -> str:
         for value, x in zip(flatten_values(graph.inputs), some, strict=True)
         if value.is_float and x.size
     }
-    return wrong_preparation(graph, samples) or next(lost_features_in(graph, some), "")
+    return wrong_preparation(graph, samples) or next(explain_lost_features(graph, some), "")
 
 
-def doubt_of_ranges(model: keras.Model, data: Any) -> str:
+def explain_range_doubt(model: keras.Model, data: Any) -> str:
     """Returns why the ranges after `fit` do not hold the data; "" for other data than arrays."""
     some = _evenly_spread(model, data)
     if not some:
         return ""
     graph = read_model(model)
-    for index, quantizer in input_quantizers(graph).items():
+    for index, quantizer in find_input_quantizers(graph).items():
         name = flatten_values(graph.inputs)[index].name
         if excess := describe_excess(name, some[index], *quantizer.current_range()):
             sentence, _, _ = excess.partition(" Scale them")
@@ -167,7 +167,7 @@ def _evenly_spread(model: keras.Model, data: Any) -> list[np.ndarray]:
     rows = np.unique(np.linspace(0, len(arrays[0]) - 1, _LOOKED_AT).astype(int))
     try:
         some = read_arrays(model, tf.nest.map_structure(lambda x: x[rows], data))
-        return [with_finite_values(x) if x.dtype.kind == "f" else x for x in some]
+        return [replace_nonfinite(x) if x.dtype.kind == "f" else x for x in some]
     except (ValueError, IndexError):  # Keras says what is wrong.
         return []
 
@@ -195,5 +195,5 @@ def _lost_features(graph: Graph, data: InputData) -> str:
         return ""
     ends = min(0.0, data.ends[0]), max(0.0, data.ends[1])
     lost = find_lost_features(data.low, data.high, data.first, ends, data.bits)
-    norm = norm_of(graph, data.name)
+    norm = find_norm(graph, data.name)
     return describe_lost_features(data.name, lost, data.low.size, ends, norm) if lost else ""

@@ -24,7 +24,7 @@ from keras_qat.training.fake_quantization.phase import Flag
 _SHIFT = 14
 """Lowest bits of a float32 that do not count for its bin."""
 _ALL = 1 << (32 - _SHIFT)
-"""Number of bins before `folded`."""
+"""Number of bins before `sort_bins`."""
 _SIDE = 1 << 15
 """Bins of either sign: 512 for each of 64 powers of 2."""
 _FIRST = (127 - 32) << (23 - _SHIFT)
@@ -34,23 +34,23 @@ _ENOUGH = 1 << 14
 """Most numbers of an example that are counted, evenly spread over it."""
 
 
-def extremes_of(x: tf.Tensor) -> Any:
+def find_extremes(x: tf.Tensor) -> Any:
     """Returns the smallest and the largest number of a tensor, or NaN if any is not finite."""
     extremes = tf.stack([tf.reduce_min(x), tf.reduce_max(x)])
     is_finite = tf.reduce_all(tf.math.is_finite(x))
     return tf.where(is_finite, extremes, np.nan)
 
 
-def counts_of(x: tf.Tensor) -> Any:
-    """Counts the numbers of a batch in each bin, in the order of their bits: see `folded`.
+def count_bins(x: tf.Tensor) -> Any:
+    """Counts the numbers of a batch in each bin, in the order of their bits: see `sort_bins`.
 
     In large examples only every n-th number is counted.
     """
-    bits = tf.bitwise.right_shift(tf.bitcast(sample_of(x, _ENOUGH), tf.uint32), _SHIFT)
+    bits = tf.bitwise.right_shift(tf.bitcast(take_sample(x, _ENOUGH), tf.uint32), _SHIFT)
     return tf.math.bincount(tf.cast(bits, tf.int32), minlength=_ALL, maxlength=_ALL)
 
 
-def sample_of(x: tf.Tensor, most: int) -> Any:
+def take_sample(x: tf.Tensor, most: int) -> Any:
     """Returns at most so many numbers of each example, evenly spread over it, as a vector."""
     size = math.prod(x.shape[1:]) if x.shape[1:].is_fully_defined() else 0
     step = -(-size // most) or 1
@@ -78,11 +78,11 @@ def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
     parts = tf.math.floormod(tf.cast(indices, tf.float64) * _GOLDEN, 1.0)
     spread = tf.cast(parts * tf.cast(size, tf.float64), tf.int32)
     sample = tf.gather(numbers, tf.where(size <= most, indices, spread))
-    return tf.concat([extremes_of(x), sample], 0)
+    return tf.concat([find_extremes(x), sample], 0)
 
 
-def folded(counts: np.ndarray) -> np.ndarray:
-    """Sorts the counts of `counts_of` from the lowest bin to the highest, and drops unused bins."""
+def sort_bins(counts: np.ndarray) -> np.ndarray:
+    """Sorts the counts of `count_bins` by bin, and drops unused bins."""
     positive, negative = (
         np.concatenate([[side[:_FIRST].sum()], side[_FIRST : _FIRST + _SIDE - 1]])
         for side in counts.reshape(2, -1).astype(np.int64)
@@ -166,7 +166,7 @@ class Tally:
 
     Args:
         low, high: the smallest and the largest number so far.
-        counts: how many numbers each bin holds, in the order of `folded`; 0 if none were counted.
+        counts: how many values each bin holds, in the order of `sort_bins`; 0 if none were counted.
     """
 
     low: float = np.inf
@@ -214,7 +214,7 @@ def percentile(histogram: Histogram, spec: QuantSpec, percent: float = 99.99) ->
 
 def least_squares(histogram: Histogram, spec: QuantSpec) -> Range:
     """Returns the range with the smallest mean squared quantization error."""
-    error = functools.partial(squared_error, histogram.merged(_MERGED), spec)
+    error = functools.partial(compute_squared_error, histogram.merged(_MERGED), spec)
     full = best = np.array(_full_range(histogram, spec))
     # The lower end is moved, then the upper one, and again; both at a time in symmetric ranges.
     moves = [(True, True)] if spec.symmetric else [(full[0] < 0, False), (False, full[1] > 0)]
@@ -236,7 +236,7 @@ def _full_range(histogram: Histogram, spec: QuantSpec) -> Range:
     return (min(low, -high), max(high, -low)) if spec.symmetric else (low, high)
 
 
-def squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | np.ndarray) -> float:
+def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | np.ndarray) -> float:
     """Sums the squared quantization errors, assuming an even spread of values within a bin."""
     low, high = ends
     if high <= low:

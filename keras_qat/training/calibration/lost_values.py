@@ -30,7 +30,7 @@ _LOOKED_AT = 64
 """Examples whose different values are counted."""
 
 
-def lost_parts(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
+def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
     """Says which features and joined tensors the ranges of a model lose.
 
     Args:
@@ -38,11 +38,11 @@ def lost_parts(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[s
         data: examples, an array for each input. Without data, features are judged by the
             statistics of the layer that normalizes them.
     """
-    features = _lost_features(graph) if data is None else lost_features_in(graph, data)
+    features = _lost_features(graph) if data is None else explain_lost_features(graph, data)
     return [*features, *_lost_tensors(graph)]
 
 
-def lost_features_in(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[str]:
+def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[str]:
     """Says which features of the data span too little of the range of their input.
 
     Args:
@@ -50,8 +50,8 @@ def lost_features_in(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[str]:
         data: examples, an array for each input.
     """
     inputs = flatten_values(graph.inputs)
-    for index, quantizer in input_quantizers(graph).items():
-        x, bits = with_finite_values(data[index]), quantizer.spec.bits
+    for index, quantizer in find_input_quantizers(graph).items():
+        x, bits = replace_nonfinite(data[index]), quantizer.spec.bits
         if not has_features(x) or not x.size:
             continue
         axes = tuple(range(x.ndim - 1))
@@ -62,7 +62,7 @@ def lost_features_in(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[str]:
             shared = max(shared[0], ends[0]), min(shared[1], ends[1])
         if lost := find_lost_features(low, high, x[:_LOOKED_AT], shared, bits):
             name = inputs[index].name
-            yield describe_lost_features(name, lost, x.shape[-1], shared, norm_of(graph, name))
+            yield describe_lost_features(name, lost, x.shape[-1], shared, find_norm(graph, name))
 
 
 def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str:
@@ -118,12 +118,12 @@ def has_features(x: np.ndarray) -> bool:
     return x.ndim == 2 or (x.ndim == 3 and x.shape[-1] <= MOST_FEATURES)
 
 
-def with_finite_values(x: np.ndarray) -> np.ndarray:
+def replace_nonfinite(x: np.ndarray) -> np.ndarray:
     """Returns data with 0 in place of NaN and infinity, which models may replace."""
     return x if np.isfinite(x).all() else np.nan_to_num(x, posinf=0.0, neginf=0.0)
 
 
-def input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
+def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
     """Returns the quantizer of each input that has one for itself, by the input's index."""
     readers = graph.consumers()
     quantizers = {}
@@ -135,7 +135,7 @@ def input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
     return quantizers
 
 
-def masked_scores(graph: Graph) -> set[ActivationQuantizer]:
+def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
     """Returns the quantizers of scores that the library masks itself.
 
     Their range is as wide as a softmax needs; scores that are small beside it weigh the same.
@@ -149,7 +149,7 @@ def masked_scores(graph: Graph) -> set[ActivationQuantizer]:
     return masked
 
 
-def slot_names(graph: Graph) -> dict[Quantize, dict[int, str]]:
+def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
     """Returns the names in the float model of the tensors that share a range, by their slots.
 
     A Rescaling by 1, which only changes the range of its input, has the name of that.
@@ -169,7 +169,7 @@ def slot_names(graph: Graph) -> dict[Quantize, dict[int, str]]:
     return names
 
 
-def varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
+def find_varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
     """Returns the quantizers and slots of tensors that depend on the data.
 
     Others hold weights, such as the token that vision transformers put in front of the patches.
@@ -199,8 +199,8 @@ def _first_layer(call: Call) -> Any:
 
 def _lost_tensors(graph: Graph) -> Iterator[str]:
     """Says which tensors are lost in the range that they share with others."""
-    masked, varying = masked_scores(graph), varying_slots(graph)
-    for layer, names in slot_names(graph).items():
+    masked, varying = find_masked_scores(graph), find_varying_slots(graph)
+    for layer, names in name_slots(graph).items():
         quantizer, ends = layer.quantizer, {}
         if layer.slots == 1 or quantizer in masked:
             continue
@@ -216,14 +216,14 @@ def _lost_tensors(graph: Graph) -> Iterator[str]:
 def _lost_features(graph: Graph) -> Iterator[str]:
     """Says which features deviate less than a step of their input's range, by their statistics."""
     inputs = flatten_values(graph.inputs)
-    quantizers = {inputs[index]: own for index, own in input_quantizers(graph).items()}
+    quantizers = {inputs[index]: own for index, own in find_input_quantizers(graph).items()}
     for value, norm in _normalized_inputs(graph):
         if value in quantizers:
             ends, bits = quantizers[value].current_range(), quantizers[value].spec.bits
             yield from lost_by_statistics(value, norm, ends, bits, norm.name.removeprefix(PREFIX))
 
 
-def norm_of(graph: Graph, name: str) -> str:
+def find_norm(graph: Graph, name: str) -> str:
     """Returns the name in the float model of the layer that normalizes an input; "" without one."""
     norms = (norm for value, norm in _normalized_inputs(graph) if value.name == name)
     return next((norm.name.removeprefix(PREFIX) for norm in norms), "")
@@ -253,7 +253,7 @@ MARK = 0.01
 """Share of a tensor's values that is no outlier, but a mark, as for masked entries."""
 
 
-class FarValues(NamedTuple):
+class Outliers(NamedTuple):
     """Values that are far outside of all others.
 
     Args:
@@ -268,9 +268,9 @@ class FarValues(NamedTuple):
     high: float
 
 
-def far_values(
+def find_outliers(
     values: np.ndarray, extremes: tuple[float, float], ends: tuple[float, float], bits: int
-) -> FarValues | None:
+) -> Outliers | None:
     """Finds what sets a tensor's range alone, so that few quantized values are left for the rest.
 
     Args:
@@ -303,10 +303,10 @@ def far_values(
     is_gate = abs(outermost) <= 1 and share >= MARK  # A saturated sigmoid, as in 1 - z.
     if not is_lost or is_gate or len(np.unique(rest)) < VARIED:
         return None
-    return FarValues(outermost, share, float(rest[0]), float(rest[-1]))
+    return Outliers(outermost, share, float(rest[0]), float(rest[-1]))
 
 
-def described(far: FarValues, low: float, high: float, bits: int) -> str:
+def describe_outliers(far: Outliers, low: float, high: float, bits: int) -> str:
     """Says in two sentences what far values do to a tensor, "it", and what helps."""
     cost = f"its range, {low:.4g} to {high:.4g}, is set by {far.value:.4g}, far outside of its"
     cost = f"{cost} {_others(far, low, high, bits)}"
@@ -319,7 +319,7 @@ def described(far: FarValues, low: float, high: float, bits: int) -> str:
     return f"{cost} Let the model use a number of their size in its place, such as {near:.2g}."
 
 
-def _others(far: FarValues, low: float, high: float, bits: int) -> str:
+def _others(far: Outliers, low: float, high: float, bits: int) -> str:
     needed = max(far.high, 0.0) - min(far.low, 0.0)
     remaining_steps = max(1, int(needed / (high - low) * (2**bits - 1)))
     return (

@@ -197,13 +197,13 @@ def _distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.
         norm_axes = [norm.axis] if isinstance(norm.axis, int) else list(norm.axis)
         axes = [axis if axis < x.ndim else -1 for axis in norm_axes]
         x = np.moveaxis(x, axes, range(-len(axes), 0)).reshape(-1, mean.size)
-    x = some_of(x, _ROWS)
+    x = draw_rows(x, _ROWS)
     with np.errstate(divide="ignore"):
         wider = np.log2(x.std(0, dtype=float) / deviation)
     return np.clip(wider, -_MOST, _MOST), np.clip((x.mean(0) - mean) / deviation, -_MOST, _MOST)
 
 
-def some_of(rows: np.ndarray, count: int) -> np.ndarray:
+def draw_rows(rows: np.ndarray, count: int) -> np.ndarray:
     """Returns some rows, at most `count`, drawn at random: a stride may meet one channel only."""
     return rows if len(rows) <= count else rows[_some_indices(len(rows), count)]
 

@@ -23,23 +23,23 @@ from keras_qat.messages import pluralize
 from keras_qat.training.calibration.histogram import (
     Range,
     Tally,
-    counts_of,
+    count_bins,
     extremes_and_sample,
-    folded,
+    sort_bins,
 )
 from keras_qat.training.calibration.lost_values import (
     describe_lost_tensors,
-    described,
-    far_values,
-    masked_scores,
-    slot_names,
-    varying_slots,
+    describe_outliers,
+    find_masked_scores,
+    find_outliers,
+    find_varying_slots,
+    name_slots,
 )
-from keras_qat.training.distribution import is_cluster, of_all_workers
+from keras_qat.training.distribution import gather_workers, is_cluster
 from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
 from keras_qat.training.fake_quantization.phase import IN_FLOAT
 from keras_qat.training.quantizers import PREFIX
-from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 
 _SAMPLE, _SAMPLED = 16, 256
@@ -56,7 +56,7 @@ class Watch:
     """
 
     def __init__(self, model: keras.Model, counts: bool, fixed: bool) -> None:
-        self.layers = list(scheduled_layers(model))
+        self.layers = list(list_scheduled_layers(model))
         self.graph = read_model(model)
         self.quantizers = [
             quantizer
@@ -73,7 +73,7 @@ class Watch:
             *inputs, sampled = arguments
             seen, outputs = self._seen(inputs)
             known = [extremes_and_sample(tf.cast(x, tf.float32), sampled) for x in seen]
-            return known, [counts_of(x) for x in seen if counts], tf.nest.flatten(outputs)
+            return known, [count_bins(x) for x in seen if counts], tf.nest.flatten(outputs)
 
         self.watch = make_tf_function(watch, input_signature=signature)
 
@@ -110,10 +110,10 @@ class Watch:
         vectors = [vector.numpy() for vector in known]
         extremes = np.array([vector[:2] for vector in vectors]).reshape(-1, 2)
         samples = [vector[2:] for vector in vectors]
-        return extremes, samples, [folded(bins.numpy()) for bins in counts]
+        return extremes, samples, [sort_bins(bins.numpy()) for bins in counts]
 
 
-def watch_of(model: keras.Model) -> Watch | None:
+def get_watch(model: keras.Model) -> Watch | None:
     """Returns what calibration of a model without histograms has traced, if it has."""
     return getattr(model, "_watches", {}).get((False, False))
 
@@ -151,13 +151,13 @@ class Observed:
 
     def share(self, model: keras.Model) -> None:
         """Takes in what the other workers of a cluster have observed of their share of the data."""
-        self.examples = int(of_all_workers(model, self.examples).sum())
+        self.examples = int(gather_workers(model, self.examples).sum())
         share_tallies(model, list(self.tallies.values()))
 
     def doubts(self, ranges: dict[Any, Range]) -> Iterator[str]:
         """Says of which tensors a few values take the range, in the order of computation."""
         graph, layer_of = self.watch.graph, self._layer_of()
-        masked, varying = masked_scores(graph), varying_slots(graph)
+        masked, varying = find_masked_scores(graph), find_varying_slots(graph)
         for quantizer, by_slot in self.samples.items():
             if quantizer in masked:
                 continue
@@ -168,11 +168,11 @@ class Observed:
             samples = {slot: np.concatenate(parts) for slot, parts in by_slot.items()}
             layer, bits = layer_of[quantizer], quantizer.spec.bits
             slot = max(samples, key=lambda slot: np.max(np.abs(samples[slot]), initial=0))
-            far = far_values(np.concatenate([*samples.values()]), (low, high), (low, high), bits)
+            far = find_outliers(np.concatenate([*samples.values()]), (low, high), (low, high), bits)
             # The median tells a large tensor from one with a few large values.
             if far and (len(samples) == 1 or far.low <= np.median(samples[slot]) <= far.high):
                 name = self._tensor_name(quantizer, slot)
-                yield f"The output of '{name}': {described(far, low, high, bits)}"
+                yield f"The output of '{name}': {describe_outliers(far, low, high, bits)}"
             elif len(samples) > 1:
                 extremes = {}
                 for slot, x in samples.items():
@@ -187,7 +187,7 @@ class Observed:
         """Returns the name of a quantizer's tensor in the float model."""
         layer = self._layer_of()[quantizer]
         own = {0: str(layer.name).removeprefix(PREFIX)}
-        return slot_names(self.watch.graph).get(layer, own)[slot]
+        return name_slots(self.watch.graph).get(layer, own)[slot]
 
     def _layer_of(self) -> dict[ActivationQuantizer, Any]:
         """Returns the layer that has each quantizer."""
@@ -226,10 +226,10 @@ def share_tallies(model: keras.Model, tallies: list[Tally]) -> None:
     """Replaces tallies by those of the data of all workers of a cluster."""
     if not is_cluster(model.distribute_strategy):
         return
-    ends = of_all_workers(model, [[tally.low, tally.high] for tally in tallies])
+    ends = gather_workers(model, [[tally.low, tally.high] for tally in tallies])
     for index, tally in enumerate(tallies):
         tally.low, tally.high = ends[:, index, 0].min(), ends[:, index, 1].max()
-        counts = of_all_workers(model, tally.counts).sum(0)
+        counts = gather_workers(model, tally.counts).sum(0)
         tally.counts = counts.astype(np.int64)
 
 
@@ -242,7 +242,7 @@ def infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
         return call.layer(*args, **kwargs)
 
 
-def shown_batches(
+def show_batches(
     model: keras.Model,
     data: Any,
     steps: int | None,

@@ -12,7 +12,7 @@ from keras_qat.config.arguments import answers_unknown
 from keras_qat.graph.calls import Call, map_values
 from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.training.batch_norm import fold_modes
-from keras_qat.training.batch_norm.factor_and_bias import normalization
+from keras_qat.training.batch_norm.factor_and_bias import fold_normalization
 from keras_qat.training.fake_quantization.phase import IN_FLOAT, QUANTIZED, Phase
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.post_training.sweep import Part, Tensors, sweep, walk
@@ -161,7 +161,7 @@ def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
     if norm is None or norm.center:
         variable.assign_add(shift)
     else:
-        factor = normalization(None, norm)[0].numpy()
+        factor = fold_normalization(None, norm)[0].numpy()
         variable.assign_sub(shift / np.where(factor == 0, np.inf, factor))
 
 

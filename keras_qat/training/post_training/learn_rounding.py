@@ -13,7 +13,7 @@ from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.training.post_training.bias_correction import correct, means_in_float
 from keras_qat.training.post_training.reconstruction import Levels, Reconstruction
 from keras_qat.training.post_training.sweep import Part, Tensors, sweep
-from keras_qat.training.schedule import recipe_of
+from keras_qat.training.schedule import get_recipe
 
 
 @one_at_a_time
@@ -85,7 +85,7 @@ def learn_rounding(
     if reconstruct not in ("layer", "block"):
         raise ValueError(f"reconstruct={reconstruct!r}: use 'layer' or 'block'.")
     check_counts(steps=steps, batch_size=batch_size, iterations=iterations)
-    recipe = recipe_of(model)
+    recipe = get_recipe(model)
     if recipe is not None and recipe.fold == "correction":
         raise ValueError(
             f"Recipe '{recipe.name}' keeps the ranges of weights from training, and rounding can "

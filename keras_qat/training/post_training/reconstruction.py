@@ -16,9 +16,9 @@ from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.distribution import mean_over_replicas, run_on_replicas, share_of_replica
 from keras_qat.training.fake_quantization.phase import IN_FLOAT, QUANTIZED
 from keras_qat.training.layers import QuantizeWrapper
-from keras_qat.training.post_training.sweep import Part, Tensors, computed, walk
+from keras_qat.training.post_training.sweep import Part, Tensors, compute_call, walk
 from keras_qat.training.scheduled_layer import ScheduledLayer
-from keras_qat.training.weight_limits import least_squares_limits
+from keras_qat.training.weight_limits import find_least_squares_limits
 
 _BATCH = 32
 """Examples per training step, at most."""
@@ -106,7 +106,7 @@ class Reconstruction:
             for levels, part in zip(self.levels.values(), self._by_layer(up), strict=True):
                 stack.enter_context(swap_attributes(levels.layer, **levels.weights_at(part)))
             for call in self.part.calls:
-                exact = computed(call, tensors, IN_FLOAT)
+                exact = compute_call(call, tensors, IN_FLOAT)
                 outputs |= exact
                 tensors |= self._quantized(call, tensors, exact)
         return [outputs[value] for value in self.outputs]
@@ -117,7 +117,7 @@ class Reconstruction:
         if not isinstance(layer, ScheduledLayer) or call is self.part.calls[-1]:
             return exact
         if layer not in self.levels:
-            return computed(call, tensors, QUANTIZED)
+            return compute_call(call, tensors, QUANTIZED)
         quantize = layer.output_quantizer
         if quantize is None:
             return exact
@@ -128,7 +128,7 @@ class Reconstruction:
         one = [{v: _rows(x[:1]) for v, x in zip(self.part.reads, self.inputs, strict=True)}]
         sizes = []
         for call, (tensors,) in walk(self.part, one, IN_FLOAT):
-            sizes += [int(np.prod(x.shape)) for x in computed(call, tensors, IN_FLOAT).values()]
+            sizes += [int(np.prod(x.shape)) for x in compute_call(call, tensors, IN_FLOAT).values()]
         return max(sizes)
 
     def _distance(self, outputs: list[Any], targets: list[Any]) -> Any:
@@ -239,10 +239,10 @@ class Levels:
         axes, bits = self.quantizer.channel_axes, self.quantizer.spec.bits
         folded, self.factor = self.value, np.float32(1)
         if wrapper.fold == "per_tensor":  # The range is the folded kernel's.
-            folded = fold_modes.folded(wrapper).numpy()
-            self.factor = fold_modes.factors(wrapper).numpy()
+            folded = fold_modes.fold_kernel(wrapper).numpy()
+            self.factor = fold_modes.get_factors(wrapper).numpy()
         if ranges == "mse":
-            limits = least_squares_limits(folded, axes, bits)
+            limits = find_least_squares_limits(folded, axes, bits)
         else:
             limits = fake_quant.channel_limits(folded, axes).numpy()
         self.levels = 2 ** (bits - 1) - 1

@@ -15,11 +15,11 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.keras2.backend import keras, make_tf_function, one_at_a_time, swap_attributes
 from keras_qat.keras2.layers_and_models import list_layers
-from keras_qat.training.calibration.watch import infer, shown_batches
+from keras_qat.training.calibration.watch import infer, show_batches
 from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.post_training.sweep import check_calibrated
-from keras_qat.training.schedule import scheduled_layers
+from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 
 _LEARNING = Phase(training=True, quantizing=True, frozen=False, calibrated=True, fixed=True)
@@ -61,7 +61,7 @@ def reestimate_batch_norm(
     Source: Nagel et al. 2022 (arXiv:2203.11086).
     """
     check_calibrated(model)
-    layers = list(scheduled_layers(model))
+    layers = list(list_scheduled_layers(model))
     norms = [
         layer for layer in list_layers(model) if isinstance(layer, keras.layers.BatchNormalization)
     ]
@@ -81,7 +81,7 @@ def reestimate_batch_norm(
             for norm in norms:  # The moving statistics are then the last batch's.
                 stack.enter_context(swap_attributes(norm, momentum=0.0))
             title = "BatchNormalization"
-            for batch in shown_batches(model, data, steps, batch_size, title, verbose):
+            for batch in show_batches(model, data, steps, batch_size, title, verbose):
                 watch(*map(tf.constant, batch, dtypes))
                 sums = [
                     total + weight.numpy() for total, weight in zip(sums, statistics, strict=True)

@@ -22,7 +22,7 @@ from keras_qat.ops.registry import relu_maximum
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.fake_quantization.phase import IN_FLOAT, QUANTIZED, Phase
 from keras_qat.training.layers import QuantizeWrapper
-from keras_qat.training.schedule import check_process, check_quantized, quantizers_in
+from keras_qat.training.schedule import check_process, check_quantized, list_quantizers
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 Tensors = dict[Value, Any]
@@ -53,7 +53,7 @@ def check_calibrated(model: keras.Model) -> None:
     """Raises a `ValueError` if a model is not quantized, or has quantizers without a range."""
     check_quantized(model)
     check_process(model)
-    blind = [quantizer for quantizer in quantizers_in(model) if not quantizer.is_calibrated()]
+    blind = [quantizer for quantizer in list_quantizers(model) if not quantizer.is_calibrated()]
     if blind:
         raise ValueError(
             f"{pluralize(len(blind), 'quantizer has', 'quantizers have')} seen no data yet in "
@@ -99,7 +99,7 @@ def sweep(
     quantized = [dict(batch) for batch in in_float]
     parts = _parts(graph, blocks)
     last = {value: part for part in parts for value in part.reads}
-    with unchanged_if_it_fails(model):
+    with restore_if_it_fails(model):
         for part in show_progress(parts, title, verbose, unit="block" if blocks else "layer"):
             _add(part, in_float, IN_FLOAT)
             visit(part, in_float, quantized)
@@ -111,7 +111,7 @@ def sweep(
 
 
 @contextlib.contextmanager
-def unchanged_if_it_fails(model: keras.Model) -> Iterator[None]:
+def restore_if_it_fails(model: keras.Model) -> Iterator[None]:
     """Runs a block that changes weights, and restores all of them if it is interrupted or fails."""
     before = model.get_weights()
     try:
@@ -136,7 +136,7 @@ def _parts(graph: Graph, blocks: bool) -> list[Part]:
         waiting = {value for value in (*waiting, *flatten_values(call.outputs)) if unread[value]}
         if blocks and (len(waiting) > 1 or _is_relu(behind)):
             continue
-        computed = dict.fromkeys(
+        outcomes = dict.fromkeys(
             value for member in calls for value in flatten_values(member.outputs)
         )
         read = dict.fromkeys(value for member in calls for value in member.inputs)
@@ -144,8 +144,8 @@ def _parts(graph: Graph, blocks: bool) -> list[Part]:
         parts.append(
             Part(
                 calls,
-                reads=[value for value in read if value not in computed],
-                gives=[value for value in computed if value in waiting or value in outputs],
+                reads=[value for value in read if value not in outcomes],
+                gives=[value for value in outcomes if value in waiting or value in outputs],
                 alone=[member for member in wrappers if counts[member.layer] == 1],
             )
         )
@@ -174,7 +174,7 @@ def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call
         yield call, batches
         done = [value for value in call.inputs if last[value] is call and value not in part.gives]
         for tensors in batches:
-            tensors |= computed(call, tensors, phase)
+            tensors |= compute_call(call, tensors, phase)
             for value in dict.fromkeys(done):
                 del tensors[value]
     yield part.calls[-1], batches
@@ -184,11 +184,11 @@ def _add(part: Part, batches: list[Tensors], phase: Phase) -> None:
     """Adds the outputs of a part to the tensors of each batch."""
     *_, (call, walked) = walk(part, batches, phase)
     for tensors, inner in zip(batches, walked, strict=True):
-        inner |= computed(call, inner, phase)
+        inner |= compute_call(call, inner, phase)
         tensors |= {value: inner[value] for value in part.gives}
 
 
-def computed(call: Call, tensors: Tensors, phase: Phase) -> Tensors:
+def compute_call(call: Call, tensors: Tensors, phase: Phase) -> Tensors:
     """Computes the outputs of a call from the tensors that it reads."""
     layers = [call.layer] if isinstance(call.layer, ScheduledLayer) else []
     with assuming(phase, layers):

@@ -13,8 +13,8 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.analysis.drawing.model_graph import ISLAND, OWN, SHARED, UNSET, _lanes, _Row
 from keras_qat.analysis.drawing.picture import shortened
-from keras_qat.training.calibration.histogram import Histogram, counts_of, folded
-from keras_qat.training.quantizer_statistics import statistics
+from keras_qat.training.calibration.histogram import Histogram, count_bins, sort_bins
+from keras_qat.training.quantizer_statistics import compute_statistics
 from tests.browser import data_after, in_browser
 from tests.helpers import images
 from tests.networks.small import functional, layers
@@ -183,7 +183,7 @@ def test_words_that_fit():
 
 def test_statistics_are_those_of_numpy(qat):
     x = images(16, (6, 6, 2), seed=9) * 1.5
-    result = {statistic.quantizer.name: statistic for statistic in statistics(qat, x)}
+    result = {statistic.quantizer.name: statistic for statistic in compute_statistics(qat, x)}
     assert list(result) == [quantizer.name for quantizer in keras_qat.quantizers(qat)]
     image = result[f"{qat.input_names[0]}_quant/output"]
     low, high = image.quantizer.minimum, image.quantizer.maximum
@@ -204,7 +204,7 @@ def test_statistics_are_those_of_numpy(qat):
 
 def test_energy_of_a_histogram():
     x = images(1, (4000,))
-    histogram = Histogram.of(folded(counts_of(tf.constant(x)).numpy()), x.min(), x.max())
+    histogram = Histogram.of(sort_bins(count_bins(tf.constant(x)).numpy()), x.min(), x.max())
     assert histogram.energy == pytest.approx(np.sum(x.astype(np.float64) ** 2), rel=1e-3)
 
 

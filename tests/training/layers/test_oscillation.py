@@ -10,7 +10,7 @@ from keras_qat import recipes
 from keras_qat.callbacks import FreezeOscillations
 from keras_qat.keras2.backend import keras
 from keras_qat.training.callbacks import Oscillations
-from keras_qat.training.weight_limits import per_channel
+from keras_qat.training.weight_limits import list_channel_weights
 from tests.helpers import images, train
 from tests.networks.small import functional, layers, residual_net
 
@@ -22,7 +22,7 @@ def kernel_of(bits: int):
     """A kernel of one channel: levels are whole numbers, the first weight has the highest."""
     model = functional((5,), build=layers.Dense(1, name="y"))
     qat = keras_qat.quantize_model(model, recipes.int8(bits))
-    ((kernel, quantizer),) = per_channel(qat)
+    ((kernel, quantizer),) = list_channel_weights(qat)
     return kernel, quantizer
 
 

@@ -12,8 +12,8 @@ from keras_qat import recipes
 from keras_qat.arithmetic import fake_quant
 from keras_qat.keras2.backend import keras
 from keras_qat.training.weight_limits import (
-    least_squares_limits,
-    rounded,
+    find_least_squares_limits,
+    round_weights,
 )
 from tests.helpers import images, rng, scramble
 from tests.networks.small import functional, layers, residual_net, tiny_net
@@ -44,14 +44,14 @@ def test_limits_have_the_least_error(bits):
     """Compared with a finer search, channel by channel."""
     weights = rng().laplace(size=(3, 3, 5, 4)).astype(np.float32)
     weights[..., 2] = 0
-    limits = least_squares_limits(weights, (-1,), bits)
+    limits = find_least_squares_limits(weights, (-1,), bits)
     assert limits.shape == (1, 1, 1, 4)
     assert limits[0, 0, 0, 2] == 1
     for channel in (0, 1, 3):
         kernel = weights[..., channel]
 
         def off(limit, kernel=kernel):
-            return np.sum((rounded(kernel, np.float32(limit), bits) - kernel) ** 2)
+            return np.sum((round_weights(kernel, np.float32(limit), bits) - kernel) ** 2)
 
         best = min(map(off, np.linspace(0.05, 1, 400) * np.abs(kernel).max()))
         assert off(limits[0, 0, 0, channel]) <= 1.03 * best
@@ -64,7 +64,7 @@ def test_weights_are_clipped_where_asked():
         if "kernel" not in one.name:
             np.testing.assert_array_equal(one, other)
     kernels = [item.get_layer("quant_stem").layer.kernel.numpy() for item in (plain, clipped)]
-    limits = least_squares_limits(kernels[0], (-1,), 4)
+    limits = find_least_squares_limits(kernels[0], (-1,), 4)
     np.testing.assert_array_equal(kernels[1], np.clip(kernels[0], -limits, limits))
     with pytest.raises(ValueError, match="weights='best': use 'minmax' or 'mse'"):
         keras_qat.calibrate(plain, X, weights="best")
@@ -165,7 +165,7 @@ def test_learned_rounding_ends_on_the_levels(learned):
         computed = fake_quant.fake_quantize_channels(value, limits, bits).numpy()
         np.testing.assert_allclose(computed, value, rtol=1e-5, atol=1e-7)
         before = getattr(plain.get_layer(f"quant_{name}").layer, weight).numpy()
-        limits = least_squares_limits(before, axes, bits)
+        limits = find_least_squares_limits(before, axes, bits)
         steps = np.clip(before, -limits, limits) * most / limits
         assert np.all(np.abs(value * most / limits - steps) < 1 + 1e-4)
 
