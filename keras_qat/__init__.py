@@ -25,7 +25,7 @@ from keras_qat.integer_graph.resolve import resolve
 from keras_qat.integer_graph.simulate import Simulation, simulate
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import suggest
-from keras_qat.ops.register import register_op
+from keras_qat.ops.registry import register_op
 from keras_qat.placement.plan import Plan
 from keras_qat.rewrite import QuantizedModel
 from keras_qat.rewriting.other_libraries import from_tfmot, to_keras_3

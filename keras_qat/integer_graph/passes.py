@@ -17,11 +17,11 @@ from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import make_tf_function
 from keras_qat.ops.conv import CONV, DEPTHWISE_CONV
-from keras_qat.ops.image_shapes import as_pair
+from keras_qat.ops.emission import as_pair
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.op import get_held_dtype
-from keras_qat.ops.padding import PAD
 from keras_qat.ops.requantize import QUANTIZE
+from keras_qat.ops.reshaping import PAD
 from keras_qat.ops.weights import Weights
 
 

@@ -30,8 +30,7 @@ from keras_qat.lowering.patterns import (
 )
 from keras_qat.ops.composed import NO_WIDE
 from keras_qat.ops.registry import match as match_row
-from keras_qat.ops.softmax import SOFTMAX
-from keras_qat.ops.softmax_of_many import FEW_IN_ALL, MANY, SOME
+from keras_qat.ops.softmax import FEW_IN_ALL, MANY, SOFTMAX, SOME
 
 _REGULARIZED_INSIDE = (Regularize, layers.MultiHeadAttention)
 

@@ -7,26 +7,21 @@ from keras_qat.ops import (
     elementwise,
     matmul,
     movement,
-    padding,
     pooling,
     relu,
     reshaping,
     resize,
     selection,
     slicing,
-    sorting,
     tiling,
 )
 from keras_qat.ops.activations import ACTIVATIONS
-from keras_qat.ops.attention_mask import MASK_SCORES
 from keras_qat.ops.conv import AFFINE, CONV, DEPTHWISE_CONV, TRANSPOSE_CONV
 from keras_qat.ops.dense import DENSE, EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR
-from keras_qat.ops.lookup import LOOKUPS
-from keras_qat.ops.math_functions import MATH_FUNCTIONS
+from keras_qat.ops.functions import LOOKUPS, MATH_FUNCTIONS, POSITIONS
 from keras_qat.ops.mean import MEAN
 from keras_qat.ops.normalization import GROUP_NORM, LAYER_NORM
 from keras_qat.ops.op import Op
-from keras_qat.ops.positions import POSITIONS
 from keras_qat.ops.recurrent.lstm import LSTM
 from keras_qat.ops.recurrent.unrolled import (
     CONV_LSTM,
@@ -35,8 +30,7 @@ from keras_qat.ops.recurrent.unrolled import (
     SIMPLE_RNN,
     SIMPLE_RNN_RELU,
 )
-from keras_qat.ops.softmax import SOFTMAX, UNIT_NORM
-from keras_qat.ops.softmax_of_many import SOFTMAX_OF_MANY
+from keras_qat.ops.softmax import SOFTMAX, SOFTMAX_OF_MANY, UNIT_NORM
 from keras_qat.ops.stored_weights import EMBEDDING, INDICES_OF_REALS, ON_GRID, WEIGHT_TENSOR
 
 ROWS: list[Op] = [
@@ -51,14 +45,14 @@ ROWS: list[Op] = [
     *(SOFTMAX, SOFTMAX_OF_MANY, UNIT_NORM),
     *(*MATH_FUNCTIONS, division.DIVIDE),
     *(*selection.COMPARISONS, selection.SELECT, selection.FROM_INTEGERS, selection.ONE_HOT),
-    sorting.TOP_K,
-    *(LAYER_NORM, GROUP_NORM, MASK_SCORES),
+    pooling.TOP_K,
+    *(LAYER_NORM, GROUP_NORM, selection.MASK_SCORES),
     *(matmul.MATMUL, matmul.CONTRACT, pooling.MAX_POOLING, pooling.AVERAGE_POOLING),
     *(pooling.REDUCE_MAX, pooling.REDUCE_MIN, pooling.REDUCE_ANY, pooling.REDUCE_ALL),
     *(reshaping.MEAN_OF_ONE, MEAN),
     *(resize.RESIZE_NEAREST, resize.RESIZE_BILINEAR, slicing.CONCATENATE, slicing.STACK),
     *(reshaping.RESHAPE, reshaping.TRANSPOSE, reshaping.DEPTH_TO_SPACE, reshaping.SPACE_TO_DEPTH),
-    *(padding.PAD, padding.MIRROR_PAD),
+    *(reshaping.PAD, reshaping.MIRROR_PAD),
     *(slicing.SLICE, slicing.SPLIT, slicing.UNSTACK, slicing.GATHER),
     *(tiling.TILE, tiling.BROADCAST, tiling.REPEAT, tiling.REVERSE, tiling.ROLL),
     *(

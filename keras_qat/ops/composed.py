@@ -1,53 +1,70 @@
-"""Operators made of others' rows: one description of the steps prepares, computes and writes them.
+"""Composed operators: one description of the steps prepares, computes and emits other rows.
 
-A description calls a `Machine`, which does one of the three.
+A description calls a `Machine`, which does one of the three. `compose` makes the functions of a row
+from a description that ends in a requantization to the output.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.plain_operations import quotient
+from keras_qat.arithmetic.plain_operations import product, quotient
 from keras_qat.arithmetic.quant_params import QuantParams, single
-from keras_qat.ops.emission import Emission
+from keras_qat.ops.emission import Emission, Shape
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import Arguments, Attributes, Op, get_held_dtype
+from keras_qat.ops.requantize import REQUANTIZE
 from keras_qat.ops.weighted_sums import RECENT
+from keras_qat.ops.weights import Weights
 
 Quantized = tuple[Any, QuantParams]
-"""Quantized values less their zero point, or a tensor of a file, with quantization parameters."""
-
-Shape = tuple[int | None, ...]
+"""Quantized values relative to their zero point, or a tensor of a file, and their parameters."""
 
 WIDE = QuantParams(None, None, 16)
-"""Stands for the parameters of a number of 16 bits where they are prepared already."""
+"""Placeholder for 16-bit quantization parameters that are already prepared."""
 
 NO_WIDE = None if RECENT else "this TensorFlow has no QUANTIZE from int8 to int16"
-"""Why int8 cannot become 16 bits, if it cannot."""
+"""The reason why int8 cannot become 16 bits; None if it can."""
 
 MOST = float(WIDE.highest)
 """The largest quantized value of 16 bits."""
 
 
-def wide_params(scale: Any) -> QuantParams:
-    """Returns parameters of 16 bits with the zero point 0, as tensors."""
+def wide_params(scale: tf.Tensor) -> QuantParams:
+    """Returns 16-bit parameters with the zero point 0, as tensors."""
     return QuantParams(single(scale), tf.zeros([], tf.float64), 16)
 
 
 def integer_params(bits: int) -> QuantParams:
-    """Returns parameters of whole numbers that stand for themselves, in 16 or 32 bits."""
+    """Returns parameters of integers that stand for themselves, in 16 or 32 bits."""
     return QuantParams(np.float32(1), 0, bits)
 
 
-def compute_wide_scale(output: QuantParams) -> Any:
-    """Returns the smallest 16-bit scale that holds all numbers of an output's range."""
+INTEGERS = integer_params(32)
+
+
+def _make_integer_row(code: str, function: Callable[[Any, Any], Any]) -> Op:
+    return Op(code.lower(), lambda a: function(*a.q), lambda e: e.add(code))
+
+
+# On integers of 32 bits, which kernels neither scale nor round. They are as fast as in float in all
+# runtimes, where kernels of 16 bits are slow.
+SUM = _make_integer_row("ADD", lambda x, y: x + y)
+PRODUCT = _make_integer_row("MUL", product)
+LARGER = _make_integer_row("MAXIMUM", tf.maximum)
+SMALLER = _make_integer_row("MINIMUM", tf.minimum)
+
+
+def compute_wide_scale(output: QuantParams) -> tf.Tensor:
+    """Returns the smallest 16-bit scale that holds all values of an output's range."""
     ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
     return quotient(tf.maximum(*ends) * output.scale, MOST)
 
@@ -60,11 +77,11 @@ class _Step:
     inputs: list[Quantized]
     params: QuantParams
     attributes: Attributes
-    weights: Any
+    weights: Weights | None
     maximum: float | None
-    shape: Any
+    shape: Shape | None
 
-    def arguments(self, a: Arguments, **fields: Any) -> Arguments:
+    def make_arguments(self, a: Arguments, **fields: Any) -> Arguments:
         """Returns the arguments of the row, given the composed operator's."""
         fields = {"params": [params for _, params in self.inputs], "output": self.params, **fields}
         return dataclasses.replace(
@@ -77,7 +94,7 @@ class _Step:
 
 
 class Machine(abc.ABC):
-    """Runs rows on numbers of its own kind."""
+    """Runs rows on its kind of quantized values."""
 
     def run(
         self,
@@ -86,7 +103,7 @@ class Machine(abc.ABC):
         params: QuantParams,
         *,
         attributes: Attributes | None = None,
-        weights: Any = None,
+        weights: Weights | None = None,
         maximum: float | None = None,
         shape: Shape | None = None,
     ) -> Quantized:
@@ -96,7 +113,7 @@ class Machine(abc.ABC):
             op: the row.
             inputs: its inputs.
             params: the parameters of the output.
-            attributes: other attributes than the row's defaults.
+            attributes: the attributes, by default the row's defaults.
             weights: the weights of a weighted operator.
             maximum: the maximum of a fused ReLU.
             shape: the output's shape, by default the last input's.
@@ -109,29 +126,29 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def constant(self, name: str, q: Any, params: QuantParams) -> Quantized:
-        """Makes a number of quantized values."""
+        """Adds a constant of quantized values."""
 
     @abc.abstractmethod
     def split(self, x: Quantized, count: int) -> list[Quantized]:
-        """Splits a number into blocks of channels."""
+        """Splits values into blocks of channels."""
 
     @abc.abstractmethod
-    def widened(self, x: Quantized) -> Quantized:
-        """Turns a number of 8 bits with zero point 0 into 16 bits with the same scale."""
+    def widen(self, x: Quantized) -> Quantized:
+        """Converts 8 bits with the zero point 0 to 16 bits with the same scale."""
 
     @abc.abstractmethod
-    def codes(self, x: Quantized, params: QuantParams) -> Quantized:
-        """Takes quantized values, zero point included, for those of 16 or 32 bits."""
+    def reinterpret(self, x: Quantized, params: QuantParams) -> Quantized:
+        """Reads quantized values, including the zero point, with parameters of 16 or 32 bits."""
 
     @abc.abstractmethod
-    def reshaped(self, x: Quantized, shape: Shape) -> Quantized:
-        """Gives a number another shape, of which only the first size may be open."""
+    def reshape(self, x: Quantized, shape: Shape) -> Quantized:
+        """Reshapes values. Only the first size may be unknown."""
 
     @abc.abstractmethod
-    def looked_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
-        """Takes the entry of a table, whose zero point is 0, for each number.
+    def look_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
+        """Looks up each value in a table with the zero point 0.
 
-        The table has an entry for each number from 0 on, or for each 8-bit number.
+        The table has an entry for each integer from 0 on, or for each 8-bit value.
         """
 
 
@@ -140,7 +157,7 @@ class Preparing(Machine):
 
     Args:
         a: the arguments of the composed operator.
-        numbers: takes what `Computing` needs.
+        prepared: receives what `Computing` needs.
     """
 
     def __init__(self, a: Arguments, prepared: list[Any]) -> None:
@@ -148,9 +165,9 @@ class Preparing(Machine):
 
     def _run(self, step: _Step) -> Quantized:
         inputs, output = [x.as_tensors() for _, x in step.inputs], step.params.as_tensors()
-        arguments = step.arguments(self.a, params=inputs, output=output, weights=step.weights)
+        arguments = step.make_arguments(self.a, params=inputs, output=output, weights=step.weights)
         dtype, ends = get_held_dtype(step.params), None
-        if step.params.bits < 32:  # They hold all results.
+        if step.params.bits < 32:  # 32 bits hold all results.
             low, high = (end - output.zero_point for end in (output.lowest, output.highest))
             low = low if step.maximum is None else tf.maximum(low, 0.0)
             ends = tf.cast(low, dtype), tf.cast(high, dtype)
@@ -170,19 +187,19 @@ class Preparing(Machine):
         shape = [*spec.shape[:-1], spec.shape[-1] // count]
         return [(tf.TensorSpec(shape, spec.dtype), params)] * count
 
-    def widened(self, x: Quantized) -> Quantized:
+    def widen(self, x: Quantized) -> Quantized:
         params = dataclasses.replace(x[1], bits=16)
         return tf.TensorSpec(x[0].shape, get_held_dtype(params)), params
 
-    def codes(self, x: Quantized, params: QuantParams) -> Quantized:
+    def reinterpret(self, x: Quantized, params: QuantParams) -> Quantized:
         dtype, zero_point = get_held_dtype(params), x[1].as_tensors().zero_point
         self.prepared.append(None if x[1].bits > 8 else tf.cast(zero_point, dtype))
         return tf.TensorSpec(x[0].shape, dtype), params
 
-    def reshaped(self, x: Quantized, shape: Shape) -> Quantized:
+    def reshape(self, x: Quantized, shape: Shape) -> Quantized:
         return tf.TensorSpec(shape, x[0].dtype), x[1]
 
-    def looked_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
+    def look_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
         first = None
         if x[1].bits <= 8:
             known = x[1].as_tensors()
@@ -196,7 +213,7 @@ class Computing(Machine):
 
     Args:
         a: the arguments of the composed operator.
-        numbers: what `Preparing` has found for the same steps.
+        prepared: what `Preparing` has found for the same steps.
     """
 
     def __init__(self, a: Arguments, prepared: Iterable[Any]) -> None:
@@ -204,7 +221,7 @@ class Computing(Machine):
 
     def _run(self, step: _Step) -> Quantized:
         prepared, ends = next(self.prepared)
-        result = step.op.compute(step.arguments(self.a, prepared=prepared))
+        result = step.op.compute(step.make_arguments(self.a, prepared=prepared))
         q = tf.cast(result, get_held_dtype(step.params))
         if ends is not None:
             low, high = ends
@@ -217,29 +234,29 @@ class Computing(Machine):
     def split(self, x: Quantized, count: int) -> list[Quantized]:
         return [(q, x[1]) for q in tf.split(x[0], count, -1)]
 
-    def widened(self, x: Quantized) -> Quantized:
+    def widen(self, x: Quantized) -> Quantized:
         params = dataclasses.replace(x[1], bits=16)
         return tf.cast(x[0], get_held_dtype(params)), params
 
-    def codes(self, x: Quantized, params: QuantParams) -> Quantized:
+    def reinterpret(self, x: Quantized, params: QuantParams) -> Quantized:
         q, zero_point = tf.cast(x[0], get_held_dtype(params)), next(self.prepared)
         return q if zero_point is None else q + zero_point, params
 
-    def reshaped(self, x: Quantized, shape: Shape) -> Quantized:
+    def reshape(self, x: Quantized, shape: Shape) -> Quantized:
         return tf.reshape(x[0], [-1, *shape[1:]]), x[1]
 
-    def looked_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
+    def look_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
         table, first = next(self.prepared)
         q = x[0] if first is None else x[0] + first
         return tf.gather(table, tf.cast(q, tf.int32)), params
 
 
 class Emitting(Machine):
-    """Writes operators to a file.
+    """Adds operators to a file.
 
     Args:
         e: the emission of the composed operator.
-        image: height and width of what convolutions return, as for their inputs by default.
+        image: height and width of the results of convolutions, by default those of their inputs.
     """
 
     def __init__(self, e: Emission, image: Shape = ()) -> None:
@@ -247,25 +264,25 @@ class Emitting(Machine):
         self.counter = itertools.count(1)
 
     def _run(self, step: _Step) -> Quantized:
-        e, count, params = self.e, next(self.counter), _in_file(step.params)
+        e, count, params = self.e, next(self.counter), _as_numbers(step.params)
         name, shape = f"{e.node.name}/{count}", step.shape or e.shape(step.inputs[-1][0])
         if step.weights is not None:
             shape = shape[0], *(self.image or shape[1:-1]), step.weights.q.shape[-1]
-        target = self._temporary(str(count), shape, params)
+        target = self._add_temporary(str(count), shape, params)
 
-        def tensor(label: str, index: int, params: QuantParams) -> Tensor:
+        def make_tensor(label: str, index: int, params: QuantParams) -> Tensor:
             return Tensor(f"{name}/{label}", e.shape(index), "float32", params)
 
-        sources = tuple(tensor(str(index), *x) for index, x in enumerate(step.inputs))
-        outputs, call = (tensor("output", target, params),), e.node.call
+        sources = tuple(make_tensor(str(index), *x) for index, x in enumerate(step.inputs))
+        outputs, call = (make_tensor("output", target, params),), e.node.call
         more = step.weights, step.maximum
         node = Node(name, step.op, step.attributes, call, sources, outputs, *more)
         step.op.emit(Emission(e.builder, node, [index for index, _ in step.inputs], [target]))
         return target, params
 
     def constant(self, name: str, q: Any, params: QuantParams) -> Quantized:
-        params = _in_file(params)
-        in_file = None if params == integer_params(32) else params
+        params = _as_numbers(params)
+        in_file = None if params == INTEGERS else params
         return self.e.constant(name, np.asarray(q).astype(params.dtype), in_file), params
 
     def split(self, x: Quantized, count: int) -> list[Quantized]:
@@ -277,39 +294,83 @@ class Emitting(Machine):
         e.add("SPLIT", [e.constant("axis", len(sizes)), index], targets, numSplits=count)
         return [(target, params) for target in targets]
 
-    def widened(self, x: Quantized) -> Quantized:
-        index, params = x[0], dataclasses.replace(x[1], bits=16)
-        target = self.e.temporary(f"{next(self.counter)}/wide", self.e.shape(index), params)
-        self.e.cast(index, target)
-        return target, params
+    def widen(self, x: Quantized) -> Quantized:
+        return self._cast(x, "wide", dataclasses.replace(x[1], bits=16))
 
-    def codes(self, x: Quantized, params: QuantParams) -> Quantized:
-        params = _in_file(params)
-        target = self._temporary(f"{next(self.counter)}/codes", self.e.shape(x[0]), params)
+    def reinterpret(self, x: Quantized, params: QuantParams) -> Quantized:
+        return self._cast(x, "codes", _as_numbers(params))
+
+    def _cast(self, x: Quantized, name: str, params: QuantParams) -> Quantized:
+        name = f"{next(self.counter)}/{name}"
+        target = self._add_temporary(name, self.e.shape(x[0]), params)
         self.e.cast(x[0], target)
         return target, params
 
-    def reshaped(self, x: Quantized, shape: Shape) -> Quantized:
-        return self.e.reshaped(x[0], shape, f"{next(self.counter)}/reshaped"), x[1]
+    def reshape(self, x: Quantized, shape: Shape) -> Quantized:
+        return self.e.make_reshaped(x[0], shape, f"{next(self.counter)}/reshaped"), x[1]
 
-    def _temporary(self, name: str, shape: Shape, params: QuantParams) -> int:
-        return self.e.temporary(name, shape, "int32" if params == integer_params(32) else params)
+    def _add_temporary(self, name: str, shape: Shape, params: QuantParams) -> int:
+        return self.e.temporary(name, shape, "int32" if params == INTEGERS else params)
 
-    def looked_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
-        e, number, params = self.e, next(self.counter), _in_file(params)
-        indices, _ = x if x[1].bits == 32 else self.codes(x, integer_params(32))
+    def look_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
+        e, number, params = self.e, next(self.counter), _as_numbers(params)
+        indices, _ = x if x[1].bits == 32 else self.reinterpret(x, INTEGERS)
         target = e.temporary(str(number), e.shape(x[0]), params)
         if x[1].bits <= 8:  # Positions count from 0.
-            codes, half = indices, e.constant("half", -x[1].lowest)
+            half, quantized = e.constant("half", -x[1].lowest), indices
             indices = e.temporary(f"{number}/positions", e.shape(x[0]), "int32")
-            e.add("ADD", [codes, half], [indices])
+            e.add("ADD", [quantized, half], [indices])
         values = e.constant("table", np.asarray(table).astype(params.dtype), params)
         e.add("GATHER", [values, indices], [target], axis=0)
         return target, params
 
 
-def _in_file(params: QuantParams) -> QuantParams:
-    """Returns parameters as numbers, where they are tensors."""
+def _as_numbers(params: QuantParams) -> QuantParams:
+    """Returns parameters as numbers if they are tensors."""
     if not tf.is_tensor(params.scale):
         return params
     return QuantParams(np.float32(params.scale), int(params.zero_point), params.bits)
+
+
+Description = Callable[[Machine, list[Quantized], QuantParams, Attributes, Shape], Quantized]
+"""Runs the rows of an operator on its inputs, up to a result with other parameters than the output.
+
+It gets the parameters of the output, whose scale is None when everything is prepared, the
+attributes, and the output's shape, which is () when it computes."""
+
+
+def get_inputs(a: Arguments) -> list[Quantized]:
+    """Returns the inputs of an operator with their parameters."""
+    return list(zip(a.q, a.params, strict=True))
+
+
+def requantize_each(
+    m: Machine, inputs: Sequence[Quantized], params: QuantParams
+) -> list[tf.Tensor | int]:
+    """Requantizes tensors to the same parameters."""
+    return [m.run(REQUANTIZE, [x], params)[0] for x in inputs]
+
+
+def compose(describe: Description) -> dict[str, Any]:
+    """Returns the functions of a row that requantizes the result of a description."""
+
+    def prepare(a: Arguments) -> list[Any]:
+        prepared: list[Any] = []
+        shape = tuple(functools.reduce(tf.broadcast_static_shape, (q.shape for q in a.q)))
+        m = Preparing(a, prepared)
+        result = describe(m, get_inputs(a), a.output, a.attributes, shape)
+        m.run(REQUANTIZE, [result], a.output)
+        return prepared
+
+    def compute(a: Arguments) -> tf.Tensor:
+        m = Computing(a, a.prepared)
+        result = describe(m, get_inputs(a), a.output, a.attributes, ())
+        return m.run(REQUANTIZE, [result], a.output)[0]
+
+    def emit(e: Emission) -> None:
+        inputs = list(zip(e.inputs, e.all_params, strict=True))
+        shape = e.shape(e.outputs[0])
+        result, _ = describe(Emitting(e), inputs, e.params, e.attributes, shape)
+        e.add("QUANTIZE", [result])
+
+    return {"prepare": prepare, "compute": compute, "emit": emit}

@@ -1,6 +1,6 @@
 """Convolutions along one axis or two: CONV_2D, DEPTHWISE_CONV_2D and TRANSPOSE_CONV.
 
-Also one factor and offset for each channel, a DEPTHWISE_CONV_2D of one pixel.
+One factor and offset for each channel is a DEPTHWISE_CONV_2D with a kernel of one pixel.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from keras_qat.helper_layers.computed_kernels import (
 )
 from keras_qat.helper_layers.rescaled_norms import RescaledBatchNormalization, RescaledNormalization
 from keras_qat.keras2.backend import layers
-from keras_qat.ops.emission import Emission
-from keras_qat.ops.image_shapes import (
+from keras_qat.ops.emission import (
     ONE_PIXEL,
+    Emission,
     as_image,
     as_pair,
     emit_from_image,
@@ -62,16 +62,16 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     return None if rank in (3, 4) else f"{rank - 2} spatial axes"
 
 
-def _left(a: Attributes, steps: int) -> int:
-    """Returns the steps that causal padding adds in front of a sequence."""
+def _count_causal_padding(a: Attributes, steps: int) -> int:
+    """Returns the number of steps that causal padding adds before a sequence."""
     return (steps - 1) * as_pair(a["dilation"])[1] if a["padding"] == "causal" else 0
 
 
-def _padding(a: Attributes) -> str:
+def _get_padding(a: Attributes) -> str:
     return "SAME" if a["padding"] == "same" else "VALID"
 
 
-def _on_images(function: Any, a: Attributes, x: Any, kernel: Any) -> Any:
+def _call_on_images(function: Any, a: Attributes, x: Any, kernel: Any) -> Any:
     """Applies a function of attributes, images and a kernel to images, or to sequences."""
     if x.shape.rank == 4:
         return function(a, x, kernel)
@@ -79,34 +79,34 @@ def _on_images(function: Any, a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def convolve(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Convolves real numbers, with the attributes of CONV."""
-    return _on_images(_convolved, a, x, kernel)
+    """Convolves float values, with the attributes of CONV."""
+    return _call_on_images(_convolve_images, a, x, kernel)
 
 
-def _convolved(a: Attributes, x: Any, kernel: Any) -> Any:
-    padding: Any = _padding(a)
-    if left := _left(a, kernel.shape[1]):
+def _convolve_images(a: Attributes, x: Any, kernel: Any) -> Any:
+    padding: Any = _get_padding(a)
+    if left := _count_causal_padding(a, kernel.shape[1]):
         padding = [[0, 0], [0, 0], [left, 0], [0, 0]]
     return tf.nn.conv2d(x, kernel, as_pair(a["strides"]), padding, dilations=as_pair(a["dilation"]))
 
 
 def convolve_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Computes `convolve` of one group as a product of two matrices: of all patches, and weights.
+    """Computes `convolve` of one group as a product of matrices: of all patches, and weights.
 
-    Patches are as many copies of the images as the kernel has pixels.
+    The patches are a copy of the images for each pixel of the kernel.
     """
-    return _on_images(_convolved_as_matrices, a, x, kernel)
+    return _call_on_images(_convolve_images_as_matrices, a, x, kernel)
 
 
-def _convolved_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
+def _convolve_images_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
     *sizes, inputs, outputs = kernel.shape
     sides, spans = [], []
     axes = zip(sizes, as_pair(a["strides"]), as_pair(a["dilation"]), strict=True)
     for axis, (size, stride, dilation) in enumerate(axes, 1):
         length = x.shape[axis] if x.shape[axis] is not None else tf.shape(x)[axis]
         reach = (size - 1) * dilation
-        before, after = (_left(a, size) if axis == 2 else 0), 0
-        if _padding(a) == "SAME":
+        before, after = (_count_causal_padding(a, size) if axis == 2 else 0), 0
+        if _get_padding(a) == "SAME":
             most = max if isinstance(length, int) else tf.maximum
             missing = most((length - 1) // stride * stride + reach + 1 - length, 0)
             before, after = missing // 2, missing - missing // 2
@@ -122,14 +122,16 @@ def _convolved_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
 
 def convolve_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
     """Convolves each channel by itself, with the attributes of DEPTHWISE_CONV."""
-    if x.shape.rank == 3:  # TensorFlow wants equal strides; there is nothing along the first axis.
+    if x.shape.rank == 3:  # TensorFlow requires equal strides; the first axis has one row.
         a = {**a, "strides": as_pair(a["strides"])[1]}
-    return _on_images(_convolved_by_channel, a, x, kernel)
+    return _call_on_images(_convolve_images_by_channel, a, x, kernel)
 
 
-def _convolved_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
+def _convolve_images_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
     strides = [1, *as_pair(a["strides"]), 1]
-    return tf.nn.depthwise_conv2d(x, kernel, strides, _padding(a), dilations=as_pair(a["dilation"]))
+    return tf.nn.depthwise_conv2d(
+        x, kernel, strides, _get_padding(a), dilations=as_pair(a["dilation"])
+    )
 
 
 def _prepare_conv(a: Arguments) -> Sums:
@@ -137,13 +139,13 @@ def _prepare_conv(a: Arguments) -> Sums:
     return prepare_sums(a, (-1,), of_int4="fixed" if has_groups else "up")
 
 
-def _options(e: Emission) -> dict[str, Any]:
+def _make_options(e: Emission) -> dict[str, Any]:
     (high, wide), (rows, columns) = (
         as_pair(e.attributes[name]) for name in ("strides", "dilation")
     )
     is_sequence = len(e.shape(e.inputs[0])) == 3
     return {
-        "padding": getattr(schema.Padding, _padding(e.attributes)),
+        "padding": getattr(schema.Padding, _get_padding(e.attributes)),
         "strideH": 1 if is_sequence else high,
         "strideW": wide,
         "dilationHFactor": 1 if is_sequence else rows,
@@ -156,7 +158,7 @@ def _emit_conv(e: Emission) -> None:
         return (q[None] if q.ndim == 3 else q).transpose(3, 0, 1, 2)
 
     x = e.inputs[0]
-    if left := _left(e.attributes, e.weights.q.shape[0]):
+    if left := _count_causal_padding(e.attributes, e.weights.q.shape[0]):
         x = as_image(e, x)
         batch, height, width, channels = e.shape(x)
         width = None if width is None else width + left
@@ -164,7 +166,7 @@ def _emit_conv(e: Emission) -> None:
         pads = e.constant("pads", [[0, 0], [0, 0], [left, 0], [0, 0]])
         e.add("PAD", [x, pads], [padded])
         x = padded
-    emit_on_images(e, "CONV_2D", [x, *weight_constants(e, arrange, 0)], **_options(e))
+    emit_on_images(e, "CONV_2D", [x, *weight_constants(e, arrange, 0)], **_make_options(e))
 
 
 def _emit_depthwise(e: Emission) -> None:
@@ -173,20 +175,19 @@ def _emit_depthwise(e: Emission) -> None:
 
     inputs = [e.inputs[0], *weight_constants(e, arrange, 3)]
     multiplier = int(e.weights.q.shape[-1])
-    emit_on_images(e, "DEPTHWISE_CONV_2D", inputs, depthMultiplier=multiplier, **_options(e))
+    emit_on_images(e, "DEPTHWISE_CONV_2D", inputs, depthMultiplier=multiplier, **_make_options(e))
 
 
-def _kernel_size(call: Call) -> tuple[int, ...]:
-    """Returns the size of a kernel along the axes of images; custom layers may not have it."""
+def _find_kernel_size(call: Call) -> tuple[int, ...]:
+    """Returns the size of a kernel along the axes of images, which custom layers may not have."""
     layer = call.layer
     return layer.kernel_size if hasattr(layer, "kernel_size") else layer.weights[0].shape[:-2]
 
 
 def _count(call: Call) -> int | None:
-    """Counts multiply-accumulates: each value of the output sums a kernel over its inputs."""
     axis = 1 if getattr(call.layer, "data_format", "") == "channels_first" else -1
     products = multiply_sizes(
-        (call.output.elements, *_kernel_size(call), call.inputs[0].shape[axis])
+        (call.output.elements, *_find_kernel_size(call), call.inputs[0].shape[axis])
     )
     return products and products // getattr(call.layer, "groups", 1)
 
@@ -220,8 +221,8 @@ DEPTHWISE_CONV = dataclasses.replace(
     doc="convolutions of each channel by itself",
     layers=(layers.DepthwiseConv1D, layers.DepthwiseConv2D, ComputedDepthwiseConv2D),
     weights={"depthwise_kernel": (-2, -1)},
-    products=lambda call: multiply_sizes((call.output.elements, *_kernel_size(call))),
-    # TFLite's reference kernels refuse them in 4 bits, and CMSIS-NN computes some wrongly.
+    products=lambda call: multiply_sizes((call.output.elements, *_find_kernel_size(call))),
+    # TFLite's reference kernels refuse 4 bits, and CMSIS-NN computes some layers wrongly.
     supports_int4=False,
 )
 
@@ -237,11 +238,11 @@ def _accepts_transpose(call: Call, attributes: Attributes) -> str | None:
     return "it has a dilation" if max(as_pair(attributes["dilation"])) > 1 else None
 
 
-def _sizes(a: Attributes, kernel: tuple[int, ...]) -> list[tuple[int, int]]:
+def _find_sizes(a: Attributes, kernel: tuple[int, ...]) -> list[tuple[int, int]]:
     """Returns factor and offset of the output's size, for height and width."""
     added = a["output_padding"]
     sizes = []
-    for axis, stride in enumerate(_strides(a, len(kernel) == 3)):
+    for axis, stride in enumerate(_get_strides(a, len(kernel) == 3)):
         size = kernel[axis] if len(kernel) == 4 else (1, kernel[0])[axis]
         if added is None or size == stride == 1:
             more = max(size - stride, 0) if a["padding"] == "valid" else 0
@@ -252,14 +253,14 @@ def _sizes(a: Attributes, kernel: tuple[int, ...]) -> list[tuple[int, int]]:
     return sizes
 
 
-def _strides(a: Attributes, is_sequence: bool) -> tuple[int, int]:
+def _get_strides(a: Attributes, is_sequence: bool) -> tuple[int, int]:
     height, width = as_pair(a["strides"])
     return (1, width) if is_sequence else (height, width)
 
 
 def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
     """Computes a transposed convolution, with the attributes of TRANSPOSE_CONV."""
-    is_sequence, factors = len(kernel.shape) == 3, _sizes(a, tuple(kernel.shape))
+    is_sequence, factors = len(kernel.shape) == 3, _find_sizes(a, tuple(kernel.shape))
     if is_sequence:
         x, kernel = tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)
     before = tf.shape(x)
@@ -268,7 +269,7 @@ def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
         for axis, (times, more) in enumerate(factors, 1)
     ]
     shape = tf.stack([before[0], *sizes, kernel.shape[2]])
-    strides = _strides(a, is_sequence)
+    strides = _get_strides(a, is_sequence)
     y = tf.nn.conv2d_transpose(x, kernel, shape, strides, a["padding"].upper())
     known = [tf.get_static_value(size) for size in sizes]
     y = tf.ensure_shape(y, [x.shape[0], *known, kernel.shape[2]])
@@ -276,7 +277,7 @@ def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def _is_known(node: Arguments | Node) -> bool:
-    """Whether the file holds the output's shape: XNNPACK takes no others, and rounds in its way."""
+    """Whether the file holds the output's shape, which XNNPACK requires."""
     shape = node.call.output.shape
     return None not in (shape[1:] if node.sized else shape)
 
@@ -292,10 +293,10 @@ def _emit_transpose(e: Emission) -> None:
 
     x, image = as_image(e, e.inputs[0]), make_image_output(e, e.outputs[0])
     weights, bias = weight_constants(e, arrange, 0)
-    height, width = _strides(e.attributes, e.weights.q.ndim == 3)
+    height, width = _get_strides(e.attributes, e.weights.q.ndim == 3)
     e.add(
         "TRANSPOSE_CONV",
-        [_output_shape(e, x, image), weights, x, bias],
+        [_emit_output_shape(e, x, image), weights, x, bias],
         [image],
         padding=getattr(schema.Padding, e.attributes["padding"].upper()),
         strideH=height,
@@ -305,16 +306,16 @@ def _emit_transpose(e: Emission) -> None:
     emit_from_image(e, image, e.outputs[0])
 
 
-def _output_shape(e: Emission, x: int, image: int) -> int:
-    """Returns a tensor with the output's shape, computed from `x` where the model leaves it open.
+def _emit_output_shape(e: Emission, x: int, image: int) -> int:
+    """Returns a tensor with the output's shape, computed from `x` if the model does not know it.
 
-    It is also computed where only `batch_size` tells the shape: otherwise XNNPACK would compute the
-    operator, and round differently from the model.
+    It is also computed if only `batch_size` determines the shape. Otherwise XNNPACK would compute
+    the operator, and round differently from the model.
     """
     shape = e.shape(image)
     if None not in shape and _is_known(e.node):
         return e.constant("output_shape", shape)
-    (high, more_high), (wide, more_wide) = _sizes(e.attributes, tuple(e.weights.q.shape))
+    (high, more_high), (wide, more_wide) = _find_sizes(e.attributes, tuple(e.weights.q.shape))
     times = e.constant("times", [1, high, wide, 0])
     more = e.constant("more", [0, more_high, more_wide, shape[3]])
     before, product, sizes = (
@@ -327,8 +328,9 @@ def _output_shape(e: Emission, x: int, image: int) -> int:
 
 
 def _count_transposed(call: Call) -> int | None:
-    """Counts multiply-accumulates: each value of the input meets all weights of its channel."""
-    return multiply_sizes((call.inputs[0].elements, *_kernel_size(call), call.output.shape[-1]))
+    return multiply_sizes(
+        (call.inputs[0].elements, *_find_kernel_size(call), call.output.shape[-1])
+    )
 
 
 TRANSPOSE_CONV = dataclasses.replace(
@@ -352,7 +354,7 @@ TRANSPOSE_CONV = dataclasses.replace(
 
 
 def _affine_attributes(call: Call) -> Attributes:
-    """Returns `axes` along which scales and offsets differ; none if they are the same."""
+    """Returns the `axes` along which scales and offsets differ."""
     rank, axes = len(call.output.shape), tf.nest.flatten([getattr(call.layer, "axis", -1)])
     return {"axes": tuple(int(axis) % max(rank, 1) for axis in axes if axis is not None)}
 

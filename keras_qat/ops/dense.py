@@ -1,10 +1,10 @@
 """Products with a matrix of weights, for Dense and EinsumDense.
 
-They are written in one of two forms. `fully_connected` is FULLY_CONNECTED, which every delegate
-knows. With a scale for each channel it came late: runtimes before TensorFlow 2.17 compute its int8
-reference kernel, and those before LiteRT 1.2 its int16 kernels, with multipliers that nobody set,
-and do not say so. `convolution` is a CONV_2D of images of one pixel, which all of them compute
-alike. So that is what int16 gets, and whoever works with an old TensorFlow.
+They are emitted in one of two variants. `fully_connected` is FULLY_CONNECTED, which every delegate
+supports. With a scale for each channel it is recent: runtimes before TensorFlow 2.17 compute its
+int8 reference kernel, and those before LiteRT 1.2 its int16 kernels, with uninitialized multipliers
+and without an error. `convolution` is a CONV_2D of images with one pixel, which all of them compute
+in the same way. It is the variant for int16, and for an old TensorFlow.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,8 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call, multiply_sizes
 from keras_qat.helper_layers.computed_kernels import ComputedDense
 from keras_qat.keras2.backend import layers
-from keras_qat.ops.einsum import Axes, emit_product, expand_ellipsis, find_positions, parse_equation
-from keras_qat.ops.emission import Emission
-from keras_qat.ops.image_shapes import ONE_PIXEL, emit_on_images
+from keras_qat.ops.emission import ONE_PIXEL, Emission, emit_on_images
+from keras_qat.ops.matmul import Axes, emit_product, expand_ellipsis, find_positions, parse_equation
 from keras_qat.ops.movement import transpose
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.weighted_sums import (
@@ -36,36 +36,35 @@ from keras_qat.ops.weighted_sums import (
 from keras_qat.ops.weights import Weights, count_terms
 
 FORM = "fully_connected" if RECENT else "convolution"
-"""The form of layers; their attribute `form` can say otherwise."""
+"""The variant of layers without the attribute `form`."""
 
 
 def _is_fully_connected(attributes: Attributes, wide: bool) -> bool:
     return attributes["form"] == "fully_connected" and not wide
 
 
-def product(x: Any, kernel: Any) -> Any:
-    """Multiplies by a matrix along the last axis.
-
-    `tf.tensordot` takes several times as many operations where a size is open.
-    """
+def multiply(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    """Multiplies by a matrix along the last axis, with fewer operations than `tf.tensordot`."""
     if x.shape.rank == 2:
         return tf.matmul(x, kernel)
     depth, columns = kernel.shape
     y = tf.matmul(tf.reshape(x, [-1, depth]), kernel)
-    return tf.reshape(y, [*_sizes(x)[:-1], columns])
+    return tf.reshape(y, [*_find_sizes(x)[:-1], columns])
 
 
 def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
     is_connected = _is_fully_connected(a.attributes, a.wide)
     is_double = is_connected and a.family.dense == "double"
-    # XNNPACK's weights of 4 bits are pairs.
+    # XNNPACK computes weights of 4 bits in pairs.
     is_paired = is_connected and count_terms(tuple(a.weights.q.shape), channels) % 2 == 0
     rounding: Rounding = "double" if is_double else "fixed"
     return prepare_sums(a, channels, rounding, None if is_paired else "up")
 
 
-def _emit_product(e: Emission, x: int, end: int, arrange: Any) -> None:
-    """Writes a product along the last axis; `arrange` turns weights into [output, input]."""
+def _emit_product(
+    e: Emission, x: int, end: int, arrange: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    """Adds a product along the last axis. `arrange` converts weights to [output, input]."""
     if _is_fully_connected(e.attributes, e.wide):
         e.add(
             "FULLY_CONNECTED",
@@ -79,17 +78,16 @@ def _emit_product(e: Emission, x: int, end: int, arrange: Any) -> None:
         emit_on_images(e, "CONV_2D", [x, *weights], end, **ONE_PIXEL)
 
 
-def _sizes(x: Any) -> list[Any]:
-    """Returns the sizes of a tensor, for a reshape: -1 if one is not known, tensors if several."""
+def _find_sizes(x: tf.Tensor) -> list[int | tf.Tensor]:
+    """Returns the sizes of a tensor for a reshape, with -1 for one unknown size, or tensors."""
     known = x.shape.as_list()
-    are_open = known.count(None) > 1
-    now = tf.unstack(tf.shape(x)) if are_open else [-1] * len(known)
+    now = tf.unstack(tf.shape(x)) if known.count(None) > 1 else [-1] * len(known)
     return [now[axis] if size is None else size for axis, size in enumerate(known)]
 
 
 DENSE = Op(
     "dense",
-    lambda a: compute_weighted(a, product),
+    lambda a: compute_weighted(a, multiply),
     lambda e: _emit_product(e, e.inputs[0], e.outputs[0], lambda q: q.T),
     prepare=lambda a: _prepare(a, (-1,)),
     doc="products with a matrix along the last axis",
@@ -105,11 +103,11 @@ DENSE = Op(
 )
 
 
-# EinsumDense. Rows of the matrices are axes that stay, columns those of the result.
+# EinsumDense. Rows of the matrices are axes that stay, and columns are axes of the result.
 
 
-def _einsum_attributes(call: Call) -> Attributes:
-    """Returns the `equation` without an ellipsis, and `bias_axes`, letters or ""."""
+def _read_einsum(call: Call) -> Attributes:
+    """Returns the `equation` without an ellipsis, and the letters of `bias_axes`."""
     layer = call.layer
     equation = layer.equation.replace(" ", "")
     inputs, weights, _ = terms = re.split(",|->", equation)
@@ -119,7 +117,7 @@ def _einsum_attributes(call: Call) -> Attributes:
     return {"equation": equation, "bias_axes": layer.bias_axes or "", "form": FORM}
 
 
-def _einsum_accepts(call: Call, attributes: Attributes) -> str | None:
+def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
     axes = parse_equation(attributes["equation"])
     if not (axes.are_matrices and axes.summed and axes.columns) or axes.batch:
         return f"{attributes['equation']} is no product with a matrix"
@@ -129,14 +127,14 @@ def _einsum_accepts(call: Call, attributes: Attributes) -> str | None:
     return None
 
 
-def _einsum_per_channel(count: int) -> Any:
-    """Returns an `accepts` for weights whose last `count` axes are the result's, in order.
+def _accept_per_channel(count: int) -> Callable[[Call, Attributes], str | None]:
+    """Returns an `accepts` for weights that end in `count` axes of the result, in order.
 
     Other equations are left to the row with one scale for all weights.
     """
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
-        reason = _einsum_accepts(call, attributes)
+        reason = _accepts_einsum(call, attributes)
         if reason is not None:
             return reason
         axes, bias_axes = parse_equation(attributes["equation"]), attributes["bias_axes"]
@@ -148,36 +146,36 @@ def _einsum_per_channel(count: int) -> Any:
 
 
 def _prepare_einsum(a: Arguments) -> Sums:
-    """Prepares the product with the weights as a matrix."""
     axes = parse_equation(a.attributes["equation"])
-    weights = _with_whole_bias(a.weights, axes, a.attributes)
-    columns = math.prod(_result_sizes(axes, weights.q))
+    weights = _expand_bias(a.weights, axes, a.attributes)
+    columns = math.prod(_find_result_sizes(axes, weights.q))
     make: Any = np if isinstance(weights.q, np.ndarray) else tf
     q = make.transpose(weights.q, find_positions(axes.summed + axes.result, axes.second))
     weights = dataclasses.replace(weights, q=make.reshape(q, (-1, columns)))
     return _prepare(dataclasses.replace(a, weights=weights), (-1,))
 
 
-def _einsum(a: Arguments) -> Any:
+def _compute_einsum(a: Arguments) -> tf.Tensor:
     axes = parse_equation(a.attributes["equation"])
     x = transpose(a.q[0], find_positions(axes.rows + axes.summed, axes.first))
     flat = tf.reshape(x, [-1, a.prepared.kernel.shape[0]])
     y = compute_weighted(dataclasses.replace(a, q=[flat]), tf.matmul)
     sizes = dict(zip(axes.output, a.call.output.shape, strict=True))
-    stay = _sizes(x)[: len(axes.rows)]
+    stay = _find_sizes(x)[: len(axes.rows)]
     y = tf.reshape(y, [*stay, *(sizes[axis] for axis in axes.result)])
     return transpose(y, find_positions(axes.output, axes.rows + axes.result))
 
 
-def _result_sizes(axes: Axes, kernel: Any) -> tuple[int, ...]:
+def _find_result_sizes(axes: Axes, kernel: np.ndarray | tf.Tensor) -> tuple[int, ...]:
     return tuple(kernel.shape[index] for index in find_positions(axes.result, axes.second))
 
 
-def _with_whole_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weights:
+def _expand_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weights:
     """Returns the weights with their bias repeated for each entry of the result's axes."""
     if weights.bias is None:
         return weights
-    make, sizes = np if isinstance(weights.bias, np.ndarray) else tf, _result_sizes(axes, weights.q)
+    make = np if isinstance(weights.bias, np.ndarray) else tf
+    sizes = _find_result_sizes(axes, weights.q)
     of_axes = zip(axes.result, sizes, strict=True)
     shape = [size if axis in attributes["bias_axes"] else 1 for axis, size in of_axes]
     bias: Any = make.broadcast_to(make.reshape(weights.bias, shape), sizes)
@@ -188,13 +186,13 @@ def _emit_einsum(e: Emission) -> None:
     axes = parse_equation(e.attributes["equation"])
     order, sizes = (
         find_positions(axes.summed + axes.result, axes.second),
-        _result_sizes(axes, e.weights.q),
+        _find_result_sizes(axes, e.weights.q),
     )
     depth = e.weights.q.size // math.prod(sizes)
     x = e.transpose(e.inputs[0], find_positions(axes.rows + axes.summed, axes.first))
     stay = e.shape(x)[: len(axes.rows)]
-    x = e.reshaped(x, (*stay, depth), "flat")
-    weights = _with_whole_bias(e.weights, axes, e.attributes)
+    x = e.make_reshaped(x, (*stay, depth), "flat")
+    weights = _expand_bias(e.weights, axes, e.attributes)
     inner = dataclasses.replace(e, node=dataclasses.replace(e.node, weights=weights))
 
     def add(target: int) -> None:
@@ -205,8 +203,7 @@ def _emit_einsum(e: Emission) -> None:
 
 
 def _count_einsum(call: Call) -> int | None:
-    """Counts multiply-accumulates: each value of the output sums products along some axes."""
-    axes = parse_equation(_einsum_attributes(call)["equation"])
+    axes = parse_equation(_read_einsum(call)["equation"])
     sizes = dict(zip(axes.first, call.inputs[0].shape, strict=True))
     return multiply_sizes((call.output.elements, *(sizes[axis] for axis in axes.summed)))
 
@@ -215,13 +212,13 @@ EINSUM_DENSE = dataclasses.replace(
     DENSE,
     name="einsum_dense",
     prepare=_prepare_einsum,
-    compute=_einsum,
+    compute=_compute_einsum,
     emit=_emit_einsum,
     doc="products with a matrix, along any axes",
     layers=(layers.EinsumDense,),
-    attributes=_einsum_attributes,
+    attributes=_read_einsum,
     defaults={},
-    accepts=_einsum_per_channel(1),
+    accepts=_accept_per_channel(1),
     folds_batch_norm=False,
     products=_count_einsum,
 )
@@ -230,7 +227,7 @@ EINSUM_DENSE_HEADS = dataclasses.replace(
     EINSUM_DENSE,
     name="einsum_dense_heads",
     doc="products with a matrix whose columns make two axes: the projections of attention",
-    accepts=_einsum_per_channel(2),
+    accepts=_accept_per_channel(2),
     weights={"kernel": (-2, -1)},
 )
 
@@ -238,6 +235,6 @@ EINSUM_DENSE_PER_TENSOR = dataclasses.replace(
     EINSUM_DENSE,
     name="einsum_dense_per_tensor",
     doc="products with a matrix of other forms, with one scale for all weights",
-    accepts=_einsum_accepts,
+    accepts=_accepts_einsum,
     weights={"kernel": ()},
 )

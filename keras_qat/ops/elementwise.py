@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import cond, trace_once
+from keras_qat.arithmetic.control_flow import Predicate, cond, trace_once
 from keras_qat.arithmetic.fixed_point import (
     get_exponent,
     multiply,
@@ -24,88 +24,87 @@ from keras_qat.graph.operations import inputs_and_constants
 from keras_qat.keras2.backend import layers
 from keras_qat.ops import mlas
 from keras_qat.ops.emission import Activation, Emission
-from keras_qat.ops.lookup import accept_float, compute_in_float32, look_up, prepare_table
+from keras_qat.ops.lookup import Entries, accept_float, compute_in_float32, look_up, prepare_table
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 from keras_qat.ops.requantize import Multiplier, prepare_requantization, requantize
 
 
 @dataclasses.dataclass(frozen=True)
 class _NativeScale:
-    """The prepared numbers of a scale that a kernel computes in: the output's, or a wider one.
+    """The scale that a kernel computes in: the output's, or a wider one.
 
     Args:
         is_wider: whether it is wider than the output's.
-        ends: the lowest and the highest value in it, less the zero point.
-        conversion: from it to the output's.
+        ends: the lowest and the highest value relative to the zero point.
+        conversion: from it to the output's scale.
     """
 
-    is_wider: Any
-    ends: tuple[Any, Any]
+    is_wider: Predicate
+    ends: tuple[tf.Tensor, tf.Tensor]
     conversion: Multiplier
 
     @classmethod
-    def of(cls, native: QuantParams, a: Arguments) -> _NativeScale:
-        """Prepares the way from `native` to the output's parameters."""
+    def prepare(cls, native: QuantParams, a: Arguments) -> _NativeScale:
         low, high = (
             tf.cast(q - native.zero_point, a.q[0].dtype) for q in (native.lowest, native.highest)
         )
         conversion = prepare_requantization(a.family, native, a.output)
         return cls(native.scale > a.output.scale, (low, high), conversion)
 
-    def brought(self, result: Any) -> Any:
-        """Brings a result to the output's scale."""
-
-        def brought() -> Any:
-            return requantize(tf.clip_by_value(result, *self.ends), self.conversion)
-
-        return cond(self.is_wider, brought, lambda: tf.identity(result))
+    def convert(self, result: tf.Tensor) -> tf.Tensor:
+        """Converts a result to the output's scale."""
+        return cond(
+            self.is_wider,
+            lambda: requantize(tf.clip_by_value(result, *self.ends), self.conversion),
+            lambda: tf.identity(result),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Sum:
-    """The prepared numbers of a sum of two tensors.
+    """The prepared parameters of a sum of two tensors.
 
     Args:
-        once: numbers of a kernel that rounds once; None where no kernel does.
+        once: parameters of a kernel that rounds once; None if no kernel does.
         twice: fixed-point multipliers of both inputs and of their sum.
         native: the scale that the sum is computed in.
     """
 
-    once: tuple[Any, ...] | None
+    once: tuple[tf.Tensor, ...] | None
     twice: tuple[Any, ...]
     native: _NativeScale
 
 
-def _prepare_add(a: Arguments) -> Any:
+def _prepare_add(a: Arguments) -> _Sum | tuple[tf.Tensor, ...]:
     if _in_float32(a):
         return mlas.prepare_sum(a)
-    native, sign = _native(a.params, a.output), a.attributes["sign"]
+    native, sign = _find_native(a.params, a.output), a.attributes["sign"]
     first, second = (x.scale for x in a.params)
     rounds_once = a.family.additions == "rounded_once" and not a.wide
     return _Sum(
-        once=_multipliers(first, second, native.scale, sign) if rounds_once else None,
-        twice=_common_scale(_bits(a), first, second, native.scale),
-        native=_NativeScale.of(native, a),
+        once=_prepare_once(first, second, native.scale, sign) if rounds_once else None,
+        twice=_find_multipliers(_count_bits(a), first, second, native.scale),
+        native=_NativeScale.prepare(native, a),
     )
 
 
-def _add(a: Arguments) -> Any:
-    """Computes a + b or a - b, first in a scale that kernels take, then in the output's."""
+def _add(a: Arguments) -> tf.Tensor:
+    """Computes a + b or a - b, in a scale that kernels support and then in the output's."""
     if _in_float32(a):
         return mlas.add(a.q, a.prepared, a.family.halves)
     prepared: _Sum = a.prepared
-    return prepared.native.brought(_add_once(a, prepared.once) if prepared.once else _add_twice(a))
+    return prepared.native.convert(_add_once(a, prepared.once) if prepared.once else _add_twice(a))
 
 
 def _in_float32(a: Arguments) -> bool:
     return a.family.additions == "float32" and not a.wide
 
 
-def _native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
-    """Returns the output's parameters, or wider ones where an input's scale is far wider.
+def _find_native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
+    """Returns the output's parameters, or wider ones if an input's scale is far wider.
 
-    With the output's own, TFLite's kernels would end the process, as their multipliers have to be
-    below 1, or in int8 overflow at 16 bits. XNNPACK leaves such sums to TFLite.
+    With the output's parameters, TFLite's kernels would end the process, because their multipliers
+    have to be below 1, or overflow at 16 bits in int8. XNNPACK leaves such sums to TFLite.
     """
     widest, finest = (pick(*(x.scale for x in params)) for pick in (tf.maximum, tf.minimum))
     if output.bits == 16:
@@ -120,24 +119,24 @@ def _native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
     return dataclasses.replace(output, scale=scale)
 
 
-def _add_once(a: Arguments, prepared: tuple[Any, ...]) -> Any:
-    """Adds as XNNPACK does: inputs times 21-bit numbers, plus a half; then bits are dropped."""
-    first, second, bits, half, is_taken = prepared
+def _add_once(a: Arguments, prepared: tuple[tf.Tensor, ...]) -> tf.Tensor:
+    """Adds like XNNPACK: inputs times 21-bit multipliers, plus a half, without the lower bits."""
+    first, second, bits, half, is_supported = prepared
 
-    def once() -> Any:
+    def compute() -> tf.Tensor:
         x, y = (tf.cast(q, tf.int32) for q in a.q)
         total = x * first + y * second + half
         return tf.cast(tf.bitwise.right_shift(total, bits), a.q[0].dtype)
 
-    return cond(is_taken, once, lambda: _add_twice(a))
+    return cond(is_supported, compute, lambda: _add_twice(a))
 
 
 @trace_once
-def _multipliers(a: Any, b: Any, output: Any, sign: int) -> tuple[Any, Any, Any, Any, Any]:
-    """Returns the numbers of `_add_once`: the larger ratio becomes a multiplier of 21 bits.
+def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ...]:
+    """Prepares `_add_once`: the larger ratio becomes a multiplier of 21 bits.
 
-    The last one says whether the kernel is used: ratios below 2^-10 are TFLite's. From 2^8 on they
-    would be as well, but `_native` leaves none.
+    The last result is whether XNNPACK computes the sum. It leaves ratios below 2^-10 to TFLite, and
+    from 2^8 on, which `_find_native` excludes.
     """
     ratios = [single(scale / output) for scale in (a, b)]
     bits = 20 - get_exponent(tf.maximum(*ratios))
@@ -147,30 +146,30 @@ def _multipliers(a: Any, b: Any, output: Any, sign: int) -> tuple[Any, Any, Any,
     return first, sign * second, tf.cast(bits, tf.int32), tf.cast(half, tf.int32), is_accepted
 
 
-def _bits(a: Arguments) -> int:
-    """Returns by how many bits the scale that both inputs share is finer."""
+def _count_bits(a: Arguments) -> int:
+    """Returns by how many bits the common scale of both inputs is finer."""
     return 15 if a.wide else 20
 
 
-def _add_twice(a: Arguments) -> Any:
-    """Adds as TFLite does: in a common scale that is finer by 20 bits, by 15 in int16.
+def _add_twice(a: Arguments) -> tf.Tensor:
+    """Adds like TFLite: in a common scale that is finer by 20 bits, or 15 in int16.
 
-    Its optimized int16 kernel takes tensors of one shape 16 values at a time, and rounds each value
-    only once on the way to the common scale. The remaining values, fewer than 16, are computed as
-    in other kernels.
+    If both tensors have the same shape, its optimized int16 kernel computes 16 values at a time,
+    and rounds each value only once for the common scale. The remaining values, fewer than 16, are
+    computed as in other kernels.
     """
     x, y = (tf.cast(q, tf.int64) for q in a.q)
-    bits, (*prepared, to_output) = _bits(a), a.prepared.twice
+    bits, (*factors, to_output) = _count_bits(a), a.prepared.twice
 
-    def total(scaled: list[Any]) -> Any:
+    pairs = list(zip((x, y), factors, strict=True))
+
+    def add(scaled: list[tf.Tensor]) -> tf.Tensor:
         return multiply(scaled[0] + a.attributes["sign"] * scaled[1], to_output)
 
-    result = total([multiply(shift(q, bits), n) for q, n in zip((x, y), prepared, strict=True)])
+    result = add([multiply(shift(q, bits), factor) for q, factor in pairs])
     is_add = a.attributes["sign"] > 0
     if a.wide and is_add and a.family.optimized and x.shape.is_compatible_with(y.shape):
-        fast = total(
-            [multiply(q, (n[0], n[1] + bits)) for q, n in zip((x, y), prepared, strict=True)]
-        )
+        fast = add([multiply(q, (factor, power + bits)) for q, (factor, power) in pairs])
         of_one_shape = tf.reduce_all(tf.equal(tf.shape(x), tf.shape(y)))
         count = tf.where(of_one_shape, tf.size(result) // 16 * 16, 0)
         indices = tf.reshape(tf.range(tf.size(result)), tf.shape(result))
@@ -178,43 +177,43 @@ def _add_twice(a: Arguments) -> Any:
     return tf.cast(result, a.q[0].dtype)
 
 
-def _common_scale(bits: int, first: Any, second: Any, output: Any) -> tuple[Any, ...]:
+def _find_multipliers(bits: int, first: Any, second: Any, output: Any) -> tuple[Any, ...]:
     """Returns the multipliers of both inputs and of their sum."""
     common = 2 * tf.maximum(first, second)
     ratios = first / common, second / common, common / (2.0**bits * output)
     return tuple(map(to_fixed_point, ratios))
 
 
-def _squared(x: Any) -> Any:
+def _compute_square(x: tf.Tensor) -> tf.Tensor:
     return single(x * x)
 
 
-_square = prepare_table(compute_in_float32(_squared, xnnpack=_squared))
+_prepare_square = prepare_table(compute_in_float32(_compute_square, xnnpack=_compute_square))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Product:
-    """The prepared numbers of a product of two tensors.
+    """The prepared parameters of a product of two tensors.
 
     Args:
-        ratio: of the scales.
+        ratio: the ratio of the scales.
         square: the table of a tensor times itself; None for other products.
         native: the scale that the product is computed in; None if it is always the output's.
     """
 
     ratio: Multiplier
-    square: Any = None
+    square: Entries | None = None
     native: _NativeScale | None = None
 
 
 FAR = 2.0**7
-"""The largest ratio of scales in which products of 8 bits are computed."""
+"""The largest ratio of scales of 8-bit products."""
 
 
-def _native_of_product(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
-    """Returns the output's parameters, or wider ones where the product's scale is far wider.
+def _find_native_of_product(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
+    """Returns the output's parameters, or wider ones if the product's scale is far wider.
 
-    XNNPACK leaves ratios from 2^8 on to TFLite, whose kernel for x86 overflows at 16 bits there.
+    XNNPACK leaves ratios from 2^8 on to TFLite's kernel, which overflows at 16 bits on x86.
     """
     first, second = (x.scale for x in params)
     is_far = first * second > FAR * output.scale
@@ -222,52 +221,52 @@ def _native_of_product(params: Sequence[QuantParams], output: QuantParams) -> Qu
     return dataclasses.replace(output, scale=scale)
 
 
-def _prepare_multiply(a: Arguments) -> Any:
-    """Prepares a product. XNNPACK computes in float32 where the ratio is from 2^-16 to 2^8."""
+def _prepare_multiply(a: Arguments) -> _Product | tuple[tf.Tensor, tf.Tensor]:
+    """Prepares a product. XNNPACK computes in float32 if the ratio is from 2^-16 to 2^8."""
     if _in_float32(a):
         return mlas.prepare_product(a)
     if a.wide:
         factor = ratio(a.family, *(x.scale for x in a.params), by=a.output.scale)
         return _Product(Multiplier(to_fixed_point(factor)))
-    native = _native_of_product(a.params, a.output)
+    native = _find_native_of_product(a.params, a.output)
     factor = ratio(a.family, *(x.scale for x in a.params), by=native.scale)
     multiplier, square = Multiplier(to_fixed_point(factor)), None
     if a.family.products is not None:
         is_float = (factor >= 2.0**-16) & (factor < 2.0**8)
         multiplier = Multiplier(to_fixed_point(factor), tf.cast(factor, tf.float32), is_float)
         if a.q[0] is a.q[1]:
-            of_one = dataclasses.replace(a, q=a.q[:1], params=a.params[:1], output=native)
-            square = _square(of_one)
-    return _Product(multiplier, square, _NativeScale.of(native, a))
+            square = _prepare_square(
+                dataclasses.replace(a, q=a.q[:1], params=a.params[:1], output=native)
+            )
+    return _Product(multiplier, square, _NativeScale.prepare(native, a))
 
 
-def _multiply(a: Arguments) -> Any:
+def _multiply(a: Arguments) -> tf.Tensor:
     """Computes a * b, multiplied by the ratio of scales in float32 or in fixed point.
 
-    XNNPACK computes a tensor times itself as a square, from a table.
+    XNNPACK computes a tensor times itself by a table of squares.
     """
     if _in_float32(a):
         return mlas.multiply(a.q, a.prepared, a.family.halves)
     prepared: _Product = a.prepared
     x, y = a.q
 
-    def in_float(factor: Any) -> Any:
+    def multiply_in_float(factor: tf.Tensor) -> tf.Tensor:
         if prepared.square is not None:
             return look_up(x, prepared.square)
         assert a.family.products is not None
         return a.family.products(product(x, y), factor)
 
-    def in_int64() -> Any:
-        return tf.cast(x, tf.int64) * tf.cast(y, tf.int64)
+    result = prepared.ratio.multiply(
+        lambda: tf.cast(x, tf.int64) * tf.cast(y, tf.int64), x.dtype, multiply_in_float
+    )
+    return result if prepared.native is None else prepared.native.convert(result)
 
-    result = prepared.ratio.times(in_int64, x.dtype, in_float)
-    return result if prepared.native is None else prepared.native.brought(result)
 
+def accepts_up_to(rank: int, floats: bool = True) -> Callable[[Call, Attributes], str | None]:
+    """Returns an `accepts` for two inputs, which are broadcast if they have at most `rank` axes.
 
-def accepts_up_to(rank: int, reals: bool = True) -> Callable[[Call, Attributes], str | None]:
-    """Makes an `accepts` for two inputs, which are broadcast if they have at most `rank` axes.
-
-    With `reals` the output has to be real numbers.
+    With `floats`, the output has to be float values.
     """
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
@@ -279,29 +278,29 @@ def accepts_up_to(rank: int, reals: bool = True) -> Callable[[Call, Attributes],
             return "not two inputs"
         if len(set(shapes)) > 1 and max(map(len, shapes)) > rank:
             return f"broadcast with more than {rank} axes"
-        return accept_float(call) if reals else None
+        return accept_float(call) if floats else None
 
     return accepts
 
 
 def _emit_sum(e: Emission) -> None:
-    _emit_wide(e, "ADD" if e.attributes["sign"] > 0 else "SUB", _native, potScaleInt16=False)
+    _emit_wide(e, "ADD" if e.attributes["sign"] > 0 else "SUB", _find_native, potScaleInt16=False)
 
 
 def _emit_multiply(e: Emission) -> None:
     if e.wide:
         e.add("MUL", fusedActivationFunction=e.activation)
     else:
-        _emit_wide(e, "MUL", _native_of_product)
+        _emit_wide(e, "MUL", _find_native_of_product)
 
 
-def _emit_wide(e: Emission, code: str, native_of: Callable[..., Any], **options: Any) -> None:
-    """Writes an operator, in a wider scale and with a QUANTIZE behind it where that is needed.
+def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **options: Any) -> None:
+    """Adds an operator, if necessary in a wider scale that a QUANTIZE converts.
 
-    A ReLU6 that ends inside the range follows by itself: few steps of a wider scale end at 6.
+    Then a ReLU6 that ends inside the range is a separate operator: few wider steps end at 6.
     """
     inputs, output = [x.params for x in e.node.inputs], e.params
-    native = native_of([params.as_tensors() for params in inputs if params], output.as_tensors())
+    native = find_native([params.as_tensors() for params in inputs if params], output.as_tensors())
     if not bool(native.scale > output.scale):
         e.add(code, fusedActivationFunction=e.activation, **options)
         return
@@ -358,8 +357,8 @@ MULTIPLY = dataclasses.replace(
 )
 
 
-def _extremum(name: str, doc: str, function: Callable[[Any, Any], Any], layer: type) -> Op:
-    """Returns a row for an extremum of quantized values, which share their parameters."""
+def _make_extremum(name: str, doc: str, function: Callable[[Any, Any], Any], layer: type) -> Op:
+    """Returns the row of an extremum of quantized values, which share their parameters."""
     return dataclasses.replace(
         ADD,
         name=name,
@@ -377,5 +376,5 @@ def _extremum(name: str, doc: str, function: Callable[[Any, Any], Any], layer: t
     )
 
 
-MAXIMUM = _extremum("maximum", "larger", tf.maximum, layers.Maximum)
-MINIMUM = _extremum("minimum", "smaller", tf.minimum, layers.Minimum)
+MAXIMUM = _make_extremum("maximum", "larger", tf.maximum, layers.Maximum)
+MINIMUM = _make_extremum("minimum", "smaller", tf.minimum, layers.Minimum)

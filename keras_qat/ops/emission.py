@@ -1,8 +1,9 @@
-"""Writes a node's operators into a TFLite file."""
+"""Adds the operators of a node to a TFLite file."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,18 +18,19 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import SCOPE, TYPE_NAMES, TYPES
 
 Activation = schema.ActivationFunctionType
+Shape = tuple[int | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Emission:
-    """Writes one node into a file.
+    """Adds one node to a file.
 
     Args:
         builder: the file that is being built.
         node: the node.
-        inputs: index of each input's tensor, constants of the call included.
-        outputs: indices of the tensors to write to, with the quantization parameters that the
-            operator's kernels return.
+        inputs: index of the tensor of each input, including constants of the call.
+        outputs: indices of the output tensors, with the quantization parameters of the operator's
+            kernels.
     """
 
     builder: Builder
@@ -67,27 +69,27 @@ class Emission:
 
     @property
     def source(self) -> int:
-        """The tensor whose values an operator moves. Other inputs are integers, such as indices."""
+        """The tensor that an operator moves. Other inputs are integers, such as indices."""
         inputs = zip(self.inputs, self.node.inputs, strict=True)
         return next((index for index, x in inputs if x.params is not None), self.inputs[0])
 
     @property
     def wide(self) -> bool:
-        """True if activations have 16 bits."""
+        """Whether activations have 16 bits."""
         return self.builder.graph.tensors[self.inputs[0]].type == schema.TensorType.INT16
 
     @property
     def activation(self) -> int:
         """The fused activation of an operator: none, ReLU or ReLU6.
 
-        A ReLU with another maximum is an ordinary ReLU, as the output's range ends there too.
+        A ReLU with another maximum is a plain ReLU, because the output's range ends there too.
         """
         if self.node.maximum is None:
             return Activation.NONE
         return Activation.RELU6 if self.ends_at_6(self.node.maximum) else Activation.RELU
 
     def ends_at_6(self, maximum: float) -> bool:
-        """Returns whether a ReLU clips at 6 inside the range: kernels refuse a 6 far outside it."""
+        """Whether a ReLU clips at 6 inside the range. Kernels refuse a 6 far outside of it."""
         params = self.params
         return maximum == 6 and bool(6 / params.scale < params.highest - params.zero_point)
 
@@ -112,7 +114,7 @@ class Emission:
     def constant(
         self, name: str, values: Any, params: QuantParams | None = None, **options: Any
     ) -> int:
-        """Adds a constant named after the node: an array, or integers, which become int32.
+        """Adds a constant: an array, or integers as int32. Its name starts with the node's.
 
         `options` are those of `Builder.constant`.
         """
@@ -120,9 +122,7 @@ class Emission:
             values = np.array(values, np.int32)
         return self.builder.constant(f"{SCOPE}/{self.node.name}/{name}", values, params, **options)
 
-    def temporary(
-        self, name: str, shape: tuple[int | None, ...], like: int | str | QuantParams
-    ) -> int:
+    def temporary(self, name: str, shape: Shape, like: int | str | QuantParams) -> int:
         """Adds a tensor between two operators of the node.
 
         `like` is its type, its quantization parameters, or the index of a similar tensor.
@@ -134,8 +134,8 @@ class Emission:
             return self.builder.tensor(name, shape, like)
         return self.builder.similar(like, shape, name)
 
-    def shape(self, index: int) -> tuple[int | None, ...]:
-        """Returns the shape of a tensor, None for open sizes."""
+    def shape(self, index: int) -> Shape:
+        """Returns the shape of a tensor, with None for unknown sizes."""
         return tuple(None if size < 0 else int(size) for size in self.builder.sizes(index))
 
     def dtype(self, index: int) -> str:
@@ -150,17 +150,17 @@ class Emission:
     def reshape(self, source: int, target: int) -> None:
         """Adds a RESHAPE of one tensor to the shape of another.
 
-        Several sizes may be open if they are the first ones of both tensors.
+        Several sizes may be unknown if they are the first ones of both tensors.
         """
         sizes = self.builder.sizes(target)
         if sizes.count(-1) > 1:
-            self._reshape_behind(source, target, sizes)
+            self._reshape_after_unknown(source, target, sizes)
             return
         shape = np.array(sizes, np.int32)
         self.add("RESHAPE", [source, self.constant("shape", shape)], [target], newShape=shape)
 
-    def reshaped(self, source: int, shape: tuple[int | None, ...], name: str) -> int:
-        """Returns a tensor in another shape, under a new name; itself if it has that shape."""
+    def make_reshaped(self, source: int, shape: Shape, name: str) -> int:
+        """Returns a new tensor with another shape, or `source` if it has that shape."""
         if self.shape(source) == shape:
             return source
         target = self.temporary(name, shape, source)
@@ -183,8 +183,8 @@ class Emission:
         self.add("TRANSPOSE", [source, self.constant("order", order)], [target])
         return target
 
-    def _reshape_behind(self, source: int, target: int, sizes: list[int]) -> None:
-        """Reshapes the axes after open ones, whose sizes are read at run time."""
+    def _reshape_after_unknown(self, source: int, target: int, sizes: list[int]) -> None:
+        """Reshapes the axes after those with unknown sizes, which are read at run time."""
         same = 0
         for before, after in zip(self.shape(source), self.shape(target), strict=False):
             if before != after:
@@ -205,3 +205,73 @@ class Emission:
         rest = self.constant("sizes/rest", sizes[same:])
         self.add("CONCATENATION", [first, rest], [shape], axis=0)
         self.add("RESHAPE", [source, shape], [target])
+
+
+# Convolutions read images: [batch, height, width, channels].
+
+ONE_PIXEL = {"padding": schema.Padding.VALID, "strideH": 1, "strideW": 1}
+"""Options of a convolution with a kernel of one pixel."""
+
+
+def as_pair(sizes: Any) -> tuple[int, int]:
+    """Returns a size for each axis of an image, given one number or one or two sizes."""
+    if isinstance(sizes, int):
+        return sizes, sizes
+    return (1, int(sizes[0])) if len(sizes) == 1 else (int(sizes[0]), int(sizes[1]))
+
+
+def _image_shape(shape: Shape) -> Shape:
+    """Returns the shape of an image: [batch, 1, steps, channels] for [batch, steps, channels].
+
+    Images keep their shape. In other tensors each vector of channels becomes an image.
+    """
+    if len(shape) == 3:
+        return shape[0], 1, *shape[1:]
+    if len(shape) == 4:
+        return shape
+    known = math.prod(size for size in shape[:-1] if size is not None)
+    return (None if None in shape[:-1] else known), 1, 1, shape[-1]
+
+
+def _has_unknown_sizes(shape: Shape) -> bool:
+    """Whether a sequence has more unknown sizes than a RESHAPE can infer."""
+    return len(shape) == 3 and shape.count(None) > 1
+
+
+def as_image(e: Emission, source: int) -> int:
+    """Returns a tensor as an image, reshaped if necessary."""
+    shape = e.shape(source)
+    if not _has_unknown_sizes(shape):
+        return e.make_reshaped(source, _image_shape(shape), "image")
+    image = e.temporary("image", _image_shape(shape), source)
+    e.add("EXPAND_DIMS", [source, e.constant("axis", 1)], [image])
+    return image
+
+
+def make_image_output(e: Emission, target: int) -> int:
+    """Returns the image that `emit_from_image` turns into `target`; or `target` itself."""
+    shape = e.shape(target)
+    return target if len(shape) == 4 else e.temporary("image_output", _image_shape(shape), target)
+
+
+def emit_from_image(e: Emission, image: int, target: int) -> None:
+    """Reshapes an image to a tensor's shape, unless it is that tensor."""
+    if image != target and _has_unknown_sizes(e.shape(target)):
+        e.add("SQUEEZE", [image], [target], squeezeDims=[1])
+    elif image != target:
+        e.reshape(image, target)
+
+
+def emit_on_images(
+    e: Emission, code: str, inputs: list[int], target: int | None = None, **options: Any
+) -> None:
+    """Adds an operator on images, with its fused ReLU, for tensors of any shape.
+
+    The first of the `inputs` is reshaped to an image, and the result to `target`, by default the
+    output.
+    """
+    target = e.outputs[0] if target is None else target
+    image = make_image_output(e, target)
+    inputs = [as_image(e, inputs[0]), *inputs[1:]]
+    e.add(code, inputs, [image], fusedActivationFunction=e.activation, **options)
+    emit_from_image(e, image, target)

@@ -1,4 +1,4 @@
-"""Movements of quantized values that TFLite's converter writes, for layers without own writing."""
+"""Layers that only move values, emitted by TFLite's converter."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ MOVES = {
     *("SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE"),
     *("UNPACK", "WHILE"),
 }
-"""Operators that only move, copy or select values, or ask for their number."""
+"""Operators that only move, copy or select values, or count them."""
 
 
 def emit_by_converter(e: Emission) -> None:
-    """Writes a call's own layer as TFLite's converter does, its real numbers as quantized values.
+    """Adds the operators of TFLite's converter for a call's layer, with quantized values.
 
     Raises:
-        ValueError: if the layer does more than to move its values.
+        ValueError: if the layer does more than move its values.
     """
     node, params = e.node, e.node.output.params
-    model = unpack(_converted(node))
+    model = unpack(_convert(node))
     if params is not None:
         _quantize(model, params, node)
     (signature,), main = model.signatureDefs, model.subgraphs[0]
@@ -46,7 +46,7 @@ def emit_by_converter(e: Emission) -> None:
     splice_model(e.builder, model, inputs, outputs, params, prefix=f"{SCOPE}/{node.name}/")
 
 
-def _converted(node: Node) -> bytes:
+def _convert(node: Node) -> bytes:
     """Returns a TFLite file of the layer alone, in float."""
     specs = [
         tf.TensorSpec(x.shape, x.dtype, f"x{number}")
@@ -55,7 +55,7 @@ def _converted(node: Node) -> bytes:
     ]
 
     def serve(*tensors: Any) -> dict[str, Any]:
-        result = Arguments(REFERENCE, {}, [], [], None, node.call).on(list(tensors))  # type: ignore[arg-type]
+        result = Arguments(REFERENCE, {}, [], [], None, node.call).run_layer(list(tensors))  # type: ignore[arg-type]
         return {f"y{number}": y for number, y in enumerate(tf.nest.flatten(result))}
 
     function = tf.function(serve, input_signature=specs, autograph=False)
@@ -68,19 +68,20 @@ def _converted(node: Node) -> bytes:
 
 
 def _quantize(model: Any, params: QuantParams, node: Node) -> None:
-    """Makes quantized values of all real numbers of a file."""
+    """Replaces all float values of a file by quantized values."""
     dtype = TYPES[params.dtype.name]
-    real = TYPES["float32"]
     for graph in model.subgraphs:
-        reals = {index for index, tensor in enumerate(graph.tensors) if tensor.type == real}
+        floats = {
+            index for index, tensor in enumerate(graph.tensors) if tensor.type == TYPES["float32"]
+        }
         for operator in graph.operators:
             name = OPERATORS[operator_code(model.operatorCodes[operator.opcodeIndex])]
-            read = reals.intersection(map(int, [*operator.inputs, *operator.outputs]))
+            read = floats.intersection(map(int, [*operator.inputs, *operator.outputs]))
             if read and name not in MOVES:
-                raise _no_movement(node, f"TFLite's converter makes {name} of it")
-        for index in reals:
+                raise _make_error(node, f"TFLite's converter makes {name} of it")
+        for index in floats:
             if not _quantize_constant(model, graph.tensors[index], params):
-                raise _no_movement(node, "it has constants that are not 0")
+                raise _make_error(node, "it has constants that are not 0")
             graph.tensors[index].type = dtype
         for operator in graph.operators:
             number = operator_code(model.operatorCodes[operator.opcodeIndex])
@@ -90,13 +91,13 @@ def _quantize(model: Any, params: QuantParams, node: Node) -> None:
             operator.opcodeIndex = len(model.operatorCodes) - 1
 
 
-def _no_movement(node: Node, why: str) -> ValueError:
+def _make_error(node: Node, why: str) -> ValueError:
     kind = type(node.call.layer).__name__
     return ValueError(f"{node.name}: {kind} does more than to move its values: {why}.")
 
 
 def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
-    """Quantizes zeros, the only constants that mean the same in any range."""
+    """Quantizes a constant, and returns whether it is zero, so that any range can hold it."""
     data = model.buffers[tensor.buffer].data
     if data is None:
         return True

@@ -1,11 +1,11 @@
-"""Products of matrices, and other sums of products of two tensors."""
+"""Products of matrices, and other sums of products of two tensors, such as `tf.einsum`."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import string
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -16,53 +16,126 @@ from keras_qat.graph.calls import Call, multiply_sizes
 from keras_qat.graph.operations import get_operands
 from keras_qat.helper_layers.operations import Contract
 from keras_qat.keras2.backend import layers
-from keras_qat.ops.einsum import Axes, emit_product, expand_ellipsis, find_positions, parse_equation
-from keras_qat.ops.emission import Emission
+from keras_qat.ops.emission import Emission, Shape
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.requantize import Multiplier
 
-Shape = tuple[int | None, ...]
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """The axes of the three terms of an equation, as letters."""
+
+    first: str
+    second: str
+    output: str
+
+    @property
+    def batch(self) -> str:
+        """The axes of both tensors and the output."""
+        return "".join(a for a in self.first if a in self.second and a in self.output)
+
+    @property
+    def summed(self) -> str:
+        """The axes of both tensors that the output lacks."""
+        return "".join(a for a in self.first if a in self.second and a not in self.output)
+
+    @property
+    def rows(self) -> str:
+        """The axes of the first tensor alone."""
+        return "".join(a for a in self.first if a not in self.second)
+
+    @property
+    def columns(self) -> str:
+        """The axes of the second tensor alone."""
+        return "".join(a for a in self.second if a not in self.first)
+
+    @property
+    def result(self) -> str:
+        """The axes of the second tensor in the output, in its order."""
+        return "".join(a for a in self.output if a in self.second)
+
+    @property
+    def are_matrices(self) -> bool:
+        """Whether a product of matrices computes the equation."""
+        terms = (self.first, self.second, self.output)
+        stay = set(self.batch + self.rows + self.columns)
+        return all(len(set(term)) == len(term) for term in terms) and stay == set(self.output)
+
+
+def parse_equation(equation: str) -> Axes:
+    """Reads an equation of two terms and an output."""
+    return Axes(*re.split(",|->", equation))
+
+
+def expand_ellipsis(terms: Sequence[str], count: int) -> list[str]:
+    """Returns terms with letters in place of their ellipses of `count` axes."""
+    unused = [letter for letter in string.ascii_letters if letter not in "".join(terms)]
+    return [term.replace("...", "".join(unused[:count])) for term in terms]
+
+
+def find_positions(axes: str, term: str) -> tuple[int, ...]:
+    """Returns the index of each axis in a term."""
+    return tuple(map(term.index, axes))
+
+
+def emit_product(
+    e: Emission, add: Callable[[int], None], shape: Shape, full: Shape, order: tuple[int, ...]
+) -> None:
+    """Adds a product of matrices, and the operators that convert it to the output.
+
+    Args:
+        e: the operator.
+        add: adds the product, given its output.
+        shape: shape of the product.
+        full: its shape with all axes of the output, several of which are one axis of matrices.
+        order: the order of these axes in the output.
+    """
+    (output,) = e.outputs
+    stays = list(order) == sorted(order)
+    product = output if stays and shape == full else e.temporary("product", shape, output)
+    add(product)
+    if not stays:
+        e.transpose(e.make_reshaped(product, full, "split"), order, output)
+    elif product != output:
+        e.reshape(product, output)
+
 
 EXACT_DEPTH = 2**24 // 255**2
-"""Products of two int8 numbers, less their zero points, that float32 adds up without an error."""
+"""The number of int8 products, relative to the zero points, that float32 adds up exactly."""
 
 MAX_AXES = 5
-"""Most axes of an input of the TFLite kernel, with the two of the matrices."""
+"""The most axes of an input of the TFLite kernel, including two of the matrices."""
 
 
 def _prepare(a: Arguments) -> Multiplier:
-    """Prepares the ratio of the scales, in float32 if the second matrix has the zero point 0.
-
-    TFLite Micro multiplies the scales in double precision.
-    """
+    """Prepares the ratio of the scales, in float32 if the second matrix has the zero point 0."""
     first, second = a.params
     product = first.scale * second.scale
     ratio = (product if a.family.ratios == "float64" else single(product)) / a.output.scale
     if a.family.matrix_products is None or a.wide:
         return Multiplier(to_fixed_point(ratio))
     in_float32 = tf.cast(single(ratio), tf.float32)
-    takes_all = a.family.in_float
-    return Multiplier(to_fixed_point(ratio), in_float32, takes_all or second.zero_point == 0)
+    has_kernel = a.family.in_float or second.zero_point == 0
+    return Multiplier(to_fixed_point(ratio), in_float32, has_kernel)
 
 
-def _product(a: Arguments) -> Any:
-    """Computes sums of products in whole numbers, times the ratio of the scales."""
+def _multiply(a: Arguments) -> tf.Tensor:
+    """Computes sums of products in integers, times the ratio of the scales."""
     depth, prepared, dtype = a.attributes["depth"], a.prepared, a.q[0].dtype
     is_small = depth is not None and depth <= EXACT_DEPTH and not a.wide
     exact = tf.float32 if is_small else tf.float64
-    sums = tf.cast(a.on([tf.cast(q, exact) for q in a.q]), tf.float64)
+    sums = tf.cast(a.run_layer([tf.cast(q, exact) for q in a.q]), tf.float64)
     if a.wide:
         return tf.cast(multiply_sums(tf.cast(sums, tf.int64), prepared.fixed), dtype)
 
-    def in_float(factor: Any) -> Any:
+    def multiply_in_float(factor: tf.Tensor) -> tf.Tensor:
         assert a.family.matrix_products is not None
         return a.family.matrix_products(tf.cast(sums, tf.float32), factor)
 
-    return prepared.times(lambda: tf.cast(sums, tf.int64), dtype, in_float)
+    return prepared.multiply(lambda: tf.cast(sums, tf.int64), dtype, multiply_in_float)
 
 
 def _count(call: Call) -> int | None:
-    """Counts multiply-accumulates: each value of the output sums products along an axis."""
     return multiply_sizes((call.output.elements, _matmul_attributes(call)["depth"]))
 
 
@@ -82,7 +155,7 @@ def _matmul_attributes(call: Call) -> Attributes:
 def _emit_matmul(e: Emission) -> None:
     first, second = e.inputs
     turned, adjoint = e.attributes["transposed"]
-    if turned:  # XNNPACK takes the second one transposed only.
+    if turned:  # XNNPACK only supports the second one transposed.
         rank = len(e.shape(first))
         first = e.transpose(first, (*range(rank - 2), rank - 1, rank - 2))
     _multiply_matrices(e, first, second, e.outputs[0], adjoint)
@@ -90,7 +163,7 @@ def _emit_matmul(e: Emission) -> None:
 
 MATMUL = Op(
     "matmul",
-    _product,
+    _multiply,
     _emit_matmul,
     prepare=_prepare,
     doc="products of matrices",
@@ -105,7 +178,7 @@ MATMUL = Op(
 )
 
 
-def _row_products(a: Arguments) -> Any:
+def _multiply_rows(a: Arguments) -> tf.Tensor:
     x, y = a.q
     products = tf.square(x) if x is y else product(x, y)
     sums = tf.reduce_sum(products, -1, keepdims=True)
@@ -115,15 +188,15 @@ def _row_products(a: Arguments) -> Any:
 ROW_PRODUCTS = dataclasses.replace(
     MATMUL,
     name="row_products",
-    compute=_row_products,
+    compute=_multiply_rows,
     emit=lambda e: e.add("BATCH_MATMUL", adjY=True),
     doc="the product of each row of one tensor with a row of another, in 16 bits",
     kinds=(),
 )
-"""A part of other operators: both tensors hold matrices of one row."""
+"""Used inside composed operators: both tensors hold matrices of one row."""
 
 
-def _equation(call: Call) -> str:
+def _find_equation(call: Call) -> str:
     """Returns a layer's `tf.einsum` equation without an ellipsis; "" if there is none."""
     layer = call.layer
     if len(call.inputs) != 2:
@@ -153,15 +226,15 @@ def _equation(call: Call) -> str:
 
 def _contract_attributes(call: Call) -> Attributes:
     """Returns the `equation`, as for `tf.einsum`, and the `depth` of the sums."""
-    equation, depth = _equation(call), None
+    equation, depth = _find_equation(call), None
     if equation:
         axes, (first, second) = parse_equation(equation), call.inputs
-        sizes = _sizes(axes, first.shape, second.shape)
+        sizes = _find_sizes(axes, first.shape, second.shape)
         depth = multiply_sizes([sizes[axis] for axis in axes.summed])
     return {"equation": equation, "depth": depth}
 
 
-def _sizes(axes: Axes, first: Shape, second: Shape) -> dict[str, int | None]:
+def _find_sizes(axes: Axes, first: Shape, second: Shape) -> dict[str, int | None]:
     """Returns the size of each axis of an equation."""
     sizes = dict(zip(axes.second, second, strict=True))
     for axis, size in zip(axes.first, first, strict=True):
@@ -190,40 +263,39 @@ def _accepts_contract(call: Call, attributes: Attributes) -> str | None:
 
 
 def _emit_contract(e: Emission) -> None:
-    """Writes TRANSPOSE and RESHAPE to matrices, BATCH_MATMUL, and the way back."""
+    """Adds TRANSPOSE and RESHAPE to matrices, BATCH_MATMUL, and the reverse."""
     axes, (first, second) = parse_equation(e.attributes["equation"]), e.inputs
-    sizes = _sizes(axes, e.shape(first), e.shape(second))
-    # Whether what is summed comes last in the second tensor.
+    sizes = _find_sizes(axes, e.shape(first), e.shape(second))
+    # Whether the summed axes come last in the second tensor.
     turned = axes.second == axes.batch + axes.columns + axes.summed
 
-    def matrices(source: int, term: str, axis_groups: tuple[str, str], name: str) -> int:
+    def make_matrices(source: int, term: str, axis_groups: tuple[str, str], name: str) -> int:
         order = find_positions(axes.batch + "".join(axis_groups), term)
         source = e.transpose(source, order, name=f"{name}_transposed")
-        return e.reshaped(source, _grouped(sizes, axes.batch, axis_groups), name)
+        return e.make_reshaped(source, _group_axes(sizes, axes.batch, axis_groups), name)
 
     inner = (axes.columns, axes.summed) if turned else (axes.summed, axes.columns)
-    left = matrices(first, axes.first, (axes.rows, axes.summed), "first")
-    right = matrices(second, axes.second, inner, "second")
+    left = make_matrices(first, axes.first, (axes.rows, axes.summed), "first")
+    right = make_matrices(second, axes.second, inner, "second")
     output = axes.batch + axes.rows + axes.columns
     emit_product(
         e,
         lambda target: _multiply_matrices(e, left, right, target, turned),
-        _grouped(sizes, axes.batch, (axes.rows, axes.columns)),
+        _group_axes(sizes, axes.batch, (axes.rows, axes.columns)),
         tuple(sizes[axis] for axis in output),
         find_positions(axes.output, output),
     )
 
 
 def _count_contract(call: Call) -> int | None:
-    """Counts multiply-accumulates: each value of the output sums products along shared axes."""
     attributes = _contract_attributes(call)
     return (
         multiply_sizes((call.output.elements, attributes["depth"])) if attributes["equation"] else 0
     )
 
 
-def _grouped(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
-    """Returns the shape of matrices, in which several axes make one."""
+def _group_axes(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
+    """Returns the shape of matrices, in which several axes are one axis."""
     lead = [batch] if len(batch) > MAX_AXES - 2 else list(batch)
     return tuple(multiply_sizes([sizes[axis] for axis in group]) for group in (*lead, *groups))
 

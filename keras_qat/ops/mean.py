@@ -1,7 +1,7 @@
 """Means along axes.
 
-Sums of 16-bit values overflow in TFLite's kernels if more than `MOST_WIDE` values are added. Such a
-mean is computed in several steps, each a mean of fewer values.
+In TFLite's kernels, sums of more than `MOST_WIDE` 16-bit values overflow. Such a mean is computed
+in several steps, each a mean of fewer values.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from keras_qat.ops.pooling import REDUCE_MAX
 from keras_qat.ops.weighted_sums import EXACT
 
 MOST_WIDE = 2**16
-"""Most 16-bit values whose sum 32 bits hold."""
+"""The maximum number of 16-bit values with a sum of 32 bits."""
 
-Shape = Sequence[int | None]
+Sizes = Sequence[int | None]
 
 
 class Step(NamedTuple):
     """A mean of some of the values, before the mean of all results.
 
     Args:
-        axes: the axes along which it averages, whose results have the size 1.
-        parts: how many parts an axis is split into, which are averaged each; 0 to average all of
-            it. The last part is filled up with zeros: at most 1 / `MOST_WIDE` of all values.
+        axes: the axes of the mean, which then have size 1.
+        parts: into how many parts to split the axis, each of which is averaged; 0 to average the
+            axes. The last part is padded with zeros: at most 1 / `MOST_WIDE` of all values.
         size: the size of each part.
     """
 
@@ -45,31 +45,31 @@ class Step(NamedTuple):
     size: int = 0
 
     @property
-    def averaged(self) -> tuple[int, ...]:
-        """The axes that are averaged once parts have an axis of their own."""
+    def mean_axes(self) -> tuple[int, ...]:
+        """The axes of the mean once the parts are an axis."""
         return (self.axes[0] + 1,) if self.parts else self.axes
 
-    def padding(self, shape: Shape) -> list[tuple[int, int]]:
-        """Returns how many zeros fill up the last part, for all axes."""
+    def padding(self, shape: Sizes) -> list[tuple[int, int]]:
+        """Returns the zeros that pad the last part, for all axes."""
         (axis,) = self.axes
         return [
             (0, self.parts * self.size - size if index == axis and size else 0)
             for index, size in enumerate(shape)
         ]
 
-    def split(self, shape: Shape) -> list[int | None]:
-        """Returns the shape in which the parts have an axis of their own."""
+    def split(self, shape: Sizes) -> list[int | None]:
+        """Returns the shape in which the parts are an axis."""
         (axis,) = self.axes
         return [*shape[:axis], self.parts, self.size, *shape[axis + 1 :]]
 
-    def result(self, shape: Shape) -> list[int | None]:
+    def result(self, shape: Sizes) -> list[int | None]:
         """Returns the shape of the results."""
         size = self.parts or 1
         return [size if axis in self.axes else old for axis, old in enumerate(shape)]
 
 
-def wide_steps(shape: Shape, axes: Sequence[int]) -> Iterator[Step]:
-    """Returns the steps before the last mean, which is along all axes, of 16-bit values."""
+def wide_steps(shape: Sizes, axes: Sequence[int]) -> Iterator[Step]:
+    """Returns the steps before the last mean of 16-bit values, which is along all axes."""
     sizes = {axis: shape[axis] for axis in axes}
     if None in sizes.values():
         return
@@ -88,39 +88,39 @@ def wide_steps(shape: Shape, axes: Sequence[int]) -> Iterator[Step]:
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Returns what sums are multiplied by; in XNNPACK without the count where it is not known."""
+    """Returns the factor of sums, for XNNPACK without the count if that is unknown."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return to_fixed_point(params.scale / output.scale)
-    count = _known_count(a)
+    count = _find_count(a)
     if a.family.means == "one_factor":
         scales = params.scale, output.scale
-        return scales if count is None else (_one_factor(scales, count),)
+        return scales if count is None else (_find_one_factor(scales, count),)
     prepared = single(params.scale / output.scale), params.zero_point, output.zero_point
     return prepared if count is None else _factor_and_offset(a, prepared, count)
 
 
-def _known_count(a: Arguments) -> int | None:
-    """Returns the number of values that a mean averages; None if it is not known."""
+def _find_count(a: Arguments) -> int | None:
+    """Returns the number of values of a mean; None if it is unknown."""
     shape = a.q[0].shape
     sizes = [None] if shape.rank is None else [shape[axis] for axis in a.attributes["axes"]]
     return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
 
 
 def _factor_and_offset(a: Arguments, prepared: Any, count: Any) -> tuple[Any, ...]:
-    """Returns XNNPACK's factor for sums, the zero points in a sum, and the offsets that it adds."""
-    (ratio, zero, zero_point), of_all = prepared, tf.cast(count, tf.float64)
-    factor, of_zeros = single(ratio * single(1.0 / of_all)), of_all * zero
-    return factor, of_zeros, single(zero_point - _summand(a, of_zeros * factor)), zero_point
+    """Returns XNNPACK's factor of sums, the zero points in a sum, and the offsets that it adds."""
+    (ratio, zero, zero_point), size = prepared, tf.cast(count, tf.float64)
+    factor, zeros = single(ratio * single(1.0 / size)), size * zero
+    return factor, zeros, single(zero_point - _round_summand(a, zeros * factor)), zero_point
 
 
-def _summand(a: Arguments, product: Any) -> Any:
-    """Rounds a product before something is added, where that is not one instruction with it."""
+def _round_summand(a: Arguments, product: Any) -> Any:
+    """Rounds a product before an addition, unless one instruction computes both."""
     return product if a.family.means == "fused" else single(product)
 
 
-def _one_factor(scales: tuple[Any, Any], count: Any) -> Any:
-    """Returns onnxruntime's factor for sums."""
+def _find_one_factor(scales: tuple[Any, Any], count: Any) -> Any:
+    """Returns onnxruntime's factor of sums."""
     before, after = scales
     return single(quotient(before, single(after * tf.cast(count, tf.float64))))
 
@@ -134,7 +134,7 @@ def _mean(a: Arguments) -> Any:
     if not a.wide:
         return _mean_at_once(a)
     (x,), prepared = a.q, to_fixed_point(tf.constant(1.0))
-    # As in the file, where the model's sizes are known.
+    # The file uses the sizes of the model if they are known.
     sizes = zip(x.shape, a.call.inputs[0].shape, strict=True)
     shape = [there if size is None else size for size, there in sizes]
     for step in wide_steps(shape, a.attributes["axes"]):
@@ -142,18 +142,17 @@ def _mean(a: Arguments) -> Any:
             (axis,), sizes_now = step.axes, tf.shape(x)
             split = [sizes_now[:axis], [step.parts, step.size], sizes_now[axis + 1 :]]
             x = tf.reshape(tf.pad(x, step.padding(shape)), tf.concat(split, 0))
-        attributes = {"axes": step.averaged, "keepdims": not step.parts}
-        part = dataclasses.replace(a, q=[x], attributes=attributes, prepared=prepared)
-        x, shape = _mean_at_once(part), step.result(shape)
+        attributes = {"axes": step.mean_axes, "keepdims": not step.parts}
+        of_step = dataclasses.replace(a, q=[x], attributes=attributes, prepared=prepared)
+        x, shape = _mean_at_once(of_step), step.result(shape)
     return _mean_at_once(dataclasses.replace(a, q=[x]))
 
 
 def _mean_at_once(a: Arguments) -> Any:
     """Computes means along axes.
 
-    XNNPACK multiplies the sum, zero points included, by a factor in float32, and adds an offset; on
-    ARM both are rounded once. TFLite divides a multiplier of 31 bits, shifted beforehand, by the
-    number of values.
+    XNNPACK multiplies the sum, including zero points, by a float32 factor, and adds an offset; ARM
+    rounds both once. TFLite divides a shifted 31-bit multiplier by the number of values.
     """
     (x,), (params,) = a.q, a.params
     axes = [axis % x.shape.rank for axis in a.attributes["axes"]]
@@ -161,7 +160,7 @@ def _mean_at_once(a: Arguments) -> Any:
     most = math.prod(size or 2**24 for size in sizes) * 2**params.bits
     adding = x if most < EXACT else tf.cast(x, tf.float64)
     sums = tf.cast(tf.reduce_sum(adding, axes, a.attributes["keepdims"]), tf.float64)
-    count: Any = tf.constant(_known_count(a) or 0, tf.int64)
+    count: Any = tf.constant(_find_count(a) or 0, tf.int64)
     if None in sizes:
         count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), axes))
     if _is_fixed_point(a):
@@ -171,38 +170,38 @@ def _mean_at_once(a: Arguments) -> Any:
         return tf.cast(multiply(tf.cast(sums, tf.int64), factor), x.dtype)
     prepared: Any = a.prepared
     if a.family.means == "one_factor":
-        (only,) = prepared if len(prepared) == 1 else (_one_factor(prepared, count),)
+        (only,) = prepared if len(prepared) == 1 else (_find_one_factor(prepared, count),)
         return tf.cast(a.family.halves(single(product(sums, only))), x.dtype)
-    if len(prepared) == 3:  # The count was not known.
+    if len(prepared) == 3:  # The count was unknown.
         prepared = _factor_and_offset(a, prepared, count)
-    factor, of_zeros, offset, zero_point = prepared
-    scaled = tf.round(single(_summand(a, (sums + of_zeros) * factor) + offset))
+    factor, zeros, offset, zero_point = prepared
+    scaled = tf.round(single(_round_summand(a, (sums + zeros) * factor) + offset))
     return tf.cast(scaled - zero_point, x.dtype)
 
 
 def _emit(e: Emission) -> None:
-    """Writes a mean, and before it the steps of a mean of many 16-bit values."""
+    """Adds a mean, after the steps of a mean of many 16-bit values."""
     source, axes = e.source, e.attributes["axes"]
     for number, step in enumerate(wide_steps(e.shape(source), axes) if e.wide else ()):
         name = f"step_{number}"
         result = e.temporary(name, tuple(step.result(e.shape(source))), source)
         if step.parts:
             source = _split(e, source, step, name)
-        inputs = [source, e.constant(f"{name}/axes", step.averaged)]
+        inputs = [source, e.constant(f"{name}/axes", step.mean_axes)]
         e.add("MEAN", inputs, [result], keepDims=not step.parts)
         source = result
     e.add("MEAN", [source, e.constant("axes", axes)], keepDims=e.attributes["keepdims"])
 
 
 def _split(e: Emission, source: int, step: Step, name: str) -> int:
-    """Gives the parts of a step an axis of their own, filled up with zeros."""
+    """Reshapes the parts of a step to an axis, padded with zeros."""
     shape, padding = e.shape(source), step.padding(e.shape(source))
     if any(after for _, after in padding):
         filled = [size and size + after for size, (_, after) in zip(shape, padding, strict=True)]
         padded = e.temporary(f"{name}/padded", tuple(filled), source)
         e.add("PAD", [source, e.constant(f"{name}/padding", padding)], [padded])
         source = padded
-    return e.reshaped(source, tuple(step.split(shape)), f"{name}/parts")
+    return e.make_reshaped(source, tuple(step.split(shape)), f"{name}/parts")
 
 
 def _accepts_mean(call: Call, attributes: Attributes) -> str | None:

@@ -1,4 +1,4 @@
-"""Shared parts of operators that only move values, and operators that do nothing at inference."""
+"""Helpers of operators that only move values, and operators that do nothing at inference."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from keras_qat.ops.op import Arguments, Attributes, Emit, Op, SharedRange
 from keras_qat.tracing.replaced_functions import OwnGradient
 
 Part = tuple[int | None, int | None, int]
-"""Begin, end and step along an axis; None for the ends of the axis."""
+"""Begin, end and step along an axis, with None for the ends of the axis."""
 
 MAX_SLICED = 5
-"""The most axes that TFLite's operators slice."""
+"""The maximum number of axes of TFLite's slicing operators."""
 
 
 def call_on_values(a: Arguments) -> Any:
-    """Calls the layer itself on the values less their zero point, for which zeros are zeros."""
+    """Calls the layer on values relative to the zero point, so that zeros are zeros."""
 
-    def in_type(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         return tf.cast(value, a.q[0].dtype) if value.dtype.is_floating else value
 
-    return tf.nest.map_structure(in_type, a.on(a.q))
+    return tf.nest.map_structure(convert, a.run_layer(a.q))
 
 
 def transpose(x: Any, order: Sequence[int]) -> Any:
@@ -38,25 +38,25 @@ def transpose(x: Any, order: Sequence[int]) -> Any:
 
 
 def get_source(call: Call) -> Any:
-    """Returns the tensor that a call works on: Keras hands it on by position."""
+    """Returns the tensor that a call changes, which Keras passes by position."""
     return call.args[0]
 
 
 def read_integers(argument: Any) -> tuple[int, ...] | None:
-    """Returns an argument as integers; None if it is not given or not known before run time."""
+    """Returns an argument as integers; None if it is missing or known only at run time."""
     if argument is None:
         return None
     leaves = tf.nest.flatten(argument)
     known = [tf.get_static_value(leaf) if tf.is_tensor(leaf) else leaf for leaf in leaves]
     if any(part is None or isinstance(part, Value) for part in known):
         return None
-    return tuple(int(number) for part in known for number in np.ravel(part))
+    return tuple(int(value) for part in known for value in np.ravel(part))
 
 
 def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
-    """Returns sizes along `axes` axes between batch and channels, from one or more.
+    """Returns sizes along the `axes` axes between batch and channels, given one or more sizes.
 
-    None if they are not known, or if those of batch and channels are given and not 1.
+    The result is None if they are unknown, or if the sizes of batch and channels are not 1.
     """
     sizes = read_integers(option)
     if sizes is None or len(sizes) == axes:
@@ -67,12 +67,12 @@ def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
 
 
 def get_rank(call: Call) -> int:
-    """Returns the number of axes of the tensor that a call works on; 1 if there are several."""
+    """Returns the number of axes of the tensor that a call changes; 1 for several tensors."""
     return len(getattr(get_source(call), "shape", ())) or 1
 
 
 def read_axes(argument: Any, rank: int) -> tuple[int, ...] | None:
-    """Returns axes among `rank`, all of them by default; None if they are not known."""
+    """Returns some of `rank` axes, all of them by default; None if they are unknown."""
     if argument is None:
         return tuple(range(rank))
     axes = read_integers(argument)
@@ -80,7 +80,7 @@ def read_axes(argument: Any, rank: int) -> tuple[int, ...] | None:
 
 
 def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
-    """Makes the row of an operator that only moves values; options that are None are refused."""
+    """Returns the row of an operator that only moves values, and refuses options that are None."""
     more: Callable[..., str | None] = fields.pop("accepts", lambda call, attributes: None)
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
@@ -97,13 +97,13 @@ def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
 def emit_slice(
     e: Emission, source: int, target: int, parts: Sequence[Part], dropped: Sequence[int] = ()
 ) -> None:
-    """Adds a STRIDED_SLICE with a part for each axis, and one entry of the `dropped` axes."""
+    """Adds a STRIDED_SLICE with one part of each axis, and one entry of the `dropped` axes."""
     begins, ends, steps = ([part[field] for part in parts] for field in range(3))
     for axis in dropped:
         ends[axis] = (begins[axis] or 0) + 1
     constants = [
-        e.constant(name, [number or 0 for number in prepared])
-        for name, prepared in {"begin": begins, "end": ends, "strides": steps}.items()
+        e.constant(name, [value or 0 for value in values])
+        for name, values in {"begin": begins, "end": ends, "strides": steps}.items()
     ]
     e.add(
         "STRIDED_SLICE",

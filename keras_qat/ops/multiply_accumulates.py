@@ -13,8 +13,8 @@ from keras_qat.ops.registry import find_row, find_rows, match
 def count_products(call: Call) -> int | None:
     """Returns the multiply-accumulates of a call for one example; None if sizes are unknown.
 
-    A layer without a row, which computes in float, is taken to use each matrix of weights once for
-    each position of its output.
+    It assumes that a layer without a row multiplies each matrix of weights once for each position
+    of its output.
     """
     layer = call.layer
     if row := match(call).op or next(iter(find_rows(call)), None) or find_row(layer):
@@ -28,7 +28,7 @@ def integer_share(counts: Iterable[tuple[bool, int | None]]) -> float | None:
     """Returns the share of multiply-accumulates in integers; None if one is unknown, or all are 0.
 
     Args:
-        counts: for each call whether it computes in integers, and its multiply-accumulates.
+        counts: whether each call computes in integers, and its multiply-accumulates.
     """
     totals = {True: 0, False: 0}
     for is_integer, count in counts:
@@ -44,6 +44,6 @@ def describe_share(share: float, bits: int) -> str:
 
     Args:
         share: 0 to 1. Only 1 is rounded to 100 %.
-        bits: bits of activations; files hold fewer than 8 in 8.
+        bits: bits of activations. Files hold fewer than 8 bits in int8.
     """
     return f"{math.floor(1000 * share) / 10:g} % of the arithmetic in int{max(bits, 8)}"

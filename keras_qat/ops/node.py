@@ -19,8 +19,8 @@ class Tensor:
     """A tensor that exists at run time.
 
     Args:
-        name: a unique name: the layer's scope in files.
-        shape: the shape, None for sizes that are known only at run time.
+        name: a unique name, the layer's scope in files.
+        shape: the shape, with None for sizes that are known only at run time.
         dtype: the type in the model, e.g. "float32".
         params: the quantization parameters; None if the tensor is not quantized.
         label: the name in the float model, for reports.
@@ -34,7 +34,7 @@ class Tensor:
 
     @property
     def is_float(self) -> bool:
-        """True if the tensor stands for real numbers, quantized or not."""
+        """Whether the tensor stands for float values, quantized or not."""
         return tf.as_dtype(self.dtype).is_floating
 
     @property
@@ -56,7 +56,7 @@ class Constant:
     """A quantized array among the inputs of a node.
 
     Args:
-        q: quantized values, int8 or int16; a float64 tensor where `params` are tensors.
+        q: quantized values, int8 or int16, or a float64 tensor if `params` are tensors.
         params: the quantization parameters.
     """
 
@@ -75,14 +75,14 @@ class Node:
         name: the layer's path, with a suffix from its second call on.
         op: the operator; None if it computes in float, between DEQUANTIZE and QUANTIZE.
         attributes: the operator's options.
-        call: the call that the node computes: of the layer itself, not of its wrapper.
+        call: the call that the node computes, of the layer without its wrapper.
         inputs: the inputs, in the order of the call's arguments.
         outputs: the outputs.
         weights: the weights of a weighted operator.
-        maximum: maximum of a fused ReLU, which may be infinity; None without a ReLU.
+        maximum: maximum of a fused ReLU, `inf` for a plain ReLU; None without a ReLU.
         reason: the reason why a node computes in float.
         layer: the layer in the quantization-aware model: the call's layer, or its wrapper.
-        sized: whether its file knows the size of batches, whatever the model does: a target's.
+        sized: whether the file knows the batch size, even if the model does not.
     """
 
     name: str
@@ -104,6 +104,6 @@ class Node:
 
     @property
     def computes_in_float(self) -> bool:
-        """Whether it computes real numbers without an operator; indices and masks are none."""
+        """Whether it computes float values without an operator, not just indices or masks."""
         tensors = [x for x in (*self.inputs, *self.outputs) if isinstance(x, Tensor)]
         return self.op is None and any(tensor.is_float for tensor in tensors)

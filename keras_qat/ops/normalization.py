@@ -1,13 +1,13 @@
-"""LayerNormalization and GroupNormalization, in whole numbers of 32 bits between tensors of 8.
+"""LayerNormalization and GroupNormalization, in integers of 32 bits between tensors of 8 bits.
 
-With the quantized values q of a row, their mean, and an inverse G of their standard deviation,
+With the quantized values q of a row, their mean, and the inverse G of their standard deviation,
 
     y = (q - mean) * G * gamma + beta
 
-is a chain of plain products and sums, which is rounded once, at its end. Mean and variance have 16
-bits. G is looked up in a table that all layers share, since no scale is in it.
+is a chain of products and sums, which is rounded once, at its end. Mean and variance have 16 bits.
+G is looked up in a table that all layers share, because it does not depend on a scale.
 
-Layers are these operators on request, and where a target has no float.
+Layers compute in float unless this is requested, or the target has no float.
 """
 
 from __future__ import annotations
@@ -28,59 +28,60 @@ from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, sing
 from keras_qat.graph.calls import Call
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.composed import (
+    INTEGERS,
+    LARGER,
     MOST,
     NO_WIDE,
+    PRODUCT,
+    SMALLER,
+    SUM,
     WIDE,
     Computing,
     Emitting,
     Machine,
     Preparing,
     Quantized,
-    Shape,
     integer_params,
     wide_params,
 )
-from keras_qat.ops.emission import Emission
+from keras_qat.ops.emission import Emission, Shape
 from keras_qat.ops.lookup import accept_float
 from keras_qat.ops.matmul import ROW_PRODUCTS
 from keras_qat.ops.movement import transpose
 from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.requantize import REQUANTIZE
-from keras_qat.ops.whole_numbers import LARGER, PRODUCT, SMALLER, SUM
-
-WHOLE = integer_params(32)
 
 LARGEST = 2.0**31
-"""What 32 bits do not hold any more."""
+"""The smallest integer beyond 32 bits."""
 
 FINE = 2048
-"""Variances below it have entries of their own in the table; of the others 16 share one."""
+"""Smaller variances each have an entry in the table; of the others, 16 share one."""
 
 LEAST_WEIGHTS = 200.0
-"""Gamma has at least as many steps. The bits that are left are behind the point of the mean."""
+"""Gamma has at least as many steps. The remaining bits are fractional bits of the mean."""
 
 
-def _inverses() -> np.ndarray:
-    """Returns 32767 / sqrt(variance) for the positions that `_inverse` computes.
+def _tabulate_inverses() -> np.ndarray:
+    """Returns 32767 / sqrt(variance) for the positions that `_invert` computes.
 
-    Nothing reaches the first ones. Then come those of small variances, and those that 16 share.
+    The first positions are unused. Then follow those of small variances, and the shared ones.
     """
     shared = np.arange(MOST // 16 + 3)[FINE // 16 + 1 :] * 16
     variances = np.concatenate([np.zeros(FINE // 16), np.arange(FINE), shared])
     return np.round(MOST / np.sqrt(np.maximum(variances, 1)))
 
 
-INVERSES = _inverses()
+INVERSES = _tabulate_inverses()
 
 
 class _View(NamedTuple):
-    """How values are arranged to be normalized.
+    """The arrangement of values for normalization.
 
     Args:
-        split: their shape with groups as an axis of their own.
-        order: the order of the axes in which values that are normalized together come last.
-        rows: the shape in which these are a matrix of one row.
-        shape: the shape in which they are multiplied by gamma.
+        split: their shape with groups as an axis.
+        order: the order of axes that puts values normalized together last.
+        rows: the shape in which these values are a matrix of one row.
+        shape: the shape for the multiplication by gamma.
         weights: the shape of gamma and beta.
     """
 
@@ -98,12 +99,12 @@ class _View(NamedTuple):
         return size
 
     @property
-    def reduced(self) -> Shape:
+    def row_shape(self) -> Shape:
         """The shape with one value for each row."""
         return *self.rows[:-1], 1
 
 
-def _view(shape: Any, attributes: Attributes) -> _View:
+def _arrange(shape: Any, attributes: Attributes) -> _View:
     groups = attributes.get("groups")
     if groups is None:
         count = attributes["axes"]
@@ -116,22 +117,22 @@ def _view(shape: Any, attributes: Attributes) -> _View:
     count, size = math.prod(pixels), channels // groups
     rows, weights = (batch, groups, 1, count * size), (groups, 1, size)
     shape = (batch, groups, count, size)
-    if groups == 1 or count == 1:  # As values lie in memory.
+    if groups == 1 or count == 1:  # The order of values in memory stays.
         return _View(shape, (0, 1, 2, 3), rows, shape, weights)
     return _View((batch, count, groups, size), (0, 2, 1, 3), rows, shape, weights)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Parts:
-    """The quantization parameters of all parts, and the constants.
+class _Stages:
+    """The quantization parameters of all stages, and the constants.
 
     Args:
-        mean: parameters of the means of quantized values, negated, and of differences from them.
-        variance: of the sums of the squared differences, in 16 bits.
-        shared: the same with a scale 16 times larger.
-        epsilon: the layer's, in steps of the variance and of what is shared.
-        scaled: of the results in 32 bits.
-        gamma, beta: whole numbers; None without such a weight.
+        mean: parameters of the negated means of quantized values, and of differences from them.
+        variance: parameters of the sums of squared differences, in 16 bits.
+        shared: the same with a 16 times larger scale.
+        epsilon: the layer's epsilon, in steps of `variance` and of `shared`.
+        scaled: parameters of the results in 32 bits.
+        gamma, beta: integers; None without such a weight.
     """
 
     mean: QuantParams
@@ -144,12 +145,12 @@ class _Parts:
 
 
 def _bits_of_mean(size: int) -> int:
-    """Returns the bits behind the point of a mean for which there is room, 0 to 7."""
+    """Returns the number of fractional bits of a mean, 0 to 7."""
     most = MOST * min((1.5 * size) ** 0.5, 255.0)
     return min(max(math.floor(math.log2(LARGEST / most / LEAST_WEIGHTS)), 0), 7)
 
 
-def _parts(layer: Any, view: _View, epsilon: float, x: QuantParams) -> _Parts:
+def _find_stages(layer: Any, view: _View, epsilon: float, x: QuantParams) -> _Stages:
     scale, factor = x.as_tensors().scale, 2.0 ** _bits_of_mean(view.size)
     gamma, beta = (
         None if weight is None else tf.reshape(tf.cast(weight, tf.float64), view.weights)
@@ -174,97 +175,93 @@ def _parts(layer: Any, view: _View, epsilon: float, x: QuantParams) -> _Parts:
     if beta is not None:
         ends = -0.98 * LARGEST, 0.98 * LARGEST
         beta = tf.clip_by_value(round_half_away(quotient(beta, step)), *ends)
-    return _Parts(
+    return _Stages(
         mean=wide_params(tf.constant(1.0 / factor, tf.float64)),
         variance=wide_params(variance * view.size),
         shared=wide_params(16.0 * variance * view.size),
-        epsilon=[tf.reshape(round_half_away(number), [1]) for number in (steps, steps / 16.0)],
+        epsilon=[tf.reshape(round_half_away(count), [1]) for count in (steps, steps / 16.0)],
         scaled=QuantParams(single(step), tf.zeros([], tf.float64), 32),
         gamma=gamma,
         beta=beta,
     )
 
 
-def _inverse(m: Machine, difference: Quantized, view: _View, parts: _Parts) -> Quantized:
+def _invert(m: Machine, difference: Quantized, view: _View, stages: _Stages) -> Quantized:
     """Looks up 32767 / sqrt(variance + epsilon), both in steps of the variance."""
 
     def run(op: Op, inputs: list[Quantized], params: QuantParams) -> Quantized:
-        return m.run(op, inputs, params, shape=view.reduced)
+        return m.run(op, inputs, params, shape=view.row_shape)
 
-    variance = run(ROW_PRODUCTS, [difference, difference], parts.variance)
-    shared = run(REQUANTIZE, [variance], parts.shared)
+    variance = run(ROW_PRODUCTS, [difference, difference], stages.variance)
+    shared = run(REQUANTIZE, [variance], stages.shared)
 
-    def plus_epsilon(variance: Quantized, epsilon: Any, end: Op, limit: float) -> Quantized:
-        epsilon = m.constant("epsilon", epsilon, WHOLE)
-        result = run(SUM, [m.codes(variance, WHOLE), epsilon], WHOLE)
-        return run(end, [result, m.constant("limit", np.full(1, limit), WHOLE)], WHOLE)
+    def add_epsilon(variance: Quantized, epsilon: Any, end: Op, limit: float) -> Quantized:
+        epsilon = m.constant("epsilon", epsilon, INTEGERS)
+        result = run(SUM, [m.reinterpret(variance, INTEGERS), epsilon], INTEGERS)
+        return run(end, [result, m.constant("limit", np.full(1, limit), INTEGERS)], INTEGERS)
 
-    fine = plus_epsilon(variance, parts.epsilon[0], SMALLER, FINE - 1.0)
-    coarse = plus_epsilon(shared, parts.epsilon[1], LARGER, FINE / 16.0)
-    position = run(SUM, [fine, coarse], WHOLE)
-    return m.codes(m.looked_up(tf.constant(INVERSES), integer_params(16), position), WHOLE)
+    fine = add_epsilon(variance, stages.epsilon[0], SMALLER, FINE - 1.0)
+    coarse = add_epsilon(shared, stages.epsilon[1], LARGER, FINE / 16.0)
+    position = run(SUM, [fine, coarse], INTEGERS)
+    return m.reinterpret(m.look_up(tf.constant(INVERSES), integer_params(16), position), INTEGERS)
 
 
-def _normalized(m: Machine, x: Quantized, view: _View, parts: _Parts) -> Quantized:
-    """Runs the rows that normalize, up to the result in 32 bits.
-
-    Args:
-        m: the machine.
-        x: the input, in the shape `view.rows`.
-        view: how it is arranged.
-        parts: parameters and constants.
-    """
+def _normalize(m: Machine, x: Quantized, view: _View, stages: _Stages) -> Quantized:
+    """Runs the rows that normalize `x`, in the shape `view.rows`, to the result in 32 bits."""
     of_one = QuantParams(np.float32(1 / view.size), 0, 16)
     ones = m.constant("minus_ones", np.full((1, view.size), -1.0), of_one)
     mean = m.run(
-        ROW_PRODUCTS, [m.codes(x, integer_params(16)), ones], parts.mean, shape=view.reduced
+        ROW_PRODUCTS,
+        [m.reinterpret(x, integer_params(16)), ones],
+        stages.mean,
+        shape=view.row_shape,
     )
-    factor = m.constant("factor", np.full(1, 2.0 ** _bits_of_mean(view.size)), WHOLE)
-    fine = m.run(PRODUCT, [m.codes(x, WHOLE), factor], WHOLE, shape=view.rows)
-    difference = m.run(SUM, [fine, m.codes(mean, WHOLE)], WHOLE, shape=view.rows)
-    inverse = _inverse(m, m.codes(difference, parts.mean), view, parts)
-    weights = (("gamma", PRODUCT, parts.gamma), ("beta", SUM, parts.beta))
-    steps = [(op, m.constant(name, q, WHOLE)) for name, op, q in weights if q is not None]
+    factor = m.constant("factor", np.full(1, 2.0 ** _bits_of_mean(view.size)), INTEGERS)
+    fine = m.run(PRODUCT, [m.reinterpret(x, INTEGERS), factor], INTEGERS, shape=view.rows)
+    difference = m.run(SUM, [fine, m.reinterpret(mean, INTEGERS)], INTEGERS, shape=view.rows)
+    inverse = _invert(m, m.reinterpret(difference, stages.mean), view, stages)
+    weights = (("gamma", PRODUCT, stages.gamma), ("beta", SUM, stages.beta))
+    steps = [(op, m.constant(name, q, INTEGERS)) for name, op, q in weights if q is not None]
     result = m.run(
-        PRODUCT, [difference, inverse], WHOLE if steps else parts.scaled, shape=view.rows
+        PRODUCT, [difference, inverse], INTEGERS if steps else stages.scaled, shape=view.rows
     )
-    result = m.reshaped(result, view.shape)
+    result = m.reshape(result, view.shape)
     for op, weight in steps:
-        params = parts.scaled if op is steps[-1][0] else WHOLE
+        params = stages.scaled if op is steps[-1][0] else INTEGERS
         result = m.run(op, [result, weight], params, shape=view.shape)
     return result
 
 
 def _prepare(a: Arguments) -> list[Any]:
-    view, prepared = _view(a.call.inputs[0].shape, a.attributes), list[Any]()
-    parts = _parts(a.call.layer, view, a.attributes["epsilon"], a.params[0])
+    view, prepared = _arrange(a.call.inputs[0].shape, a.attributes), list[Any]()
+    stages = _find_stages(a.call.layer, view, a.attributes["epsilon"], a.params[0])
     m, x = Preparing(a, prepared), (tf.TensorSpec(view.rows, a.q[0].dtype), a.params[0])
-    m.run(REQUANTIZE, [_normalized(m, x, view, parts)], a.output)
+    m.run(REQUANTIZE, [_normalize(m, x, view, stages)], a.output)
     return prepared
 
 
 @functools.cache
-def _function_of(
+def _make_function(
     view: _View, family: KernelFamily, bits: tuple[int, int], has: tuple[bool, bool]
 ) -> Callable[[Any, list[Any]], Any]:
-    """Returns a function of quantized values and what was prepared for them.
+    """Returns a function of quantized values and prepared parameters.
 
     Args:
-        view: how values are arranged.
-        family: whose rounding.
-        bits: of input and output.
+        view: the arrangement of values.
+        family: the kernel family.
+        bits: bits of input and output.
         has: whether there are gamma and beta.
     """
     of_x, output = (QuantParams(None, None, count) for count in bits)
     no_call: Any = None
-    parts = _Parts(WIDE, WIDE, WIDE, (None, None), WHOLE, *(one or None for one in has))
+    stages = _Stages(WIDE, WIDE, WIDE, (None, None), INTEGERS, *(one or None for one in has))
 
     @trace_once
     def normalize(x: Any, prepared: list[Any]) -> Any:
         m = Computing(Arguments(family, {}, [x], [of_x], output, no_call), prepared)
         source = transpose(tf.reshape(x, [-1, *view.split[1:]]), view.order)
         rows = tf.reshape(source, [-1, *view.rows[1:]]), of_x
-        q, _ = m.run(REQUANTIZE, [_normalized(m, rows, view, parts)], output)
+        q, _ = m.run(REQUANTIZE, [_normalize(m, rows, view, stages)], output)
         return tf.reshape(transpose(q, view.order), tf.shape(x))
 
     return normalize
@@ -273,18 +270,18 @@ def _function_of(
 def _compute(a: Arguments) -> Any:
     shape, layer = a.call.inputs[0].shape, a.call.layer
     shape = shape if "groups" in a.attributes else (None, *shape[-a.attributes["axes"] :])
-    view = _view(shape, a.attributes)
+    view = _arrange(shape, a.attributes)
     gamma, beta = (getattr(layer, name, None) is not None for name in ("gamma", "beta"))
     bits = a.params[0].bits, a.output.bits
-    return _function_of(view, a.family, bits, (gamma, beta))(a.q[0], a.prepared)
+    return _make_function(view, a.family, bits, (gamma, beta))(a.q[0], a.prepared)
 
 
 def _emit(e: Emission) -> None:
-    view, params = _view(e.shape(e.inputs[0]), e.attributes), e.input_params
-    parts = _parts(e.node.call.layer, view, e.attributes["epsilon"], params)
-    source = e.transpose(e.reshaped(e.inputs[0], view.split, "split"), view.order)
-    rows = e.reshaped(source, view.rows, "rows"), params
-    result, _ = _normalized(Emitting(e), rows, view, parts)
+    view, params = _arrange(e.shape(e.inputs[0]), e.attributes), e.input_params
+    stages = _find_stages(e.node.call.layer, view, e.attributes["epsilon"], params)
+    source = e.transpose(e.make_reshaped(e.inputs[0], view.split, "split"), view.order)
+    rows = e.make_reshaped(source, view.rows, "rows"), params
+    result, _ = _normalize(Emitting(e), rows, view, stages)
     (output,) = e.outputs
     target = output
     if view.shape != e.shape(output):

@@ -1,7 +1,7 @@
-"""Defines an operator: one row that says all there is to know about it.
+"""An operator: one row with all that is known about it.
 
-Placement, inference, simulation, the exporters, the Layers page and the contract tests read rows;
-none of them asks a layer for its options. A new operator is a new row.
+Placement, inference, simulation, the exporters, the page of operators and the generated tests read
+rows. None of them asks a layer for its options. A new operator is a new row.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,15 +19,12 @@ from keras_qat.graph.calls import Call, map_values
 from keras_qat.graph.precision import compute_in_float32
 from keras_qat.keras2.layers_and_models import accepts_training
 
-if TYPE_CHECKING:
-    from keras_qat.ops.emission import Emission
-
 Attributes = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnRange:
-    """The output has a quantizer of its own.
+    """The output has a quantizer.
 
     Args:
         non_negative: whether the output is never below zero.
@@ -43,7 +40,7 @@ class SharedRange:
     """The output and all inputs have the same quantization parameters.
 
     Args:
-        rounds: whether results fall between quantized values, and are rounded again.
+        rounds: whether results lie between quantized values and are rounded again.
     """
 
     rounds: bool = False
@@ -54,8 +51,8 @@ class FixedRange:
     """The kernels fix the output's quantization parameters.
 
     Args:
-        minimum, maximum: real values of the lowest and the highest int8 value.
-        wide: real values of the lowest and the highest int16 value.
+        minimum, maximum: float values of the lowest and the highest int8 value.
+        wide: float values of the lowest and the highest int16 value.
         is_bound: whether no result is below the lowest value.
     """
 
@@ -65,12 +62,12 @@ class FixedRange:
     is_bound: bool = False
 
     def params(self, bits: int) -> QuantParams:
-        """Returns the parameters of TFLite's kernels. Fewer than 8 bits are converted from 8."""
+        """Returns the parameters of TFLite's kernels: those of 8 bits for fewer than 8."""
         limits = self.wide if bits == 16 else (self.minimum, self.maximum)
-        return _of_range(*limits, 16 if bits == 16 else 8)
+        return _from_range(*limits, 16 if bits == 16 else 8)
 
 
-_of_range = functools.cache(QuantParams.from_range)
+_from_range = functools.cache(QuantParams.from_range)
 
 OutputRange = OwnRange | SharedRange | FixedRange
 
@@ -82,17 +79,17 @@ class Arguments:
     """Arguments of an integer computation.
 
     Args:
-        family: the kernel family whose rounding is used.
+        family: the kernel family that defines the rounding.
         attributes: the operator's options in this call.
-        q: for each input the quantized values less the zero point: whole numbers in float32, in
-            float64 where they have 16 bits. Constants of an operation are inputs like tensors.
+        q: the quantized values of each input relative to the zero point: integers in float32, or in
+            float64 with 16 bits. Constants of an operation are inputs like tensors.
         params: the quantization parameters of each input, as float64 scalar tensors.
         output: the quantization parameters of the result.
-        call: the call, for operators that compute with its own layer, on integers.
-        weights: the `Weights` of a weighted operator, else None.
+        call: the call, for operators that compute with its layer, on integers.
+        weights: the weights of a weighted operator, else None.
         merges_relu: whether results below zero count as zero.
-        sized: whether the file knows the batch size, even where the call does not.
-        numbers: what the row's `prepare` returned.
+        sized: whether the file knows the batch size, even if the call does not.
+        prepared: the result of the row's `prepare`.
     """
 
     family: KernelFamily
@@ -111,9 +108,9 @@ class Arguments:
         """Whether the inputs have 16 bits."""
         return self.params[0].bits == 16
 
-    def on(self, prepared: list[Any]) -> Any:
-        """Calls the call's own layer on other numbers, one for each tensor that it reads."""
-        remaining = iter(prepared)
+    def run_layer(self, inputs: list[tf.Tensor]) -> Any:
+        """Calls the call's layer on other tensors, one for each tensor that it reads."""
+        remaining = iter(inputs)
         args, kwargs = map_values(lambda value: next(remaining), (self.call.args, self.call.kwargs))
         if accepts_training(self.call.layer):
             kwargs = {**kwargs, "training": False}
@@ -122,24 +119,24 @@ class Arguments:
 
 
 def get_held_dtype(params: QuantParams) -> tf.DType:
-    """Returns the type that holds quantized values less the zero point."""
+    """Returns the type that holds quantized values relative to the zero point."""
     return tf.float64 if params.bits > 8 else tf.float32
 
 
 Prepare = Callable[[Arguments], Any]
-"""Computes the numbers that follow from ranges and weights alone, in any structure.
+"""Computes the parameters that depend on ranges and weights alone, in any structure.
 
 `q` then holds the shapes and types of the inputs as `tf.TensorSpec`s, one object for each tensor.
-Numbers are computed in TensorFlow: eagerly, whenever ranges or weights have changed, or in a graph
-that reads both each time. `compute` gets them as `numbers`, but neither weights nor scales."""
+It computes in TensorFlow: eagerly, whenever ranges or weights have changed, or in a graph that
+reads both each time. `compute` reads the result as `prepared`, but neither weights nor scales."""
 
 Compute = Callable[[Arguments], Any]
-"""Computes the output's quantized values less its zero point, or a structure of several outputs.
+"""Computes the output's quantized values relative to its zero point, or a structure of outputs.
 
 Results may lie outside of the range: the caller clips them."""
 
-Emit = Callable[["Emission"], object]
-"""Writes the operator into a TFLite file."""
+Emit = Callable[..., object]
+"""Adds the operator to a TFLite file, given an `Emission`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,56 +146,56 @@ class Op:
     Args:
         name: the row's name, in plans and for `register_op`.
         doc: its description on the page of operators.
-        layers: Keras layer classes that are this operator. Where several rows list a class, the
-            first one that accepts a call has it.
-        paths: module paths of such classes that Keras does not export, as `get_class_path` returns.
-        kinds: kinds of operations on symbolic tensors that are this operator.
-        functions: activation functions that are this operator.
-        attributes: reads the options of a call, once; everything else uses what it returns.
-        needs: names of the attributes that `register_op` has to be given.
-        defaults: values of the attributes that `register_op` need not be given.
-        accepts: returns why a call has no integer kernel, in a few words that `plan` prints, or ""
-            if another row gives the reason; None if it has one.
-        max_axes: the most axes of an input that kernels take.
+        layers: the Keras layer classes that it computes. If several rows list a class, the first
+            row that accepts a call computes it.
+        paths: module paths of layer classes that Keras does not export, as of `get_class_path`.
+        kinds: the kinds of operations on symbolic tensors that it computes.
+        functions: the activation functions that it computes.
+        attributes: reads the options of a call. Everything else uses its result.
+        needs: names of the attributes that `register_op` requires.
+        defaults: default values of the other attributes.
+        accepts: returns the reason why a call has no integer kernel, in a few words that `plan`
+            prints, or "" if another row returns the reason; None if there is a kernel.
+        max_axes: the maximum number of axes of an input.
         integers: types of integers that kernels compute as well, all by default.
         bits: bits of activations for which there are kernels; 8 stands for 2 to 8.
-        families: bits -> whether a kernel family has kernels for them, where not all have.
-        on_request: whether its layers are in float unless an override says `quantize=True`.
+        families: bits -> whether a kernel family has kernels for them, if not all have.
+        on_request: whether its layers compute in float without an override `quantize=True`.
         output: how the output is quantized.
         weights: attribute of the layer that holds a weight -> axes of its output channels, counted
-            from the end, `()` for one scale for all.
+            from the end, or `()` for one scale for all.
         trains_weights: whether training computes with quantized weights, in a wrapper.
-        takes_int4: whether there are kernels for weights of 4 bits.
-        folds_batch_norm: whether a BatchNormalization behind it is folded into its weights.
-        takes_clip: whether kernels compute a ReLU behind it.
+        supports_int4: whether there are kernels for weights of 4 bits.
+        folds_batch_norm: whether to fold a BatchNormalization after it into its weights.
+        can_merge_relu: whether kernels can compute a ReLU after it.
         clips: whether it is a ReLU that the operator before it can compute.
-        elementwise: whether it treats all axes alike, wherever the channels are.
-        alias: whether the output is the input itself at run time, so that nothing is computed.
-        only_rounds: whether it passes real numbers on, so that rounding is all that it does.
-        is_constant: whether files hold its output, whose range alone depends on its input.
-        reads_only_weights: whether it computes from weights alone: the values of its inputs are
-            not read, and its range is the current minimum and maximum of the result.
-        has_mark: whether its output holds a number of its own, far outside of the others.
-        is_table: whether its input holds indices, which are not quantized. Of weights, which are a
-            table, the output consists of entries, which have the quantization parameters of it.
-        gates: number of gates that the columns of its weights are split into, each with a scale of
-            its own. With more than one, training simulates the gates and the states between steps.
+        elementwise: whether it computes all axes alike, wherever the channels are.
+        alias: whether its output is its input at run time, so that nothing is computed.
+        only_rounds: whether it passes on float values, so that it only rounds.
+        is_constant: whether files hold its output, of which only the range depends on its input.
+        reads_only_weights: whether it computes from weights alone, without the values of its
+            inputs. Its range is then the current minimum and maximum of the result.
+        has_mark: whether its output may contain one outlier as a mark.
+        is_table: whether its inputs are indices, which are not quantized. If it has weights, they
+            are a table of entries with the quantization parameters of the output.
+        gates: number of gates in the columns of its weights, each of which has its own scale. With
+            several gates, training simulates the gates and the states between steps.
         multiplies_tensors: whether it adds up products of two tensors.
         falls_back_to_input_range: whether an output without a quantizer has the range of the
-            inputs, as means have in `recipes.contrib`.
-        takes_constants: whether numbers and arrays among the arguments are quantized as inputs.
+            inputs, as means in `recipes.contrib` do.
+        quantizes_constants: whether constants among the arguments are quantized like inputs.
         inner: returns the ranges of tensors inside the operator, by name.
-        symmetric: indices of inputs whose zero point should be 0, with which kernels are faster.
-        converts: index of an input -> the range that it is converted to. An input of the model
-            that only such operators read has that range from the start.
-        prepare: computes the numbers of the integer implementation that follow from ranges and
-            weights alone, once for many batches. Without it `compute` gets ranges and weights.
+        symmetric: indices of inputs for which the zero point 0 makes kernels faster.
+        converts: index of an input -> the range that it is converted to. If only such operators
+            read an input of the model, it has that range from the start.
+        prepare: computes the parameters that depend on ranges and weights alone, once for many
+            batches. Without it, `compute` reads ranges and weights.
         compute: the integer implementation, for every kernel family and all `bits`.
-        emit: writes the operator into a TFLite file.
-        onnx_kernel: whether onnxruntime has an integer kernel, besides those of operators that have
-            weights or only move values. All other operators compute in float there.
-        products: counts the multiply-accumulates of a call for one example; None if a size is not
-            known.
+        emit: adds the operator to a TFLite file.
+        onnx_kernel: whether onnxruntime has an integer kernel, apart from operators that have
+            weights or only move values. It computes all other operators in float.
+        products: counts the multiply-accumulates of a call for one example; None if a size is
+            unknown.
     """
 
     name: str
@@ -250,7 +247,7 @@ class Op:
 
     @property
     def casts_indices(self) -> bool:
-        """Whether it makes integers of indices, which may be real numbers."""
+        """Whether it converts indices, which may be float values, to integers."""
         return self.is_table and not self.weights
 
     @property
@@ -271,12 +268,12 @@ class Op:
         return tuple(name for name, family in FAMILIES.items() if self.families[bits](family))
 
     def prepare_arguments(self, a: Arguments) -> Arguments:
-        """Returns the arguments with what `prepare` makes of them."""
+        """Returns the arguments with the result of `prepare`."""
         if self.prepare is None:
             return a
         specs = {id(q): tf.TensorSpec(q.shape, q.dtype) for q in a.q}
-        of_shapes = dataclasses.replace(a, q=[specs[id(q)] for q in a.q])
-        return dataclasses.replace(a, prepared=self.prepare(of_shapes), weights=None)
+        prepared = self.prepare(dataclasses.replace(a, q=[specs[id(q)] for q in a.q]))
+        return dataclasses.replace(a, prepared=prepared, weights=None)
 
     def __call__(self, a: Arguments) -> Any:
         """Prepares and computes."""

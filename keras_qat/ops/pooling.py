@@ -1,9 +1,8 @@
-"""The largest value or the mean of windows, the largest value of whole axes, and where that is."""
+"""The largest value or the mean of windows, the largest values of axes, and their indices."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,14 +11,19 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import get_argument, get_kind, get_operands
 from keras_qat.keras2.backend import layers
-from keras_qat.ops.emission import Emission
-from keras_qat.ops.image_shapes import as_pair, emit_on_images
-from keras_qat.ops.movement import get_rank, make_movement, read_axes, read_window
+from keras_qat.ops.emission import Emission, as_pair, emit_on_images
+from keras_qat.ops.movement import (
+    get_rank,
+    make_movement,
+    read_axes,
+    read_integers,
+    read_window,
+)
 from keras_qat.ops.op import Arguments, Attributes, Emit, Op, OwnRange, SharedRange
 from keras_qat.tflite.schema import TYPES
 
 PADDINGS = {"SAME": 0, "VALID": 1}
-"""Padding -> its number in a file."""
+"""Padding -> its value in a file."""
 
 
 def _pool_attributes(call: Call) -> Attributes:
@@ -50,7 +54,7 @@ def _accepts_pool(call: Call, attributes: Attributes) -> str | None:
 
 def _emit_pool(code: str) -> Emit:
     def emit(e: Emission) -> None:
-        """Writes a pooling; sequences are images of the height 1."""
+        # Sequences are images of height 1.
         (height, width), (down, right) = (
             as_pair(e.attributes[name]) for name in ("pool", "strides")
         )
@@ -83,11 +87,11 @@ MAX_POOLING = make_movement(
 )
 
 
-def _average(a: Arguments) -> Any:
-    """Averages the quantized values themselves, rounding halves away from zero."""
+def _average(a: Arguments) -> tf.Tensor:
+    """Averages the quantized values, rounding halves away from zero."""
     (x,), zero_point = a.q, a.prepared
-    averages = a.on([tf.cast(x, tf.float64)]) + zero_point
-    # Halves are off by far less than the distance to the next quotient of whole numbers.
+    averages = a.run_layer([tf.cast(x, tf.float64)]) + zero_point
+    # Halves have a rounding error far below the distance to the next quotient of integers.
     away = tf.sign(averages) * tf.floor(tf.abs(averages) + 0.5 + 1e-7)
     return tf.cast(away - zero_point, x.dtype)
 
@@ -107,7 +111,7 @@ AVERAGE_POOLING = dataclasses.replace(
 
 
 def _reduce_attributes(call: Call) -> Attributes:
-    """Returns the `axes`, and `keepdims`: whether they stay, with the size 1."""
+    """Returns the `axes`, and `keepdims`: whether they stay, with size 1."""
     layer, rank = call.layer, get_rank(call)
     if not get_kind(call):
         start = 2 if layer.data_format == "channels_first" else 1
@@ -117,8 +121,6 @@ def _reduce_attributes(call: Call) -> Attributes:
 
 
 def emit_reduce(code: str) -> Emit:
-    """Returns what writes a reduction along axes as one TFLite operator."""
-
     def emit(e: Emission) -> None:
         axes = e.constant("axes", e.attributes["axes"])
         e.add(code, [e.source, axes], keepDims=e.attributes["keepdims"])
@@ -149,22 +151,22 @@ REDUCE_MIN = dataclasses.replace(
 
 
 _TRUTH = QuantParams(np.float32(0.5), 0, 8)
-"""Parameters of truth values as numbers of 8 bits. NOT_EQUAL takes scales below 1."""
+"""Parameters of booleans in 8 bits. NOT_EQUAL requires scales below 1."""
 
 
-def _of_truth_values(name: str, code: str, words: str) -> Op:
-    """Makes the row of a reduction of truth values: the largest or smallest of them as numbers.
+def _make_boolean_reduction(name: str, code: str, words: str) -> Op:
+    """Returns the row of a reduction of booleans, which reduces them in 8 bits.
 
-    TFLite Micro has no operator for truth values.
+    TFLite Micro has no operator for booleans.
     """
 
     def emit(e: Emission) -> None:
         shape, reduced = e.shape(e.source), e.shape(e.outputs[0])
-        prepared = e.temporary("numbers", shape, _TRUTH)
-        e.cast(e.source, prepared)
+        as_int8 = e.temporary("numbers", shape, _TRUTH)
+        e.cast(e.source, as_int8)
         result = e.temporary("result", reduced, _TRUTH)
         axes = e.constant("axes", e.attributes["axes"])
-        e.add(code, [prepared, axes], [result], keepDims=e.attributes["keepdims"])
+        e.add(code, [as_int8, axes], [result], keepDims=e.attributes["keepdims"])
         e.add("NOT_EQUAL", [result, e.constant("zero", np.int8(0), _TRUTH)])
 
     return dataclasses.replace(
@@ -180,8 +182,8 @@ def _of_truth_values(name: str, code: str, words: str) -> Op:
     )
 
 
-REDUCE_ANY = _of_truth_values("reduce_any", "REDUCE_MAX", "some truth values")
-REDUCE_ALL = _of_truth_values("reduce_all", "REDUCE_MIN", "all truth values")
+REDUCE_ANY = _make_boolean_reduction("reduce_any", "REDUCE_MAX", "some truth values")
+REDUCE_ALL = _make_boolean_reduction("reduce_all", "REDUCE_MIN", "all truth values")
 
 
 def _arg_attributes(call: Call) -> Attributes:
@@ -194,7 +196,7 @@ def _arg_attributes(call: Call) -> Attributes:
 def _emit_arg(code: str) -> Emit:
     def emit(e: Emission) -> None:
         source = e.source
-        if e.wide:  # The kernels take int8 and int32.
+        if e.wide:  # The kernels support int8 and int32.
             wider = e.temporary("int32", e.shape(source), "int32")
             e.cast(source, wider)
             source = wider
@@ -208,7 +210,7 @@ ARGMAX = make_movement(
     "argmax",
     "where the largest value is",
     _emit_arg("ARG_MAX"),
-    compute=lambda a: a.on(a.q),
+    compute=lambda a: a.run_layer(a.q),
     output=OwnRange(),
     kinds=("argmax",),
     attributes=_arg_attributes,
@@ -222,4 +224,22 @@ ARGMIN = dataclasses.replace(
     emit=_emit_arg("ARG_MIN"),
     doc="where the smallest value is",
     kinds=("argmin",),
+)
+
+
+def _top_k_attributes(call: Call) -> Attributes:
+    known = read_integers(1 if (count := get_argument(call, "k")) is None else count)
+    return {"count": known[0] if known else None}
+
+
+TOP_K = make_movement(
+    "top_k",
+    "the largest values along the last axis, in order, and where they are",
+    lambda e: e.add("TOPK_V2", [e.source, e.constant("count", e.attributes["count"])]),
+    # Of equal values, the lower index comes first, as in TFLite.
+    compute=lambda a: tuple(tf.math.top_k(a.q[0], a.attributes["count"])),
+    kinds=("top_k",),
+    attributes=_top_k_attributes,
+    needs=("count",),
+    integers=(),
 )

@@ -1,4 +1,4 @@
-"""Lists all operators, finds the operator of a call, and registers users' layers."""
+"""Finds the operator of a call among all rows, and registers operators for custom layers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import contextlib
 import dataclasses
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.graph.operations import get_kind, is_operation
-from keras_qat.keras2.backend import layers
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import get_class_path
 from keras_qat.messages import suggest
 from keras_qat.ops.all_ops import ROWS
 from keras_qat.ops.op import Attributes, Op
+
+Layer: TypeAlias = keras.layers.Layer
 
 
 class Match(NamedTuple):
@@ -26,14 +28,14 @@ class Match(NamedTuple):
 
 
 _BY_NAME = {op.name: op for op in ROWS}
-_BY_KEY: dict[Any, list[Op]] = {}
+_BY_KEY: dict[object, list[Op]] = {}
 """Layer class, path, kind or function -> rows that list it."""
 for _op in ROWS:
     for _key in (*_op.layers, *_op.paths, *_op.kinds, *_op.functions):
         _BY_KEY.setdefault(_key, []).append(_op)
 
 _REGISTERED: dict[type, Op] = {}
-"""Layer class of a user -> its row."""
+"""Custom layer class -> its row."""
 
 
 def match(call: Call) -> Match:
@@ -42,13 +44,13 @@ def match(call: Call) -> Match:
         return Match(None, {}, "reads complex numbers")
     row = _REGISTERED.get(type(call.layer))
     if row is None:
-        return _first(find_rows(call), call)
-    _check_weights(call.layer, weights_listed(call.layer))
-    return _first([row], call)
+        return _match_first(find_rows(call), call)
+    _check_weights(call.layer, _list_weights(call.layer))
+    return _match_first([row], call)
 
 
-def _check_weights(layer: Any, paths: tuple[str, ...]) -> None:
-    """Raises a `ValueError` if a layer lacks the registered weights, or has another than a bias."""
+def _check_weights(layer: Layer, paths: tuple[str, ...]) -> None:
+    """Raises a `ValueError` unless a layer has the registered weights, and at most a bias more."""
     names = [
         name
         for name, value in vars(layer).items()
@@ -79,25 +81,25 @@ def find_rows(call: Call) -> list[Op]:
         return _BY_KEY.get(get_kind(layer), [])
     rows = _BY_KEY.get(type(layer)) or _BY_KEY.get(get_class_path(layer), [])
     if not rows and type(layer).__name__ == "Activation":
-        with contextlib.suppress(TypeError):  # Not everything that can be called has a hash.
+        with contextlib.suppress(TypeError):  # Some callables have no hash.
             rows = _BY_KEY.get(layer.activation, [])
     return rows
 
 
-def _first(rows: list[Op], call: Call) -> Match:
+def _match_first(rows: list[Op], call: Call) -> Match:
     """Returns the first row that accepts a call, or the first reason why none does."""
     reason = ""
     for op in rows:
         attributes = op.attributes(call)
-        refusal = _refused(op, call) or op.accepts(call, attributes)
+        refusal = _find_refusal(op, call) or op.accepts(call, attributes)
         if refusal is None:
             return Match(op, attributes)
         reason = reason or refusal
     return Match(None, {}, reason)
 
 
-def _refused(op: Op, call: Call) -> str | None:
-    """Returns why an operator has no kernel for such inputs."""
+def _find_refusal(op: Op, call: Call) -> str | None:
+    """Returns the reason why an operator has no kernel for such inputs."""
     for x in call.inputs[:1]:
         same = flatten_values(call.outputs)[0].dtype == x.dtype
         if op.integers is not None and not x.is_float and not (same and x.dtype in op.integers):
@@ -111,23 +113,20 @@ def find_op(call: Call) -> Op | None:
     return match(call).op
 
 
-def find_row(layer: Any) -> Op | None:
-    """Returns the row that lists a layer's class, or the first that lists one of its bases.
-
-    Whether or not it accepts the layer's calls.
-    """
+def find_row(layer: Layer) -> Op | None:
+    """Returns the row that lists a layer's class, or one of its bases, for any of its calls."""
     own = next((op for op in ROWS if type(layer) in op.layers), None)
     return own or next((op for op in ROWS if isinstance(layer, op.layers)), None)
 
 
-def count_gates(layer: Any) -> int:
-    """Returns how many gates the weights of a layer are split into; 1 for most layers."""
+def count_gates(layer: Layer) -> int:
+    """Returns the number of gates that share the weights of a layer; 1 for most layers."""
     op = find_row(layer)
     return 1 if op is None else op.gates
 
 
-def relu_maximum(layer: Any) -> float | None:
-    """Returns the maximum of a ReLU layer, which may be infinity; None for other layers."""
+def relu_maximum(layer: Layer) -> float | None:
+    """Returns the maximum of a ReLU layer, `inf` for a plain ReLU; None for other layers."""
     value = Value("x", (None,), "float32")
     op, attributes, _ = match(Call(layer, (value,), {}, value, "x"))
     return float(attributes["maximum"]) if op is not None and op.clips else None
@@ -147,28 +146,28 @@ def op_named(name: str) -> Op:
     return _BY_NAME[name]
 
 
-def is_listed(layer: Any) -> bool:
-    """Returns whether a row lists a layer's class, or a user registered it."""
-    activations = type(layer).__name__ == "Activation"
-    return activations or type(layer) in _REGISTERED or type(layer) in _BY_KEY
+def is_listed(layer: Layer) -> bool:
+    """Whether a row lists a layer's class, or a user registered it."""
+    kind = type(layer)
+    return kind.__name__ == "Activation" or kind in _REGISTERED or kind in _BY_KEY
 
 
-def is_registered(layer: Any) -> bool:
-    """Returns whether a user registered a layer's class."""
+def is_registered(layer: Layer) -> bool:
+    """Whether a user registered a layer's class."""
     return type(layer) in _REGISTERED
 
 
-def is_on_request(layer: Any) -> bool:
-    """Returns whether a layer stays in float unless an override asks for integers."""
+def is_on_request(layer: Layer) -> bool:
+    """Whether a layer stays in float unless an override asks for integers."""
     return not is_registered(layer) and any(op.on_request for op in _BY_KEY.get(type(layer), []))
 
 
-def is_listed_function(function: Any) -> bool:
-    """Returns whether a row lists an activation function."""
+def is_listed_function(function: object) -> bool:
+    """Whether a row lists an activation function."""
     return function in _BY_KEY
 
 
-def weights_listed(layer: Any) -> tuple[str, ...]:
+def _list_weights(layer: Layer) -> tuple[str, ...]:
     """Returns the attributes of a layer that hold weights, by the rows that list its class."""
     own = _REGISTERED.get(type(layer))
     rows = _BY_KEY.get(type(layer), []) if own is None else [own]
@@ -188,19 +187,19 @@ WEIGHTS_ONLY: dict[type, tuple[str, ...]] = {
 """Layer class without int8 operators -> paths of its weights that files hold in 8 bits."""
 
 
-def weights_only(layer: Any) -> tuple[str, ...]:
+def weights_only(layer: Layer) -> tuple[str, ...]:
     """Returns the paths of weights that a layer in float holds in 8 bits."""
-    parts: dict[str, Any] = {}
+    inner: dict[str, Layer] = {}
     if isinstance(layer, layers.Bidirectional):
-        parts = {name: getattr(layer, name) for name in ("forward_layer", "backward_layer")}
+        inner = {name: getattr(layer, name) for name in ("forward_layer", "backward_layer")}
     elif isinstance(layer, layers.TimeDistributed):
-        parts = {"layer": layer.layer}
+        inner = {"layer": layer.layer}
     elif type(layer) is layers.RNN:
-        parts = {"cell": layer.cell}
+        inner = {"cell": layer.cell}
     elif isinstance(layer, layers.StackedRNNCells):
-        parts = {f"cells.{index}": cell for index, cell in enumerate(layer.cells)}
-    inner = [f"{name}.{path}" for name, part in parts.items() for path in weights_only(part)]
-    return (*WEIGHTS_ONLY.get(type(layer), weights_listed(layer)), *inner)
+        inner = {f"cells.{index}": cell for index, cell in enumerate(layer.cells)}
+    paths = [f"{name}.{path}" for name, part in inner.items() for path in weights_only(part)]
+    return (*WEIGHTS_ONLY.get(type(layer), _list_weights(layer)), *paths)
 
 
 class Registration:
@@ -212,12 +211,51 @@ class Registration:
     def __enter__(self) -> Registration:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
 
 
-def register(layer_class: type, row: Op) -> Registration:
-    """Registers the row of a layer class. Undoing this restores an earlier registration."""
+def register_op(
+    layer_class: type,
+    op: str,
+    *,
+    attributes: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
+    weights: dict[str, tuple[int, ...]] | None = None,
+) -> Registration:
+    """Registers the operator that computes a custom layer. Other custom layers compute in float.
+
+    Register the class with Keras too (`keras.utils.register_keras_serializable`), so that saved
+    models load. Registrations are not saved: repeat them before you export a loaded model.
+
+    Args:
+        layer_class: the layer's class; subclasses need their own registrations.
+        op: name of the operator, as in the first column of docs/operators.md: "softmax", "minimum",
+            "leaky_relu", or "move" for a layer that only moves values.
+        attributes: the operator's options in this layer: a dict, or a function that reads them from
+            a layer. Options without a default are required.
+        weights: for weighted operators: attribute of the layer that holds the weight -> axes of its
+            output channels, counted from the end; `()` for one scale for all.
+
+    Returns:
+        The registration. Its `undo()` or the end of a `with` block reverts it.
+
+    Raises:
+        ValueError: on an unknown operator, missing or unknown attributes, or other output channels
+            than the operator has.
+
+    Example:
+        >>> axis_of = lambda layer: {"axis": layer.dim}
+        >>> keras_qat.register_op(MySoftmax, "softmax", attributes=axis_of)
+        >>> with keras_qat.register_op(ChannelShuffle, "move"):
+        ...     qat = keras_qat.quantize_model(model)
+    """
+    _check_class(layer_class)
+    row = _add_attributes(op_named(op), layer_class, attributes or {})
+    if bool(weights) != row.is_weighted:
+        needs = "weights: name their attribute" if row.is_weighted else "no weights"
+        raise ValueError(f"{op} has {needs}, got weights={weights!r}.")
+    if weights:
+        row = dataclasses.replace(row, weights=_check_axes(weights, row), folds_batch_norm=False)
     earlier = _REGISTERED.get(layer_class)
     _REGISTERED[layer_class] = row
 
@@ -230,21 +268,42 @@ def register(layer_class: type, row: Op) -> Registration:
     return Registration(undo)
 
 
-def add_attributes(
-    op: Op, layer_class: type, source: Callable[[Any], Mapping[str, Any]] | Mapping[str, Any]
-) -> Op:
-    """Makes a row for a custom layer with the user's attributes.
+def _check_class(layer_class: object) -> None:
+    if isinstance(layer_class, str):
+        raise ValueError(f"Expected a layer class, got {layer_class!r}: pass the class itself.")
+    if not isinstance(layer_class, type):
+        raise ValueError(
+            f"Expected a layer class, got {layer_class!r}: pass {type(layer_class).__name__}, "
+            f"without parentheses."
+        )
 
-    Args:
-        op: the row that the layer is like.
-        layer_class: the layer's class.
-        source: the attributes, or a function that reads them from a layer.
+
+def _check_axes(weights: dict[str, tuple[int, ...]], row: Op) -> dict[str, tuple[int, ...]]:
+    """Returns the axes of output channels, which have to be the operator's, or none."""
+    for name, axes in weights.items():
+        if not isinstance(axes, (tuple, list)) or not all(axis < 0 for axis in axes):
+            raise ValueError(
+                f"weights={{{name!r}: {axes!r}}}: pass the axes of the output channels as a tuple, "
+                f"counted from the end: (-1,), or () for one scale for all."
+            )
+        if tuple(axes) not in ((), *row.weights.values()):
+            raise ValueError(
+                f"weights={{{name!r}: {axes!r}}}: the output channels of {row.name} are axes "
+                f"{', '.join(map(str, row.weights.values()))}."
+            )
+    return {name: tuple(axes) for name, axes in weights.items()}
+
+
+def _add_attributes(
+    op: Op, layer_class: type, source: Callable[[Layer], Mapping[str, Any]] | Mapping[str, Any]
+) -> Op:
+    """Returns a row for a custom layer with the user's attributes, or a function that reads them.
 
     Raises:
         ValueError: on an unknown or missing attribute.
     """
 
-    def checked(values: Mapping[str, Any]) -> Attributes:
+    def check(values: Mapping[str, Any]) -> Attributes:
         if set(op.needs) <= set(values) <= {*op.needs, *op.defaults}:
             return {**op.defaults, **values}
         name = layer_class.__name__
@@ -255,17 +314,17 @@ def add_attributes(
             f"register_op({name}, {op.name!r}, attributes=lambda layer: {{'axis': layer.axis}})."
         )
 
+    def read(call: Call) -> Attributes:
+        assert callable(source)
+        try:
+            return check(source(call.layer))
+        except AttributeError as error:
+            raise ValueError(
+                f"{layer_class.__name__} was registered as {op.name} with attributes that "
+                f"cannot be read from layer '{call.layer.name}': {error}."
+            ) from error
+
     if callable(source):
-
-        def read(call: Call) -> Attributes:
-            try:
-                return checked(source(call.layer))
-            except AttributeError as error:
-                raise ValueError(
-                    f"{layer_class.__name__} was registered as {op.name} with attributes that "
-                    f"cannot be read from layer '{call.layer.name}': {error}."
-                ) from error
-
         return dataclasses.replace(op, attributes=read)
-    fixed = checked(source)
+    fixed = check(source)
     return dataclasses.replace(op, attributes=lambda call: fixed)

@@ -1,9 +1,8 @@
-"""ReLU and its kin: what treats positive and negative numbers differently."""
+"""ReLU, LeakyReLU and PReLU."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,15 +29,16 @@ def _relu_attributes(call: Call) -> Attributes:
 
 
 def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
-    layer = call.layer  # `thresholded_relu` has the others.
+    layer = call.layer
+    # These are `thresholded_relu`.
     is_other = getattr(layer, "threshold", 0) or getattr(layer, "negative_slope", 0)
     return "" if is_other else accept_float(call)
 
 
-def _relu(a: Arguments) -> Any:
-    """Makes the table of a ReLU that no operator merges, which XNNPACK leaves to TFLite.
+def _tabulate_relu(a: Arguments) -> tf.Tensor:
+    """Computes the table of a separate ReLU, which XNNPACK leaves to TFLite.
 
-    A maximum other than 6 is left to the end of the output's range.
+    The end of the output's range implements any maximum except 6.
     """
     factor = to_fixed_point(ratio(a.family, a.params[0].scale, by=a.output.scale))
     result = tf.maximum(tf.cast(multiply(tf.cast(a.q[0], tf.int64), factor), tf.float64), 0.0)
@@ -48,7 +48,7 @@ def _relu(a: Arguments) -> Any:
 
 
 def _emit_relu(e: Emission) -> None:
-    """Writes RELU, and a MINIMUM where it ends inside of the range.
+    """Adds RELU, and a MINIMUM if it ends inside of the range.
 
     TFLite Micro's RELU6 does not convert between scales.
     """
@@ -65,7 +65,7 @@ RELU = Op(
     "relu",
     compute_by_table,
     _emit_relu,
-    prepare=prepare_table(_relu),
+    prepare=prepare_table(_tabulate_relu),
     doc="ReLU, also with a maximum",
     layers=(layers.ReLU,),
     kinds=("relu", "relu6"),
@@ -83,7 +83,7 @@ def _leaky_attributes(call: Call) -> Attributes:
     slope = getattr(call.layer, "negative_slope", getattr(call.layer, "alpha", None))
     if is_operation(call.layer):
         slope = get_argument(call, "alpha")
-    # The default is that of tf.nn.leaky_relu.
+    # The default of tf.nn.leaky_relu is 0.2.
     return {"slope": float(np.float32(0.2 if slope is None else read_scalar(slope) or 0.0))}
 
 
@@ -94,33 +94,33 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
     return accept_float(call)
 
 
-def _leaky_relu(a: Arguments) -> Any:
-    """Makes the table of x above zero and slope * x below.
+def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
+    """Computes the table of x above zero and slope * x below.
 
-    In XNNPACK's kernel, for 8 bits, both slopes are whole numbers of 256ths, and halves go up. It
-    leaves the steepest and the flattest slopes to TFLite.
+    Both slopes in XNNPACK's 8-bit kernel are integers in 256ths, and it rounds halves up. It leaves
+    the steepest and the flattest slopes to TFLite.
     """
-    exact = _exact_leaky_relu(a)
+    exact = _tabulate_exact_leaky_relu(a)
     if a.wide or a.family.leaky_relu != "256ths":
         return exact
     (q,), (x,), slope = a.q, a.params, a.attributes["slope"]
     above = single(x.scale / a.output.scale)
     below = single(above * slope)
-    is_taken = (above >= 2**-8) & (above <= 2**7) & (tf.abs(below) >= 2**-8)
-    is_taken &= (below >= 2**-8 - 2**7) & (below <= 2**7)
+    is_supported = (above >= 2**-8) & (above <= 2**7) & (tf.abs(below) >= 2**-8)
+    is_supported &= (below >= 2**-8 - 2**7) & (below <= 2**7)
     if abs(slope) < np.finfo(np.float32).tiny:
-        is_taken = tf.constant(False)
+        is_supported = tf.constant(False)
     factor = tf.round(256.0 * tf.where(q >= 0, above, below))
-    return tf.where(is_taken, tf.floor((q * factor + 128) / 256), exact)
+    return tf.where(is_supported, tf.floor((q * factor + 128) / 256), exact)
 
 
-def _exact_leaky_relu(a: Arguments) -> Any:
-    """Makes TFLite's table: a product above zero, and one below with the slope in its scale."""
+def _tabulate_exact_leaky_relu(a: Arguments) -> tf.Tensor:
+    """Computes TFLite's table: a product above zero, and one below that includes the slope."""
     steps, scale, slope = tf.cast(a.q[0], tf.int64), a.params[0].scale, a.attributes["slope"]
     above = to_fixed_point(ratio(a.family, scale, by=a.output.scale))
     below = to_fixed_point(ratio(a.family, scale, abs(slope), by=a.output.scale))
     sign = -1 if slope < 0 else 1
-    # The optimized int16 kernel has a negative multiplier: halves go up.
+    # The multiplier of the optimized int16 kernel is negative, so it rounds halves up.
     negates_first = a.family.optimized and a.wide
     falling = multiply(sign * steps, below) if negates_first else sign * multiply(steps, below)
     return tf.cast(tf.where(steps >= 0, multiply(steps, above), falling), tf.float64)
@@ -130,7 +130,7 @@ LEAKY_RELU = Op(
     "leaky_relu",
     compute_by_table,
     lambda e: e.add("LEAKY_RELU", alpha=e.attributes["slope"]),
-    prepare=prepare_table(_leaky_relu),
+    prepare=prepare_table(_tabulate_leaky_relu),
     doc="LeakyReLU, with any slope; |x| is one with the slope -1",
     layers=(layers.LeakyReLU, layers.ReLU),
     kinds=("leaky_relu",),
@@ -142,7 +142,7 @@ LEAKY_RELU = Op(
 )
 
 
-def _prepare_prelu(a: Arguments) -> Any:
+def _prepare_prelu(a: Arguments) -> object:
     """Returns the multipliers of values above zero and below, and the slopes."""
     scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
     before, after = a.params[0].scale, a.output.scale
@@ -151,8 +151,8 @@ def _prepare_prelu(a: Arguments) -> Any:
     return above, below, tf.cast(a.weights.q, tf.int64)
 
 
-def _prelu(a: Arguments) -> Any:
-    """Computes x above zero and weights times x below, as TFLite's own kernel does."""
+def _compute_prelu(a: Arguments) -> tf.Tensor:
+    """Computes x above zero and weights times x below, like TFLite's kernel."""
     x, (above, below, slopes) = tf.cast(a.q[0], tf.int64), a.prepared
     result = tf.where(x >= 0, multiply(x, above), multiply(x * slopes, below))
     return tf.cast(result, a.q[0].dtype)
@@ -165,7 +165,7 @@ def _emit_prelu(e: Emission) -> None:
 
 PRELU = Op(
     "prelu",
-    _prelu,
+    _compute_prelu,
     _emit_prelu,
     prepare=_prepare_prelu,
     doc="PReLU",

@@ -1,4 +1,4 @@
-"""Between real numbers and quantized values, and between quantization parameters: QUANTIZE."""
+"""Conversions of float values to quantized values, and between their parameters: QUANTIZE."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import cond
+from keras_qat.arithmetic.control_flow import Predicate, cond
 from keras_qat.arithmetic.fixed_point import FINER_STEPS, LEAST_RATIO, multiply, to_fixed_point
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.ops.op import Arguments, Op, get_held_dtype
 
 
-def _prepare_quantize(a: Arguments) -> Any:
-    """Prepares the inverse of the scale where kernels multiply by it, else the scale."""
-    return single(1.0 / a.output.scale) if _takes_inverse(a) else a.output.scale
-
-
-def _takes_inverse(a: Arguments) -> bool:
-    """Whether the kernel multiplies by the inverse; TFLite's own, as always in int16, divides."""
+def _multiplies_by_inverse(a: Arguments) -> bool:
+    """Whether the kernel multiplies by the inverse of the scale. TFLite's kernels divide by it."""
     return a.family.quantize == "times_inverse" and a.output.bits != 16
 
 
-def _quantize(a: Arguments) -> Any:
-    """Quantizes real numbers: half to even, or half away from zero in TFLite's own kernel."""
+def _prepare_quantize(a: Arguments) -> tf.Tensor:
+    return single(1.0 / a.output.scale) if _multiplies_by_inverse(a) else a.output.scale
+
+
+def _quantize(a: Arguments) -> tf.Tensor:
+    """Quantizes float values: halves to even, or away from zero in TFLite's kernel."""
     x = tf.cast(a.q[0], tf.float64)
-    if _takes_inverse(a):
+    if _multiplies_by_inverse(a):
         return tf.cast(tf.round(single(x * a.prepared)), tf.float32)
     in_float32 = a.family.quantize == "divided_by_float32"
     rounded = a.family.halves if in_float32 else round_half_away
@@ -39,29 +38,29 @@ class Multiplier(NamedTuple):
     """A ratio of scales by which integers are multiplied, in one of two ways.
 
     Args:
-        fixed: the ratio in fixed point, None where it is never read.
-        other: what the family's own kernel multiplies by, None where no kernel does.
-        is_other: whether the family's kernel does.
-        steps: int16 steps for each int8 step, where values are held in int16 in between.
+        fixed: the ratio in fixed point; None if it is never used.
+        other: the factor of the family's own kernel; None if there is no such kernel.
+        is_other: whether the family's kernel is used.
+        steps: int16 steps for each int8 step, if values pass through int16.
     """
 
     fixed: Any
     other: Any = None
-    is_other: Any = False
-    steps: Any = None
+    is_other: Predicate = False
+    steps: tf.Tensor | None = None
 
-    def times(
+    def multiply(
         self, in_int64: Callable[[], Any], dtype: tf.DType, in_other: Callable[[Any], Any]
-    ) -> Any:
-        """Multiplies integers by the ratio, in the way of the kernel family.
+    ) -> tf.Tensor:
+        """Multiplies integers by the ratio, like the kernel family.
 
         Args:
-            in_int64: computes what is multiplied in fixed point, in int64.
-            dtype: the type of that result.
+            in_int64: computes the integers in int64, for the multiplication in fixed point.
+            dtype: the type of its result.
             in_other: computes the result in the family's own way, given `other`.
         """
 
-        def in_fixed_point() -> Any:
+        def in_fixed_point() -> tf.Tensor:
             x = in_int64() if self.steps is None else in_int64() * self.steps
             return tf.cast(multiply(x, self.fixed), dtype)
 
@@ -73,8 +72,8 @@ def prepare_requantization(
 ) -> Multiplier:
     """Prepares `requantize`.
 
-    XNNPACK multiplies by a whole number of 256ths where the ratio of the scales is from 2^-8 to
-    2^7; TFLite's kernel by a 31-bit number. `Builder.quantize` writes what is prepared here.
+    XNNPACK multiplies by an integer in 256ths if the ratio of the scales is from 2^-8 to 2^7, and
+    TFLite's kernel by a 31-bit multiplier. `Builder.quantize` adds the operators prepared here.
     """
     before, after = (end.as_tensors().scale for end in (params, output))
     if max(params.bits, output.bits) > 8:
@@ -92,28 +91,28 @@ def prepare_requantization(
     return precise._replace(other=factor, is_other=is_coarse)
 
 
-def requantize(q: Any, prepared: Multiplier) -> Any:
-    """Expresses the same real values with other parameters.
+def requantize(q: tf.Tensor, multiplier: Multiplier) -> tf.Tensor:
+    """Expresses the same float values with other parameters, relative to the zero points.
 
-    Zero points are subtracted from `q` and from the result. 256ths are rounded once, half up;
-    31-bit numbers twice; real numbers once, as the family rounds halves.
+    256ths are rounded once, halves up. 31-bit multipliers are rounded twice, and float values once,
+    as the family rounds halves.
     """
 
-    def in_other(factor: Any) -> Any:
+    def in_other(factor: Any) -> tf.Tensor:
         if isinstance(factor, tuple):
             before, after, halves = factor
             real = single(tf.cast(q, tf.float64) * before)
             return tf.cast(halves(single(real / after)), q.dtype)
         return tf.floor((q * tf.cast(factor, q.dtype) + 128.0) * 2.0**-8)
 
-    return prepared.times(lambda: tf.cast(q, tf.int64), q.dtype, in_other)
+    return multiplier.multiply(lambda: tf.cast(q, tf.int64), q.dtype, in_other)
 
 
 QUANTIZE = Op(
     "quantize",
     _quantize,
     lambda e: e.builder.quantize(e.inputs[0], e.outputs[0]),
-    doc="real numbers to quantized values",
+    doc="float values to quantized values",
     prepare=_prepare_quantize,
     only_rounds=True,
 )

@@ -1,18 +1,19 @@
-"""Operators that change the shape or the order of axes, and the operator that returns a shape."""
+"""Operators that reshape, transpose or pad tensors, and the operator that returns a shape."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.operations import get_argument, get_kind, get_operands
+from keras_qat.graph.operations import get_argument, get_kind, get_operands, read_scalar
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.movement import get_rank, get_source, make_movement, read_integers
-from keras_qat.ops.op import Attributes, Emit, OwnRange
+from keras_qat.ops.op import Attributes, Emit, Op, OwnRange
 from keras_qat.tflite.schema import TYPES
 
 
@@ -43,7 +44,7 @@ RESHAPE = make_movement(
 
 
 def _is_of_one(call: Call) -> bool:
-    """Returns whether all reduced axes have size 1, so that the call only reshapes."""
+    """Whether all reduced axes have size 1, so that the call only reshapes."""
     before, after = get_source(call).shape, call.output.shape
     if not before or not after or before[0] != after[0]:
         return False
@@ -93,13 +94,12 @@ def _block_attributes(call: Call) -> Attributes:
 
 
 ORDER = (0, 1, 3, 2, 4, 5)
-"""Swaps rows in a block with columns: batch, rows, row in block, columns, column in block, channels
-and the reverse."""
+"""Order of batch, rows, row in block, columns, column in block and channels, and the reverse."""
 
 
 def _emit_blocks(code: str) -> Emit:
     def emit(e: Emission) -> None:
-        # The operators have no 16 bits: there it is a transposition.
+        # There are no 16-bit kernels, so it is a transposition.
         source, (target,), size = e.source, e.outputs, e.attributes["size"]
         if not e.wide:
             e.add(code, [source], blockSize=size)
@@ -108,7 +108,7 @@ def _emit_blocks(code: str) -> Emit:
         split: tuple[int | None, ...] = (batch, height, width, size, size, channels // size**2)
         if code == "SPACE_TO_DEPTH":
             split = (batch, height // size, size, width // size, size, channels)
-        e.reshape(e.transpose(e.reshaped(source, split, "split"), ORDER), target)
+        e.reshape(e.transpose(e.make_reshaped(source, split, "split"), ORDER), target)
 
     return emit
 
@@ -144,7 +144,7 @@ SHAPE = make_movement(
     "shape",
     "the sizes of a tensor",
     lambda e: e.add("SHAPE", [e.source], outType=TYPES[e.node.output.dtype]),
-    compute=lambda a: a.on(a.q),
+    compute=lambda a: a.run_layer(a.q),
     output=OwnRange(),
     kinds=("shape",),
 )
@@ -155,4 +155,88 @@ SIZE = dataclasses.replace(
     doc="the number of values in a tensor",
     emit=_emit_size,
     kinds=("size",),
+)
+
+
+# Padding with zeros, which are exact in any range, or with copies.
+
+MODES = {"REFLECT": 0, "SYMMETRIC": 1}
+"""Padding mode -> its value in a file."""
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+def read_paddings(layer: Any, options: Any, rank: int) -> Pairs:
+    """Returns two sizes for each of `rank` axes, with zeros for batch and channels.
+
+    `options` are the layer's pairs, or a single pair for one axis.
+    """
+    if rank == 3:
+        options = (options,)
+    known: Pairs = tuple((int(low), int(high)) for low, high in options)
+    channels = ((0, 0),)
+    if getattr(layer, "data_format", "") == "channels_first":
+        return (*channels, *channels, *known)
+    return (*channels, *known, *channels)
+
+
+def _padding_attributes(call: Call) -> Attributes:
+    rank = get_rank(call)
+    if not get_kind(call):
+        return {"paddings": read_paddings(call.layer, call.layer.padding, rank), "mode": "CONSTANT"}
+    paddings, mode, value = get_operands(call, "paddings", "mode", "constant_values")
+    known = read_integers(paddings)
+    both = None if known is None else tuple(zip(known[::2], known[1::2], strict=True))
+    attributes: dict[str, Any] = {"paddings": both, "mode": (mode or "CONSTANT").upper()}
+    if attributes["mode"] == "CONSTANT":
+        attributes["value"] = 0.0 if value is None else read_scalar(value)
+    return attributes
+
+
+def _accept_modes(*modes: str) -> Any:
+    def accepts(call: Call, attributes: Attributes) -> str | None:
+        mode = attributes["mode"]
+        if mode not in modes:
+            return "" if mode in MODES else f"mode={mode!r}"
+        is_zero = attributes.get("value", 0.0) == 0.0
+        return None if is_zero else "pads with numbers other than 0"
+
+    return accepts
+
+
+def _emit_padding(e: Emission) -> None:
+    paddings, mode = e.constant("paddings", e.attributes["paddings"]), e.attributes["mode"]
+    if mode in MODES:
+        e.add("MIRROR_PAD", [e.source, paddings], mode=MODES[mode])
+    else:
+        e.add("PAD", [e.source, paddings])
+
+
+def _make_padding(name: str, doc: str, *modes: str, **fields: Any) -> Op:
+    return make_movement(
+        name,
+        doc,
+        _emit_padding,
+        kinds=("pad",),
+        attributes=_padding_attributes,
+        accepts=_accept_modes(*modes),
+        max_axes=5,
+        **fields,
+    )
+
+
+PAD = _make_padding(
+    "pad",
+    "padding with zeros",
+    "CONSTANT",
+    layers=(layers.ZeroPadding1D, layers.ZeroPadding2D, layers.ZeroPadding3D),
+    needs=("paddings",),
+    defaults={"mode": "CONSTANT"},
+)
+
+MIRROR_PAD = _make_padding(
+    "mirror_pad",
+    "padding with copies of values next to the edge",
+    *MODES,
+    needs=("paddings", "mode"),
 )

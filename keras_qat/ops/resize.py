@@ -19,7 +19,7 @@ from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 
 
 def read_resize_options(call: Call) -> Attributes:
-    """Returns `height` and `width`, 0 if unknown, and the `crop`: parts of rows and columns."""
+    """Returns `height` and `width`, 0 if unknown, and the `crop` of rows and columns."""
     layer, shape = call.layer, call.output.shape
     is_first = getattr(layer, "data_format", "") == "channels_first"
     crops = getattr(layer, "crop_to_aspect_ratio", False)
@@ -90,13 +90,13 @@ def _row(interpolation: str, code: str, pixels: str, **fields: Any) -> Op:
 
 
 def _bilinear(a: Arguments) -> Any:
-    """Interpolates between pixel centres, with shares of pixels in whole numbers.
+    """Interpolates between pixel centres, with integer weights of pixels.
 
-    XNNPACK has 2048ths and rounds once, halves up. TFLite has 1024ths and rounds halves away from
-    zero.
+    XNNPACK computes in 2048ths and rounds once, halves up. TFLite computes in 1024ths and rounds
+    halves away from zero.
     """
     bits = 11 if a.family.bilinear == "2048ths" and not a.wide else 10
-    neighbours = _neighbours if bits == 11 else _reference_neighbours
+    neighbours = _find_neighbours if bits == 11 else _find_neighbours_in_integers
     zero_point = tf.cast(a.params[0].zero_point, tf.int64)
     x = tf.cast(a.q[0], tf.int64) + zero_point
     if a.attributes["crop"]:
@@ -111,8 +111,8 @@ def _bilinear(a: Arguments) -> Any:
     return tf.cast(x - zero_point, a.q[0].dtype)
 
 
-def _neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
-    """Returns the two neighbours of each pixel of a resized axis, and the second one's share."""
+def _find_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
+    """Returns the two neighbours of each pixel of a resized axis, and the weight of the second."""
     scale = quotient(tf.cast(old, tf.float32), float(new))
     position = tf.cast(tf.range(new), tf.float32) * scale + (0.5 * scale - 0.5)
     position = tf.clip_by_value(position, 0.0, tf.cast(old - 1, tf.float32))
@@ -122,8 +122,8 @@ def _neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
     return low, tf.minimum(low + 1, old - 1), share
 
 
-def _reference_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
-    """Returns what `_neighbours` returns, computed in integers as TFLite does."""
+def _find_neighbours_in_integers(old: Any, new: int) -> tuple[Any, Any, Any]:
+    """Computes `_find_neighbours` in integers, like TFLite."""
     old, count = tf.cast(old, tf.int64), tf.constant(new, tf.int64)
     scale = (shift(old, 10) + count // 2) // count
     position = tf.range(count) * scale + scale // 2 - 2**9

@@ -1,4 +1,4 @@
-"""Comparisons, choices between two tensors, and numbers made of integers and truth values."""
+"""Comparisons, selections between two tensors, and float values of integers and booleans."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from keras_qat.arithmetic.fixed_point import multiply
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.operations import get_operands, read_scalar
+from keras_qat.helper_layers.operations import MaskScores
 from keras_qat.ops.composed import (
     NO_WIDE,
     WIDE,
     Computing,
     Emitting,
-    Machine,
     Preparing,
-    Quantized,
+    get_inputs,
+    integer_params,
+    requantize_each,
     wide_params,
 )
 from keras_qat.ops.elementwise import accepts_up_to
@@ -28,40 +30,35 @@ from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import accept_float
 from keras_qat.ops.movement import read_integers
 from keras_qat.ops.op import Arguments, Attributes, Op, get_held_dtype
-from keras_qat.ops.requantize import REQUANTIZE
+from keras_qat.ops.requantize import REQUANTIZE, Multiplier, prepare_requantization, requantize
 from keras_qat.tflite.schema import SCOPE
 
 
-def _common(params: Sequence[QuantParams]) -> QuantParams:
+def _find_common(params: Sequence[QuantParams]) -> QuantParams:
     """Returns 16-bit parameters that hold two tensors: 128 values for a step of the wider one."""
     first, second = (x.as_tensors().scale for x in params)
     finer = 1.0 if params[0].bits == 16 else 2.0**-7
     return wide_params(tf.maximum(first, second) * finer)
 
 
-def _both(m: Machine, inputs: Sequence[Quantized], common: QuantParams) -> list[Any]:
-    """Brings two tensors to a common scale, so that their quantized values can be compared."""
-    return [m.run(REQUANTIZE, [x], common)[0] for x in inputs]
-
-
 def _prepare_comparison(a: Arguments) -> list[Any]:
     prepared: list[Any] = []
-    _both(Preparing(a, prepared), list(zip(a.q, a.params, strict=True)), _common(a.params))
+    requantize_each(Preparing(a, prepared), get_inputs(a), _find_common(a.params))
     return prepared
 
 
-def _comparison(name: str, code: str, words: str) -> Op:
-    def compute(a: Arguments) -> Any:
-        x, y = _both(Computing(a, a.prepared), list(zip(a.q, a.params, strict=True)), WIDE)
+def _make_comparison(name: str, code: str, words: str) -> Op:
+    def compute(a: Arguments) -> tf.Tensor:
+        x, y = requantize_each(Computing(a, a.prepared), get_inputs(a), WIDE)
         return getattr(tf.math, name)(x, y)
 
     def emit(e: Emission) -> None:
         params, targets = e.all_params, []
         sources: list[Any] = list(e.inputs)
-        if params[0] != params[1]:  # Else they are on one grid.
+        if params[0] != params[1]:  # Else they share a grid.
             inputs = list(zip(e.inputs, params, strict=True))
-            sources = _both(Emitting(e), inputs, _common(params))
-        for index, source in enumerate(sources):  # Kernels compare int8 after rounding it anew.
+            sources = requantize_each(Emitting(e), inputs, _find_common(params))
+        for index, source in enumerate(sources):  # Kernels would round int8 again.
             targets.append(e.temporary(f"whole_{index}", e.shape(source), "int32"))
             e.cast(source, targets[-1])
         e.add(code, targets)
@@ -83,11 +80,11 @@ def _accepts_comparison(call: Call, attributes: Attributes) -> str | None:
     if not all(value.is_float for value in call.inputs):
         return ""
     on_one_grid = any(set(value.shape) == {1} for value in call.inputs)  # With a number, OnGrid.
-    return (None if on_one_grid else NO_WIDE) or accepts_up_to(4, reals=False)(call, attributes)
+    return (None if on_one_grid else NO_WIDE) or accepts_up_to(4, floats=False)(call, attributes)
 
 
 COMPARISONS: tuple[Op, ...] = tuple(
-    _comparison(*row)
+    _make_comparison(*row)
     for row in (
         ("greater", "GREATER", "greater than"),
         ("greater_equal", "GREATER_EQUAL", "at least"),
@@ -108,24 +105,19 @@ def _accepts_select(call: Call, attributes: Attributes) -> str | None:
     return accept_float(call)
 
 
-def _chosen(m: Machine, inputs: Sequence[Quantized], output: QuantParams) -> list[Any]:
-    return [m.run(REQUANTIZE, [x], output)[0] for x in inputs]
-
-
 def _prepare_select(a: Arguments) -> list[Any]:
     prepared: list[Any] = []
-    _chosen(Preparing(a, prepared), list(zip(a.q, a.params, strict=True))[1:], a.output)
+    requantize_each(Preparing(a, prepared), get_inputs(a)[1:], a.output)
     return prepared
 
 
-def _select(a: Arguments) -> Any:
-    inputs = list(zip(a.q, a.params, strict=True))[1:]
-    return tf.where(a.q[0], *_chosen(Computing(a, a.prepared), inputs, a.output))
+def _select(a: Arguments) -> tf.Tensor:
+    return tf.where(a.q[0], *requantize_each(Computing(a, a.prepared), get_inputs(a)[1:], a.output))
 
 
 def _emit_select(e: Emission) -> None:
     inputs = list(zip(e.inputs[1:], e.all_params, strict=True))
-    e.add("SELECT_V2", [e.inputs[0], *_chosen(Emitting(e), inputs, e.params)])
+    e.add("SELECT_V2", [e.inputs[0], *requantize_each(Emitting(e), inputs, e.params)])
 
 
 SELECT = Op(
@@ -140,41 +132,41 @@ SELECT = Op(
 )
 
 
-_WHOLE = QuantParams(np.float32(1), 0, 16)
-"""Stands for the parameters of integers in 32 bits, which kernels treat as those in 16."""
+_INTEGERS = integer_params(16)
+"""Placeholder for the parameters of 32-bit integers, which kernels treat like 16-bit ones."""
 
 
-def _limit(output: QuantParams) -> Any:
-    """Returns a whole number beyond the output's range: larger ones would overflow in kernels."""
+def _find_limit(output: QuantParams) -> tf.Tensor:
+    """Returns an integer beyond the output's range. Larger ones would overflow in kernels."""
     return tf.floor(2.0**output.bits * output.as_tensors().scale) + 1.0
 
 
 def _prepare_cast(a: Arguments) -> tuple[Any, Any]:
-    as_integers = dataclasses.replace(a, params=[_WHOLE])
-    limit = tf.minimum(_limit(a.output), 2.0**31 - 128)
+    as_integers = dataclasses.replace(a, params=[_INTEGERS])
+    limit = tf.minimum(_find_limit(a.output), 2.0**31 - 128)
     return REQUANTIZE.prepare_arguments(as_integers).prepared, tf.cast(limit, tf.int64)
 
 
-def _from_integers(a: Arguments) -> Any:
+def _cast(a: Arguments) -> tf.Tensor:
     prepared, limit = a.prepared
     x = tf.minimum(tf.maximum(tf.cast(a.q[0], tf.int64), -limit), limit)
     return tf.cast(multiply(x, prepared.fixed), get_held_dtype(a.output))
 
 
 def _emit_cast(e: Emission) -> None:
-    """Writes integers of 32 bits with the scale 1, cut off beyond the range, and QUANTIZE.
+    """Adds integers of 32 bits with the scale 1, clipped beyond the range, and QUANTIZE.
 
-    QUANTIZE takes pixels, of type uint8, as they are.
+    QUANTIZE supports uint8 pixels directly.
     """
     (source,), shape = e.inputs, e.shape(e.inputs[0])
     if e.dtype(source) == "uint8" and e.params.dtype == np.int8:
-        pixels = e.builder.tensor(f"{SCOPE}/{e.node.name}/pixels", shape, "uint8", _WHOLE)
+        pixels = e.builder.tensor(f"{SCOPE}/{e.node.name}/pixels", shape, "uint8", _INTEGERS)
         e.reshape(source, pixels)
         e.add("QUANTIZE", [pixels])
         return
 
     def make_integers(name: str) -> int:
-        return e.builder.tensor(f"{SCOPE}/{e.node.name}/{name}", shape, "int32", _WHOLE)
+        return e.builder.tensor(f"{SCOPE}/{e.node.name}/{name}", shape, "int32", _INTEGERS)
 
     is_bool = e.dtype(source) == "bool"
     if e.dtype(source) != "int32":
@@ -182,7 +174,7 @@ def _emit_cast(e: Emission) -> None:
         e.cast(source, in_int32)
         source = in_int32
     if not is_bool:
-        limit = int(min(_limit(e.params), 2.0**31 - 128))
+        limit = int(min(_find_limit(e.params), 2.0**31 - 128))
         for code, end in (("MINIMUM", limit), ("MAXIMUM", -limit)):
             clipped = make_integers(code.lower())
             e.add(code, [source, e.constant(f"{code.lower()}/end", end)], [clipped])
@@ -199,7 +191,7 @@ def _accepts_cast(call: Call, attributes: Attributes) -> str | None:
 
 FROM_INTEGERS = Op(
     "from_integers",
-    _from_integers,
+    _cast,
     _emit_cast,
     prepare=_prepare_cast,
     doc="integers and truth values as real numbers",
@@ -218,18 +210,17 @@ def _one_hot_attributes(call: Call) -> Attributes:
 
 
 def _prepare_one_hot(a: Arguments) -> tuple[Any, Any]:
-    ends = (_code(a.attributes[name], a.output) for name in ("on", "off"))
+    ends = (_quantize(a.attributes[name], a.output) for name in ("on", "off"))
     return tuple(tf.cast(end - a.output.zero_point, get_held_dtype(a.output)) for end in ends)
 
 
-def _code(value: float, output: QuantParams) -> Any:
-    """Returns the quantized value of a number."""
+def _quantize(value: float, output: QuantParams) -> tf.Tensor:
     params = output.as_tensors()
-    code = round_half_away(value / params.scale) + params.zero_point
-    return tf.clip_by_value(code, params.lowest, params.highest)
+    q = round_half_away(value / params.scale) + params.zero_point
+    return tf.clip_by_value(q, params.lowest, params.highest)
 
 
-def _one_hot(a: Arguments) -> Any:
+def _one_hot(a: Arguments) -> tf.Tensor:
     (on, off), depth, axis = a.prepared, a.attributes["depth"], a.attributes["axis"]
     return tf.where(tf.one_hot(a.q[0], depth, True, False, axis), on, off)
 
@@ -237,7 +228,7 @@ def _one_hot(a: Arguments) -> Any:
 def _emit_one_hot(e: Emission) -> None:
     params, (source,) = e.params, e.inputs
     on, off = (
-        e.constant(name, np.array(_code(e.attributes[name], params), params.dtype), params)
+        e.constant(name, np.array(_quantize(e.attributes[name], params), params.dtype), params)
         for name in ("on", "off")
     )
     if e.dtype(source) not in ("int32", "int64"):
@@ -266,4 +257,80 @@ ONE_HOT = Op(
         if None in attributes.values()
         else accept_float(call)
     ),
+)
+
+
+# Masked attention scores are the lowest value, so their weight is 0, or the highest for minima.
+
+
+def _prepare_masking(a: Arguments) -> tuple[Multiplier, Any]:
+    """Prepares the conversion of scores to the output's range, and the value of masked scores."""
+    prepared = prepare_requantization(a.family, a.params[0], a.output)
+    return prepared, tf.cast(
+        _get_masked_value(a.output, a.attributes) - a.output.zero_point, a.q[0].dtype
+    )
+
+
+def _get_masked_value(params: QuantParams, attributes: Any) -> int:
+    return params.highest if attributes["above"] else params.lowest
+
+
+def _mask_scores(a: Arguments) -> Any:
+    (scores, *masks), (prepared, end) = a.q, a.prepared
+    result = requantize(scores, prepared)
+    for mask in a.call.layer.masks(result, masks):
+        result = tf.where(mask, result, end)
+    return result
+
+
+def _emit_masking(e: Emission) -> None:
+    (target,), shape, params = e.outputs, e.shape(e.outputs[0]), e.params
+    masks = [_emit_mask(e, index, len(shape)) for index in range(1, len(e.inputs))]
+    causal, hidden = e.attributes["causal"], e.attributes["hidden"]
+    if causal is not None:
+        causal = ~causal if hidden else causal
+        masks.append(
+            e.constant("causal", causal.reshape((1,) * (len(shape) - causal.ndim) + causal.shape))
+        )
+    value = np.array([_get_masked_value(params, e.attributes)], params.dtype)
+    lowest = e.constant("lowest", value, params)
+    result = e.temporary("scores", shape, target)
+    e.builder.quantize(e.inputs[0], result)
+    for index, mask in enumerate(masks, 1):
+        masked = target if index == len(masks) else e.temporary(f"masked_{index}", shape, target)
+        e.add("SELECT_V2", [mask, *((lowest, result) if hidden else (result, lowest))], [masked])
+        result = masked
+
+
+def _emit_mask(e: Emission, index: int, rank: int) -> int:
+    """Returns an input as a bool mask with `rank` axes, True if the input is not 0."""
+    mask, params = e.inputs[index], e.node.inputs[index].params
+    sizes, dtype = e.shape(mask), e.dtype(mask)
+    if dtype != "bool":
+        zero = np.array([0 if params is None else params.zero_point], dtype)
+        nonzero = e.temporary(f"mask_{index}", sizes, "bool")
+        e.add("NOT_EQUAL", [mask, e.constant(f"zero_{index}", zero, params)], [nonzero])
+        mask = nonzero
+    if len(sizes) == rank:
+        return mask
+    target = e.temporary(
+        f"broadcast_{index}", (*sizes[:-2], *(1,) * (rank - len(sizes)), *sizes[-2:]), "bool"
+    )
+    e.reshape(mask, target)
+    return target
+
+
+MASK_SCORES = Op(
+    "mask_scores",
+    _mask_scores,
+    _emit_masking,
+    prepare=_prepare_masking,
+    doc="scores of attention, the lowest value, or the highest, where a mask hides them",
+    layers=(MaskScores,),
+    attributes=lambda call: {
+        name: getattr(call.layer, name) for name in ("causal", "hidden", "above")
+    },
+    has_mark=True,
+    max_axes=5,
+    integers=(),
 )

@@ -1,4 +1,4 @@
-"""Operators that take parts of a tensor, or join tensors."""
+"""Operators that slice, split, gather or concatenate tensors."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from keras_qat.ops.movement import (
     read_integers,
 )
 from keras_qat.ops.op import Attributes, Op, SharedRange
-from keras_qat.ops.padding import read_paddings
+from keras_qat.ops.reshaping import read_paddings
 
 FULL_SLICE = dict.fromkeys(("start", "stop", "step"))
-"""The item of `x[:]`, as Keras keeps slices."""
+"""The item of `x[:]` in Keras' representation of slices."""
 
 
 def items_for_axes(indices: Any, rank: int) -> list[Any]:
@@ -39,11 +39,11 @@ def items_for_axes(indices: Any, rank: int) -> list[Any]:
 
 
 def _slice_attributes(call: Call) -> Attributes:
-    """Returns `parts` for each axis, `dropped` axes of the input and `added` axes of the output."""
+    """Returns `parts` of each axis, `dropped` axes of the input and `added` axes of the output."""
     x = get_source(call)
     rank = len(getattr(x, "shape", ()))
     if isinstance(call.layer, LastStep):
-        return _indexed([FULL_SLICE, -1], rank)
+        return _read_indices([FULL_SLICE, -1], rank)
     if not get_kind(call):
         cropping = read_paddings(call.layer, call.layer.cropping, rank)
         cropped = [(low or None, -high or None, 1) for low, high in cropping]
@@ -55,11 +55,11 @@ def _slice_attributes(call: Call) -> Attributes:
         ends = zip(begins, sizes, strict=True)
         parts = [(low or None, None if size < 0 else low + size, 1) for low, size in ends]
         return {"parts": tuple(parts), "dropped": (), "added": ()}
-    return _indexed(get_argument(call, "slice_spec"), rank)
+    return _read_indices(get_argument(call, "slice_spec"), rank)
 
 
-def _indexed(indices: Any, rank: int) -> Attributes:
-    """Returns the attributes of `x[indices]`. Keras keeps slices as dictionaries."""
+def _read_indices(indices: Any, rank: int) -> Attributes:
+    """Returns the attributes of `x[indices]`, with slices as dictionaries."""
     items = items_for_axes(indices, rank)
     leaves = [leaf for leaf in tf.nest.flatten(items) if leaf is not None]
     if any(read_integers(leaf) is None for leaf in leaves):
@@ -71,22 +71,22 @@ def _indexed(indices: Any, rank: int) -> Attributes:
             added.append(axis)
             axis += 1
         elif isinstance(item, dict):
-            begin, end, step = (_number(item[name]) for name in ("start", "stop", "step"))
+            begin, end, step = (_read_integer(item[name]) for name in ("start", "stop", "step"))
             parts.append((begin, end, step or 1))
             axis += 1
         else:
             dropped.append(len(parts))
-            parts.append((_number(item), None, 1))
+            parts.append((_read_integer(item), None, 1))
     return {"parts": tuple(parts), "dropped": tuple(dropped), "added": tuple(added)}
 
 
-def _number(index: Any) -> int | None:
+def _read_integer(index: Any) -> int | None:
     known = read_integers(index)
     return known[0] if known else None
 
 
 def _emit_slice(e: Emission) -> None:
-    """Emits STRIDED_SLICE, then a RESHAPE for new axes, or an EXPAND_DIMS for each."""
+    """Adds STRIDED_SLICE, then a RESHAPE for new axes, or an EXPAND_DIMS for each."""
     added, (target,) = e.attributes["added"], e.outputs
     shape = e.shape(target)
     if added:
@@ -123,7 +123,7 @@ SLICE = make_movement(
 
 
 def _split_attributes(call: Call) -> Attributes:
-    """Returns the `axis`, the `sizes` along it, () for equal ones, and their `count`."""
+    """Returns the `axis`, the `sizes` along it, () for equal sizes, and their `count`."""
     parts, axis = get_operands(call, "num_or_size_splits", "axis")
     known, axes = read_integers(parts), read_integers(axis or 0)
     if known is None or axes is None or not isinstance(get_source(call), Value):
@@ -211,7 +211,7 @@ GATHER = make_movement(
 )
 
 
-def _join_attributes(call: Call) -> Attributes:
+def _concatenate_attributes(call: Call) -> Attributes:
     """Returns the `axis`, and constants among integer tensors as `numbers`, by position."""
     axis = get_argument(call, "axis") or 0 if get_kind(call) else call.layer.axis
     axes, rank = read_integers(axis), len(call.output.shape)
@@ -225,7 +225,7 @@ def _join_attributes(call: Call) -> Attributes:
     return {"axis": axes[0] % rank if axes and rank else None, "numbers": prepared}
 
 
-def _accepts_join(call: Call, attributes: Attributes) -> str | None:
+def _accepts_concatenate(call: Call, attributes: Attributes) -> str | None:
     if attributes["axis"] is None:
         return "its options are not known before run time"
     if attributes["numbers"] and call.output.is_float:
@@ -233,8 +233,8 @@ def _accepts_join(call: Call, attributes: Attributes) -> str | None:
     return None
 
 
-def _joined(e: Emission) -> list[int]:
-    """Returns the tensors to join, with constants in their positions."""
+def _insert_constants(e: Emission) -> list[int]:
+    """Returns the tensors to concatenate, including constants."""
     inputs, dtype = list(e.inputs), e.node.output.dtype
     for position, values, shape in e.attributes["numbers"]:
         inputs.insert(position, e.constant("numbers", np.array(values, dtype).reshape(shape)))
@@ -244,14 +244,14 @@ def _joined(e: Emission) -> list[int]:
 CONCATENATE = Op(
     "concatenate",
     call_on_values,
-    lambda e: e.add("CONCATENATION", _joined(e), axis=e.attributes["axis"]),
+    lambda e: e.add("CONCATENATION", _insert_constants(e), axis=e.attributes["axis"]),
     doc="tensors side by side",
     layers=(layers.Concatenate,),
     kinds=("concat",),
-    attributes=_join_attributes,
+    attributes=_concatenate_attributes,
     needs=("axis",),
     defaults={"numbers": ()},
-    accepts=_accepts_join,
+    accepts=_accepts_concatenate,
     output=SharedRange(),
 )
 
@@ -260,7 +260,7 @@ STACK = dataclasses.replace(
     CONCATENATE,
     name="stack",
     emit=lambda e: e.add(
-        "PACK", inputs := _joined(e), valuesCount=len(inputs), axis=e.attributes["axis"]
+        "PACK", inputs := _insert_constants(e), valuesCount=len(inputs), axis=e.attributes["axis"]
     ),
     doc="tensors side by side along a new axis",
     layers=(),

@@ -1,20 +1,28 @@
 """Softmax, and vectors of length 1: kernels that XNNPACK leaves to TFLite.
 
-There are four for softmax: with exponentials from a table in float32, from one of uint16, in fixed
-point, and in int16.
+There are four kernels of softmax: with exponentials from a table in float32, from a table of
+uint16, in fixed point, and in int16.
+
+A softmax of many values (`SOFTMAX_OF_MANY`) computes in 16 bits, and its results have a range of
+their own. If 512 values are nearly equal, each result is 1/512, less than a step of 1/256. TFLite's
+8-bit reference kernel even ends the process if exponentials add up to 512 or more. With 64 values
+each result is four steps, which leaves 20 dB. But XNNPACK is five times as fast with 8 bits, so
+they are kept for fewer than 512 values, unless the whole tensor is small.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import cond
+from keras_qat.arithmetic.control_flow import Predicate, cond
 from keras_qat.arithmetic.fixed_point import (
+    FixedPoint,
     divide,
     exponential,
     get_exponent,
@@ -29,43 +37,45 @@ from keras_qat.arithmetic.fixed_point import (
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.plain_operations import quotient
-from keras_qat.arithmetic.quant_params import single
+from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import get_argument, get_operands, is_operation, read_scalar
+from keras_qat.helper_layers.finite_functions import SoftmaxOfMany
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops import mlas
-from keras_qat.ops.emission import Emission
+from keras_qat.ops.composed import NO_WIDE, WIDE, Machine, Quantized, compose, wide_params
+from keras_qat.ops.emission import Emission, Shape
 from keras_qat.ops.lookup import accept_float
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
-from keras_qat.ops.requantize import Multiplier, prepare_requantization, requantize
+from keras_qat.ops.requantize import REQUANTIZE, Multiplier, prepare_requantization, requantize
 
 HIGHEST = 2**15 - 1
-"""Largest int16 number, which stands for 1 in the tables."""
+"""The largest int16 value, which stands for 1 in the tables."""
 
 LEAST_SCALE = 2.0**-25
-"""Smallest scale of int8 inputs. With half of it, TFLite's reference kernel ends the process."""
+"""The smallest scale of int8 inputs. TFLite's reference kernel ends the process at half of it."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Numbers:
-    """The prepared numbers of an 8-bit softmax.
+class _Prepared:
+    """The prepared parameters of an 8-bit softmax.
 
     Args:
-        is_wider: whether inputs are brought to the least scale that the kernel takes.
+        is_wider: whether inputs are requantized to the smallest scale that the kernel supports.
         conversion: from the input's scale to that one.
-        table: the exponentials, where they are looked up.
-        output: the output's scale, where exponentials are looked up.
-        factor: multiplier and bits for differences, where they are in fixed point.
+        table: the exponentials, if they are looked up.
+        output: the output's scale, if exponentials are looked up.
+        factor: multiplier and bits for differences, if they are in fixed point.
     """
 
-    is_wider: Any
+    is_wider: Predicate
     conversion: Multiplier
     table: Any = None
     output: Any = None
     factor: Any = None
 
 
-def _prepare(a: Arguments) -> Any:
+def _prepare(a: Arguments) -> mlas.Softmax | FixedPoint | _Prepared:
     (x,), axis = a.params, a.attributes["axis"]
     if a.family.softmax == "float32_table" and not a.wide:
         return mlas.prepare_softmax(a, a.q[0].shape[axis] or 1)
@@ -79,15 +89,15 @@ def _prepare(a: Arguments) -> Any:
         if a.family.softmax == "uint16_table":
             table = tf.cast(single(tf.cast(table, tf.float64) * 65535.0) + 0.5, tf.int64)
         output = tf.cast(a.output.scale, tf.float32)
-        return _Numbers(is_wider, conversion, table, output)
+        return _Prepared(is_wider, conversion, table, output)
     multiplier, bits = to_fixed_point(tf.minimum(wider.scale * 2.0**26, 2.0**31 - 1))
-    return _Numbers(is_wider, conversion, factor=(multiplier, tf.maximum(bits, 0)))
+    return _Prepared(is_wider, conversion, factor=(multiplier, tf.maximum(bits, 0)))
 
 
-def _softmax(a: Arguments) -> Any:
+def _compute(a: Arguments) -> tf.Tensor:
     (q,), prepared, axis = a.q, a.prepared, a.attributes["axis"]
     if a.wide:
-        return tf.cast(_of_int16(a.family, tf.cast(q, tf.int64), prepared, axis), q.dtype)
+        return tf.cast(_compute_int16(a.family, tf.cast(q, tf.int64), prepared, axis), q.dtype)
     if a.family.softmax == "float32_table":
         return mlas.softmax(q, prepared, axis)
     q = cond(
@@ -96,35 +106,26 @@ def _softmax(a: Arguments) -> Any:
         lambda: tf.identity(a.q[0]),
     )
     if a.family.softmax == "fixed_point":
-        return tf.cast(_in_fixed_point(tf.cast(q, tf.int64), prepared.factor, axis), q.dtype)
-    return (_in_float32 if a.family.softmax == "float32" else _of_uint16)(q, prepared, axis)
-
-
-def _in_float32(q: Any, prepared: _Numbers, axis: int) -> Any:
-    """Computes TFLite's optimized kernel: exponentials from a table, added up one by one."""
+        return tf.cast(_compute_fixed_point(tf.cast(q, tf.int64), prepared.factor, axis), q.dtype)
     below = tf.reduce_max(q, axis, keepdims=True) - q
     exponentials = tf.gather(prepared.table, tf.cast(below, tf.int32))
-    total = mlas.sum_in_order(exponentials, axis)
-    return tf.floor(exponentials * quotient(1.0, total * prepared.output) + 0.5)
-
-
-def _of_uint16(q: Any, prepared: _Numbers, axis: int) -> Any:
-    """Computes the optimized kernel of 64-bit ARM: exponentials in 65535ths, summed as integers."""
-    below = tf.reduce_max(q, axis, keepdims=True) - q
-    exponentials = tf.gather(prepared.table, tf.cast(below, tf.int32))
+    if a.family.softmax == "float32":  # TFLite's optimized kernel.
+        total = mlas.sum_in_order(exponentials, axis)
+        return tf.floor(exponentials * quotient(1.0, total * prepared.output) + 0.5)
+    # The optimized kernel of 64-bit ARM adds up 65535ths in integers.
     total = tf.cast(tf.reduce_sum(exponentials, axis, keepdims=True), tf.float32)
     inverse = to_fixed_point(quotient(1.0, total * prepared.output))
     return tf.cast(multiply(exponentials, inverse), q.dtype)
 
 
-def _in_fixed_point(q: Any, factor: tuple[Any, Any], axis: int) -> Any:
+def _compute_fixed_point(q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tensor:
     """Computes TFLite's reference kernel.
 
-    A number in Qn has a sign, n bits in front of the point and 31 - n behind it.
+    A value in Qn has a sign, n integer bits and 31 - n fractional bits.
 
     Args:
         q: quantized values.
-        factor: multiplier and bits that bring differences to Q5.
+        factor: multiplier and bits that convert differences to Q5.
         axis: the axis of the sums.
     """
     multiplier, bits = factor
@@ -132,40 +133,39 @@ def _in_fixed_point(q: Any, factor: tuple[Any, Any], axis: int) -> Any:
     below = q - tf.reduce_max(q, axis, keepdims=True)
     counts = below >= -radius
     zero = tf.zeros_like(below)
-    exponentials = exponential(
-        high_product(shift(tf.where(counts, below, zero), bits), multiplier), 5
-    )
+    differences = high_product(shift(tf.where(counts, below, zero), bits), multiplier)
+    exponentials = exponential(differences, 5)
     terms = tf.where(counts, divide(exponentials, tf.constant(12, tf.int64)), zero)
     sums = tf.reduce_sum(terms, axis, keepdims=True)
     # The sum as 2^length * (1 + fraction), in Q12.
     length = get_exponent(tf.cast(sums, tf.float64)) + 1
     inverse = saturate(shift(reciprocal(shift(sums, 32 - length) - 2**31), 1), 31)
-    codes = divide(high_product(inverse, exponentials), length + 3)
-    return tf.where(counts, codes, zero)
+    quantized = divide(high_product(inverse, exponentials), length + 3)
+    return tf.where(counts, quantized, zero)
 
 
-def _of_int16(family: KernelFamily, q: Any, factor: tuple[Any, Any], axis: int) -> Any:
+def _compute_int16(family: KernelFamily, q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tensor:
     """Computes the int16 kernel: exponentials and 1 / their sum from tables of 512 steps.
 
-    TFLite Micro makes the tables in float32.
+    TFLite Micro computes the tables in float32.
     """
     precise: Any = np.dtype(family.int16_softmax_tables).type
     below = q - tf.reduce_max(q, axis, keepdims=True)
     below = multiply(below, factor)
-    exponentials = _interpolated(
-        saturate(below + HIGHEST, 15), _table(np.exp, 10 / 65535, HIGHEST, precise)
+    exponentials = _interpolate(
+        saturate(below + HIGHEST, 15), _tabulate(np.exp, 10 / 65535, HIGHEST, precise)
     )
     sums = tf.reduce_sum(exponentials, axis, keepdims=True)
     length = get_exponent(tf.cast(sums, tf.float64)) + 1
     normalized = shift_back(shift(sums, 31 - length) + 2**13, 14)
-    table = _table(_reciprocal, 1 / 65535, -(2**15), precise)
-    reciprocal = _interpolated(saturate(normalized - 2**15 - 2**16, 15), table)
+    table = _tabulate(_one_over_one_plus, 1 / 65535, -(2**15), precise)
+    inverse = _interpolate(saturate(normalized - 2**15 - 2**16, 15), table)
     bits = length - 1
     half = shift(tf.ones_like(bits), bits - 1)
-    return tf.clip_by_value(shift_back(exponentials * reciprocal + half, bits), 0, HIGHEST)
+    return tf.clip_by_value(shift_back(exponentials * inverse + half, bits), 0, HIGHEST)
 
 
-def _interpolated(x: Any, table: np.ndarray) -> Any:
+def _interpolate(x: tf.Tensor, table: np.ndarray) -> tf.Tensor:
     """Interpolates linearly in a table of 513 values, 128 quantized values apart."""
     values = tf.constant(table, tf.int64)
     index = shift_back(x, 7) + 256
@@ -173,12 +173,14 @@ def _interpolated(x: Any, table: np.ndarray) -> Any:
     return low + shift_back((high - low) * (x & 127) + 64, 7)
 
 
-def _reciprocal(x: Any) -> Any:
+def _one_over_one_plus(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + x)
 
 
 @functools.cache
-def _table(function: Any, scale: float, zero_point: int, precise: Any) -> np.ndarray:
+def _tabulate(
+    function: Callable[[np.ndarray], np.ndarray], scale: float, zero_point: int, precise: Any
+) -> np.ndarray:
     """Tabulates a function at 513 points, in 32768ths, less half of the error between them."""
     low, high = precise(scale * (-(2**15) - zero_point)), precise(scale * (HIGHEST - zero_point))
     width = (high - low) / precise(512)
@@ -186,15 +188,15 @@ def _table(function: Any, scale: float, zero_point: int, precise: Any) -> np.nda
     steps = np.arange(513).astype(precise)
     points = low + steps[:-1] * width
     here = _round(function(points) * inverse)
-    behind = function(low + steps[1:] * width) * inverse
+    next_values = function(low + steps[1:] * width) * inverse
     middle = _round(function(points + width / 2) * inverse)
-    error = _round((behind + here) / 2) - middle
+    error = _round((next_values + here) / 2) - middle
     values = np.append(here - _round(error / 2), _round(function(high) * inverse))
     return np.clip(values, -(2**15), HIGHEST).astype(np.int64)
 
 
 def _round(x: np.ndarray) -> np.ndarray:
-    """Rounds to whole numbers, half away from zero."""
+    """Rounds to integers, halves away from zero."""
     return np.copysign(np.floor(np.abs(x) + 0.5), x)
 
 
@@ -219,8 +221,8 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     return accept_float(call)
 
 
-def _with_least_scale(e: Emission) -> int:
-    """Returns the input, brought to a scale that the kernel takes."""
+def _widen_scale(e: Emission) -> int:
+    """Returns the input with a scale that the kernel supports."""
     (source,), params = e.inputs, e.node.inputs[0].params
     assert params is not None
     if params.bits == 16 or params.scale >= LEAST_SCALE:
@@ -232,8 +234,8 @@ def _with_least_scale(e: Emission) -> int:
 
 
 def _emit(e: Emission) -> None:
-    """Writes SOFTMAX, which is along the last axis: another axis is moved there, and back."""
-    axis, source, (target,) = e.attributes["axis"], _with_least_scale(e), e.outputs
+    """Adds SOFTMAX, which is along the last axis. Another axis is transposed there and back."""
+    axis, source, (target,) = e.attributes["axis"], _widen_scale(e), e.outputs
     order = list(range(len(e.shape(source))))
     order[axis], order[-1] = order[-1], order[axis]
     moved = e.transpose(source, order)
@@ -245,7 +247,7 @@ def _emit(e: Emission) -> None:
 
 SOFTMAX = Op(
     "softmax",
-    _softmax,
+    _compute,
     _emit,
     prepare=_prepare,
     doc="softmax along one axis; its output has 256 steps from 0 to 1",
@@ -260,12 +262,49 @@ SOFTMAX = Op(
 )
 
 
+MANY = 511
+"""With more values, the mean of the results is at most half a step of 8 bits."""
+SOME, FEW_IN_ALL = 63, 2**13
+"""With more values, the mean is at most four steps. In a tensor of so few values, 16 bits take at
+most 0.1 ms longer."""
+
+SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
+"""Parameters of the results of the 16-bit kernel."""
+
+
+def _compute_shares(
+    m: Machine,
+    inputs: list[Quantized],
+    output: QuantParams,
+    attributes: Attributes,
+    shape: Shape,
+) -> Quantized:
+    """Runs the rows up to the results in 16 bits. Each 8-bit step of the input is 128 steps."""
+    (x,) = inputs
+    if x[1].bits < 16:
+        is_prepared = output.scale is None
+        finer = WIDE if is_prepared else wide_params(x[1].as_tensors().scale * 2.0**-7)
+        x = m.run(REQUANTIZE, [x], finer)
+    return m.run(SOFTMAX, [x], SHARES, attributes={"axis": attributes["axis"]})
+
+
+SOFTMAX_OF_MANY = Op(
+    "softmax_of_many",
+    **compose(_compute_shares),
+    doc="softmax of many numbers, in parts of 16 bits, with a range of its own",
+    layers=(SoftmaxOfMany,),
+    attributes=_attributes,
+    needs=("axis",),
+    accepts=lambda call, attributes: NO_WIDE or _accepts(call, attributes),
+)
+
+
 LARGEST_EPSILON = 1e-5
-"""Kernels have none. Larger ones would show in results."""
+"""Kernels have no epsilon, which would show in results if it were larger."""
 
 
-def _unit_norm(a: Arguments) -> Any:
-    """Scales vectors along the last axis to the length 1, in 128ths, whatever the input's scale."""
+def _unit_norm(a: Arguments) -> tf.Tensor:
+    """Scales vectors along the last axis to the length 1, in 128ths."""
     x = tf.cast(a.q[0], tf.int64)
     multiplier, exponent = inverse_square_root(tf.reduce_sum(x * x, -1, keepdims=True))
     return tf.cast(multiply(x, (multiplier, exponent + 7)), a.q[0].dtype)

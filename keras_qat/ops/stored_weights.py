@@ -1,4 +1,4 @@
-"""Weights that files hold in the parameters of an output, such as tables that GATHER reads."""
+"""Weights with the quantization parameters of an output, such as tables for GATHER."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from keras_qat.ops.lookup import accept_float
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange, get_held_dtype
 
 INDICES = ("int32", "int64")
-"""Types of indices that GATHER takes; others are converted."""
+"""Types of indices that GATHER supports; others are converted."""
 
 
-def _stored(values: np.ndarray, params: QuantParams) -> np.ndarray:
-    """Adds the zero point and clips: quantized values as a file holds them."""
+def _store(values: np.ndarray, params: QuantParams) -> np.ndarray:
+    """Adds the zero point and clips, as for a file."""
     return np.clip(values + params.zero_point, params.lowest, params.highest).astype(params.dtype)
 
 
 def _prepare(a: Arguments) -> tuple[Any, Any]:
     """Returns the table, and its scale divided by the output's."""
     table = a.weights.q
-    if isinstance(table, np.ndarray):  # A constant of the graph.
+    if isinstance(table, np.ndarray):
         table = tf.constant(table.astype(np.float32))
     return table, tf.reshape(tf.cast(a.weights.scale, tf.float64), []) / a.output.scale
 
 
-def _compute(a: Arguments) -> Any:
+def _compute(a: Arguments) -> tf.Tensor:
     (indices,), (table, ratio) = a.q, a.prepared
     if indices.dtype.name not in INDICES:
         indices = tf.cast(indices, tf.int32)
@@ -48,7 +48,7 @@ def _emit(e: Emission) -> None:
     if e.dtype(indices) not in INDICES:
         indices = e.temporary("indices", e.shape(indices), "int32")
         e.cast(e.inputs[0], indices)
-    e.add("GATHER", [e.constant("table", _stored(table, params), params), indices], axis=0)
+    e.add("GATHER", [e.constant("table", _store(table, params), params), indices], axis=0)
 
 
 EMBEDDING = Op(
@@ -81,15 +81,15 @@ INDICES_OF_REALS = Op(
 )
 
 
-def _quantized(layer: OnGrid | WeightTensor, params: QuantParams) -> Any:
-    """Returns a constant's values less the zero point, rounded half away, possibly out of range."""
+def _quantize(layer: OnGrid | WeightTensor, params: QuantParams) -> tf.Tensor:
+    """Returns a constant's values relative to the zero point, possibly out of range."""
     return round_half_away(tf.cast(layer.value(), tf.float64) / params.scale)
 
 
-def _weight(a: Arguments) -> Any:
-    if a.output is None:  # Whole numbers.
+def _weight(a: Arguments) -> tf.Tensor:
+    if a.output is None:  # Integers.
         return a.call.layer.value()
-    return tf.cast(_quantized(a.call.layer, a.output), get_held_dtype(a.output))
+    return tf.cast(_quantize(a.call.layer, a.output), get_held_dtype(a.output))
 
 
 def _accepts_weight(call: Call, attributes: Attributes) -> str | None:
@@ -102,7 +102,7 @@ def _emit_weight(e: Emission) -> None:
     if params is None:
         values = layer.value().numpy()
     else:
-        values = _stored(_quantized(layer, params.as_tensors()).numpy(), params)
+        values = _store(_quantize(layer, params.as_tensors()).numpy(), params)
     tensor = e.builder.graph.tensors[e.outputs[0]]
     tensor.buffer = e.builder.buffer(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
 
@@ -118,17 +118,16 @@ WEIGHT_TENSOR = Op(
 )
 
 
-def _clipped(a: Arguments) -> Any:
-    """Returns the numbers on the tensor's grid, as a file holds them."""
+def _compute_on_grid(a: Arguments) -> tf.Tensor:
     output = a.output.as_tensors()
     low, high = (end - output.zero_point for end in (output.lowest, output.highest))
-    q = tf.clip_by_value(_quantized(a.call.layer, output), low, high)
+    q = tf.clip_by_value(_quantize(a.call.layer, output), low, high)
     return tf.cast(tf.reshape(q, a.call.output.shape), get_held_dtype(a.output))
 
 
 ON_GRID = Op(
     "on_grid",
-    _clipped,
+    _compute_on_grid,
     _emit_weight,
     doc="numbers that a tensor is compared with, in the tensor's range",
     output=SharedRange(rounds=True),

@@ -25,18 +25,18 @@ from keras_qat.ops.movement import (
 from keras_qat.ops.op import Attributes, Emit
 
 Entries = list[tuple[int, Any]]
-"""Axes, each with the indices of its entries, or with the number of copies if its size is open."""
+"""Axes, each with the indices of its entries, or the number of copies of an unknown size."""
 
 
-def _take(e: Emission, source: int, entries: Entries) -> None:
-    """Takes entries of one axis after the other with GATHER; some runtimes have no TILE."""
+def _emit_gathers(e: Emission, source: int, entries: Entries) -> None:
+    """Adds a GATHER for the entries of each axis, because some runtimes have no TILE."""
     shape = list(e.shape(source))
     for position, (axis, indices) in enumerate(entries):
-        is_open, target = isinstance(indices, int), e.outputs[0]
-        shape[axis] = None if is_open else len(indices)
+        is_unknown, target = isinstance(indices, int), e.outputs[0]
+        shape[axis] = None if is_unknown else len(indices)
         if position < len(entries) - 1:
             target = e.temporary(f"axis{axis}", tuple(shape), target)
-        if is_open:
+        if is_unknown:
             e.add("CONCATENATION", [source] * indices, [target], axis=axis)
         else:
             constant = e.constant("indices", indices.astype(np.int32))
@@ -46,14 +46,16 @@ def _take(e: Emission, source: int, entries: Entries) -> None:
         e.builder.copy(source, e.outputs[0])
 
 
-def _copies(size: int | None, count: int) -> Any:
+def _repeat_indices(size: int | None, count: int) -> Any:
     return count if size is None else np.tile(np.arange(size), count)
 
 
 def _emit_tile(e: Emission) -> None:
     source = e.source
     sizes = enumerate(zip(e.shape(source), e.attributes["multiples"], strict=True))
-    _take(e, source, [(axis, _copies(size, n)) for axis, (size, n) in sizes if n != 1])
+    _emit_gathers(
+        e, source, [(axis, _repeat_indices(size, n)) for axis, (size, n) in sizes if n != 1]
+    )
 
 
 TILE = make_movement(
@@ -67,14 +69,14 @@ TILE = make_movement(
 
 
 def _broadcast_attributes(call: Call) -> Attributes:
-    """Returns `added`: axes of the output that the input lacks."""
+    """Returns `added`: axes that only the output has."""
     if isinstance(call.layer, layers.RepeatVector):
         return {"added": (1,)}
     return {"added": tuple(range(len(call.output.shape) - get_rank(call)))}
 
 
 def _emit_broadcast(e: Emission) -> None:
-    """Emits RESHAPE for new axes, then copies; BROADCAST_TO if an open batch changes size."""
+    """Adds RESHAPE for new axes, then copies, or BROADCAST_TO if an unknown batch changes size."""
     source, (target,) = e.source, e.outputs
     before, after = e.shape(source), e.shape(target)
     for axis in e.attributes["added"]:
@@ -88,8 +90,8 @@ def _emit_broadcast(e: Emission) -> None:
     if not known or (e.attributes["added"] and before.count(None) > 1):
         emit_by_converter(e)
         return
-    source = e.reshaped(source, before, "raised")
-    _take(e, source, [(axis, _copies(1, after[axis] or 1)) for axis in repeated])
+    source = e.make_reshaped(source, before, "raised")
+    _emit_gathers(e, source, [(axis, _repeat_indices(1, after[axis] or 1)) for axis in repeated])
 
 
 BROADCAST = make_movement(
@@ -120,7 +122,7 @@ def _repeat_attributes(call: Call) -> Attributes:
 
 
 def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any]) -> Emit:
-    """Makes an emitter of one GATHER per axis, with the entries in the order of `entries`."""
+    """Returns an emitter of a GATHER for each axis, with the order of `entries`."""
 
     def emit(e: Emission) -> None:
         source, changes = e.source, e.attributes[attribute]
@@ -128,7 +130,9 @@ def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any]) -> Emit:
         if any(shape[axis] is None for axis, _ in changes):
             emit_by_converter(e)
         else:
-            _take(e, source, [(axis, entries(np.arange(shape[axis]), n)) for axis, n in changes])
+            _emit_gathers(
+                e, source, [(axis, entries(np.arange(shape[axis]), n)) for axis, n in changes]
+            )
 
     return emit
 
@@ -150,16 +154,19 @@ def _reverse_attributes(call: Call) -> Attributes:
 
 
 def _emit_reverse(e: Emission) -> None:
-    """Emits STRIDED_SLICE with steps of -1, as REVERSE_V2 takes only neighbouring axes.
+    """Adds STRIDED_SLICE with steps of -1, because REVERSE_V2 only supports neighbouring axes.
 
-    If there are more axes than TFLite Micro slices, the last ones are merged.
+    It merges the last axes if there are more than TFLite Micro can slice.
     """
     axes, source, (output,) = e.attributes["axes"], e.source, e.outputs
     shape, target = e.shape(source), output
-    before, behind = shape[: max(axes) + 1], shape[max(axes) + 1 :]
-    if len(shape) > SLICED_ANYWHERE and len(behind) > 1 and None not in behind:
-        shape = (*before, math.prod(size or 0 for size in behind))
-        source, target = e.reshaped(source, shape, "flat"), e.temporary("turned", shape, source)
+    before, after = shape[: max(axes) + 1], shape[max(axes) + 1 :]
+    if len(shape) > SLICED_ANYWHERE and len(after) > 1 and None not in after:
+        shape = (*before, math.prod(size or 0 for size in after))
+        source, target = (
+            e.make_reshaped(source, shape, "flat"),
+            e.temporary("turned", shape, source),
+        )
     parts = [(None, None, -1 if axis in axes else 1) for axis in range(len(shape))]
     emit_slice(e, source, target, parts)
     if target != output:
@@ -167,7 +174,7 @@ def _emit_reverse(e: Emission) -> None:
 
 
 SLICED_ANYWHERE = 4
-"""Number of axes that all runtimes slice."""
+"""Number of axes that all runtimes can slice."""
 
 
 REVERSE = make_movement(
@@ -184,7 +191,7 @@ REVERSE = make_movement(
 
 
 def _roll_attributes(call: Call) -> Attributes:
-    """Returns `shifts`: axes, with the number of elements to shift by."""
+    """Returns `shifts`: axes with their number of elements to shift."""
     options = get_operands(call, "shift", "axis")
     if isinstance(call.layer, Roll):
         options = [call.layer.shifts, call.layer.axes]

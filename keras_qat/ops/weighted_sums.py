@@ -1,7 +1,7 @@
-"""Sums of products with quantized weights: exact, and what kernels make of them.
+"""Exact sums of products with quantized weights, and how kernels rescale them.
 
-What all weighted operators share: they add up whole numbers, add a bias and multiply by input scale
-x weight scale / output scale, which each kernel rounds in its own way.
+All weighted operators add up integers, add a bias, and multiply by input scale x weight scale /
+output scale, which each kernel rounds in its own way.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from keras_qat.ops.weights import Weights, compute_reach, count_terms
 from keras_qat.tflite.weight_packing import pack_nibbles
 
 RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
-"""Whether TensorFlow's runtime has all kernels for weights with a scale for each channel. Those
-before have no FULLY_CONNECTED of that kind, and XNNPACK takes no such TRANSPOSE_CONV."""
+"""Whether TensorFlow's runtime has all kernels for weights with a scale for each channel. Older
+runtimes have no such FULLY_CONNECTED, and no such TRANSPOSE_CONV in XNNPACK."""
 
 Rounding = Literal["fixed", "double", "up", "eights"]
-"""How TFLite's own kernel multiplies sums of int8. `fixed`: by 31 bits, rounded twice. `double`: in
-double precision, rounded once, halves away from zero, with int16 too. `up` and `eights`: optimized
-kernels, where XNNPACK leaves an operator to them: `fixed`, but halves up, in `eights` of so many
-channels at a time."""
+"""How TFLite's kernel multiplies sums of int8. `fixed`: by 31 bits, rounded twice. `double`: in
+double precision, rounded once, halves away from zero, with int16 too. `up` and `eights`: like
+`fixed`, but halves up in optimized kernels if XNNPACK does not compute an operator, for all
+channels or for groups of eight."""
 
 INT8_MAX = 127
 """The largest quantized value of a weight."""
 
 EXACT = 2.0**24
-"""Float32 holds all whole numbers below this."""
+"""Float32 holds all integers below this."""
 
 Linear = Callable[[Any, Any], Any]
 """Computes sums of products of quantized values and weights of one dtype, output channels last."""
@@ -46,15 +46,15 @@ Linear = Callable[[Any, Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """The prepared numbers of a weighted operator.
+    """The prepared parameters of a weighted operator.
 
     Args:
-        kernel: the weights, in the type that their products are added up in.
-        bias: for each output channel, or None.
+        kernel: the weights, in the type of their sums.
+        bias: one value for each output channel, or None.
         channels: axes of the weights that are output channels, counted from the end.
-        factor: what sums are multiplied by: in float32 or float64, or in fixed point.
-        rounding: how they are multiplied; "family" in float32 as the family's kernels do.
-        fits: whether no sum of products passes what float32 holds.
+        factor: the factor of the sums: in float32 or float64, or in fixed point.
+        rounding: how they are multiplied; "family": in float32, like the family's kernels.
+        fits: whether float32 holds all sums of products.
     """
 
     kernel: Any
@@ -76,10 +76,10 @@ def prepare_sums(
     Args:
         a: the arguments of a weighted operator.
         channels: axes of the weights that are output channels, counted from the end.
-        rounding: how TFLite's own kernel rounds. XNNPACK's kernels, which have no int16, multiply
-            in float32 and round half to even.
-        of_int4: how TFLite's optimized kernel rounds with weights in 4 bits, which XNNPACK leaves
-            to it; None if it does not.
+        rounding: how TFLite's kernel rounds. XNNPACK's int8 kernels multiply in float32 and round
+            halves to even.
+        of_int4: how TFLite's optimized kernel rounds with weights in 4 bits if XNNPACK leaves them
+            to it; else None.
     """
     weights: Weights = a.weights
     how: Rounding | Literal["family"] = rounding
@@ -89,24 +89,24 @@ def prepare_sums(
         elif rounding != "eights" or a.family.in_float:
             how = "family"
     dtype = tf.float64 if a.wide else tf.float32
-    bias = None if weights.bias is None else _row(weights.bias, dtype)
-    before, scale, after = a.params[0].scale, _row(weights.scale, tf.float64), a.output.scale
+    bias = None if weights.bias is None else _flatten(weights.bias, dtype)
+    before, scale, after = a.params[0].scale, _flatten(weights.scale, tf.float64), a.output.scale
     factor: Any
     if how == "family":
         factor = tf.cast(single(before * scale) / after, tf.float32)
     else:
         factor = before * scale / after
         factor = factor if how == "double" else to_fixed_point(factor)
-    kernel = _held_in(weights.q, dtype)
+    kernel = _as_tensor(weights.q, dtype)
     return Sums(kernel, bias, channels, factor, how, _fits(a, channels))
 
 
 def _fits(a: Arguments, channels: tuple[int, ...]) -> Any:
-    """Whether float32 holds all sums of products of 8 bits; True where any weights' fit."""
+    """Whether float32 holds all sums of products of 8 bits; True if it does for any weights."""
     weights: Weights = a.weights
     if a.wide or count_terms(tuple(weights.q.shape), channels) <= _most(a):
         return True
-    # The range holds zero: what is above it and below it add up to the largest number.
+    # The range holds zero, so the parts above and below it add up to the largest value.
     reach = compute_reach(weights.q, channels) if weights.reach is None else weights.reach
     fits = reach * _largest(a) < EXACT
     return fits if tf.is_tensor(fits) else bool(fits)
@@ -117,18 +117,18 @@ def _largest(a: Arguments) -> int:
 
 
 def _most(a: Arguments) -> int:
-    """Returns the number of products whose sum is always exact."""
+    """Returns the largest number of products with an exact sum for any weights."""
     return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
 
 
 def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = None) -> Any:
-    """Computes a weighted operator, given its arguments, with `Sums` as numbers.
+    """Computes a weighted operator with prepared `Sums`.
 
     Args:
         a: the arguments.
         linear: computes the sums.
         as_matrices: computes them as one product of matrices, which GPUs do not transform; None if
-            that takes long.
+            that would take long.
     """
     prepared: Sums = a.prepared
     sums_of_8_bits = partial(_sums_of_8_bits, a, linear, as_matrices)
@@ -153,50 +153,50 @@ def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = 
 
 
 def _round_half_away(x: Any) -> Any:
-    """Rounds half away from zero, also just below a half, where adding 0.5 would round up."""
+    """Rounds halves away from zero, and correctly just below a half, unlike adding 0.5."""
     size = tf.abs(x)
     floor = tf.floor(size)
     return tf.sign(x) * (floor + tf.cast(size - floor >= 0.5, x.dtype))
 
 
-def _row(prepared: Any, dtype: tf.DType) -> Any:
-    return tf.reshape(tf.cast(prepared, dtype), [-1])
+def _flatten(values: Any, dtype: tf.DType) -> Any:
+    return tf.reshape(tf.cast(values, dtype), [-1])
 
 
 def _sums_of_8_bits(
     a: Arguments, linear: Linear, as_matrices: Linear | None, dtype: tf.DType
 ) -> Any:
-    """Computes the sums, in float64 or in float32, rounded once where float32 cannot hold them.
+    """Computes the sums, in float64 or in float32, rounded once if float32 cannot hold them.
 
-    Float32 is exact if no sum of products passes 2^24, as is most often so; if one may, so many
-    input channels at a time that none can are summed up in float32, and then those sums in float64.
-    A bias of more bits than float32 has is rounded to them, here and in files.
+    Float32 is exact if all sums of products are below 2^24, as in most models. Otherwise it adds up
+    groups of input channels for which that is certain, and float64 adds up their sums. A bias with
+    more bits than float32 is rounded to float32, here and in files.
     """
     x, kernel, bias = a.q[0], a.prepared.kernel, a.prepared.bias
     has_groups = len(kernel.shape) > 2 and x.shape[-1] != kernel.shape[-2]
 
-    def with_bias(sums: Any) -> Any:
+    def add_bias(sums: Any) -> Any:
         if bias is not None:
-            number = tf.cast(bias, sums.dtype)
-            # TensorFlow fuses this bias_add with a convolution of groups, and then, on CPUs
-            # without oneDNN, has no kernel for it.
-            sums = sums + number if has_groups else tf.nn.bias_add(sums, number)
-        # TensorFlow fuses this, unlike a clip.
+            values = tf.cast(bias, sums.dtype)
+            # TensorFlow would fuse a bias_add with a convolution of groups, for which it has no
+            # kernel on CPUs without oneDNN.
+            sums = sums + values if has_groups else tf.nn.bias_add(sums, values)
+        # TensorFlow fuses a ReLU, unlike a clip.
         return tf.nn.relu(sums) if a.merges_relu else sums
 
     def products(x: Any, kernel: Any) -> Any:
         is_wide = math.prod(kernel.shape[:-2]) > 1
         if not (has_gpu() and is_wide and len(a.prepared.channels) == 1):
             return linear(x, kernel)
-        # GPUs may transform what they convolve (Winograd, FFT), which float32 rounds.
+        # GPUs may transform convolutions (Winograd, FFT), with rounding errors in float32.
         if as_matrices is not None and not has_groups:
             return as_matrices(x, kernel)
         return tf.round(linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64)))
 
-    def at_once() -> Any:
-        return with_bias(tf.cast(products(x, kernel), dtype))
+    def compute_at_once() -> Any:
+        return add_bias(tf.cast(products(x, kernel), dtype))
 
-    def in_parts() -> Any:
+    def compute_in_groups() -> Any:
         channels, inputs = a.prepared.channels, kernel.shape[-2]
         count = count_terms(tuple(kernel.shape), channels)
         size = _most(a) * inputs // count  # Channels whose products fit.
@@ -204,15 +204,15 @@ def _sums_of_8_bits(
             sums = linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64))
         else:
             sizes = [min(size, inputs - start) for start in range(0, inputs, size)]
-            parts = zip(tf.split(x, sizes, -1), tf.split(kernel, sizes, -2), strict=True)
-            sums = tf.add_n([tf.cast(products(*part), tf.float64) for part in parts])
-        return tf.cast(with_bias(sums), dtype)
+            groups = zip(tf.split(x, sizes, -1), tf.split(kernel, sizes, -2), strict=True)
+            sums = tf.add_n([tf.cast(products(*group), tf.float64) for group in groups])
+        return tf.cast(add_bias(sums), dtype)
 
-    return cond(a.prepared.fits, at_once, in_parts)
+    return cond(a.prepared.fits, compute_at_once, compute_in_groups)
 
 
-def _held_in(q: Any, dtype: tf.DType) -> Any:
-    """Returns weights as a tensor. Arrays are converted before they become constants of a graph."""
+def _as_tensor(q: Any, dtype: tf.DType) -> Any:
+    """Returns weights as a tensor, converting arrays before they become constants of a graph."""
     if isinstance(q, np.ndarray):
         return tf.constant(q.astype(dtype.as_numpy_dtype))
     return tf.cast(q, dtype)
@@ -221,18 +221,15 @@ def _held_in(q: Any, dtype: tf.DType) -> Any:
 def weight_constants(
     e: Emission, arrange: Callable[[np.ndarray], np.ndarray], axis: int
 ) -> list[int]:
-    """Adds an operator's weights and bias to a file.
+    """Adds an operator's weights and bias to a file, and returns their tensors.
 
-    There always is a bias: XNNPACK takes no convolution without one, and by its type int16 kernels
-    know that they add up 64 bits.
+    There always is a bias: XNNPACK requires one for convolutions, and its type makes int16 kernels
+    add up 64 bits.
 
     Args:
         e: the operator.
-        arrange: from the weights in the layer's shape to those in the file's.
-        axis: of the output channels in the file.
-
-    Returns:
-        The tensors of the weights and the bias.
+        arrange: converts the weights from the layer's shape to the file's.
+        axis: the axis of the output channels in the file.
     """
     weights = e.weights
     q = arrange(np.asarray(weights.q).astype(np.int8))

@@ -1,4 +1,4 @@
-"""Holds a layer's weights as integer operators use them."""
+"""A layer's weights as integer operators use them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ class Weights:
 
     Args:
         name: attribute of the layer that holds the weight; "" for an affine operator.
-        q: quantized values, -127 to 127, in the layer's own shape; one for each channel of an
-            affine operator.
-        scale: real value of one step: float32 numbers in float64, shaped to broadcast against `q`.
+        q: quantized values, -127 to 127, in the layer's shape; one for each channel of an affine
+            operator. None in `Arguments` once they are prepared.
+        scale: size of one step: float32 numbers in float64, shaped to broadcast against `q`.
         bias: integers in units of input scale x weight scale, one for each output channel; or None.
         bits: bits that the weights were trained with, 2 to 8.
         reach: the largest sum of an output channel's weights of one sign, float64 or a tensor. Sums
             of products are at most `reach` times the largest input. None if it is not needed.
         rounding: the largest change of a weight, in LSB of its training, because kernels have no
-            zero point for weights: 0 except for wide asymmetric 8-bit ranges.
+            zero point for weights. It is 0 except for wide asymmetric 8-bit ranges.
         packed: whether files hold the weights in 4 bits, two in a byte.
-        divisor: what all values are multiples of if 4 bits hold the quotients, as scales of weights
-            trained with few bits are made finer: a whole number, or one for each channel. Else
-            None.
+        divisor: common divisor of all values if the quotients fit in 4 bits, an integer or one for
+            each channel; else None. Scales of weights trained with few bits are made finer.
         gates: number of column blocks with a scale each, in an LSTM.
         inner: quantization parameters of tensors inside the operator, by name.
         recurrent: weights of a recurrent operator for its previous output.
@@ -58,7 +57,7 @@ class Weights:
 
     @property
     def per_channel(self) -> bool:
-        """True if each output channel has its own scale."""
+        """Whether each output channel has its own scale."""
         return int(np.prod(self.scale.shape)) > 1
 
     @property
@@ -73,7 +72,7 @@ class Weights:
 
 
 def count_terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
-    """Returns the number of products that are summed for one output value.
+    """Returns the number of products in the sum of one output value.
 
     Args:
         shape: shape of the weights.
@@ -82,7 +81,7 @@ def count_terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
     return math.prod(shape) // max(1, math.prod(shape[axis] for axis in channels))
 
 
-def compute_reach(q: Any, channels: tuple[int, ...]) -> Any:
+def compute_reach(q: np.ndarray | tf.Tensor, channels: tuple[int, ...]) -> float | tf.Tensor:
     """Returns the largest sum of an output channel's weights of one sign.
 
     Args:
@@ -90,7 +89,7 @@ def compute_reach(q: Any, channels: tuple[int, ...]) -> Any:
         channels: as for `count_terms`.
 
     Returns:
-        A number, or a float64 scalar tensor.
+        A float, or a float64 scalar tensor.
     """
     axes = tuple(axis for axis in range(-len(q.shape), 0) if axis not in channels)
     if isinstance(q, np.ndarray):

@@ -15,7 +15,8 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.ops import elementwise, relu
 from keras_qat.ops.activations import ACTIVATIONS
-from keras_qat.ops.lookup import LOOKUPS, lookup_row
+from keras_qat.ops.functions import LOOKUPS
+from keras_qat.ops.lookup import lookup_row
 from keras_qat.ops.node import Constant
 from keras_qat.ops.op import Arguments, FixedRange, SharedRange
 from keras_qat.ops.registry import Match, match, op_named

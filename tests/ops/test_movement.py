@@ -20,8 +20,7 @@ from keras_qat.keras2.backend import keras, register
 from keras_qat.ops.all_ops import ROWS
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import SharedRange
-from keras_qat.ops.register import register_op
-from keras_qat.ops.registry import match
+from keras_qat.ops.registry import match, register_op
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import unpack

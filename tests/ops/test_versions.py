@@ -12,8 +12,7 @@ from tensorflow.lite.python.convert import mlir_sparsify
 
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.keras2.backend import keras, register
-from keras_qat.ops.register import register_op
-from keras_qat.ops.registry import op_named
+from keras_qat.ops.registry import op_named, register_op
 from keras_qat.tflite.schema import OPERATORS, TYPES, operator_code, unpack
 from tests.ops.harness import file_of, make_node, node_of
 from tests.ops.test_contracts import MATCHING

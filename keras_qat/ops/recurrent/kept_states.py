@@ -62,7 +62,7 @@ class StateVariable:
         """Reads the state that the last run wrote, zeros in the first run."""
         column = self.e.temporary("before", self.e.shape(self.variable), self.params)
         self.e.add("QUANTIZE", [self.variable], [column])
-        return self.e.reshaped(column, self.shape, "begun")
+        return self.e.make_reshaped(column, self.shape, "begun")
 
     def write(self, state: int) -> int:
         """Writes a state with SVDF, with weights of 1 and a memory of one step, and returns it.
@@ -72,7 +72,7 @@ class StateVariable:
         the result, or compilers would remove the SVDF.
         """
         e, scale = self.e, self.params.scale
-        column = e.reshaped(state, e.shape(self.variable), "column")
+        column = e.make_reshaped(state, e.shape(self.variable), "column")
         unit = np.float32(1.0)
         inputs = [
             column,
@@ -84,4 +84,4 @@ class StateVariable:
         written = e.temporary("written", e.shape(column), self.params)
         relu = schema.ActivationFunctionType.RELU  # Kernels require it, but do not compute it.
         e.add("SVDF", inputs, [written], rank=1, fusedActivationFunction=relu)
-        return e.reshaped(written, self.shape, "ended")
+        return e.make_reshaped(written, self.shape, "ended")

@@ -331,7 +331,7 @@ def _zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
         if times > 1:
             folded = e.temporary("folded", (of_file, times), CELL)
             e.add("MUL", [some, e.constant("none", np.zeros((1, times), np.int16), fine)], [folded])
-            some = e.reshaped(folded, (batch, 1), "some_of_step")
+            some = e.make_reshaped(folded, (batch, 1), "some_of_step")
     zeros = e.constant("zeros", np.zeros((1, units or 1), np.int16), fine)
     if units == 1:
         # LiteRT computes a product in the memory of an input of the same size, and has then none
@@ -367,7 +367,7 @@ def _first_numbers(e: Emission, source: int, batch: int | None) -> int:
     """Returns a tensor with the first number of each example."""
     rank = len(e.shape(source))
     if rank == 1:
-        return e.reshaped(source, (batch, 1), "some")
+        return e.make_reshaped(source, (batch, 1), "some")
     some = e.temporary("some", (batch, 1), source)
     firsts: list[Part] = [(0, 1, 1)] * (rank - 1)
     emit_slice(e, source, some, [(None, None, 1), *firsts], dropped=range(1, rank - 1))

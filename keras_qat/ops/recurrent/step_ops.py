@@ -108,7 +108,7 @@ class Steps:
         if all(item.bits == 8 for item in (params, *(own for _, own in prepared))):
             return self.machine.run(op, prepared, params, maximum=maximum)
         wide = params if params.bits == 16 else UNIT
-        inputs = [x if x[1].bits == 16 else self.machine.widened(x) for x in prepared]
+        inputs = [x if x[1].bits == 16 else self.machine.widen(x) for x in prepared]
         result = self.machine.run(op, inputs, wide, maximum=maximum)
         return result if wide is params else self.requantized(result, params)
 

@@ -210,7 +210,7 @@ def _written(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized]]:
         return lambda index: {part: products[index] for part, products in of_steps.items()}
     (x, params), (batch, steps, *sizes) = source, e.shape(e.inputs[0])
     if len(sizes) == 2:
-        x = e.reshaped(x, (batch, steps, 1, *sizes), "images")
+        x = e.make_reshaped(x, (batch, steps, 1, *sizes), "images")
     images = _steps(e, (x, params), "image")
     return lambda index: {part: m.input_product(part, images[index]) for part in m.parts}
 

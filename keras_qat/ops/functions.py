@@ -1,0 +1,300 @@
+"""Functions of one value that are computed by tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from keras_qat.arithmetic.quant_params import QuantParams, single
+from keras_qat.graph.calls import Call, Value
+from keras_qat.graph.operations import get_kind, get_operands, read_scalar
+from keras_qat.helper_layers.elementwise_functions import Formula, evaluate_formula
+from keras_qat.helper_layers.finite_functions import Logarithm, Power, Reciprocal, SquareRoot
+from keras_qat.helper_layers.operations import ROUNDINGS, Positions
+from keras_qat.keras2.backend import keras, layers
+from keras_qat.ops.emission import Emission
+from keras_qat.ops.lookup import (
+    Entries,
+    Kernel,
+    accept_float,
+    compute_in_float32,
+    emit_positions,
+    list_values,
+    look_up,
+    lookup_row,
+    make_entries,
+)
+from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange
+
+_activations = keras.activations
+
+
+def _log(x: tf.Tensor) -> tf.Tensor:
+    return tf.math.log(tf.maximum(x, 0.0))
+
+
+def _softplus(x: tf.Tensor) -> tf.Tensor:
+    return tf.maximum(x, 0.0) + tf.math.log1p(tf.exp(-tf.abs(x)))
+
+
+def _apply_thresholded_relu(
+    x: tf.Tensor, slope: float, maximum: float, threshold: float
+) -> tf.Tensor:
+    return tf.where(x > threshold, tf.minimum(x, maximum), slope * (x - threshold))
+
+
+def _read_relu_options(call: Call) -> Attributes:
+    layer = call.layer
+    maximum = getattr(layer, "max_value", None)
+    return {
+        "slope": float(getattr(layer, "negative_slope", 0.0)),
+        "maximum": math.inf if maximum is None else float(maximum),
+        "threshold": float(getattr(layer, "theta", getattr(layer, "threshold", 0.0))),
+    }
+
+
+def _accept_option(name: str, value: object) -> Callable[[Call, Attributes], str | None]:
+    """Returns an `accepts` for layers with this value of an option, and for operations."""
+
+    def accepts(call: Call, attributes: Attributes) -> str | None:
+        is_other = getattr(call.layer, name, value) != value
+        return "" if is_other else accept_float(call)
+
+    return accepts
+
+
+_NON_NEGATIVE = OwnRange(non_negative=True)
+
+LOOKUPS: tuple[Op, ...] = (
+    lookup_row(
+        "selu",
+        lambda x: 1.0507009873554805 * tf.where(x < 0, 1.6732632423543772 * tf.math.expm1(x), x),
+        "scaled exponential linear unit",
+        kinds=("selu",),
+        functions=(_activations.selu, tf.nn.selu),
+    ),
+    lookup_row(
+        "thresholded_relu",
+        _apply_thresholded_relu,
+        "ReLU with a threshold, or with both a slope and a maximum",
+        layers=(layers.ThresholdedReLU, layers.ReLU),
+        attributes=_read_relu_options,
+        needs=("slope", "maximum", "threshold"),
+    ),
+    lookup_row(
+        "softplus",
+        _softplus,
+        "log(1 + exp(x))",
+        kinds=("softplus",),
+        functions=(_activations.softplus, tf.nn.softplus),
+        output=_NON_NEGATIVE,
+    ),
+    lookup_row(
+        "mish",
+        lambda x: x * tf.tanh(_softplus(x)),
+        "x * tanh(softplus(x))",
+        functions=(_activations.mish,),
+    ),
+    lookup_row(
+        "softsign",
+        lambda x: x / (1.0 + tf.abs(x)),
+        "x / (1 + |x|)",
+        kinds=("softsign",),
+        functions=(_activations.softsign, tf.nn.softsign),
+    ),
+    lookup_row(
+        "exp",
+        tf.exp,
+        "exponential function",
+        kinds=("exp",),
+        functions=(_activations.exponential, tf.exp),
+        output=_NON_NEGATIVE,
+        kernel=Kernel("EXP", compute_in_float32(tf.exp)),
+    ),
+    lookup_row(
+        "log",
+        _log,
+        "natural logarithm; the lowest value of what is not positive",
+        layers=(Logarithm,),
+        kinds=("log",),
+        functions=(tf.math.log,),
+        accepts=_accept_option("plus_one", False),
+        kernel=Kernel("LOG", compute_in_float32(_log)),
+    ),
+    lookup_row(
+        "sqrt",
+        lambda x: tf.sqrt(tf.maximum(x, 0.0)),
+        "square root; 0 of what is negative",
+        layers=(SquareRoot,),
+        kinds=("sqrt",),
+        functions=(tf.sqrt,),
+        accepts=_accept_option("inverse", False),
+        output=_NON_NEGATIVE,
+    ),
+    lookup_row(
+        "rsqrt",
+        lambda x: 1.0 / tf.sqrt(tf.maximum(x, 0.0)),
+        "1 / square root; the highest value of what is not positive",
+        layers=(SquareRoot,),
+        kinds=("rsqrt",),
+        functions=(tf.math.rsqrt,),
+        accepts=_accept_option("inverse", True),
+        output=_NON_NEGATIVE,
+    ),
+    lookup_row(
+        "formula",
+        lambda x, formula: evaluate_formula(json.loads(formula), x),
+        "a function that code computes with several operations, such as log(1 + exp(x))",
+        layers=(Formula,),
+        attributes=lambda call: {"formula": call.layer.formula},
+        needs=("formula",),
+    ),
+)
+
+
+def _power(x: tf.Tensor, exponent: float) -> tf.Tensor:
+    """Computes x ** exponent, of 0 in place of a negative x if the exponent is not an integer."""
+    return tf.pow(x if exponent == int(exponent) else tf.maximum(x, 0.0), exponent)
+
+
+def _read_exponent(call: Call) -> float | None:
+    """Returns the exponent of a power of a tensor; None if it is not a number."""
+    if isinstance(call.layer, Power):
+        return call.layer.exponent
+    x, exponent = get_operands(call, "x", "y")
+    return read_scalar(exponent) if isinstance(x, Value) else None
+
+
+def _accepts_power(call: Call, attributes: Attributes) -> str | None:
+    if attributes["exponent"] is None:
+        return "with an exponent that is no number"
+    return accept_float(call)
+
+
+def _accepts_quotient(call: Call, attributes: Attributes) -> str | None:
+    if math.isnan(attributes["numerator"]):
+        return ""
+    return accept_float(call)
+
+
+def _read_numerator(call: Call) -> float:
+    """Returns the number that a call divides by a tensor; NaN for other divisions."""
+    if isinstance(call.layer, Reciprocal):
+        return call.layer.numerator
+    if get_kind(call) == "reciprocal":
+        return 1.0
+    x, y = get_operands(call, "x", "y")
+    known = read_scalar(x) if isinstance(y, Value) else None
+    return math.nan if known is None else known
+
+
+MATH_FUNCTIONS: tuple[Op, ...] = (
+    *(
+        lookup_row(name, function, doc, kinds=(name,))
+        for name, function, doc in (
+            ("sin", tf.sin, "sine"),
+            ("cos", tf.cos, "cosine"),
+            ("tan", tf.tan, "tangent"),
+            ("atan", tf.atan, "arc tangent"),
+            ("sinh", tf.sinh, "hyperbolic sine"),
+            ("cosh", tf.cosh, "hyperbolic cosine"),
+            ("asinh", tf.asinh, "inverse hyperbolic sine"),
+            ("erf", tf.math.erf, "error function"),
+            ("expm1", tf.math.expm1, "exp(x) - 1"),
+            ("sign", tf.sign, "-1, 0 or 1"),
+            ("floor", tf.floor, "the next whole number below"),
+            ("ceil", tf.math.ceil, "the next whole number above"),
+            ("round", tf.round, "the nearest whole number, halves to even"),
+        )
+    ),
+    lookup_row(
+        "log1p",
+        lambda x: tf.math.log1p(tf.maximum(x, -1.0)),
+        "log(1 + x)",
+        layers=(Logarithm,),
+        kinds=("log1p",),
+        accepts=_accept_option("plus_one", True),
+    ),
+    lookup_row(
+        "power",
+        _power,
+        "powers with any number as the exponent; 0 of what is negative if it is not whole",
+        layers=(Power,),
+        kinds=("pow",),
+        attributes=lambda call: {"exponent": _read_exponent(call)},
+        needs=("exponent",),
+        accepts=_accepts_power,
+    ),
+    lookup_row(
+        "reciprocal",
+        lambda x, numerator: numerator / x,
+        "a number divided by a tensor; the end of the range where that is 0",
+        layers=(Reciprocal,),
+        kinds=("reciprocal", "divide"),
+        attributes=lambda call: {"numerator": _read_numerator(call)},
+        defaults={"numerator": 1.0},
+        accepts=_accepts_quotient,
+    ),
+)
+
+
+# Integers of float values, such as the pixels beside a coordinate.
+
+_LARGEST = 2.0**23 - 1
+"""The largest integer: float32 holds all integers, and three bytes hold all differences."""
+
+
+def _tabulate_integers(x: QuantParams, rounding: str) -> tf.Tensor:
+    """Returns the integer of each quantized value, the lowest first, as training computes it."""
+    x = x.as_tensors()
+    values = ROUNDINGS[rounding](single((list_values(x) - x.zero_point) * x.scale))
+    return tf.clip_by_value(values, -_LARGEST, _LARGEST)
+
+
+def _prepare_positions(a: Arguments) -> Entries:
+    (x,) = a.params
+    return make_entries(x, a.q[0].dtype, _tabulate_integers(x, a.attributes["rounding"]))
+
+
+def _emit_positions(e: Emission) -> None:
+    """Adds a table for each byte of the integers, the largest entries of TFLite Micro's GATHER."""
+    (target,), shape = e.outputs, e.shape(e.inputs[0])
+    entries = _tabulate_integers(e.input_params, e.attributes["rounding"]).numpy().astype(np.int32)
+    lowest = int(entries.min())
+    digits = max(1, -(-int(entries.max() - lowest).bit_length() // 8))
+    positions = emit_positions(e, entries.size)
+    # Bytes are signed, so each is 128 too low.
+    total = e.constant("lowest", lowest + sum(128 << 8 * digit for digit in range(digits)))
+    for digit in range(digits):
+        values = ((entries - lowest) >> 8 * digit) % 256 - 128
+        byte, integer, scaled, added = (
+            e.temporary(f"{name}_{digit}", shape, "int32" if index else "int8")
+            for index, name in enumerate(("byte", "number", "scaled", "sum"))
+        )
+        table = e.constant(f"table_{digit}", values.astype(np.int8))
+        e.add("GATHER", [table, positions], [byte], axis=0)
+        e.cast(byte, integer)
+        if digit:
+            e.add("MUL", [integer, e.constant(f"unit_{digit}", 256**digit)], [scaled])
+            integer = scaled
+        added = added if digit + 1 < digits else target
+        e.add("ADD", [integer, total], [added])
+        total = added
+
+
+POSITIONS = Op(
+    "positions",
+    lambda a: tf.cast(look_up(a.q[0], a.prepared), tf.int32),
+    _emit_positions,
+    prepare=_prepare_positions,
+    doc="whole numbers of real ones, as `tf.cast` makes them of a position",
+    layers=(Positions,),
+    attributes=lambda call: {"rounding": call.layer.rounding},
+    needs=("rounding",),
+    on_request=True,
+    elementwise=True,
+)
