@@ -6,7 +6,9 @@ import dataclasses
 import json
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.operations import is_operation, read_scalar
@@ -22,19 +24,16 @@ from keras_qat.ops.registry import match
 LARGEST = 64
 """The largest number of functions in a formula."""
 
-_WIDE = {"exp", "expm1", "cosh", "sinh", "square", "pow", "product"}
-"""Functions with results of very different size. 8 bits keep only the large results."""
-
 _SOFTMAX = "softmax"
 
-_FLAT = {_SOFTMAX, "quotient", "root", "reciprocal", "sigmoid", "tanh"}
-"""Functions with results near 0 and near 1. 8 bits keep only one of them."""
+_RANGES = np.array([[4.0], [8.0]])
+"""Chains are tried on inputs from minus each number to that number."""
 
-_STEEP = {"log", "log1p", "sqrt", "rsqrt", "reciprocal", "root", "quotient"}
-"""Functions that enlarge differences between small values."""
+_LOSS = 10.0
+"""A chain is a table if rounding each step makes the noise so many times larger: 10 dB."""
 
-_SELECTING = {"exp", "where", "maximum", "minimum", "clip_by_value"}
-"""Functions that may read only the smaller values, as in an ELU written by hand."""
+_INAUDIBLE = 1e-5
+"""Noise below this fraction of the variance does not count: -50 dB, as of 8 bits."""
 
 _SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
 """Layers whose activations are split off if a chain reads them."""
@@ -45,17 +44,20 @@ class _Chain(NamedTuple):
 
     x: Value
     formula: str | list[Any]
-    kinds: frozenset[str]
-    """Its operations: "product" and "quotient" of two results, "root" for powers below 1."""
-    needs_table: bool
-    """Whether 8 bits between its operations would lose accuracy."""
+    exact: NDArray[Any]
+    """Its results for each of `_RANGES`, in float."""
+    rounded: NDArray[Any]
+    """The same if each operation rounds its results to 8 bits."""
+    divides: bool
+    """Whether it divides tensors, for which TFLite would need several operators of 16 bits."""
     size: int
 
 
 def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
     """Replace functions of one tensor, such as log(1 + exp(x)), by one layer with a lookup table.
 
-    8 bits of exp(x) alone keep little but the largest values.
+    8 bits of exp(x) alone keep little but the largest values. Each chain is computed both ways, as
+    one table and with results of 8 bits between its operations, for inputs of typical ranges.
     """
     chains: dict[Value, _Chain] = {}
     graph = _split_activations(graph, context)
@@ -64,18 +66,21 @@ def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
             chains[call.output] = chain
     read = set(flatten_values(graph.outputs))
     read.update(value for call in graph.loss_only for value in call.inputs)
-    inside, calls = set(chains), []
+    inside, calls, judged = set(chains), [], set(read)
     for call in reversed(graph.calls):
         values = flatten_values(call.outputs)
         if values and inside.issuperset(values) and read.isdisjoint(values):
             continue
         parts, chain = [call], chains.get(next(iter(values), None))  # type: ignore[arg-type]
-        if chain and chain.needs_table and call.output.is_float:
+        if chain and call.output in judged and call.output.is_float and _needs_table(chain):
             parts = [part.as_part_of(call) for part in _make_table(call, chain, context)]
             if chain.x not in parts[-1].inputs:
                 inside.add(chain.x)  # The new calls read the scores of this softmax.
         calls += parts[::-1]
-        read.update(value for part in parts for value in part.inputs)
+        for value in (value for part in parts for value in part.inputs):
+            read.add(value)
+            if chain is None or value not in chains or chains[value].x is not chain.x:
+                judged.add(value)  # Other operations of a chain are judged with its end.
     return dataclasses.replace(graph, calls=calls[::-1])
 
 
@@ -138,32 +143,62 @@ def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
     (x,) = tensors if len(tensors) == 1 else (None,)
     if x is None or x.shape != call.output.shape:
         return None
-    inner = {
-        v: chain if chain and v is not x else _Chain(v, "x", _find_kinds(v), False, 0)
-        for v, chain in own.items()
-    }
+    inner = {v: chain if chain and v is not x else _start_chain(v) for v, chain in own.items()}
     if any(chain.x is not x for chain in inner.values()):
         return None
     read = [inner[term] for term in terms if isinstance(term, Value)]
-    kind = name
-    if name == "divide" and isinstance(terms[1], Value):
-        kind, inputs = "quotient", inner[terms[1]].kinds
-    else:
-        kind = "product" if name == "multiply" and len(read) == 2 else name
-        if name == "pow" and isinstance(terms[1], float) and terms[1] < 1:
-            kind = "root"
-        inputs = frozenset().union(*(chain.kinds for chain in read))
-    needs_table = any(chain.needs_table for chain in read)
-    needs_table |= kind == "quotient" or (kind in _STEEP and bool(inputs & (_WIDE | _FLAT)))
-    needs_table |= kind in _SELECTING and bool(inputs & _WIDE)
     size = 1 + sum(chain.size for chain in read)
+    if size > LARGEST:
+        return None
     formula = [name, *(inner[t].formula if isinstance(t, Value) else t for t in terms)]
-    kinds = frozenset({kind}).union(*(chain.kinds for chain in read))
-    return _Chain(x, formula, kinds, needs_table, size) if size <= LARGEST else None
+    exact = _compute(name, [inner[t].exact if isinstance(t, Value) else t for t in terms])
+    rounded = _round(
+        _compute(name, [inner[t].rounded if isinstance(t, Value) else t for t in terms])
+    )
+    divides = name == "divide" and isinstance(terms[1], Value)
+    divides |= any(chain.divides for chain in read)
+    return _Chain(x, formula, exact, rounded, divides, size)
 
 
-def _find_kinds(x: Value) -> frozenset[str]:
-    return frozenset() if _find_scores(x)[0] is None else frozenset({_SOFTMAX})
+def _start_chain(x: Value) -> _Chain:
+    """Return the chain without operations. Results of a softmax are near 0, so are its inputs."""
+    is_softmax = _find_scores(x)[0] is not None
+    exact = np.exp(_RANGES * np.linspace(-1, 0, 256)) if is_softmax else _RANGES * _GRID
+    return _Chain(x, "x", exact, _round(exact), False, 0)
+
+
+_GRID = np.arange(-128, 128) / 128
+
+
+def _compute(name: str, terms: list[Any]) -> NDArray[Any]:
+    """Compute an operation; results that are not finite are the lowest or largest of the others."""
+    with tf.init_scope():
+        results = np.asarray(FUNCTIONS[name](*map(np.asarray, terms)))
+    if results.dtype == bool:
+        return results
+    is_finite = np.isfinite(results)
+    low = np.min(results, -1, keepdims=True, initial=0.0, where=is_finite)
+    high = np.max(results, -1, keepdims=True, initial=0.0, where=is_finite)
+    return np.where(is_finite, results, np.where(results > 0, high, low))
+
+
+def _round(results: NDArray[Any]) -> NDArray[Any]:
+    """Round to 256 values from the lowest to the largest, of which one is 0."""
+    if results.dtype == bool:
+        return results
+    low, high = np.minimum(results.min(-1), 0.0), np.maximum(results.max(-1), 0.0)
+    scale = np.maximum(high - low, 1e-30)[:, None] / 255
+    zero = np.round(-low[:, None] / scale)
+    return (np.clip(np.round(results / scale) + zero, 0, 255) - zero) * scale
+
+
+def _needs_table(chain: _Chain) -> bool:
+    """Return whether rounding each operation loses much more than rounding the results."""
+    if chain.divides or chain.exact.dtype == bool:
+        return chain.divides
+    exact = chain.exact
+    noise, least = (np.mean((y - exact) ** 2, -1) for y in (chain.rounded, _round(exact)))
+    return bool(np.any(noise > _LOSS * np.maximum(least, _INAUDIBLE * np.var(exact, -1))))
 
 
 def _read(call: Call) -> tuple[str, list[Any]]:

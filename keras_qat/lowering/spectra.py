@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
 from keras_qat.graph.operations import MOVES, get_kind, is_operation
+from keras_qat.helper_layers.elementwise_functions import Formula
 from keras_qat.lowering.expand_call import require
 from keras_qat.tracing.cannot_trace import TooLarge
 
@@ -171,7 +172,7 @@ def _magnitude(x: Pair, name: Any = None) -> Any:
     real, imag = tf.abs(real), tf.abs(imag)
     longer = tf.maximum(real, imag)
     ratio = tf.minimum(real, imag) / longer
-    return longer * tf.sqrt(1.0 + ratio * ratio)
+    return longer * Formula('["sqrt", ["add", 1.0, ["multiply", "x", "x"]]]', name="sqrt")(ratio)
 
 
 def _angle(input: Pair, name: Any = None) -> Any:

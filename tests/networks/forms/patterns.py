@@ -53,6 +53,12 @@ def tanh(x):
     return (tf.exp(x) - tf.exp(-x)) / (tf.exp(x) + tf.exp(-x))
 
 
+def value_transform(x):
+    """The inverse of the transform of MuZero's values."""
+    roots = tf.sqrt(1 + 0.004 * (tf.abs(x) + 1.001)) - 1
+    return tf.sign(x) * (tf.square(roots / 0.002) - 1)
+
+
 FUNCTIONS = {
     "softplus": lambda x: log(1.0 + tf.exp(x)),
     "softplus of log1p": lambda x: tf.math.log1p(tf.exp(x)),
@@ -75,6 +81,9 @@ FUNCTIONS = {
     ),
     "a choice in another order": lambda x: tf.where(x > 0.0, y=tf.exp(x) - 1.0, x=x),
     "a quotient": lambda x: tf.sin(x) / (1.0 + tf.abs(x)),
+    "signs and powers": value_transform,
+    "a root of shares": lambda x: tf.sqrt(tf.sigmoid(2.0 * x) + 1e-6),
+    "an arc": lambda x: tf.atan(tf.exp(x)),
     "Gauss": lambda x: tf.exp(-0.5 * tf.square(x - 0.5)),
 }
 OF_SHARES = {
