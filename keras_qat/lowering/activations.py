@@ -161,7 +161,7 @@ def _log_sum_exp(x: tf.Tensor, axis: object, total: tf.Tensor) -> tf.Tensor:
 
 
 LOG_SUM_EXP = Rule(operation("log")(_TOTAL.named("total")), _log_sum_exp)
-"""Subtracts the largest of x in log(sum(exp(x))), because 8 bits of exp(x) keep little else."""
+"""Subtracts the largest x in log(sum(exp(x))), because 8 bits of exp(x) keep only large values."""
 
 
 def _find_single_axis(x: tf.Tensor, axes: object) -> int:

@@ -225,7 +225,7 @@ def replace_calls(graph: Graph, replaced: Mapping[Call, list[Call]]) -> Graph:
 
 
 def rewrite_calls(graph: Graph, rewrite: Callable[[Call], list[Call]]) -> Graph:
-    """Return the graph with each call replaced as `rewrite` says; none keeps the call."""
+    """Return the graph with new calls for each call. A call stays if there are no new calls."""
     calls = [new for call in graph.calls for new in rewrite(call) or [call]]
     return dataclasses.replace(graph, calls=calls)
 

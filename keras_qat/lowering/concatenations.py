@@ -1,12 +1,13 @@
-"""Keeps tensors that are concatenated from sharing a range, or gives them similar ranges.
+"""Prevents concatenated tensors of different size from losing accuracy in their common range.
 
-All tensors of a concatenation have one range, in which 8 bits may lose the smallest tensors.
+Slices of a concatenation read the tensors directly, and tensors before a norm are scaled.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.operations import get_argument, get_kind
 from keras_qat.helper_layers.rescaled_norms import RESCALED, seen_statistics
 from keras_qat.keras2.backend import layers
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_calls, rewrite_calls
+from keras_qat.lowering.builder import LoweringContext, replace_calls, rewrite_calls
 from keras_qat.lowering.expand_call import make_symbol, require, trace_in_place, unwrap
 from keras_qat.lowering.expansions.movement import slice_axis
 from keras_qat.ops.registry import match
@@ -179,7 +180,7 @@ def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
 
     The statistics of the normalization show how wide each tensor is. Before training there are no
     statistics, and nothing changes. `k` is a power of two, so the results are identical to the last
-    bit. The multiplication is part of the normalization, whose factors are exact for each channel.
+    bit. The multiplication is part of the normalization, with exact factors for each channel.
     """
     readers, counts = graph.find_single_consumers(), graph.count_calls()
     replaced: dict[Call, list[Call]] = {}
@@ -188,7 +189,7 @@ def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
         if norm is None or type(norm.layer) not in RESCALED or counts[norm.layer] > 1:
             continue
         if factors := _find_factors(call, norm, context):
-            replaced[call] = _scale_inputs(call, factors, context)
+            replaced[call] = trace_in_place(call, partial(_scale_inputs, call, factors), context)
             sizes = [x.shape[-1] or 0 for x in call.inputs]
             replaced[norm] = [_rescale(norm, np.repeat(factors, sizes).tolist(), context)]
     return replace_calls(graph, replaced)
@@ -221,15 +222,14 @@ def _find_factors(call: Call, norm: Call, context: LoweringContext) -> list[floa
     return [float(2**exponent) for exponent in exponents]
 
 
-def _scale_inputs(call: Call, factors: list[float], context: LoweringContext) -> list[Call]:
-    """Return a concatenation of inputs that are divided by factors."""
-    parts, scaled = PartsBuilder(call, context), {}
-    for index, (x, factor) in enumerate(zip(call.inputs, factors, strict=True)):
+def _scale_inputs(call: Call, factors: list[float]) -> tf.Tensor:
+    """Compute a concatenation of inputs that are divided by factors."""
+    scaled = {value: make_symbol(value) for value in call.inputs}
+    for index, (value, factor) in enumerate(zip(call.inputs, factors, strict=True)):
         if factor != 1:
-            layer = parts.new(f"scaled{index}", layers.Rescaling, 1 / factor)
-            scaled[x] = parts.add(layer, x, shape=x.shape)
-    args, kwargs = map_values(lambda x: scaled.get(x, x), (call.args, call.kwargs))
-    return parts.end(call.layer, *args, kwargs=kwargs)
+            scaled[value] = layers.Rescaling(1 / factor, name=f"scaled{index}")(scaled[value])
+    args, kwargs = map_values(scaled.__getitem__, (call.args, call.kwargs))
+    return call.layer(*args, **kwargs)
 
 
 def _rescale(norm: Call, input_scale: list[float], context: LoweringContext) -> Call:

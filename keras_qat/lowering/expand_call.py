@@ -176,7 +176,7 @@ def _is_from_library(traceback: TracebackType | None) -> bool:
 
 
 def _is_right(traced: _Traced, context: LoweringContext) -> bool:
-    """Return whether the results of an expansion on random inputs are close to those of the call.
+    """Return whether a call and its expansion compute about the same on random inputs.
 
     Equal calls are compared once. An expansion that does not follow from the arguments alone, or
     that reads other weights, is not compared.

@@ -1,7 +1,7 @@
-"""Computes token ids, indices and constants of int64 as int32, where a model has other types.
+"""Computes token ids, indices and constants as int32 if a model has other types.
 
-Three cases: an `Input` without a type reads token ids as floats; `floor`, `ceil` and `round` return
-floats that the model casts to indices later; NumPy makes constants of int64.
+An `Input` without a type reads token ids as floats. `floor`, `ceil` and `round` return floats that
+the model casts to indices later. NumPy makes constants of int64.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from keras_qat.lowering.expand_call import (
     expand_call,
     get_value,
     is_tensor,
+    make_symbol,
     require,
+    trace_in_place,
     unwrap,
 )
 from keras_qat.lowering.expansions.movement import slice_axis
@@ -248,7 +250,8 @@ def round_indices(graph: Graph, context: LoweringContext) -> Graph:
     of_integers = [call.inputs[0] for call, found in casts.items() if found == "integers"]
     needed = {value.producer for value in reach(of_integers, _read_integers)}
     for call in graph.calls:
-        calls += _cast(call, integers, context) if call in casts else [call]
+        compute = functools.partial(_cast, call, integers)
+        calls += trace_in_place(call, compute, context) if call in casts else [call]
         calls += _compute_in_integers(call, integers, context) if call in needed else []
     return dataclasses.replace(graph, calls=calls)
 
@@ -260,16 +263,15 @@ def _read_integers(value: Value) -> list[Value]:
     return [] if call is None or is_start else [x for x in call.inputs if x.is_float]
 
 
-def _cast(call: Call, integers: Mapping[Value, Value], context: LoweringContext) -> list[Call]:
-    """Return calls that cast a float tensor, or the same tensor in integers."""
-    parts, (x,) = PartsBuilder(call, context), call.inputs
-    if x not in integers and call.output.dtype == "int32":
-        return parts.end(parts.new("", Positions, "truncate"), x)
-    if x not in integers:
-        layer = parts.new("truncate", Positions, "truncate")
-        truncated = parts.add(layer, x, output=Value(parts.path(layer), x.shape, "int32"))
-    cast = parts.new("", type(call.layer), tf.cast, dtype="int32")
-    return parts.end(cast, integers.get(x) or truncated, kwargs={"dtype": call.output.dtype})
+def _cast(call: Call, integers: Mapping[Value, Value]) -> tf.Tensor:
+    """Compute a cast of a float tensor, or of the same tensor in integers."""
+    (x,) = call.inputs
+    if x in integers:
+        return tf.cast(make_symbol(integers[x]), call.output.dtype)
+    if call.output.dtype == "int32":
+        return Positions("truncate")(make_symbol(x))
+    truncated = Positions("truncate", name="truncate")(make_symbol(x))
+    return tf.cast(truncated, call.output.dtype)
 
 
 def _compute_in_integers(

@@ -31,7 +31,7 @@ from keras_qat.tracing.cannot_trace import CannotTrace
 from keras_qat.tracing.trace_layer import TracedLayer, trace_layer
 
 RECURRENT = layers.RNN, layers.Bidirectional
-"""Layers whose mask may be an argument. They do not pass it on to the layers inside."""
+"""Layers with an argument for the mask, which they do not pass on to the layers inside."""
 
 _TRACED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePooling1D, layers.Softmax
 """Keras' layers that are traced if they read a mask."""
@@ -87,31 +87,23 @@ class MaskTensors:
         Args:
             call: the call.
             expansion: another call that computes the same and is traced in its place, or None.
-            lenders: other layers whose weights it reads, and variables that no layer holds.
+            lenders: other layers with weights that it reads, and variables that no layer holds.
 
         Raises:
             CannotTrace, OnlyTrains: if it cannot be traced.
         """
+        inputs = list(dict.fromkeys((expansion or call).inputs))
         try:
-            return self._trace(call, expansion, lenders)
+            masks = {} if expansion else self.find(inputs)
+            if expansion or masks or lenders:
+                traced = trace_layer(expansion or call, masks, lenders)
+            else:
+                traced = self._trace_alone(call)
         except CannotTrace as error:
-            given = use_python_integers(call)
+            given = use_python_integers(call)  # Python compares and branches by them.
             if given is None or expansion or type(error) is not CannotTrace:
                 raise
-        return self._trace(given, None, lenders)  # Python compares and branches by them.
-
-    def _trace(
-        self,
-        call: Call,
-        expansion: Call | None,
-        lenders: Sequence[layers.Layer | tf.Variable],
-    ) -> tuple[TracedLayer, list[Value]]:
-        inputs = list(dict.fromkeys((expansion or call).inputs))
-        masks = {} if expansion else self.find(inputs)
-        if expansion or masks or lenders:
-            traced = trace_layer(expansion or call, masks, lenders)
-        else:
-            traced = self._trace_alone(call)
+            return self.trace(given, None, lenders)
         is_unrolled = expansion and isinstance(call.layer, RECURRENT)
         if traced.carries_masks and not is_unrolled:
             self.hand_over(flatten_values(call.outputs))
@@ -134,7 +126,7 @@ class MaskTensors:
         return self._traced[key]
 
     def find(self, values: list[Value]) -> dict[Value, Value]:
-        """Return value -> its mask, for those that carry one.
+        """Return the masks of the values that have one.
 
         Raises:
             CannotTrace: if a mask cannot be traced.

@@ -32,7 +32,7 @@ class Pattern:
     """Describes a tensor or a constant. Arithmetic on patterns makes patterns of operations.
 
     Args:
-        kinds: operations, of which one computes the tensor; or "tensor", "argument" or "constant"
+        kinds: operations, one of these computes the tensor; or "tensor", "argument" or "constant"
             for any of these; or "any of" or "repeated".
         operands: patterns of the operation's first arguments. All other arguments are ignored.
         name: the name that the match has the tensor under.
@@ -122,7 +122,7 @@ class Match(NamedTuple):
 
     @property
     def call(self) -> Call:
-        """The call whose output matches."""
+        """The call that computes the matching tensor."""
         return self.calls[0]
 
 

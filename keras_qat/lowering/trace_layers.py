@@ -3,9 +3,9 @@
 These are Lambdas, custom layers and functions that a user passes as activations. A layer that
 cannot be traced stays opaque and computes in float.
 
-All calls of a layer share its weights, so they must agree on how it is traced. What one call needs
-is often known only after another was traced. So all layers are traced in attempts, each with what
-earlier ones found out, until nothing changes.
+All calls of a layer share its weights, so they must agree on how it is traced. The needs of one
+call are often known only after another was traced. So all layers are traced in attempts, each with
+the results of earlier attempts, until nothing changes.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class _Agreement:
     unrolled: set[layers.Layer] = dataclasses.field(default_factory=set)
     """Recurrent layers that are unrolled in every call."""
     apart: set[layers.Layer] = dataclasses.field(default_factory=set)
-    """Layers whose calls compute different tensors of one weight, which stays a tensor."""
+    """Layers with calls that compute different tensors of one weight. It stays a tensor."""
 
     def update(self, attempt: _Attempt, traced: Graph) -> bool:
         """Note where calls of a layer disagree, and return whether another attempt is needed."""

@@ -21,6 +21,7 @@ from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.activations import get_weights_without_activation, make_activation
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_calls
+from keras_qat.lowering.expand_call import make_symbol, require, trace_in_place
 from keras_qat.ops.movement import read_window
 from keras_qat.ops.slicing import GATHER_ARGUMENTS
 
@@ -71,7 +72,7 @@ def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
         if _is_plain(source):
             is_depthwise = layer_class is layers.DepthwiseConv2D
             options.update(_get_settings("depthwise" if is_depthwise else "kernel", kernel))
-        else:  # Keras lists a layer's own weights, here the bias, before those of layers inside.
+        else:  # Keras lists a layer's own weights, here the bias, before weights inside.
             layer_class, variables = COMPUTED[layer_class], variables[::-1]
             options["source"] = clone(source)
         parts = PartsBuilder(end, context)
@@ -99,9 +100,10 @@ def split_product(call: Call, context: LoweringContext) -> list[Call]:
     product = _read_product(call)
     if product is None:
         return []
-    parts = PartsBuilder(call, context)
     if isinstance(product.kernel, Value):
-        return _multiply_patches(parts, product)
+        compute = partial(_multiply_patches, product, call.output.shape)
+        return trace_in_place(call, compute, context)
+    parts = PartsBuilder(call, context)
     frozen = _freeze(product.kernel)
     layer = parts.new("", product.layer_class, **product.options, use_bias=False, **frozen)
     return parts.end(layer, product.x)
@@ -113,23 +115,17 @@ def _freeze(values: ArrayLike) -> dict[str, Any]:
     return {"weights": [weight], "trainable": False}
 
 
-def _multiply_patches(parts: PartsBuilder, product: _Product) -> list[Call]:
+def _multiply_patches(product: _Product, shape: Sequence[int | None]) -> tf.Tensor:
+    """Compute a convolution by a product of patches and a matrix."""
     x, kernel, layer_class, options = product
-    shape, operation = parts.call.output.shape, type(parts.call.layer)
-    if layer_class is not layers.Conv2D or options["groups"] != 1 or None in shape[1:]:
-        return []
-    sizes: Any = kernel.shape
-    matrix = math.prod(sizes[:3]), sizes[3]
+    require(layer_class is layers.Conv2D and options["groups"] == 1 and None not in shape[1:])
+    y, sizes = make_symbol(x), list(kernel.shape)
     windows = [options[name] for name in ("kernel_size", "strides", "dilation_rate")]
     if any(tuple(window) != (1, 1) for window in windows[:2]):
-        patches = parts.new("patches", operation, tf.image.extract_patches)
-        names = ("sizes", "strides", "rates")
-        settings = {n: [1, *window, 1] for n, window in zip(names, windows, strict=True)}
-        settings["padding"] = options["padding"].upper()
-        x = parts.add(patches, x, kwargs=settings, shape=(*shape[:3], matrix[0]))
-    flat = parts.new("matrix", operation, tf.reshape)
-    kernel = parts.add(flat, kernel, list(matrix), shape=matrix)
-    return parts.end(parts.new("", operation, tf.matmul), x, kernel)
+        windows, padding = [[1, *window, 1] for window in windows], options["padding"].upper()
+        y = tf.image.extract_patches(y, *windows, padding, name="patches")
+    matrix = tf.reshape(make_symbol(kernel), [math.prod(sizes[:3]), sizes[3]], name="matrix")
+    return tf.matmul(y, matrix)
 
 
 def make_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
