@@ -16,7 +16,6 @@ from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_layer
 from keras_qat.lowering.expand_call import expand_call, get_value, require, unwrap
-from keras_qat.lowering.expansions.statistics import center_and_log_sum
 from keras_qat.lowering.patterns import (
     Matcher,
     Pattern,
@@ -151,13 +150,22 @@ A sum of exponentials that is at least 1 may be kept from 0.
 """
 
 
+def compute_log_sum(x: tf.Tensor, axis: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return the largest of x, x minus it, and the logarithm of the sum of its exponentials."""
+    largest = tf.reduce_max(x, axis, keepdims=True, name="largest")
+    below = tf.subtract(x, largest, name="below")
+    total = tf.reduce_sum(tf.exp(below, name="exp"), axis, keepdims=True, name="total")
+    return largest, below, tf.math.log(total, name="log")
+
+
 def _log_sum_exp(x: tf.Tensor, axis: object, total: tf.Tensor) -> tf.Tensor:
     before = get_value(x).producer
     require(before is None or not any(Matcher().find(_BELOW, before)))
     axis = _find_single_axis(x, axis)
-    largest, _, logarithm = center_and_log_sum(x, axis)
-    y = tf.add(largest, logarithm)
-    return y if total.shape == y.shape else tf.squeeze(y, axis)
+    largest, _, logarithm = compute_log_sum(x, axis)
+    if total.shape == largest.shape:
+        return tf.add(largest, logarithm)
+    return tf.squeeze(tf.add(largest, logarithm, name="sum"), axis)
 
 
 LOG_SUM_EXP = Rule(operation("log")(_TOTAL.named("total")), _log_sum_exp)

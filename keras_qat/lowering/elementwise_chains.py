@@ -14,10 +14,9 @@ from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.operations import is_operation, read_scalar
 from keras_qat.helper_layers.elementwise_functions import FUNCTIONS, Formula
 from keras_qat.keras2.backend import keras, layers
-from keras_qat.lowering.activations import split_activation
+from keras_qat.lowering.activations import compute_log_sum, split_activation
 from keras_qat.lowering.builder import LoweringContext, rewrite_calls
 from keras_qat.lowering.expand_call import make_symbol, trace_in_place
-from keras_qat.lowering.expansions.statistics import center_and_log_sum
 from keras_qat.lowering.read_operations import ACTIVATIONS, read_operation
 from keras_qat.ops.registry import match
 
@@ -107,7 +106,7 @@ def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Cal
         formula = json.dumps(chain.formula)
         if scores is None:
             return Formula(formula)(make_symbol(chain.x))
-        _, below, logarithm = center_and_log_sum(make_symbol(scores), axis)
+        _, below, logarithm = compute_log_sum(make_symbol(scores), axis)
         if chain.formula == ["log", "x"]:
             return tf.subtract(below, logarithm)
         x = tf.subtract(below, logarithm, name="log_softmax")

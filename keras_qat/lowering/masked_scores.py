@@ -70,7 +70,8 @@ class _Mask:
         """Compute masked scores that lie `beyond` all others, and reach a limit."""
         scores = make_symbol(self.scores)
         if self.sum is not None:
-            scores = _compute_with(self.sum, self.replace)
+            name = {"name": "unmasked"} if is_operation(self.sum.layer) else {}
+            scores = _compute_with(self.sum, self.replace, **name)
         inputs = [scores]
         if self.tensor is not None:
             mask = make_symbol(self.tensor)
@@ -245,7 +246,7 @@ def _swap(old: Any, new: Any) -> Callable[[Any], Any]:
     return lambda term: new if term is old else term
 
 
-def _compute_with(call: Call, replace: Callable[[Any], Any]) -> tf.Tensor:
+def _compute_with(call: Call, replace: Callable[[Any], Any], **options: str) -> tf.Tensor:
     """Compute a call with other arguments."""
 
     def swap(argument: Any) -> Any:
@@ -258,7 +259,8 @@ def _compute_with(call: Call, replace: Callable[[Any], Any]) -> tf.Tensor:
         return argument if argument is None or isinstance(argument, str) else swap(argument)
 
     function = call.layer.function if is_operation(call.layer) else call.layer
-    return function(*map(visit, call.args), **{n: visit(arg) for n, arg in call.kwargs.items()})
+    kwargs = {name: visit(argument) for name, argument in call.kwargs.items()}
+    return function(*map(visit, call.args), **{**kwargs, **options})
 
 
 def _find_constant(term: Any) -> NDArray[np.floating] | None:

@@ -67,22 +67,21 @@ def _norm(tensor: Any, ord: Any = None, axis: Any = None, keepdims: Any = None) 
     return tf.sqrt(mean, name="root") * np.float32(size**0.5)
 
 
-def center_and_log_sum(x: tf.Tensor, axis: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return the largest of x, x minus it, and the logarithm of the sum of its exponentials."""
-    largest = tf.reduce_max(x, axis, keepdims=True)
-    below = x - largest
-    return largest, below, tf.math.log(tf.reduce_sum(tf.exp(below), axis, keepdims=True))
+def _center_and_log_sum(x: tf.Tensor, axis: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return x minus its largest value, and the logarithm of the sum of its exponentials."""
+    below = x - tf.reduce_max(x, axis, keepdims=True)
+    return below, tf.math.log(tf.reduce_sum(tf.exp(below), axis, keepdims=True))
 
 
 def _log_softmax(logits: Any, axis: Any = None) -> Any:
-    _, below, total = center_and_log_sum(logits, -1 if axis is None else axis)
+    below, total = _center_and_log_sum(logits, -1 if axis is None else axis)
     return below - total
 
 
 def _log_sum_exp(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
     require(axis is not None)
-    largest, _, total = center_and_log_sum(input_tensor, axis)
-    y = largest + total
+    largest = tf.reduce_max(input_tensor, axis, keepdims=True)
+    y = largest + _center_and_log_sum(input_tensor, axis)[1]
     return y if keepdims else tf.squeeze(y, axis)
 
 
