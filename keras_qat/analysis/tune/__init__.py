@@ -44,6 +44,8 @@ class TuneResult:
         max_drop: the budget, in points.
         interrupted: whether Ctrl-C or the time limit ended the search early.
         directory: where the models of all attempts are saved.
+        describe: returns a value of the metric as text.
+        temporary: deletes a temporary directory together with the result; None if it stays.
     """
 
     model: QuantizedModel
@@ -54,8 +56,8 @@ class TuneResult:
     max_drop: float
     interrupted: bool
     directory: str
-    _show: Callable[[float], str] = dataclasses.field(repr=False, default=str)
-    _folder: tempfile.TemporaryDirectory[str] | None = dataclasses.field(repr=False, default=None)
+    describe: Callable[[float], str] = dataclasses.field(repr=False, default=str)
+    temporary: Any = dataclasses.field(repr=False, default=None)
 
     @property
     def is_met(self) -> bool:
@@ -90,9 +92,9 @@ class TuneResult:
 
     def __str__(self) -> str:
         budget = f"at most {self.max_drop:g} points less"
-        lines = [f"{self.metric}: {self._show(self.float_value)} in float, {budget}"]
+        lines = [f"{self.metric}: {self.describe(self.float_value)} in float, {budget}"]
         lines.append(f"{'value':>9}{'drop':>8}{'±':>6}{'bytes':>10}{'s':>6}  step")
-        lines += format_attempts(list(self.attempts), self._show)
+        lines += format_attempts(list(self.attempts), self.describe)
         verdict = "within the budget" if self.is_met else "NOT within the budget"
         lines.append(f"Best: {self.best.settings}, {self.best.drop:.2f} points less, {verdict}.")
         return "\n".join(lines)
