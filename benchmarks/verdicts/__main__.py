@@ -22,7 +22,7 @@ import keras_qat
 from benchmarks.markdown import head, row
 from benchmarks.verdicts import digits, images, others, sensors, sequences, vectors  # noqa: F401
 from benchmarks.verdicts.cases import CASES, Entry
-from keras_qat.analysis.verify.against_float import FEW
+from keras_qat.analysis.verify.outputs import FEW
 from keras_qat.analysis.verify.verdict import GOOD, UNDECIDED
 
 TITLES = (

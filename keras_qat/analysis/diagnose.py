@@ -1,4 +1,4 @@
-"""The verb `diagnose`: what quantization costs a model, where, and what helps, measured on data."""
+"""`diagnose`: measures what quantization costs a model, where, and what helps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
-from keras_qat.analysis.verify.signal_to_noise import decibels
-from keras_qat.analysis.verify.uses import Use
+from keras_qat.analysis.verify.causes import is_constant
+from keras_qat.analysis.verify.labels import Use
+from keras_qat.analysis.verify.signal_to_noise import compute_sqnr
 from keras_qat.analysis.verify.verdict import GOOD, grade_figures
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
@@ -26,7 +28,7 @@ from keras_qat.integer_graph.simulate import Codes, Simulation, run_examples
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import read_arrays, show_progress
 from keras_qat.io.inputs import get_inputs, pack_inputs
-from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.messages import silent
 from keras_qat.ops.node import Tensor
 from keras_qat.placement.layer_settings import OUT_OF_SCOPE
@@ -49,24 +51,25 @@ from keras_qat.training.schedule import (
 from keras_qat.training.scheduled_layer import assuming
 
 FITTED = 256
-"""Most examples that remedies take ranges and biases from."""
+"""Maximum number of examples for the ranges and biases of remedies."""
 CALIBRATE = "calibrate(qat, x)"
 SUSPECTS = 3
-"""Layers that are tried with more precision: those behind which the signal falls most."""
+"""Number of layers that are tried with more precision: those where the SQNR falls most."""
 GAIN = 3.0
-"""Least gain of a remedy that is listed, in dB: half of the noise."""
+"""Least gain of a listed remedy, in dB: half of the noise."""
 BEYOND, USED = 0.01, 0.5
-"""Share of an input's values beyond its range, and of its range that values use, that are told."""
+"""Ranges are reported if more than the first share of an input's values is outside, or if the
+values use less than the second share of the range."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """How near the quantized model comes to the model in float.
+    """How close the quantized model is to the float model.
 
     Args:
-        sqnr: signal to quantization noise of the outputs in dB, the mean of all outputs; None if
-            the outputs do not depend on the example.
-        agreement: share of outputs with the same largest entry; None if they have one entry.
+        sqnr: signal-to-quantization-noise ratio in dB, the mean of all outputs; None if the
+            outputs are the same for all examples.
+        agreement: share of rows with the same largest entry; None if outputs have one entry.
     """
 
     sqnr: float | None
@@ -83,12 +86,12 @@ class Diagnosis:
 
     Args:
         model: the model's name.
-        examples: how many examples it was measured on.
-        now: quality of the model as it is.
-        problems: sentences on what is wrong with ranges or data.
-        layers: layer -> signal to noise in dB before and behind it, for those where it falls most.
-        remedies: code -> the quality that it gives, the best first, but before them
-            `calibrate(qat, x)` where it gives most of the gain.
+        examples: number of examples that were measured.
+        now: quality of the unchanged model.
+        problems: sentences about wrong ranges or data.
+        layers: layer -> SQNR in dB before and after it, for the layers where it falls most.
+        remedies: code -> the quality with this remedy, the best first. If `calibrate(qat, x)`
+            brings most of the gain, it comes first.
     """
 
     model: str
@@ -100,7 +103,7 @@ class Diagnosis:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing has to be done: by `verify`'s limits, and without problems."""
+        """Whether there are no problems and `verify` would call the model good."""
         now = self.now
         use: Use = "values" if now.agreement is None else "classes or values"
         grade = grade_figures(use, now.sqnr, now.agreement, self.examples)
@@ -125,25 +128,25 @@ class Diagnosis:
 
 @answers_unknown()
 @one_at_a_time
-def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Diagnosis:
-    """Says what is wrong with a quantized model, where, and what helps, all measured on `x`.
+def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0) -> Diagnosis:
+    """Measures on `x` what is wrong with a quantized model, where, and what helps.
 
-    Every second example serves to try remedies (ranges, biases), the others to measure: the model
-    as the integers of its file compute it, against itself in float. The model does not change.
+    Every second example is used to try remedies (ranges, biases), the others to measure the
+    integers of the model's file against the float model. The model does not change.
 
     Args:
-        model: a quantization-aware model with ranges, as `quantize_model` makes it.
-        x: inputs, as in `calibrate`: some hundred, prepared as for training. No labels.
-        examples: how many to measure on, at most.
+        model: a quantization-aware model with ranges, from `quantize_model`.
+        x: inputs, as in `calibrate`: a few hundred, prepared as for training. No labels.
+        examples: maximum number of examples to measure.
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table, with problems of the data, the quality now and with each
-        remedy that gains at least 3 dB, and the layers behind which the signal falls most.
+        A report that prints as a table: problems of the data, the quality now and with each
+        remedy that gains at least 3 dB, and the layers where the SQNR falls most.
 
     Raises:
         ValueError: if the model is not quantized, has no ranges or keeps states, or the data does
-            not fit it.
+            not match it.
 
     Example:
         >>> print(keras_qat.diagnose(qat, x_train[:200]))
@@ -163,137 +166,142 @@ def diagnose(model: Any, x: Any, *, examples: int = 64, verbose: int = 0) -> Dia
     fitted = pack_inputs(get_inputs(model), [array[::2][:FITTED] for array in arrays])
     tested = pack_inputs(get_inputs(model), [array[1::2][:examples] for array in arrays])
     graph = resolve_to_export(model)
-    exact, inside = _in_float(model, graph, read_arrays(model, tested))
+    exact, inside = _compute_in_float(model, graph, read_arrays(model, tested))
     simulation = run_examples(graph, tested, graph.origin.file_family)
-    falls = _falls(model, graph, simulation, inside)
-    problems = [*_unfit_ranges(graph, arrays), *explain_losses(graph.origin.calls, arrays)]
-    if all(np.ptp(y, 0).max(initial=0) == 0 for y in exact):
+    falls = _find_falls(model, graph, simulation, inside)
+    problems = [*_find_unfit_ranges(graph, arrays), *explain_losses(graph.origin.calls, arrays)]
+    if is_constant(exact):
         problems.append(
             "The output of the float model is the same for all examples, as if units were dead or "
             "weights zero. Train the float model first."
         )
-    tried = _remedies(model, fitted, list(falls))
+    tried = _list_remedies(model, fitted, list(falls))
     by_remedy: dict[str, Quality] = {}
     for code, treat in show_progress(tried.items(), "Remedies", verbose, len(tried), unit="remedy"):
         with silent(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with contextlib.suppress(ValueError):  # The model, or its target, does not allow it.
                 treated = resolve_to_export(treat())
-                by_remedy[code] = _quality(
+                by_remedy[code] = _measure(
                     run_examples(treated, tested, graph.origin.file_family), exact
                 )
-        if code == CALIBRATE:  # It looks at the data.
-            found = (str(warning.message) for warning in caught)
-            problems += [problem for problem in found if not _is_known(problem, problems)]
-    now = _quality(simulation, exact)
-    return Diagnosis(
-        model.name, len(exact[0]), now, tuple(problems), falls, _helpful(now, by_remedy)
-    )
+        if code == CALIBRATE:  # It checks the data.
+            subjects = {problem.split(",")[0] for problem in problems}
+            for warning in map(str, (caught_one.message for caught_one in caught)):
+                if warning.split(",")[0] not in subjects:
+                    problems.append(warning)
+                    subjects.add(warning.split(",")[0])
+    now = _measure(simulation, exact)
+    remedies = _select_remedies(now, by_remedy)
+    return Diagnosis(model.name, len(exact[0]), now, tuple(problems), falls, remedies)
 
 
-def _helpful(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
-    """Returns remedies that gain enough, the best first; all of them calibrate anew as well.
+def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
+    """Returns remedies with enough gain, the best first. All of them include a new calibration.
 
-    Where that gives most of what can be gained it is the first: it costs nothing on the device.
+    If calibration alone brings most of the gain, it comes first: it costs nothing on the device.
     """
     gain = {code: (after.sqnr or 0.0) - (now.sqnr or 0.0) for code, after in by_remedy.items()}
-    of_data = gain.get(CALIBRATE, 0.0)
-    least = of_data + GAIN if of_data >= GAIN else GAIN
+    calibration = gain.get(CALIBRATE, 0.0)
+    least = calibration + GAIN if calibration >= GAIN else GAIN
     helpful = [code for code in gain if gain[code] >= (GAIN if code == CALIBRATE else least)]
     helpful.sort(key=lambda code: -gain[code])
-    if CALIBRATE in helpful and of_data >= gain[helpful[0]] / 2:
+    if CALIBRATE in helpful and calibration >= gain[helpful[0]] / 2:
         helpful.remove(CALIBRATE)
         helpful.insert(0, CALIBRATE)
     return {code: by_remedy[code] for code in helpful}
 
 
-def _remedies(model: Any, x: Any, suspects: list[str]) -> dict[str, Callable[[], Any]]:
-    """Returns functions that make a treated model, by the code that a user writes for it."""
+def _list_remedies(
+    model: keras.Model, x: Any, suspects: list[str]
+) -> dict[str, Callable[[], keras.Model]]:
+    """Returns functions that return a treated model, by the code that a user writes for it."""
     recipe: Recipe = get_recipe(model)
 
-    def calibrated(**options: Any) -> Any:
+    def recalibrate(**options: Any) -> keras.Model:
         treated = quantize_model(model, recipe)  # A copy.
         calibrate(treated, x, **options)
         return treated
 
-    def corrected() -> Any:
-        treated = calibrated()
+    def correct_biases() -> keras.Model:
+        treated = recalibrate()
         bias_correction(treated, x)
         return treated
 
-    def requantized(recipe: Recipe, prepare: Callable[[Any], Any] | None = None) -> Any:
+    def requantize(
+        recipe: Recipe, prepare: Callable[[keras.Model], keras.Model] = lambda model: model
+    ) -> keras.Model:
         for layer in model.layers:
             if (get_float_reason(layer) or "").startswith(OUT_OF_SCOPE):
                 recipe = recipe.override(layer.name.removeprefix(PREFIX), quantize=False)
-        float_model = strip_quantization(model)
-        treated = quantize_model(prepare(float_model) if prepare else float_model, recipe)
+        treated = quantize_model(prepare(strip_quantization(model)), recipe)
         calibrate(treated, x)
         return treated
 
-    remedies: dict[str, Callable[[], Any]] = {
-        CALIBRATE: calibrated,
+    remedies: dict[str, Callable[[], keras.Model]] = {
+        CALIBRATE: recalibrate,
         **{
-            f"calibrate(qat, x, method={method!r})": partial(calibrated, method=method)
+            f"calibrate(qat, x, method={method!r})": partial(recalibrate, method=method)
             for method in ("mse", "percentile")
         },
-        f"{CALIBRATE}; bias_correction(qat, x)": corrected,
-        "quantize_model(equalize(model))": partial(requantized, recipe, equalize),
+        f"{CALIBRATE}; bias_correction(qat, x)": correct_biases,
+        "quantize_model(equalize(model))": partial(requantize, recipe, equalize),
     }
     bits = {"weight_bits": recipe.weights.bits, "activation_bits": recipe.activations.bits}
     more: dict[str, Any] = {name: 8 for name, count in bits.items() if count < 8}
     if more:
-        remedies["recipes.int8()"] = partial(requantized, int8())
+        remedies["recipes.int8()"] = partial(requantize, int8())
     more = more or {"quantize": False}
     options = ", ".join(f"{name}={value}" for name, value in more.items())
     for layers in [[layer] for layer in suspects] + [suspects] * (len(suspects) > 1):
         overridden, code = recipe, "recipe"
-        with contextlib.suppress(ValueError):  # 16 bits are for all layers alike.
+        with contextlib.suppress(ValueError):  # 16 bits apply to all layers alike.
             for layer in layers:
                 overridden = overridden.override(layer, **more)
                 code += f".override({layer!r}, {options})"
-            remedies[code] = partial(requantized, overridden)
+            remedies[code] = partial(requantize, overridden)
     if recipe.activations.bits < 16:
-        remedies["recipes.int16x8()"] = partial(requantized, int16x8())
+        remedies["recipes.int16x8()"] = partial(requantize, int16x8())
     return remedies
 
 
-def _in_float(
-    model: Any, graph: ResolvedGraph, arrays: list[np.ndarray]
-) -> tuple[list[np.ndarray], dict[Tensor, np.ndarray]]:
-    """Computes the outputs without quantization, and each tensor inside that has a range."""
+def _compute_in_float(
+    model: keras.Model, graph: ResolvedGraph, arrays: list[NDArray]
+) -> tuple[list[NDArray], dict[Tensor, NDArray]]:
+    """Computes the outputs without quantization, and each inner tensor that has a range."""
     calls = graph.origin.calls
     inside = {tensor: value for tensor, value in graph.values.items() if tensor.params}
-    computed = [flatten_values(calls.outputs), list(inside.values())]
+    extended = dataclasses.replace(
+        calls, outputs=[flatten_values(calls.outputs), list(inside.values())]
+    )
     inputs = [
         tf.constant(x, value.dtype)
         for x, value in zip(arrays, flatten_values(calls.inputs), strict=True)
     ]
     with assuming(IN_FLOAT, list(list_scheduled_layers(model))):
-        extended = dataclasses.replace(calls, outputs=computed)
         outputs, tensors = evaluate_graph(extended, inputs, infer)
-    return [y.numpy() for y in outputs], {
-        tensor: y.numpy() for tensor, y in zip(inside, tensors, strict=True)
-    }
+    by_tensor = {tensor: y.numpy() for tensor, y in zip(inside, tensors, strict=True)}
+    return [y.numpy() for y in outputs], by_tensor
 
 
-def _quality(simulation: Simulation, exact: list[np.ndarray]) -> Quality:
-    """Compares the outputs of a simulation with those in float."""
+def _measure(simulation: Simulation, exact: list[NDArray]) -> Quality:
+    """Compares the outputs of a simulation with the float outputs."""
     ratios, same = [], []
     for in_float, output in zip(exact, simulation.outputs.values(), strict=True):
         values = output.values if isinstance(output, Codes) else output
-        ratios.append(decibels(in_float, values))
+        ratios.append(compute_sqnr(in_float, values))
         if in_float.ndim > 1 and in_float.shape[-1] > 1:
             same.append(np.mean(in_float.argmax(-1) == values.argmax(-1)))
     known = [ratio for ratio in ratios if ratio is not None]
     return Quality(float(np.mean(known)) if known else None, float(np.mean(same)) if same else None)
 
 
-def _falls(
-    model: Any, graph: ResolvedGraph, simulation: Simulation, exact: dict[Tensor, np.ndarray]
+def _find_falls(
+    model: keras.Model, graph: ResolvedGraph, simulation: Simulation, exact: dict[Tensor, NDArray]
 ) -> dict[str, tuple[float, float]]:
-    """Returns signal to noise before and behind the layers where it falls most."""
-    ratios: dict[Any, float | None] = {
-        tensor: decibels(values, simulation.tensors[tensor.label].values)
+    """Returns the SQNR before and after the layers where it falls most."""
+    ratios: dict[object, float | None] = {
+        tensor: compute_sqnr(values, simulation.tensors[tensor.label].values)
         for tensor, values in exact.items()
     }
     config = getattr(model, "float_config", None) or {"layers": ()}
@@ -301,36 +309,25 @@ def _falls(
     falls: dict[str, tuple[float, float]] = {}
     for node in graph.nodes:
         before = [ratio for x in node.inputs if (ratio := ratios.get(x)) is not None]
-        behind = ratios.get(node.outputs[0])
-        if before and behind is not None and behind < min(before) - 1:
-            name = _layer_of(node.call.origin.removeprefix(PREFIX), names)
-            fall = min(before), behind
+        after = ratios.get(node.outputs[0])
+        if before and after is not None and after < min(before) - 1:
+            part = node.call.origin.removeprefix(PREFIX)
+            owners = (n for n in names if part == n or part.startswith((f"{n}_", f"{n}/")))
+            name = next(owners, part)  # The longest name comes first.
+            fall = min(before), after
             falls[name] = max(falls.get(name, fall), fall, key=lambda ends: ends[0] - ends[1])
     ranked = sorted(falls.items(), key=lambda item: item[1][1] - item[1][0])
     return dict(ranked[:SUSPECTS])
 
 
-def _layer_of(part: str, names: list[str]) -> str:
-    """Returns the layer of the float model that a layer is a part of; longer names come first."""
-    return next(
-        (name for name in names if part == name or part.startswith((f"{name}_", f"{name}/"))), part
-    )
-
-
-def _is_known(problem: str, problems: list[str]) -> bool:
-    """Returns whether a problem of the same tensor is listed, with other numbers perhaps."""
-    return any(known.split(",")[0] == problem.split(",")[0] for known in problems)
-
-
-def _unfit_ranges(graph: ResolvedGraph, arrays: list[np.ndarray]) -> list[str]:
-    """Returns what is wrong with the ranges of the inputs for the data."""
+def _find_unfit_ranges(graph: ResolvedGraph, arrays: list[NDArray]) -> list[str]:
+    """Returns sentences about inputs whose ranges do not match the data."""
     problems = []
     for (name, tensor), x in zip(graph.inputs.items(), arrays, strict=True):
         params = tensor.params
         if params is None:
             continue
-        codes = np.array([params.lowest, params.highest])
-        low, high = (codes - params.zero_point) * float(params.scale)
+        low, high = params.dequantize(np.array([params.lowest, params.highest]))
         lowest, highest = min(x.min(), 0.0), max(x.max(), 0.0)  # Each range includes zero.
         if params.zero_point == 0:  # Such a range is symmetric.
             highest = max(-lowest, highest)

@@ -1,4 +1,4 @@
-"""The verb `plan`: what quantization would do, and what a target lacks of it."""
+"""`plan`: how each tensor would be quantized, and what a target does not support."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from keras_qat.graph.precision import use_float32
 from keras_qat.imports.keras3 import as_keras_2
 from keras_qat.imports.read_float import read_float
 from keras_qat.integer_graph.resolve import resolve
+from keras_qat.keras2.backend import keras
 from keras_qat.lowering.passes import showing_passes
 from keras_qat.placement import place
 from keras_qat.placement.layer_selection import Scope
@@ -24,7 +25,7 @@ from keras_qat.training.schedule import check_quantized, is_quantized, list_quan
 
 
 def plan(
-    model: Any,
+    model: keras.Model,
     recipe: str | Recipe | None = None,
     *,
     scope: Scope | None = None,
@@ -33,19 +34,19 @@ def plan(
     outputs: Iterable[str] | None = None,
     show_passes: bool = False,
 ) -> Plan:
-    """Says what `quantize_model` would do to each tensor and why, before anything is trained.
+    """Shows how `quantize_model` would quantize each tensor and why, before any training.
 
-    With a `target` it also names each operator that would not run there, why, and what helps.
+    With a `target` it also lists each operator that would not run there, why, and what helps.
 
     Args:
-        model: a float model, as `quantize_model` takes it. It is not changed.
+        model: a float model, as for `quantize_model`. It is not changed.
         recipe: a recipe or its name. The default is the target's, or "int8" without a target.
-        scope: the layers to quantize: a name, the beginning of names up to a `_`, `/`, `.` or
-            `-`, a pattern with `*`, a class name, a list of these, or a function of a layer.
-        target: where the file is to run: a name such as "tflm", or a `keras_qat.targets.Target`.
+        scope: the layers to quantize: a name, a prefix of names before a `_`, `/`, `.` or `-`, a
+            pattern with `*`, a class name, a list of these, or a function of a layer.
+        target: the device or runtime: a name such as "tflm", or a `keras_qat.targets.Target`.
         inputs: for a subclassed model that was not called yet: its inputs, such as
             `keras.Input(shape)`, or a structure of them.
-        outputs: names of the tensors at which exported files end, by default the model's outputs.
+        outputs: names of the tensors that exported files return, by default the model's outputs.
         show_passes: whether to print what each pass of lowering changes in the model's graph. The
             environment variable `KERAS_QAT_SHOW_PASSES=1` prints it for every function.
 
@@ -75,10 +76,10 @@ def plan(
     with use_float32():
         qat = rewrite(planned, model)
         check_quantized(qat)
-        for observer in (x for quantizer in list_quantizers(qat) for x in quantizer.observers):
-            # As if data had been seen: kernels do not take every scale.
-            if isinstance(observer, LastValue):
-                observer.set(0.0, 1.0, batches=1.0)
+        for quantizer in list_quantizers(qat):
+            for observer in quantizer.observers:
+                if isinstance(observer, LastValue):  # Kernels do not support every scale.
+                    observer.set(0.0, 1.0, batches=1.0)
         contents = planned_file(resolve(qat), device)
     return dataclasses.replace(
         planned,

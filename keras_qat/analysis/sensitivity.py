@@ -1,19 +1,22 @@
-"""The verb `sensitivity`: which layers suffer from fewer bits, measured without training."""
+"""`sensitivity` and `search_bits`: the cost of fewer bits for each layer, without training."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from keras_qat.analysis.drawing.html_page import Cell, Table, page
+from keras_qat.analysis.drawing.pages import Cell, Table, fill_page
 from keras_qat.analysis.plan import plan
 from keras_qat.config import specs
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
+from keras_qat.config.recipes import NAMED
 from keras_qat.config.recipes import get as get_recipe
 from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
@@ -21,7 +24,7 @@ from keras_qat.helper_layers.computed_kernels import is_computed
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.io.atomic_files import write_contents
 from keras_qat.io.data import read_batches, show_progress
-from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.training.distribution import gather_workers, get_worker
 from keras_qat.training.fake_quantization.weight_quantizer import get_weight
@@ -32,9 +35,9 @@ from keras_qat.training.weight_limits import (
     round_weights,
 )
 
-Measure = Callable[[list[np.ndarray], list[np.ndarray]], float]
-"""Computes what quantizing costs, from the outputs in float and the outputs with a layer quantized:
-an array of all examples for each output. The number grows as the outputs get worse."""
+Measure = Callable[[list[NDArray], list[NDArray]], float]
+"""Computes a cost from the float outputs and the outputs with a layer quantized: lists with an
+array of all examples for each output. Higher is worse."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +46,8 @@ class LayerSensitivity:
 
     Args:
         name: the layer in the float model.
-        weights: how many weights it has.
-        costs: bits -> what the measure gives if only this layer has so few.
+        weights: number of its weights.
+        costs: bits -> cost if only this layer has so few bits.
     """
 
     name: str
@@ -63,17 +66,21 @@ class Sensitivity:
     layers: tuple[LayerSensitivity, ...]
 
     def ranked(self, bits: int | None = None) -> list[LayerSensitivity]:
-        """Sorts the layers by cost at `bits` (default: the fewest), the most sensitive first."""
+        """Returns the layers sorted by cost, the most sensitive first.
+
+        Args:
+            bits: the bits whose cost counts, by default the fewest.
+        """
         layers = [layer for layer in self.layers if layer.costs]
         by = bits or min((min(layer.costs) for layer in layers), default=0)
         return sorted(layers, key=lambda layer: -layer.costs[by])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns the result as JSON data."""
         return dataclasses.asdict(self)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Writes the ranking as one HTML page: a table that sorts, with bars; it needs no network.
+        """Writes the ranking as one HTML page with a sortable table, which needs no network.
 
         Args:
             path: where to write the page, or None.
@@ -82,9 +89,12 @@ class Sensitivity:
             The page.
 
         Raises:
-            OSError: if nothing can be written there.
+            OSError: if the file cannot be written.
+
+        Example:
+            >>> keras_qat.sensitivity(model, x_train[:128]).to_html("sensitivity.html")
         """
-        return write_contents(_page(self), path)
+        return write_contents(_build_page(self), path)
 
     def __str__(self) -> str:
         ranked = self.ranked()
@@ -97,8 +107,8 @@ class Sensitivity:
         return "\n".join(lines)
 
 
-def noise(exact: list[np.ndarray], outputs: list[np.ndarray]) -> float:
-    """Returns the mean over outputs of 1/SQNR: the power of the error over the output's power."""
+def noise(exact: list[NDArray], outputs: list[NDArray]) -> float:
+    """Returns the power of the error over the power of the output, the mean of all outputs."""
     ratios = [
         np.sum((y - x) ** 2, dtype=np.float64) / max(np.sum(x**2, dtype=np.float64), 1e-30)
         for x, y in zip(exact, outputs, strict=True)
@@ -106,8 +116,8 @@ def noise(exact: list[np.ndarray], outputs: list[np.ndarray]) -> float:
     return float(np.mean(ratios))
 
 
-def ascending(bits: Iterable[int]) -> list[int]:
-    """Returns numbers of bits in ascending order, each once.
+def _sort_bits(bits: Iterable[int]) -> list[int]:
+    """Returns numbers of bits in ascending order, without duplicates.
 
     Raises:
         TypeError: if it is a single number.
@@ -121,7 +131,7 @@ def ascending(bits: Iterable[int]) -> list[int]:
 @answers_unknown()
 @one_at_a_time
 def sensitivity(
-    model: Any,
+    model: keras.Model,
     data: Any,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -131,13 +141,13 @@ def sensitivity(
     measure: Measure = noise,
     verbose: int = 0,
 ) -> Sensitivity:
-    """Ranks the layers of a float model by what fewer bits for their weights cost.
+    """Ranks the layers of a float model by the cost of fewer bits for their weights.
 
-    One layer at a time has its weights rounded, all else being in float. Noise adds up over layers
-    as long as it is small, which `search_bits` counts on.
+    Quantizes the weights of one layer at a time, with everything else in float. `search_bits`
+    relies on the fact that small costs of several layers add up.
 
-    In a cluster (a model under `MultiWorkerMirroredStrategy`) all workers have to call it with the
-    same data. Each measures its share of the layers, and all get the whole result.
+    In a cluster (a model under `MultiWorkerMirroredStrategy`) all workers must call it with the
+    same data. Each measures a share of the layers, and all return the complete result.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
@@ -145,21 +155,24 @@ def sensitivity(
             arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
         steps: how many batches to read; all by default. An endless dataset needs it.
         batch_size: examples per batch of arrays, 32 by default.
-        bits: the numbers of bits to try, 2 to 8.
+        bits: the bits to try, 2 to 8.
         recipe: the recipe, which decides which layers are quantized.
-        measure: function from the float outputs and the outputs with one layer quantized, lists of
-            arrays, to a cost. By default the power of the error over that of the outputs; it may
-            be a loss where there are labels.
+        measure: computes a cost from the float outputs and the outputs with one layer quantized,
+            two lists of arrays. By default the power of the error over the power of the outputs;
+            with labels it may be a loss.
         verbose: 1 shows progress.
 
+    Returns:
+        The costs; print them, or read their `layers`.
+
     Raises:
-        ValueError: if the model cannot be quantized, the data is not what it takes, `bits` is
-            empty or holds others than 2 to 8, or the recipe's weights have one range per tensor.
+        ValueError: if the model cannot be quantized, the data does not match it, `bits` is empty
+            or not within 2 to 8, or the recipe's weights have one range per tensor.
 
     Example:
         >>> print(keras_qat.sensitivity(model, x_train[:128]))
     """
-    tried, recipe = ascending(bits)[::-1], get_recipe(recipe)
+    tried, recipe = _sort_bits(bits)[::-1], get_recipe(recipe)
     if not tried:
         raise ValueError("No bits were passed. Try bits=(2, 4, 6, 8).")
     if not recipe.weights.per_channel:
@@ -169,17 +182,18 @@ def sensitivity(
         )
     if is_quantized(model):
         raise ValueError(f"'{model.name}' is already quantized. Pass the float model.")
-    layers = _layers_of(model, recipe)
+    layers = _find_layers(model, recipe)
     qat = quantize_model(model, recipe)
     read = list(read_batches(qat, data, batch_size, steps, finite=True))
     graph = read_model(qat)
     outputs = evaluator(graph, flatten_values(graph.outputs), untraced_runs=0)
 
-    def all_outputs() -> list[np.ndarray]:
+    def compute_outputs() -> list[NDArray]:
         by_batch = map(outputs, read)
         return [np.concatenate(output, dtype=np.float32) for output in zip(*by_batch, strict=True)]
 
-    exact, costs = all_outputs(), {name: dict[int, float]() for name in layers}
+    exact = compute_outputs()
+    costs: dict[str, dict[int, float]] = {name: {} for name in layers}
     sizes = dict.fromkeys(layers, 0)
     index, workers = get_worker(qat.distribute_strategy)
     own = list(layers)[index::workers]
@@ -197,7 +211,7 @@ def sensitivity(
                 kernel.assign(
                     round_weights(value, find_least_squares_limits(value, axes, count), count)
                 )
-            costs[name][count] = measure(exact, all_outputs())
+            costs[name][count] = measure(exact, compute_outputs())
         for value, (kernel, _) in zip(before, kernels, strict=True):
             kernel.assign(value)
     table = [[sizes[name], *(costs[name].get(count, 0.0) for count in tried)] for name in layers]
@@ -210,8 +224,8 @@ def sensitivity(
     )
 
 
-def _layers_of(model: Any, recipe: Recipe) -> dict[str, list[str]]:
-    """Maps each layer with quantized weights to the layers that it becomes."""
+def _find_layers(model: keras.Model, recipe: Recipe) -> dict[str, list[str]]:
+    """Returns each layer with quantized weights -> the layers that replace it."""
     parts: dict[str, list[str]] = {}
     planned, seen = plan(model, recipe), set()
     for group in planned.groups:
@@ -223,8 +237,8 @@ def _layers_of(model: Any, recipe: Recipe) -> dict[str, list[str]]:
     return parts
 
 
-def _page(result: Sensitivity) -> str:
-    """Writes the ranking as a table with a column for each number of bits."""
+def _build_page(result: Sensitivity) -> str:
+    """Returns the ranking as a page with a table."""
     ranked = result.ranked()
     tried = sorted({bits for layer in ranked for bits in layer.costs})
     facts = {"layers": str(len(ranked)), "bits": ", ".join(map(str, tried))}
@@ -247,6 +261,152 @@ def _page(result: Sensitivity) -> str:
         for layer in ranked
     ]
     note = "The cost if only this layer's weights are quantized and everything else is float."
-    return page(
+    return fill_page(
         "Sensitivity of layers", verdict, "good", facts, [], [Table("Layers", columns, rows, note)]
     )
+
+
+_UNITS = 8192
+"""The budget is divided into so many units of bytes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundBits:
+    """The result of `search_bits`. Prints as code to paste.
+
+    Args:
+        bits: layer -> bits of its weights.
+        recipe: the recipe with these bits, for `quantize_model`.
+        bytes: size of all quantized weights with these bits.
+        cost: the expected cost: the sum of the layers' costs.
+        sensitivity: the measurements on which the choice is based.
+    """
+
+    bits: dict[str, int]
+    recipe: Recipe
+    bytes: int
+    cost: float
+    sensitivity: Sensitivity
+
+    @property
+    def overrides(self) -> dict[str, int]:
+        """Layer -> bits, if they differ from the recipe's."""
+        usual = self.recipe.weights.bits
+        return {name: bits for name, bits in self.bits.items() if bits != usual}
+
+    def __str__(self) -> str:
+        base = dataclasses.replace(self.recipe, overrides=())
+        if base.name in NAMED and NAMED[base.name]() == base:
+            first = f"recipe = keras_qat.recipes.{base.name}()"
+        else:
+            first = "# recipe: the recipe passed to search_bits"
+        lines = [f"# {self.bytes} bytes of weights", first]
+        lines += [
+            f"recipe = recipe.override({name!r}, weight_bits={bits})"
+            for name, bits in self.overrides.items()
+        ]
+        return "\n".join(lines)
+
+
+@answers_unknown("A budget of 0.5 is half of the bytes.")
+def search_bits(
+    model: keras.Model,
+    data: Any,
+    budget: float,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    *,
+    bits: Iterable[int] = (4, 8),
+    recipe: str | Recipe = "int8",
+    measure: Measure = noise,
+    known: Sensitivity | None = None,
+    verbose: int = 0,
+) -> FoundBits:
+    """Chooses the bits of each layer's weights within a budget, at the least cost.
+
+    The cost of a choice is the sum of the costs of each layer alone (`sensitivity`). Files store
+    weights of 4 bits in half a byte (`qat.pack_int4 = True`) and all others in a byte. Bits other
+    than 4 and 8 only save memory if the file is compressed, or on hardware that supports them.
+
+    Args:
+        model: a float model, as for `quantize_model`. It is not changed.
+        data: 50 to 500 inputs without labels, all held in memory: an array, a list or dict of
+            arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
+        budget: maximum bytes of all weights; up to 1, a share of their size in 8 bits.
+        steps: number of batches to read; all by default. An endless dataset needs it.
+        batch_size: examples per batch of arrays, 32 by default.
+        bits: the bits to choose from, 2 to 8.
+        recipe: the recipe whose weight bits are overridden.
+        measure: computes the cost, as in `sensitivity`.
+        known: a result of `sensitivity` for these bits, to search again with another budget.
+        verbose: 1 shows progress.
+
+    Returns:
+        The bits and the recipe.
+
+    Raises:
+        TypeError: if the budget or `bits` have the wrong type.
+        ValueError: as for `sensitivity`, and if the fewest bits exceed the budget.
+
+    Example:
+        >>> search = keras_qat.search_bits(model, x_train[:128], 0.6)
+        >>> print(search)
+        >>> qat = keras_qat.quantize_model(model, search.recipe)
+    """
+    if isinstance(budget, bool) or not isinstance(budget, (int, float, np.number)):
+        raise TypeError(f"budget={budget!r}: pass a number of bytes, or a share such as 0.5.")
+    recipe, choices = get_recipe(recipe), _sort_bits(bits)
+    if known is None:
+        measured = partial(sensitivity, bits=choices, recipe=recipe, measure=measure)
+        known = measured(model, data, steps, batch_size, verbose=verbose)
+    layers = known.layers
+    total = sum(layer.weights for layer in layers)
+    chosen = choose_bits(layers, budget * total if budget <= 1 else budget, choices)
+    for name, layer_bits in chosen.items():
+        if layer_bits != recipe.weights.bits:
+            recipe = recipe.override(name, weight_bits=layer_bits)
+    return FoundBits(
+        chosen,
+        recipe,
+        int(np.ceil(sum(layer.weights * chosen[layer.name] for layer in layers) / 8)),
+        float(sum(layer.costs[chosen[layer.name]] for layer in layers)),
+        known,
+    )
+
+
+def choose_bits(
+    layers: Iterable[LayerSensitivity], budget: float, choices: list[int]
+) -> dict[str, int]:
+    """Returns layer -> bits with the smallest sum of costs within a budget of bytes.
+
+    Uses dynamic programming: the least cost of the previous layers for each number of bytes.
+
+    Raises:
+        ValueError: if even the fewest bits exceed the budget.
+    """
+    layers = list(layers)
+    fewest = sum(layer.weights for layer in layers) * min(choices) / 8
+    if fewest > budget:
+        raise ValueError(
+            f"The budget is {budget:.0f} bytes, but the weights need {fewest:.0f} with "
+            f"{min(choices)} bits each. Allow more bytes or fewer bits."
+        )
+    # Counts the bytes above the fewest bits, rounded up to stay within the budget.
+    unit = max((budget - fewest) / _UNITS, 1e-9)
+    costs = np.zeros(_UNITS + 1)
+    best_choices = []
+    for layer in layers:
+        extra = [layer.weights * (bits - min(choices)) / 8 for bits in choices]
+        steps = [int(min(np.ceil(size / unit - 1e-9), _UNITS + 1)) for size in extra]
+        tried = np.full((len(choices), _UNITS + 1), np.inf)
+        for choice, (bits, step) in enumerate(zip(choices, steps, strict=True)):
+            if step <= _UNITS:
+                tried[choice, step:] = costs[: _UNITS + 1 - step] + layer.costs[bits]
+        best_choices.append((tried.argmin(0), steps))
+        costs = tried.min(0)
+    remaining, backwards = _UNITS, []
+    for best, steps in reversed(best_choices):
+        choice = int(best[remaining])
+        backwards.append(choices[choice])
+        remaining -= steps[choice]
+    return {layer.name: bits for layer, bits in zip(layers, reversed(backwards), strict=True)}

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.analysis.search_bits import cheapest
-from keras_qat.analysis.sensitivity import LayerSensitivity, noise
+from keras_qat.analysis.sensitivity import LayerSensitivity, choose_bits, noise
 from keras_qat.training.weight_limits import (
     find_least_squares_limits,
     round_weights,
@@ -94,7 +93,7 @@ def test_cheapest_is_the_cheapest(share):
         return cost if size <= budget else np.inf
 
     best = min(map(total, itertools.product(choices, repeat=6)))
-    assert total(cheapest(made, budget, choices).values()) == pytest.approx(best, rel=1e-3)
+    assert total(choose_bits(made, budget, choices).values()) == pytest.approx(best, rel=1e-3)
 
 
 def test_search(model, found):

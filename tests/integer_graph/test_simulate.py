@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.analysis.verify.match_tensors import pair
+from keras_qat.analysis.verify.layers import match_tensors
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
@@ -42,7 +42,7 @@ def test_the_families_differ(exported):
 def test_tensors_inside(exported, kernels):
     """Each tensor that the file has too has the file's codes."""
     file_graph = FileGraph(exported.tflite)
-    pairs, _ = pair(keras_qat.resolve(exported.model), file_graph)
+    pairs, _ = match_tensors(keras_qat.resolve(exported.model), file_graph)
     contents = file_graph.replace_outputs(item.tensor.index for item in pairs)
     file = FileInterpreter(contents, kernels)
     codes = file.run(dict.fromkeys(file.inputs, exported.x))

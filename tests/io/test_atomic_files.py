@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -58,19 +59,20 @@ def test_a_picture_stays_if_there_is_no_space(tmp_path, monkeypatch):
     path = tmp_path / "layers.png"
     path.write_bytes(b"old")
     figure = make()
+    report = Mock()
 
     def fail(to):
         Path(to).write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     figure.savefig = fail
-    monkeypatch.setattr("keras_qat.analysis.verify.plot.draw", lambda report: figure)
+    monkeypatch.setattr("keras_qat.analysis.verify.pages.draw_layers", lambda *_: figure)
     with pytest.raises(OSError, match=r"No space left on device. The file there is unchanged"):
-        Report.plot(None, path)
+        Report.plot(report, path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-    monkeypatch.setattr("keras_qat.analysis.verify.plot.draw", lambda report: make())
-    assert Report.plot(None, path) is not None
+    monkeypatch.setattr("keras_qat.analysis.verify.pages.draw_layers", lambda *_: make())
+    assert Report.plot(report, path) is not None
     assert path.read_bytes().startswith(b"\x89PNG")
-    Report.plot(None, stream := io.BytesIO())
+    Report.plot(report, stream := io.BytesIO())
     assert stream.getvalue().startswith(b"\x89PNG")

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.analysis.verify.match_tensors import pair
+from keras_qat.analysis.verify.layers import match_tensors
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Constant, Tensor
@@ -204,7 +204,7 @@ def compare(
     in_integers = exact_outputs(resolved)
     if options:
         trained = as_trained(resolved)
-        pairs, _ = pair(resolved, FileGraph(contents))
+        pairs, _ = match_tensors(resolved, FileGraph(contents))
         for tensor, there in zip(report.tensors, pairs, strict=True):
             if tensor.fed is not None and there.ours in trained:
                 assert tensor.fed.max_difference <= 1, (

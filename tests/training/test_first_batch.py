@@ -17,7 +17,7 @@ layers = keras.layers
 
 X = rng().uniform(0, 1, (64, 6, 6, 1)).astype(np.float32)
 Y = np.zeros((64, 3), np.float32)
-SAID = r"100% of the numbers .* input 'image' .* range, 0 to 1, .* they are 0.* to 25\d.*calibrate"
+SAID = r"100% of the values of input 'image' .* range of 0 to 1 .* data is 0.* to 25\d.*calibrate"
 
 
 def calibrated(recipe="int8"):

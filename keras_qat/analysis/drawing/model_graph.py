@@ -1,4 +1,4 @@
-"""A quantization-aware model as a graph: operators, ranges, which are shared, what is in float."""
+"""Draws a quantization-aware model as a graph of operators with their ranges."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from keras_qat.analysis.drawing.picture import GREY, INK, Picture, new_figure, picture, shortened
-from keras_qat.analysis.summary import LayerSummary, shape_text, summarized
+from keras_qat.analysis.drawing.pages import GREY, INK, Picture, new_figure, render, shorten
+from keras_qat.analysis.summary import LayerSummary, format_shape, summarize_nodes
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.training.schedule import check_quantized
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 SHARED = ("#9ad0f5", "#b7e4a8", "#f7b7d2", "#cfc1f3", "#f6dd86", "#9fe3d6", "#f5b89a", "#c9d39b")
-"""Colours of ranges that several tensors have."""
+"""Colours of shared ranges."""
 OWN, UNSET = "#e4e9ef", "#ffffff"
-FLOAT, ISLAND, EDGE = "#d9730d", "#fdebd3", "#8a97a6"
+FLOAT, FLOAT_ROW, EDGE = "#d9730d", "#fdebd3", "#8a97a6"
 POINTS, LETTER, LANE = 20.0, 5.4, 13.0
 """Height of a row, width of a letter and of an edge that passes a row, in points."""
 
@@ -30,37 +34,36 @@ class _Row(NamedTuple):
 
     Args:
         key: the node, or the name of an input or output.
-        reads: keys of the rows whose output it reads.
-        words: name, what it computes, and the range, step and shape of its output.
+        reads: keys of the rows that compute its inputs.
+        words: its name, its operation, and the range, step and shape of its output.
         color: the colour of its range.
         is_float: whether it computes in float.
     """
 
-    key: Any
-    reads: list[Any]
+    key: Node | str
+    reads: list[Node | str]
     words: tuple[str, str, str, str, str]
     color: str
     is_float: bool = False
 
 
-def plot_model(model: Any, to_file: str | os.PathLike[str] | None = None) -> Picture:
-    """Draws what a quantization-aware model computes on a device, an operator in each row.
+def plot_model(model: keras.Model, to_file: str | os.PathLike[str] | None = None) -> Picture:
+    """Draws what a quantization-aware model computes on a device, one operator per row.
 
-    A row names the layer, the operator with the bits of its weights, and the range, step and shape
-    of its output. Tensors that share a range have it in the same colour. Rows that compute in float
-    are orange and say why. Lines on the left lead from an operator to those that read its output.
-    It needs matplotlib: `pip install 'keras-qat[plot]'`.
+    A row shows the layer, the operator with the bits of its weights, and the range, step and shape
+    of its output. Shared ranges have the same colour. Float operators are orange and show the
+    reason. Lines on the left lead from an operator to its consumers. Needs matplotlib:
+    `pip install 'keras-qat[plot]'`.
 
     Args:
-        model: what `quantize_model` returned; its ranges may still be unset.
+        model: the result of `quantize_model`; its ranges may still be unset.
         to_file: where to write the picture: `.svg`, or `.html`.
 
     Returns:
         The picture; notebooks show it.
 
     Raises:
-        ValueError: if the model is not quantized or cannot be resolved, or for a file with another
-            ending.
+        ValueError: if the model is not quantized or cannot be resolved, or for another suffix.
         ImportError: without matplotlib.
 
     Example:
@@ -68,25 +71,25 @@ def plot_model(model: Any, to_file: str | os.PathLike[str] | None = None) -> Pic
     """
     check_quantized(model)
     graph = resolve(model)
-    layers = dict(zip(graph.nodes, summarized(graph), strict=True))
-    drawn = _drawn(graph.name, _rows(graph, layers))
+    layers = dict(zip(graph.nodes, summarize_nodes(graph), strict=True))
+    picture = _draw(graph.name, _list_rows(graph, layers))
     if to_file is not None:
-        drawn.save(to_file)
-    return drawn
+        picture.save(to_file)
+    return picture
 
 
-def _rows(graph: ResolvedGraph, layers: dict[Node, LayerSummary]) -> list[_Row]:
-    makers: dict[Tensor, Any] = {x: f"input {name}" for name, x in graph.inputs.items()}
+def _list_rows(graph: ResolvedGraph, layers: dict[Node, LayerSummary]) -> list[_Row]:
+    makers: dict[Tensor, Node | str] = {x: f"input {name}" for name, x in graph.inputs.items()}
     makers |= {tensor: node for node in graph.nodes for tensor in node.outputs}
-    colors = _shared_colors(makers)
+    colors = _color_shared_ranges(makers)
     rows = [
-        _Row(makers[tensor], [], _input_words(name, tensor), _color(tensor, colors))
+        _Row(makers[tensor], [], _describe_input(name, tensor), _choose_color(tensor, colors))
         for name, tensor in graph.inputs.items()
     ]
     for node in graph.nodes:
         read = [makers[x] for x in node.inputs if isinstance(x, Tensor)]
-        color = _color(node.output, colors, layers[node].scale is not None)
-        words = _node_words(node, layers[node])
+        color = _choose_color(node.output, colors, layers[node].scale is not None)
+        words = _describe_node(node, layers[node])
         rows.append(_Row(node, list(dict.fromkeys(read)), words, color, node.computes_in_float))
     for name, tensor in graph.outputs.items():
         words = (name, "output", "", "", "")
@@ -94,21 +97,21 @@ def _rows(graph: ResolvedGraph, layers: dict[Node, LayerSummary]) -> list[_Row]:
     return rows
 
 
-def _shared_colors(tensors: Iterable[Tensor]) -> dict[int, str]:
+def _color_shared_ranges(tensors: Iterable[Tensor]) -> dict[int, str]:
     """Returns the colours of ranges that several tensors share, by the id of their parameters."""
     counts = Counter(id(tensor.params) for tensor in tensors if tensor.params is not None)
     shared = [params for params, count in counts.items() if count > 1]
     return dict(zip(shared, itertools.cycle(SHARED), strict=False))
 
 
-def _color(tensor: Tensor, colors: dict[int, str], is_set: bool = True) -> str:
+def _choose_color(tensor: Tensor, colors: dict[int, str], is_set: bool = True) -> str:
     if tensor.params is None:
-        return ISLAND
+        return FLOAT_ROW
     return colors.get(id(tensor.params), OWN if is_set else UNSET)
 
 
-def _input_words(name: str, tensor: Tensor) -> tuple[str, str, str, str, str]:
-    params, shape = tensor.params, shape_text(tensor.shape)
+def _describe_input(name: str, tensor: Tensor) -> tuple[str, str, str, str, str]:
+    params, shape = tensor.params, format_shape(tensor.shape)
     if params is None:
         return name, "input", tensor.dtype, "", shape
     low, high = params.dequantize(np.array([params.lowest, params.highest]))
@@ -116,7 +119,7 @@ def _input_words(name: str, tensor: Tensor) -> tuple[str, str, str, str, str]:
     return name, "input", f"{params.dtype.name} [{low:.4g}, {high:.4g}]", step, shape
 
 
-def _node_words(node: Node, layer: LayerSummary) -> tuple[str, str, str, str, str]:
+def _describe_node(node: Node, layer: LayerSummary) -> tuple[str, str, str, str, str]:
     kind = layer.operator if node.op or not node.reason else f"float: {node.reason}"
     if node.maximum is not None:
         kind += f" + ReLU{'' if node.maximum > 1e30 else 6}"
@@ -129,15 +132,15 @@ def _node_words(node: Node, layer: LayerSummary) -> tuple[str, str, str, str, st
     elif layer.scale is not None:
         band = f"int{layer.bits} [{layer.minimum:.4g}, {layer.maximum:.4g}]"
         step = f"{layer.scale:.4g}, zero {layer.zero_point}"
-    return layer.name, kind, band, step, shape_text(layer.shape)
+    return layer.name, kind, band, step, format_shape(layer.shape)
 
 
-def _lanes(rows: list[_Row]) -> dict[Any, int]:
-    """Returns the lane of each row; edges run down the lane of the row that they start from."""
+def _assign_lanes(rows: list[_Row]) -> dict[Node | str, int]:
+    """Returns the lane of each row. Edges run down the lane of the row where they start."""
     last = {key: index for index, row in enumerate(rows) for key in row.reads}
-    lanes: dict[Any, int] = {}
+    lanes: dict[Node | str, int] = {}
     until: list[int] = []
-    """Lane -> the row to which it is taken."""
+    """Lane -> the row until which it is in use."""
     for index, row in enumerate(rows):
         free = [lane for lane, end in enumerate(until) if end <= index]
         lanes[row.key] = lane = free[0] if free else len(until)
@@ -145,9 +148,9 @@ def _lanes(rows: list[_Row]) -> dict[Any, int]:
     return lanes
 
 
-def _drawn(name: str, rows: list[_Row]) -> Picture:
-    texts = list(zip(*([shortened(words, 60) for words in row.words] for row in rows), strict=True))
-    lanes = _lanes(rows)
+def _draw(name: str, rows: list[_Row]) -> Picture:
+    texts = list(zip(*([shorten(words, 60) for words in row.words] for row in rows), strict=True))
+    lanes = _assign_lanes(rows)
     lefts = [LANE * (1 + max(lanes.values()))]
     for column in texts:
         lefts.append(lefts[-1] + LETTER * max(map(len, column)) + 14)
@@ -155,24 +158,26 @@ def _drawn(name: str, rows: list[_Row]) -> Picture:
     figure = new_figure(width / 72, height / 72)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(-16, width - 16), ylim=(height - 56, -56))
     axes.set_axis_off()
-    band = {"width": lefts[3] - lefts[2] - 6, "height": POINTS - 3, "left": lefts[2] - 6}
+    left, band = lefts[2] - 6, lefts[3] - lefts[2] - 6
     for index, row in enumerate(rows):
         y = index * POINTS
         if row.is_float:
-            axes.barh(y, width, POINTS, left=-16, color=ISLAND)
+            axes.barh(y, width, POINTS, left=-16, color=FLOAT_ROW)
         if row.words[2]:
-            axes.barh(y, **band, color=row.color, gid=f"range of {row.words[0]}")
+            axes.barh(
+                y, band, POINTS - 3, left=left, color=row.color, gid=f"range of {row.words[0]}"
+            )
         inks = (FLOAT, FLOAT, INK, GREY, INK) if row.is_float else (INK, GREY) * 2 + (INK,)
-        for left, column, ink in zip(lefts, texts, inks, strict=False):
+        for x, column, ink in zip(lefts, texts, inks, strict=False):
             weight = "bold" if column is texts[0] else "normal"
-            axes.text(left, y + 3, column[index], size=9, color=ink, weight=weight)
+            axes.text(x, y + 3, column[index], size=9, color=ink, weight=weight)
     _draw_edges(axes, rows, lanes)
     _draw_head(axes, name, rows)
-    return picture(figure, f"{name}, quantized")
+    return render(figure, f"{name}, quantized")
 
 
-def _draw_edges(axes: Any, rows: list[_Row], lanes: dict[Any, int]) -> None:
-    """Draws a dot for each row, and a line from it to each row that reads it."""
+def _draw_edges(axes: Axes, rows: list[_Row], lanes: dict[Node | str, int]) -> None:
+    """Draws a dot for each row, and a line from it to each of its consumers."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -191,9 +196,9 @@ def _draw_edges(axes: Any, rows: list[_Row], lanes: dict[Any, int]) -> None:
         axes.plot(x, y, "o", markersize=5, color=color, zorder=3)
 
 
-def _draw_head(axes: Any, name: str, rows: list[_Row]) -> None:
+def _draw_head(axes: Axes, name: str, rows: list[_Row]) -> None:
     """Draws the title, the number of operators, and a key of the colours."""
-    axes.text(-8, -36, shortened(name, 50), size=14, color=INK, weight="bold")
+    axes.text(-8, -36, shorten(name, 50), size=14, color=INK, weight="bold")
     in_float = sum(row.is_float for row in rows)
     operators = sum(not isinstance(row.key, str) for row in rows)
     x = -8.0
@@ -201,7 +206,7 @@ def _draw_head(axes: Any, name: str, rows: list[_Row]) -> None:
     shared = [row.color for row in rows if row.color in SHARED]
     keys = [("", counts), (OWN, "separate range")]
     keys += [(shared[0], "shared range: same colour")] if shared else []
-    keys += [(ISLAND, "float")] if in_float else []
+    keys += [(FLOAT_ROW, "float")] if in_float else []
     for color, words in keys:
         if color:
             axes.barh(-22, 10, 10, left=x, color=color, edgecolor=GREY)

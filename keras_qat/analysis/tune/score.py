@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.analysis.verify.signal_to_noise import decibels
+from keras_qat.analysis.verify.signal_to_noise import compute_sqnr
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.losses import find_losses
 
@@ -87,7 +87,7 @@ class Judge:
         blocks = zip(self._float_blocks, self._measure_blocks(outputs), strict=True)
         drops = [self._find_drop(exact, block) for exact, block in blocks]
         deviation = float(np.std(drops, ddof=1)) if drops else float("inf")
-        ratios = [decibels(*pair) for pair in zip(self._exact, outputs, strict=True)]
+        ratios = [compute_sqnr(*pair) for pair in zip(self._exact, outputs, strict=True)]
         noise = float(np.mean([ratio for ratio in ratios if ratio is not None] or [0.0]))
         drop = self._find_drop(self.float_value, value)
         return Score(value, drop, STUDENT * deviation / BLOCKS**0.5, noise)

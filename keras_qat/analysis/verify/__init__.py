@@ -1,4 +1,4 @@
-"""Verification: does the exported file compute what training simulated?"""
+"""Verification: do an exported file and its model compute the same?"""
 
 from __future__ import annotations
 
@@ -6,30 +6,24 @@ import contextlib
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from keras_qat.analysis.verify.against_float import FEW, against_float
-from keras_qat.analysis.verify.compare_layers import compare_layers
-from keras_qat.analysis.verify.compare_outputs import (
-    check_match,
-    predictions,
-    range_in_file,
-    simulated,
+from keras_qat.analysis.verify import outputs as out
+from keras_qat.analysis.verify.causes import (
+    are_equal,
+    describe_mixing,
+    describe_randomness,
+    find_excess,
+    find_mismatches,
 )
-from keras_qat.analysis.verify.labels import labels_of
-from keras_qat.analysis.verify.match_tensors import UnknownLayers, float_operations
-from keras_qat.analysis.verify.pixels import rounded_to_pixels
-from keras_qat.analysis.verify.preconditions import (
-    beyond_ranges,
-    check_rows,
-    doubts,
-    mixing,
-    randomness,
-)
-from keras_qat.analysis.verify.report import Agreement, OutputReport, Report, TensorReport
-from keras_qat.analysis.verify.verdict import POOR, Verdict, is_same, judge
+from keras_qat.analysis.verify.labels import match_labels
+from keras_qat.analysis.verify.layers import UnknownLayers, compare_layers, find_float_operations
+from keras_qat.analysis.verify.report import Report
+from keras_qat.analysis.verify.results import Agreement, OutputReport, TensorReport
+from keras_qat.analysis.verify.verdict import POOR, Findings, Verdict, is_same, judge
 from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK, KernelFamily
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.targets.tflm import TFLM
@@ -42,7 +36,7 @@ from keras_qat.integer_graph.resolve import resolve
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import pad_batch, read_arrays
 from keras_qat.io.inputs import pack_inputs
-from keras_qat.keras2.backend import one_at_a_time
+from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.keras2.losses import find_losses
 from keras_qat.messages import warn_caller
 from keras_qat.tflite.interpreter import FileInterpreter, Kernels, Refusal, Runtime
@@ -60,10 +54,10 @@ __all__ = ["Agreement", "OutputReport", "Report", "TensorReport", "Verdict", "ve
 @one_at_a_time
 @answers_unknown()
 def verify(
-    model: Any,
+    model: keras.Model,
     tflite: str | os.PathLike[str] | bytes,
     x: Any,
-    y: Any = None,
+    y: ArrayLike | Mapping[str, ArrayLike] | None = None,
     *,
     per_layer: bool = False,
     kernels: Kernels | None = None,
@@ -75,49 +69,48 @@ def verify(
     """Runs the quantization-aware model and its TFLite file on `x` and compares them.
 
     Args:
-        model: the model the file was exported from.
+        model: the model that the file was exported from.
         tflite: path or contents of the file.
-        x: inputs, as `model.predict` or TFLite's converter take them: an array, a list or dict of
-            arrays, a `tf.data.Dataset`, a generator or a function that makes one. Labels that come
-            along are ignored: pass them as `y`. They are held in memory. A model that keeps states
-            (`stateful=True`) and its file begin with zeros, and go on from batch to batch.
-        y: labels: class numbers, one-hot vectors, or targets of the shape of the output; of several
-            outputs a dict or a list. They decide the verdict: by accuracy, or by the error (of the
-            loss that the model was compiled with) of the file and of the model in float. None for
-            none.
-        per_layer: whether to compare every tensor that both sides have, in a free run and with
-            each layer fed what the model computed before it, so that the layer that differs is
-            named. Holds the tensors of one batch in memory.
-        kernels: which kernels compute the file: "xnnpack" (those of this machine;
-            "xnnpack_arm64" on 64-bit ARM only), "optimized" (TFLite's own), "reference" (its
-            portable ones), or "tflm": the file, exported with `batch_size=1`, runs in TFLite Micro,
-            as on microcontrollers. By default those of the model's target, without one "xnnpack".
-            If TFLite Micro stands for the target, as for Ethos-U, and lacks an operator that the
-            target computes in another way, "reference" runs the file, and the report says so.
-        runtime: the package whose interpreter runs the file, "ai-edge-litert", "tensorflow" or
-            "tflite-runtime", by default the first that is installed: some operators are computed
-            otherwise in some versions (docs/runtimes.md). `report.runtime` says what ran.
-        batch_size: how many examples to run at a time, unless the model or the file has a fixed
-            batch size. The last batch is then filled up with its last example.
-        float_examples: how many of the examples, evenly spread, are computed in float too, to tell
-            whether the model is good; by default 32, or as many as have half a million numbers.
-            Four times as many are where these leave a doubt, and all with labels or with a fixed
-            batch size.
+        x: inputs, as `model.predict` or TFLite's converter accept them: an array, a list or dict of
+            arrays, a `tf.data.Dataset`, a generator, or a function that returns one. Labels in the
+            data are ignored: pass them as `y`. All inputs are held in memory. A model with states
+            (`stateful=True`) and its file start from zeros and keep their states between batches.
+        y: labels: class indices, one-hot vectors, or targets of the output's shape; for several
+            outputs a dict or a list. Labels decide the verdict: by the accuracy of file and float
+            model, or by their error (with the loss that the model was compiled with). None for no
+            labels.
+        per_layer: whether to compare every tensor that file and model both have: in a free run,
+            and with each layer of the file given the model's values, which shows the layer that
+            differs. Holds the tensors of one batch in memory.
+        kernels: the kernels that run the file: "xnnpack" (of this machine; "xnnpack_arm64" on
+            64-bit ARM only), "optimized" (TFLite's own), "reference" (TFLite's portable kernels),
+            or "tflm" (TFLite Micro, as on microcontrollers, for files exported with
+            `batch_size=1`). By default the kernels of the model's target, or "xnnpack" without a
+            target. If TFLite Micro emulates the target, as for Ethos-U, and lacks an operator,
+            "reference" runs the file and the report says so.
+        runtime: the package whose interpreter runs the file: "ai-edge-litert", "tensorflow" or
+            "tflite-runtime", by default the first that is installed. Some versions compute some
+            operators differently (docs/runtimes.md). `report.runtime` names what ran.
+        batch_size: number of examples per batch, unless the model or the file has a fixed batch
+            size. Then the last batch is padded with its last example.
+        float_examples: number of examples, evenly spread, that are also computed in float, to show
+            whether the model is good. By default 32, or as many as have half a million entries.
+            If these leave a doubt, four times as many; all with labels or a fixed batch size.
         verbose: 1 shows progress.
 
     Returns:
         A report that prints as a table, and draws itself with `plot`. Its `verdict` says whether
-        the file computes what the model computes, and whether that is any good: if not, which
-        layer is the weakest, and why. A file of weights packed in 4 bits is compared with
-        `simulate(pack_int4=True)` unless `model.pack_int4` is set. Its `notes` say, as warnings do,
-        what makes them differ before any rounding does: a model in which quantization has not
-        begun, a file of other weights or of another model, inputs beyond the ranges. If the file
-        takes pixels, values between two pixels are rounded for both, and a note says so.
+        file and model compute the same, and whether the model is good; if not, which layer is the
+        weakest, and why. A file of weights packed in 4 bits is compared with
+        `simulate(pack_int4=True)` unless `model.pack_int4` is set. Its `notes`, which are also
+        warnings, list reasons for differences other than rounding: a model in which quantization
+        has not begun, a file of other weights or of another model, inputs outside the ranges. If
+        the file accepts pixels, values between two pixels are rounded for both, with a note.
 
     Raises:
-        ValueError: if the model is not quantized, the file is damaged or not one of this model,
-            the inputs or labels are not what the model takes, or outputs have other rows in
-            batches of other sizes.
+        ValueError: if the model is not quantized, the file is damaged or belongs to another model,
+            inputs or labels do not match the model, or the number of an output's rows depends on
+            the batch size.
         ImportError: for "tflm" without the package `tflite-micro`; if `runtime` is not installed.
 
     Example:
@@ -127,110 +120,98 @@ def verify(
     check_quantized(model)
     compiled = model
     model = get_file_model(model)
-    # A model made of parts of others, or of recipe `contrib`, has no inference of its own.
+    # Models that share layers with others, and models of recipe `contrib`, lack exact inference.
     inference = getattr(model, "exact_inference", lambda: None)()
     graph = inference.resolved() if inference else resolve(model)
     contents = read_contents(tflite)
-    file, standing_in, refused = _open(contents, graph, kernels, runtime)
-    computing = standing_in.name if standing_in else kernels or graph.origin.file_family.name
+    file, family, refused = _open(contents, graph, kernels, runtime)
+    running_kernels = family.name if family else kernels or graph.origin.file_family.name
     arrays = read_arrays(graph.origin.inputs, x)
     examples = len(arrays[0])
     full_batches = math.lcm(file.batch_size or 1, graph.origin.fixed_batch or 1)
-    padded_arrays = [pad_batch(array, full_batches) for array in arrays]
-    inputs = dict(zip(graph.inputs, padded_arrays, strict=True))
-    check_match(file, graph)
-    input_range = range_in_file(graph, file)
+    padded = [pad_batch(array, full_batches) for array in arrays]
+    out.check_signature(file, graph)
+    input_range = out.find_input_range(graph, file)
     if input_range is not None:
         graph = resolve(model, input_range=input_range)
-    rescaled = read_rescalings(contents)
-    file_graph = FileGraph(contents)
-    cut_off = beyond_ranges(file_graph, inputs, rescaled)
-    inputs_of_file, inputs, between_pixels = rounded_to_pixels(graph, file, inputs, rescaled)
+    rescaled, file_graph = read_rescalings(contents), FileGraph(contents)
+    inputs = dict(zip(graph.inputs, padded, strict=True))
+    excess = find_excess(file_graph, inputs, rescaled)
+    file_inputs, inputs, pixel_notes = out.round_to_pixels(graph, file, inputs, rescaled)
     packs = graph.origin.packs_int4
     packed_weights = file_graph.packs_int4 and not packs and not graph.origin.simulates
     graph = as_asked(graph, packs or packed_weights, graph.origin.family)
-    if standing_in:
-        origin = dataclasses.replace(graph.origin, family=standing_in)
+    if family:
+        origin = dataclasses.replace(graph.origin, family=family)
         graph = dataclasses.replace(graph, origin=origin)
-    notes = (*graph.origin.warnings, *doubts(graph, file_graph, contents, cut_off))
+    mismatches = find_mismatches(graph, file_graph, contents)
+    notes = [*graph.origin.warnings, *mismatches, *excess]
     for note in notes:
         warn_caller(note)
     arena = file.arena_size() if isinstance(file, MicroInterpreter) else None
     batch_size = graph.origin.batch_size(examples, batch_size)
     packed_inputs = pack_inputs(graph.origin.inputs, list(inputs.values()))
 
-    def computed(size: int) -> list[np.ndarray]:
-        """Returns what the file has to return: the model's own predictions, if it has the same."""
+    def compute(size: int) -> list[NDArray]:
+        """Returns the outputs that the file should compute, in batches of a size."""
         if packed_weights or refused:
-            return simulated(graph, packed_inputs, size, verbose)
-        return predictions(model, packed_inputs, size, verbose)
+            return out.simulate_values(graph, packed_inputs, size, verbose)
+        return out.predict(model, packed_inputs, size, verbose)
 
     with Stream(graph.origin.states):
-        codes = file.run(inputs_of_file, batch_size, verbose)
-        expected = computed(batch_size)
-    check_rows(graph, codes, expected)
+        quantized = file.run(file_inputs, batch_size, verbose)
+        expected = compute(batch_size)
+    out.check_rows(graph, quantized, expected)
     calls = graph.origin.calls
     evaluate = inference.in_float if inference else evaluator(calls, flatten_values(calls.outputs))
     losses = find_losses(compiled, list(graph.outputs))
-    labels = labels_of(graph, y, examples, losses)
-    outputs, faults, drowned = against_float(
-        evaluate,
-        graph,
-        file,
-        padded_arrays,
-        codes,
-        expected,
-        examples,
-        labels,
-        losses,
-        float_examples,
-    )
+    labels = match_labels(graph, y, examples, losses)
+    figures = out.OutputComparison(
+        evaluate, graph, file, padded, quantized, expected, examples, labels, losses
+    ).compare(float_examples)
+    rounds_alike = not graph.origin.simulates and running_kernels == graph.origin.family.name
+    if not is_same(figures.outputs, rounds_alike):
+        with Stream(graph.origin.states):
+            is_random = not are_equal(expected, compute(batch_size))
+        size = file.batch_size or batch_size
+        if is_random:
+            notes.insert(0, describe_randomness(graph.name))
+        elif size != batch_size and not are_equal(expected, compute(size)):
+            notes.insert(0, describe_mixing(graph.name, size))
 
     def look_inside(count: int | None) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
-        some, fed = (
-            {name: x[:count] for name, x in arrays.items()} for arrays in (inputs, inputs_of_file)
+        model_data, file_data = (
+            {name: x[:count] for name, x in arrays.items()} for arrays in (inputs, file_inputs)
         )
         size = file.batch_size or batch_size
-        return compare_layers(graph, file_graph, some, fed, computing, size, verbose, runtime)
+        return compare_layers(
+            graph, file_graph, model_data, file_data, running_kernels, size, verbose, runtime
+        )
 
-    rounds_alike = not graph.origin.simulates and computing == graph.origin.family.name
-    if not is_same(outputs, rounds_alike):
-        with Stream(graph.origin.states):
-            causes = randomness(graph.name, expected, computed(batch_size))
-        if not causes and file.batch_size and file.batch_size != batch_size:
-            parts = computed(file.batch_size)
-            causes = mixing(graph.name, expected, parts, file.batch_size)
-        notes = (*causes, *notes)
     tensors, merged = look_inside(None) if per_layer else ((), ())
 
-    def some_inside() -> tuple[TensorReport, ...]:
-        """Returns the layers on a few examples; none if the file names them in another way."""
-        with contextlib.suppress(UnknownLayers):
-            return look_inside(math.ceil(FEW / full_batches) * full_batches)[0]
-        return ()
+    def find_tensors() -> tuple[TensorReport, ...]:
+        """Compares the layers on a few examples, if that was not done and their names are known."""
+        if not tensors:
+            with contextlib.suppress(UnknownLayers):
+                return look_inside(math.ceil(out.FEW / full_batches) * full_batches)[0]
+        return tensors
 
-    verdict = judge(
-        outputs,
-        rounds_alike,
-        notes,
-        [tensor.name for tensor in tensors if tensor.is_faulty],
-        faults,
-        drowned,
-        cut_off,
-        explain_losses(calls, arrays),
-        lambda: tensors or some_inside(),
-    )
+    faulty = [tensor.name for tensor in tensors if tensor.is_faulty]
+    lost = explain_losses(calls, arrays)
+    found = Findings(notes, faulty, figures.faults, figures.small_channels, excess, lost)
+    verdict = judge(figures.outputs, rounds_alike, found, find_tensors)
     if graph.origin.unlike_float and verdict.is_same:
         verdict = Verdict(POOR, likely_cause=graph.origin.unlike_float)
     return Report(
         examples,
-        computing,
-        outputs,
+        running_kernels,
+        figures.outputs,
         verdict,
         tensors,
         merged,
-        float_operations(graph, file_graph),
-        (*notes, *between_pixels),
+        find_float_operations(graph, file_graph),
+        (*notes, *pixel_notes),
         arena,
         file.runtime,
         packed_weights,
@@ -241,10 +222,10 @@ def verify(
 def _open(
     contents: bytes, graph: ResolvedGraph, kernels: Kernels | None, runtime: Runtime | None
 ) -> tuple[FileInterpreter, KernelFamily | None, str]:
-    """Opens a file with the kernels asked for, else its model's, or TFLite's where they lack some.
+    """Opens a file with the requested kernels, or the model's, or TFLite's if these lack some.
 
     Returns:
-        The file; the family of kernels that stands in for the model's; what those lack, as a text.
+        The file; the kernel family that replaces the model's, or None; the missing operators.
     """
     try:
         return open_file(contents, kernels or graph.origin.file_family.name, runtime), None, ""
@@ -252,7 +233,7 @@ def _open(
         target = graph.origin.target
         if kernels or target is None or not target.elsewhere:
             raise
-        missing = [f"{p.operator}: {p.reason}" for p in problems(contents, TFLM)]
+        missing = [f"{problem.operator}: {problem.reason}" for problem in problems(contents, TFLM)]
         refused = ", ".join(dict.fromkeys(missing)) or str(error)
     try:
         return open_file(contents, REFERENCE.name, runtime), REFERENCE, refused

@@ -1,35 +1,217 @@
-"""Which layer of a poor model is the weakest, and why."""
+"""Sentences on why file, model and float model differ, and what to do about it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from keras_qat.analysis.verify.report import TensorReport
+from keras_qat.analysis.verify.results import TensorReport
+from keras_qat.analysis.verify.signal_to_noise import compute_sqnr
+from keras_qat.graph.calls import Graph
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.passes import packs_int4
+from keras_qat.integer_graph.pixel_inputs import Rescaling
+from keras_qat.io.inputs import describe_excess, get_pixel_range
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.layers_and_models import list_layers
+from keras_qat.messages import pluralize
+from keras_qat.tflite.metadata import read_metadata
+from keras_qat.tflite.reader import FileGraph
+from keras_qat.training.readiness import list_some
 
 IDEAL = 50.0
-"""Signal to noise, in dB, of a tensor of 8 bits that is quantized well."""
+"""SQNR, in dB, of a well quantized tensor of 8 bits."""
 
 CLIPPED = 0.02
-"""Share of a tensor's values beyond its range that is more than outliers."""
+"""Share of a tensor's values outside its range that is more than outliers."""
 
 COARSE = 4.0
-"""Steps of a tensor's range that its values have to differ by; with 4 it has 23 dB."""
+"""Steps of its range by which a tensor's values have to differ; 4 steps give 23 dB."""
 
 SMALL_PART = 1 / 8
-"""Part of a range that is too small for a tensor's values."""
+"""Values that use less than this part of a range are too small for it."""
+
+LOW_SQNR = 12.0
+"""SQNR, in dB, below which a channel of an output is lost."""
+
+MOST_CHANNELS = 100
+"""Outputs with more channels are not searched for small channels: they are classes."""
+
+FEW_VALUES = 32
+"""A channel with fewer values does not show what it holds."""
+
+LOST_PART = 1 / 32
+"""Part of a range that has 8 of its 256 levels."""
 
 
-def weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorReport | None:
-    """Returns the tensor that loses most of the signal that its inputs have.
+# Before the comparison
+
+
+def find_mismatches(graph: ResolvedGraph, file_graph: FileGraph, contents: bytes) -> list[str]:
+    """Returns reasons why model and file do not belong together.
 
     Args:
-        tensors: the tensors, in order.
-        all_vary: whether all outputs vary with the examples. What is the same for all of them is
-            then no fault, as positions that are added.
+        graph: the model's resolved graph.
+        file_graph: the file.
+        contents: the file's contents.
+    """
+    reasons = []
+    if not any(tensor.is_quantized for tensor in file_graph.tensors):
+        reasons.append(
+            "The file computes in float: none of its tensors is quantized. Export it with "
+            "keras_qat.export_tflite(model, path)."
+        )
+    try:
+        fingerprint = read_metadata(contents).get("fingerprint")
+    except ValueError:
+        fingerprint = None
+    expected = graph.origin.fingerprint
+    if fingerprint is not None and fingerprint.get("shapes") != expected["shapes"]:
+        reasons.append(
+            f"The file belongs to another model than '{graph.name}': its weights have other "
+            f"shapes. Verify the model that the file was exported from."
+        )
+    elif fingerprint is not None and fingerprint != expected:
+        reasons.append(
+            f"The file was exported from other weights or ranges than '{graph.name}' has now. The "
+            f"model was trained or calibrated, or its weights were set, after the export. Export "
+            f"it again."
+        )
+    if graph.origin.packs_int4 and packs_int4(graph) and not file_graph.packs_int4:
+        reasons.append(
+            f"'{graph.name}' computes with weights packed in 4 bits (model.pack_int4 is True), but "
+            f"the weights of the file are not packed. Export it again, or set model.pack_int4 = "
+            f"False."
+        )
+    return reasons
+
+
+def find_excess(
+    file_graph: FileGraph, inputs: Mapping[str, NDArray], rescaled: Mapping[str, Rescaling]
+) -> list[str]:
+    """Returns a sentence for each input with many values outside its range in the file.
+
+    Args:
+        file_graph: the file.
+        inputs: the model's inputs by name.
+        rescaled: scale and offset of the inputs that are pixels in the file.
+    """
+    sentences = []
+    for name, ends in file_graph.get_input_ranges().items():
+        dtype, x = file_graph.inputs[name].dtype, inputs[name]
+        if name in rescaled:
+            sentences.append(describe_excess(name, x, *get_pixel_range(*rescaled[name])))
+        elif dtype.kind == "f" or x.dtype != dtype:
+            sentences.append(describe_excess(name, x, *ends))
+    return list(filter(None, sentences))
+
+
+# After the comparison
+
+
+def are_equal(outputs: Sequence[NDArray], others: Sequence[NDArray]) -> bool:
+    """Returns whether all outputs are equal. NaN equals NaN."""
+    return all(map(functools.partial(np.array_equal, equal_nan=True), outputs, others))
+
+
+def describe_randomness(name: str) -> str:
+    """Explains that the outputs of a model differ each time."""
+    return (
+        f"'{name}' draws random numbers at inference: its outputs differ each time for the same "
+        f"inputs. Draw them only in training, or make them an input."
+    )
+
+
+def describe_mixing(name: str, batch_size: int) -> str:
+    """Explains that the outputs of a model differ in batches of the file's size."""
+    return (
+        f"'{name}' computes over all examples of a batch, for example to normalize by the batch's "
+        f"statistics: its outputs differ in batches of {batch_size}, the file's batch size. "
+        f"Compute each example by itself, or export with the batch size of the data."
+    )
+
+
+def find_float_faults(calls: Graph, inputs: list[NDArray], exact: list[NDArray]) -> list[str]:
+    """Returns what is wrong with the float model, regardless of quantization.
+
+    Args:
+        calls: the model's graph.
+        inputs: the examples.
+        exact: each output of the float model for these examples.
+    """
+    inner = {layer.name: layer for call in calls.calls for layer in list_layers(call.layer)}
+    fresh = [name for name, layer in inner.items() if _is_untrained_norm(layer)]
+    if fresh:
+        return [
+            f"{pluralize(len(fresh), 'BatchNormalization has', 'BatchNormalizations have')} the "
+            f"statistics of a new layer, mean 0 and variance 1: {list_some(fresh)}. Train with "
+            f"training=True, or call keras_qat.reestimate_batch_norm(model, data). Then calibrate "
+            f"again."
+        ]
+    has_variety = any(np.any(x != x[:1]) for x in inputs)
+    if has_variety and is_constant(exact):
+        return [
+            "the output of the float model is the same for all examples, as if units were dead or "
+            "weights zero. Train the float model first."
+        ]
+    return []
+
+
+def is_constant(outputs: Iterable[NDArray]) -> bool:
+    """Returns whether all outputs are the same for all examples."""
+    return all(np.ptp(y, 0).max(initial=0) == 0 for y in outputs)
+
+
+def _is_untrained_norm(layer: keras.layers.Layer) -> bool:
+    if not isinstance(layer, keras.layers.BatchNormalization):
+        return False
+    mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
+    return not mean.any() and bool((variance == 1).all())
+
+
+def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list[str]:
+    """Returns a sentence for each output with channels that are too small for its range.
+
+    An example is an output of scores next to boxes in pixels.
+
+    Args:
+        outputs: for each output the name, its float values, and its quantized values.
+    """
+    sentences = []
+    for name, in_float, quantized in outputs:
+        channels = in_float.shape[-1] if in_float.ndim > 1 else 0
+        full_range = np.ptp(in_float)
+        if not 1 < channels <= MOST_CHANNELS or full_range <= 1:  # Probabilities are all small.
+            continue
+        if in_float.size < FEW_VALUES * channels:
+            continue
+        lost = [
+            channel
+            for channel in range(channels)
+            if np.abs(in_float[..., channel]).max() < LOST_PART * full_range
+            and (sqnr := compute_sqnr(in_float[..., channel], quantized[..., channel])) is not None
+            and sqnr < LOW_SQNR
+        ]
+        if 0 < len(lost) < channels:
+            sentences.append(
+                f"the values in channels {list_some(list(map(str, lost)))} of the {channels} "
+                f"channels of '{name}' are too small for the range that all channels share. Scale "
+                f"the channels alike, or export the tensors before they are concatenated: "
+                f"quantize_model(model, outputs=[...]). plan(model) lists their names."
+            )
+    return sentences
+
+
+def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorReport | None:
+    """Returns the tensor that loses most of the signal of its inputs.
+
+    Args:
+        tensors: the tensors, in the order of computation.
+        all_vary: whether all outputs vary with the examples. If so, a tensor that is the same for
+            all examples is no fault: it may be a positional embedding.
     """
     sqnr_of: dict[str, float | None] = {}
     losses: list[tuple[float, TensorReport]] = []
@@ -44,8 +226,8 @@ def weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorReport | N
     return max(losses, key=lambda loss: loss[0], default=(0.0, None))[1]
 
 
-def cause_in(tensor: TensorReport) -> str:
-    """Says why a tensor loses so much of its signal, and what helps."""
+def explain_loss(tensor: TensorReport) -> str:
+    """Returns why a tensor loses so much of its signal, and what helps; "" if unknown."""
     (low, high), (lowest, highest) = tensor.range, tensor.float_range
     ends, values = f"{low:.4g} to {high:.4g}", f"{lowest:.4g} to {highest:.4g}"
     if tensor.sqnr is None:
@@ -63,15 +245,17 @@ def cause_in(tensor: TensorReport) -> str:
             f"{share} of its values are outside its range of {ends}; the float values are "
             f"{values}. {advice}"
         )
-    step = (high - low) / (2**tensor.bits - 1)
+    step = width / (2**tensor.bits - 1)
     if tensor.spread > COARSE * step:
         return ""
     if tensor.bits < 8:
         return f"it has only {tensor.bits} bits. Train the quantized model, or use more bits."
-    if highest - lowest < SMALL_PART * (high - low):
-        advice = "Calibrate on data without outliers, scaled as in training"
+    if highest - lowest < SMALL_PART * width:
         shared = ", or scale down the larger tensors that share its range" * bool(tensor.reads)
-        return f"its range is {ends}, but its values are only {values}. {advice}{shared}."
+        return (
+            f"its range is {ends}, but its values are only {values}. Calibrate on data without "
+            f"outliers, scaled as in training{shared}."
+        )
     return (
         f"the steps of its range of {ends}, {step:.3g}, are too coarse for values that vary by "
         f"{tensor.spread:.3g}. Remove outliers and placeholders for missing values from the data, "

@@ -1,19 +1,160 @@
-"""The labels of an output: classes, decisions of yes and no, or targets."""
+"""What the outputs of a model are used for, and what their labels mean."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from keras_qat.analysis.verify.uses import MOST_NEIGHBOURS, Use, nearest_labels
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.losses import CompiledLoss
+from keras_qat.ops.node import Tensor
+from keras_qat.ops.op import FixedRange, SharedRange
+
+Use = Literal["classes", "decisions", "signals", "values", "embeddings", "classes or values"]
+
+EXACT = 1e-3
+"""Tolerance for sums of probabilities and lengths of unit vectors, which should be 1."""
+
+MOST_NEIGHBOURS = 512
+"""Number of examples among which the nearest neighbour is searched."""
 
 NEARER = 0.2
-"""How much more often the nearest neighbour than the argmax has an example's class, of vectors
-that are no scores."""
+"""If the nearest neighbour finds the class of so many more examples than the argmax, the output
+consists of vectors, not of scores."""
+
+RARER_KEPT = 0.75
+"""Share of the rarer decisions, all but the most frequent, that must stay the same. If fewer do,
+only the rarer decisions count: for rare events, "never" is right for nearly all examples."""
+
+FEW_RARER = 8
+"""Fewer rarer decisions than this do not show how many of them stay the same."""
+
+
+def find_uses(
+    graph: ResolvedGraph,
+    inputs: Sequence[NDArray],
+    exact: Sequence[NDArray],
+    losses: Sequence[CompiledLoss | None],
+) -> list[Use]:
+    """Returns what each output is used for, by its last operator, its values and its loss.
+
+    Args:
+        graph: the model's resolved graph.
+        inputs: examples.
+        exact: the outputs of the float model for these examples.
+        losses: the loss of each output.
+    """
+    image_shapes = {x.shape[1:] for x in inputs if x.ndim > 2}
+    return [
+        _find_use(y, loss, is_sigmoid(graph, tensor), y.shape[1:] in image_shapes)
+        for tensor, y, loss in zip(graph.outputs.values(), exact, losses, strict=True)
+    ]
+
+
+def _find_use(
+    exact: NDArray, loss: CompiledLoss | None, has_sigmoid: bool, is_like_input: bool
+) -> Use:
+    has_entries = exact.ndim > 1 and exact.shape[-1] > 1
+    is_finite = has_entries and bool(np.isfinite(exact).all())
+    is_probability = is_finite and exact.min() >= -EXACT and _are_ones(exact.sum(-1))
+    if exact.dtype.kind in "iub" or is_probability:
+        return "classes"
+    kind = "custom" if loss is None else loss.kind
+    if kind == "values" and is_like_input:
+        return "signals"
+    if kind in ("classes", "decisions", "values"):
+        return kind
+    if kind == "directions" or (is_finite and _are_ones(np.linalg.norm(exact, axis=-1))):
+        return "embeddings"
+    if has_sigmoid:
+        return "decisions"
+    if is_like_input:
+        return "signals"
+    return "classes or values" if has_entries else "values"
+
+
+def _are_ones(values: NDArray) -> bool:
+    return bool(np.abs(values - 1).max() < EXACT)
+
+
+def is_sigmoid(graph: ResolvedGraph, tensor: Tensor) -> bool:
+    """Returns whether a sigmoid or a similar function from 0 to 1 computes a tensor."""
+    producers = {output: node for node in graph.nodes for output in node.outputs}
+    while (node := producers.get(tensor)) is not None and node.op is not None:
+        if isinstance(node.op.output, FixedRange):
+            return node.op.output.minimum == 0
+        if not isinstance(node.op.output, SharedRange) or not isinstance(node.inputs[0], Tensor):
+            return False
+        tensor = node.inputs[0]
+    return False
+
+
+def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bool) -> float | None:
+    """Returns the share of decisions that stay the same, 0 to 1; None without decisions.
+
+    A class is the largest entry along the last axis, a decision is a value above the middle, and
+    an embedding decides which example is the nearest. For rare decisions, see `RARER_KEPT`.
+
+    Args:
+        use: what the output is used for.
+        exact: the output of the float model.
+        values: the output of the file.
+        has_sigmoid: whether a sigmoid computes the output.
+    """
+    if use in ("signals", "values") or not exact.size:
+        return None
+    if use == "embeddings":
+        in_float, in_file = (y.reshape(-1, y.shape[-1])[:MOST_NEIGHBOURS] for y in (exact, values))
+        if len(in_float) < 2:
+            return None
+        nearest = _compute_distances(in_file, in_float).argmin(-1)
+        return float(np.mean(nearest == np.arange(len(in_float))))
+    if use == "decisions":
+        middle = 0.5 if has_sigmoid else 0.0
+        before, after = exact > middle, values > middle
+    elif exact.dtype.kind in "iub":
+        before, after = exact, values.astype(exact.dtype)
+    elif exact.ndim > 1 and exact.shape[-1] > 1:
+        before, after = exact.argmax(-1), values.argmax(-1)
+    else:
+        return None
+    same = float(np.mean(before == after))
+    rarer = before.size - count_most_frequent(before)
+    kept = max(1 - (1 - same) * before.size / rarer, 0.0) if rarer else same
+    if rarer and kept >= RARER_KEPT:
+        return same
+    return kept if rarer >= FEW_RARER or (not rarer and same < 1) else None
+
+
+def count_most_frequent(answers: NDArray) -> int:
+    """Returns how many answers are right if each position gets its most frequent answer.
+
+    Args:
+        answers: integers or truth values, one row for each example.
+    """
+    positions = answers[0].size if len(answers) > 1 else 1
+    _, kinds = np.unique(answers, return_inverse=True)
+    kinds = kinds.reshape(-1, positions)
+    count = int(kinds.max(initial=0)) + 1
+    places = np.arange(positions) * count + kinds
+    counts = np.bincount(places.ravel(), minlength=positions * count)
+    return int(counts.reshape(positions, count).max(-1).sum())
+
+
+def _compute_distances(vectors: NDArray, others: NDArray) -> NDArray:
+    """Returns the squared distances from each vector to `others`, up to a constant per vector."""
+    return np.square(others).sum(-1) - 2 * vectors @ others.T
+
+
+def find_nearest_labels(vectors: NDArray, labels: NDArray) -> NDArray:
+    """Returns the label of each example's nearest other example."""
+    distances = _compute_distances(vectors, vectors)
+    np.fill_diagonal(distances, np.inf)
+    return labels[distances.argmin(-1)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,36 +162,39 @@ class Labels:
     """The labels of one output.
 
     Args:
-        kind: "classes" (one number for each row), "decisions" (0 or 1 for each entry),
-            "neighbours" (a class for each vector), "values" (targets for each entry), or "custom"
-            (what the user's own loss takes).
-        values: the labels; of `classes` without the last axis of the output, else of its shape.
-        loss: what the output was compiled with.
-        is_counted: of classes, which rows have a label; None for all.
+        kind: "classes" (an index for each row), "decisions" (0 or 1 for each entry), "neighbours"
+            (a class for each vector), "values" (targets for each entry), or "custom" (whatever a
+            custom loss accepts).
+        values: the labels. Classes lack the last axis of the output.
+        loss: the loss of the output.
+        is_counted: for classes, which rows have a label; None for all.
     """
 
     kind: str
-    values: np.ndarray
+    values: NDArray
     loss: CompiledLoss | None = None
-    is_counted: np.ndarray | None = None
+    is_counted: NDArray | None = None
 
 
-def labels_of(
-    graph: ResolvedGraph, y: Any, examples: int, losses: list[CompiledLoss | None]
-) -> list[np.ndarray | None]:
-    """Returns the labels for each output of the graph as an array; None without labels.
+def match_labels(
+    graph: ResolvedGraph,
+    y: ArrayLike | Mapping[str, ArrayLike] | None,
+    examples: int,
+    losses: list[CompiledLoss | None],
+) -> list[NDArray | None]:
+    """Returns an array of labels for each output of the graph, or None.
 
     Args:
         graph: the model's resolved graph.
-        y: labels of one output, or a dict or a list of the labels of each; None for no labels.
-        examples: how many examples there are.
-        losses: what each output was compiled with.
+        y: the labels of one output, or a dict or list with the labels of each; None for no labels.
+        examples: number of examples.
+        losses: the loss of each output.
 
     Raises:
-        ValueError: if labels do not fit the outputs, or are not as many as there are examples.
+        ValueError: if labels do not match the outputs or the number of examples.
     """
     names = list(graph.outputs)
-    if isinstance(y, dict):
+    if isinstance(y, Mapping):
         by_name = dict(y)
     elif isinstance(y, (list, tuple)) and len(names) > 1:
         by_name = dict(zip(names, y, strict=True))
@@ -60,7 +204,7 @@ def labels_of(
         raise ValueError(
             f"There are labels for '{unknown[0]}', which is not an output. The outputs are {names}."
         )
-    result: list[np.ndarray | None] = []
+    result: list[NDArray | None] = []
     for (name, tensor), loss in zip(graph.outputs.items(), losses, strict=True):
         labels = by_name.get(name)
         if labels is not None:
@@ -70,25 +214,24 @@ def labels_of(
                     f"There are {len(labels)} labels of '{name}' for {examples} examples. Pass one "
                     f"label per example."
                 )
-            check_labels(name, labels, tensor.shape, loss)
+            _check_labels(name, labels, tensor.shape, loss)
         result.append(labels)
     return result
 
 
-def check_labels(
-    name: str, labels: np.ndarray, shape: tuple[Any, ...], loss: CompiledLoss | None
+def _check_labels(
+    name: str, labels: NDArray, shape: tuple[int | None, ...], loss: CompiledLoss | None
 ) -> None:
     """Raises a `ValueError` if labels are neither classes nor targets of an output."""
     if loss is not None and loss.kind == "custom":
-        return  # What a user's loss takes is known to the user alone.
+        return
     sizes = tuple(size or 0 for size in shape)
     is_target = len(labels.shape) == len(sizes) and all(
         a == b or not b for a, b in zip(labels.shape[1:], sizes[1:], strict=True)
     )
     is_one_entry = sizes[-1] == 1 and labels.ndim == len(sizes) - 1
-    is_whole = labels.dtype.kind in "biuf" and bool(np.all(labels == np.rint(labels)))
     without_last = labels.ndim == len(sizes) and labels.shape[-1] == 1
-    is_class = is_whole and (labels.ndim == len(sizes) - 1 or without_last)
+    is_class = _has_integers(labels) and (labels.ndim == len(sizes) - 1 or without_last)
     if labels.dtype.kind not in "biuf" or not (is_target or is_one_entry or is_class):
         raise ValueError(
             f"The labels of '{name}' are neither classes of the output nor targets of its shape "
@@ -97,61 +240,61 @@ def check_labels(
         )
 
 
-def read_labels(
-    labels: np.ndarray, exact: np.ndarray, use: Use, loss: CompiledLoss | None
+def _has_integers(labels: NDArray) -> bool:
+    return labels.dtype.kind in "biuf" and bool(np.all(labels == np.rint(labels)))
+
+
+def interpret_labels(
+    labels: NDArray, exact: NDArray, use: Use, loss: CompiledLoss | None
 ) -> Labels:
-    """Returns labels with what they are: classes, decisions or targets.
+    """Decides whether labels are classes, decisions or targets.
 
     Args:
-        labels: an array that `check_labels` lets pass.
-        exact: the output that the model computes in float.
+        labels: an array from `match_labels`.
+        exact: the output of the float model.
         use: what the output is used for.
-        loss: what it was compiled with.
+        loss: the loss of the output.
     """
     entries = exact.shape[-1] if exact.ndim > 1 else 1
-    is_whole = labels.dtype.kind in "biuf" and bool(np.all(labels == np.rint(labels)))
     if labels.shape != exact.shape and entries == 1 and labels.size == exact.size:
         labels = labels.reshape(exact.shape)
     if labels.shape == exact.shape:
-        return _of_same_shape(labels, entries, is_whole, exact, use, loss)
+        return _interpret_same_shape(labels, exact, use, loss)
     if labels.ndim == exact.ndim and labels.shape[-1] == 1:
         labels = labels[..., 0]
-    if not is_whole or labels.shape != exact.shape[:-1]:
+    if not _has_integers(labels) or labels.shape != exact.shape[:-1]:
         return Labels("custom", labels, loss)
-    # Pixels and steps may have no label, for which there are numbers such as -1 and 255.
+    # Pixels and time steps may lack a label, which is marked by values such as -1 and 255.
     is_class = (labels >= 0) & ((labels < entries) | (labels.ndim < 2))
     may_be_vectors = exact.ndim == 2 and use in ("embeddings", "classes or values")
     if may_be_vectors and (
-        use == "embeddings" or labels.max() > entries or _are_no_scores(exact, labels)
+        use == "embeddings" or labels.max() > entries or _are_vectors(exact, labels)
     ):
         return Labels("neighbours", labels)
     return Labels("classes", labels, loss, None if is_class.all() else is_class)
 
 
-def _are_no_scores(exact: np.ndarray, labels: np.ndarray) -> bool:
-    """Whether vectors with more entries than classes lie by class, but their argmax is none."""
+def _are_vectors(exact: NDArray, labels: NDArray) -> bool:
+    """Returns whether neighbours share a class, but the argmax does not predict it."""
     if labels.max(initial=0) + 1 >= exact.shape[-1] or len(labels) < 2:
         return False
     vectors, classes = exact[:MOST_NEIGHBOURS].astype(np.float64), labels[:MOST_NEIGHBOURS]
-    by_neighbour = np.mean(nearest_labels(vectors, classes) == classes)
+    by_neighbour = np.mean(find_nearest_labels(vectors, classes) == classes)
     return bool(by_neighbour > np.mean(vectors.argmax(-1) == classes) + NEARER)
 
 
-def _of_same_shape(
-    labels: np.ndarray,
-    entries: int,
-    is_whole: bool,
-    exact: np.ndarray,
-    use: Use,
-    loss: CompiledLoss | None,
+def _interpret_same_shape(
+    labels: NDArray, exact: NDArray, use: Use, loss: CompiledLoss | None
 ) -> Labels:
-    is_binary = is_whole and bool(np.isin(labels, (0, 1)).all())
+    is_integer = _has_integers(labels)
+    is_binary = is_integer and bool(np.isin(labels, (0, 1)).all())
     if exact.dtype.kind in "iub":
         return Labels("classes", labels)
-    if entries > 1 and is_binary and bool((labels.sum(-1) == 1).all()) and use != "decisions":
+    has_entries = exact.ndim > 1 and exact.shape[-1] > 1
+    if has_entries and is_binary and bool((labels.sum(-1) == 1).all()) and use != "decisions":
         return Labels("classes", labels.argmax(-1), loss)
-    is_signed = is_whole and bool(np.isin(labels, (-1, 1)).all()) and use == "decisions"
-    undetermined = loss is None or loss.kind == "custom"
-    if is_signed or (is_binary and (use == "decisions" or undetermined)):
+    is_signed = is_integer and bool(np.isin(labels, (-1, 1)).all()) and use == "decisions"
+    is_undetermined = loss is None or loss.kind == "custom"
+    if is_signed or (is_binary and (use == "decisions" or is_undetermined)):
         return Labels("decisions", (labels > 0).astype(np.int64), loss)
     return Labels("values", labels.astype(np.float64), loss)

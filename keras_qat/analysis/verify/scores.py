@@ -1,4 +1,4 @@
-"""How well an output meets its labels: by accuracy, or by an error."""
+"""How well an output matches its labels: accuracy, or an error."""
 
 from __future__ import annotations
 
@@ -6,37 +6,46 @@ import dataclasses
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from keras_qat.analysis.verify.labels import Labels
-from keras_qat.analysis.verify.uses import MOST_NEIGHBOURS, most_frequent, nearest_labels
+from keras_qat.analysis.verify.labels import (
+    MOST_NEIGHBOURS,
+    Labels,
+    count_most_frequent,
+    find_nearest_labels,
+)
 from keras_qat.keras2.losses import CompiledLoss
 
 MOST_CHANNELS = 100
-"""Channels of an output that are scored one by one; with more they are all of one kind."""
+"""Outputs with more channels are only scored as a whole, because all channels are alike."""
 
 CLEAR = 0.15
-"""Part of what can be gained over a guess that chance may explain where a gain has to exceed it."""
+"""A gain within chance counts as guessing if chance explains less than this share of the largest
+possible gain."""
 
 DEVIATIONS = 2.0
 """Standard deviations of a mean over the examples that chance explains."""
 
+Errors = Callable[[NDArray, NDArray], NDArray | None]
+"""Computes an error for each example from labels and predictions, or None if it cannot."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """How well the file and the model in float meet the labels of an output.
+    """How well the file and the float model match the labels of an output.
 
     Args:
         measure: what is measured: "accuracy", "accuracy of the nearest neighbour", or an error.
-        value: what the file reaches.
-        float_value: what the model in float reaches.
-        guess: what a guess reaches that is the same for all examples.
-        perfect: what perfect answers reach; None if that is not known.
-        chance: the difference between file and float that chance explains.
-        examples: how many examples have labels.
-        by_chance: the difference between float and the guess that chance explains.
-        channel: the channel of the output that loses most, if they are measured one by one.
-        accuracy: the share of right answers in the file; None if errors are measured.
-        float_accuracy: the same of the model in float.
+        value: the file's accuracy or error.
+        float_value: the float model's accuracy or error.
+        guess: the accuracy or error of a constant guess.
+        perfect: the accuracy or error of perfect answers; None if unknown.
+        chance: the difference between file and float model that chance explains.
+        examples: number of examples with labels.
+        by_chance: the difference between float model and guess that chance explains.
+        channel: the channel of the output that loses most, if channels are measured separately.
+        accuracy: the file's share of right answers; None if errors are measured.
+        float_accuracy: the float model's share of right answers.
     """
 
     measure: str
@@ -53,7 +62,7 @@ class Score:
 
     @property
     def is_share(self) -> bool:
-        """Whether it is a share of right answers, and not an error."""
+        """Whether it is a share of right answers instead of an error."""
         return "accuracy" in self.measure
 
     @property
@@ -62,25 +71,25 @@ class Score:
 
     @property
     def gained(self) -> float:
-        """What float gains over the guess."""
+        """The float model's gain over the guess."""
         return self._sign * (self.float_value - self.guess)
 
     @property
     def is_guess(self) -> bool:
-        """Whether neither file nor float are better than the guess, as many labels show."""
+        """Whether neither file nor float model beat the guess, with enough labels to be sure."""
         span = 1.0 if self.perfect is None else abs(self.perfect - self.guess)
         best = self.gained - min(self.lost, 0.0)
         return not self.tells and (best <= 0 or self.by_chance <= CLEAR * span)
 
     @property
     def tells(self) -> bool:
-        """Whether file or float are better than the guess by more than chance explains."""
+        """Whether file or float model beat the guess by more than chance explains."""
         best = self.gained - min(self.lost, 0.0)
         return best > self.by_chance or self.value == self.perfect
 
     @property
     def lost(self) -> float:
-        """What the file loses against float."""
+        """The file's loss against the float model."""
         return self._sign * (self.float_value - self.value)
 
     @property
@@ -94,217 +103,215 @@ class Score:
 
     @property
     def lost_gain(self) -> float:
-        """The loss as a share of what float gains over the guess."""
+        """The loss as a share of the float model's gain over the guess."""
         return self.lost / self.gained if self.gained > 0 else 0.0
 
     def __str__(self) -> str:
         form = ".2%" if self.is_share else ".4g"
-        where = "" if self.channel is None else f" of channel {self.channel}"
-        return f"{self.measure}{where} {self.value:{form}}, in float {self.float_value:{form}}"
+        channel = "" if self.channel is None else f" of channel {self.channel}"
+        return f"{self.measure}{channel} {self.value:{form}}, in float {self.float_value:{form}}"
 
 
-def score(
+def score_output(
     name: str,
     labels: Labels,
-    exact: np.ndarray,
-    values: np.ndarray,
-    gates: bool,
-    inputs: list[np.ndarray],
+    exact: NDArray,
+    values: NDArray,
+    has_sigmoid: bool,
+    inputs: list[NDArray],
 ) -> Score | None:
-    """Returns how well the file and the model in float meet the labels; None if that is not known.
+    """Returns how well the file and the float model match the labels; None if unknown.
 
     Args:
         name: the output's name.
         labels: the labels.
-        exact: the output that the model computes in float.
+        exact: the output of the float model.
         values: the output of the file.
-        gates: whether a sigmoid computes it.
+        has_sigmoid: whether a sigmoid computes the output.
         inputs: the examples.
 
     Raises:
-        ValueError: if labels are neither classes nor targets, nor what the model's loss takes.
+        ValueError: if labels are neither classes nor targets, nor accepted by the model's loss.
     """
+    truth = labels.values
     if labels.kind == "classes":
-        return _of_classes(labels, exact, values)
+        return _score_classes(labels, exact, values)
     if labels.kind == "decisions":
-        return _of_decisions(labels.values, exact, values, gates, labels.loss)
+        return _score_decisions(truth, exact, values, has_sigmoid, labels.loss)
     if labels.kind == "neighbours":
-        classes = labels.values[:MOST_NEIGHBOURS]
+        classes = truth[:MOST_NEIGHBOURS]
         right, float_right = (
-            nearest_labels(y[:MOST_NEIGHBOURS].astype(np.float64), classes) == classes
+            find_nearest_labels(y[:MOST_NEIGHBOURS].astype(np.float64), classes) == classes
             for y in (values, exact)
         )
-        return _of_right(classes, right, float_right, "accuracy of the nearest neighbour")
+        return _score_answers(classes, right, float_right, "accuracy of the nearest neighbour")
     if labels.kind == "values":
-        return _of_values(labels, exact, values, inputs)
-    result = _of_own_loss(labels, exact, values)
+        return _score_values(labels, exact, values, inputs)
+    result = _score_custom_loss(labels, exact, values)
     if result is None:
         raise ValueError(
-            f"The labels of '{name}' have the shape {labels.values.shape}, but the output has "
+            f"The labels of '{name}' have the shape {truth.shape}, but the output has "
             f"{exact.shape}. Pass classes or targets, or compile the model with a loss that "
             f"computes an error for each example from these labels."
         )
     return result
 
 
-def _of_classes(labels: Labels, exact: np.ndarray, values: np.ndarray) -> Score | None:
+def _score_classes(labels: Labels, exact: NDArray, values: NDArray) -> Score | None:
     truth = labels.values
     if exact.dtype.kind in "iub":
-        here, there = values.astype(truth.dtype), exact
+        in_file, in_float = values.astype(truth.dtype), exact
     else:
-        here, there = values.argmax(-1), exact.argmax(-1)
+        in_file, in_float = values.argmax(-1), exact.argmax(-1)
     if labels.is_counted is not None:
-        truth, here, there = (y[labels.is_counted] for y in (truth, here, there))
+        truth, in_file, in_float = (y[labels.is_counted] for y in (truth, in_file, in_float))
     if not truth.size:
         return None
-    return _of_right(truth, here == truth, there == truth)
+    return _score_answers(truth, in_file == truth, in_float == truth)
 
 
-def _of_decisions(
-    truth: np.ndarray,
-    exact: np.ndarray,
-    values: np.ndarray,
-    gates: bool,
-    loss: CompiledLoss | None,
+def _score_decisions(
+    truth: NDArray, exact: NDArray, values: NDArray, has_sigmoid: bool, loss: CompiledLoss | None
 ) -> Score:
     """Scores answers of yes and no, by the middle of a sigmoid, or zero for logits.
 
-    Without a loss nobody knows whether an output without a sigmoid is a logit, or was trained to
-    be 0 or 1: the limit at which the model in float is right more often is taken.
+    Without a loss, an output without a sigmoid may be a logit, or trained to be 0 or 1: the
+    limit at which the float model is right more often counts.
     """
-    is_known = gates or (loss is not None and loss.kind != "custom")
-    limits = [0.5 if gates else 0.0] if is_known else [0.0, 0.5]
+    is_known = has_sigmoid or (loss is not None and loss.kind != "custom")
+    limits = [0.5 if has_sigmoid else 0.0] if is_known else [0.0, 0.5]
     limit = max(limits, key=lambda limit: np.mean((exact > limit) == truth))
-    return _of_right(truth, (values > limit) == truth, (exact > limit) == truth)
+    return _score_answers(truth, (values > limit) == truth, (exact > limit) == truth)
 
 
-def _of_right(
-    truth: np.ndarray,
-    right: np.ndarray,
-    float_right: np.ndarray,
-    measure: str = "accuracy",
+def _score_answers(
+    truth: NDArray, right: NDArray, float_right: NDArray, measure: str = "accuracy"
 ) -> Score:
-    """Scores right answers. If the most frequent one is right as often, each class counts alike."""
+    """Scores right answers. If the most frequent answer is as good, all classes weigh the same."""
     accuracy, float_accuracy = float(right.mean()), float(float_right.mean())
-    here, there = (y.astype(np.float64) for y in (right, float_right))
-    guess = most_frequent(truth) / truth.size
+    in_file, in_float = (y.astype(np.float64) for y in (right, float_right))
+    guess = count_most_frequent(truth) / truth.size
     classes, inverse, counts = np.unique(truth, return_inverse=True, return_counts=True)
     if float_accuracy <= guess and len(classes) > 1:
         weights = (truth.size / len(classes) / counts)[inverse].reshape(truth.shape)
-        here, there, guess = here * weights, there * weights, 1 / len(classes)
+        in_file, in_float, guess = in_file * weights, in_float * weights, 1 / len(classes)
         measure = f"balanced {measure}"
-    here, there = (y.reshape(len(y), -1).mean(-1) for y in (here, there))
+    in_file, in_float = (y.reshape(len(y), -1).mean(-1) for y in (in_file, in_float))
     return Score(
         measure,
-        float(here.mean()),
-        float(there.mean()),
+        float(in_file.mean()),
+        float(in_float.mean()),
         float(guess),
         1.0,
-        _chance(there - here),
-        len(here),
-        _chance(there),
+        _bound_chance(in_float - in_file),
+        len(in_file),
+        _bound_chance(in_float),
         None,
         accuracy,
         float_accuracy,
     )
 
 
-def _chance(differences: np.ndarray) -> float:
+def _bound_chance(differences: NDArray) -> float:
     """Returns the mean of differences that chance explains; infinity for a single one."""
     if len(differences) < 2:
         return float("inf")
     return float(DEVIATIONS * differences.std(ddof=1) / len(differences) ** 0.5)
 
 
-def _of_values(
-    labels: Labels, exact: np.ndarray, values: np.ndarray, inputs: list[np.ndarray]
+def _score_values(
+    labels: Labels, exact: NDArray, values: NDArray, inputs: list[NDArray]
 ) -> Score | None:
     truth = labels.values
-    errors: Callable[[np.ndarray, np.ndarray], np.ndarray | None] = _squared_errors
+    errors: Errors = _compute_squared_errors
     measure = "mean squared error"
     if labels.loss is not None and labels.loss.kind in ("values", "custom"):
-        own = labels.loss.per_example
-        if own(truth, exact) is not None:
-            errors, measure = own, labels.loss.name.replace("_", " ")
-    overall = _of_errors(measure, errors, truth, exact, values, inputs)
+        compiled = labels.loss.per_example
+        if compiled(truth, exact) is not None:
+            errors, measure = compiled, labels.loss.name.replace("_", " ")
+    overall = _score_errors(measure, errors, truth, exact, values, inputs)
     channels = truth.shape[-1] if truth.ndim > 1 else 1
     if overall is None or not 1 < channels <= MOST_CHANNELS:
         return overall
-    of_channels = []
+    scores = []
     for channel in range(channels):
-        truth_, exact_, values_ = (y[..., channel] for y in (truth, exact, values))
-        of_inputs = [x[..., channel] for x in inputs if x.shape == truth.shape]
-        part = _of_errors("mean squared error", _squared_errors, truth_, exact_, values_, of_inputs)
-        if part is not None:
-            of_channels.append(dataclasses.replace(part, channel=channel))
-    worst = max(of_channels, key=lambda part: part.lost_points or 0.0, default=overall)
-    return worst if _is_worse(worst, overall) else overall
+        truth_c, exact_c, values_c = (y[..., channel] for y in (truth, exact, values))
+        channel_inputs = [x[..., channel] for x in inputs if x.shape == truth.shape]
+        score = _score_errors(
+            "mean squared error",
+            _compute_squared_errors,
+            truth_c,
+            exact_c,
+            values_c,
+            channel_inputs,
+        )
+        if score is not None:
+            scores.append(dataclasses.replace(score, channel=channel))
+    worst = max(scores, key=lambda score: score.lost_points or 0.0, default=overall)
+    is_clear = worst.lost_points is not None and worst.lost > worst.chance
+    is_worse = is_clear and (worst.lost_points or 0.0) > (overall.lost_points or 0.0)
+    return worst if is_worse else overall
 
 
-def _is_worse(channel: Score, overall: Score) -> bool:
-    """Whether a channel loses more than chance explains, and than the output does."""
-    lost, all_lost = channel.lost_points, overall.lost_points
-    return lost is not None and channel.lost > channel.chance and lost > (all_lost or 0.0)
-
-
-def _squared_errors(truth: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _compute_squared_errors(truth: NDArray, values: NDArray) -> NDArray:
     differences = np.asarray(values, np.float64) - truth
     return np.square(differences).reshape(len(truth), -1).mean(-1)
 
 
-def _of_errors(
+def _score_errors(
     measure: str,
-    errors: Callable[[np.ndarray, np.ndarray], np.ndarray | None],
-    truth: np.ndarray,
-    exact: np.ndarray,
-    values: np.ndarray,
-    inputs: list[np.ndarray],
+    errors: Errors,
+    truth: NDArray,
+    exact: NDArray,
+    values: NDArray,
+    inputs: list[NDArray],
 ) -> Score | None:
     count = len(truth)
     mean = truth.mean(0, keepdims=True) if count > 1 else truth.mean()
     answers = [values.reshape(truth.shape), exact, np.broadcast_to(mean, truth.shape), truth]
     computed = [errors(truth, answer.astype(np.float32)) for answer in answers]
-    if any(part is None for part in computed):
+    if any(error is None for error in computed):
         return None
-    here, there, guessed, perfect = (np.asarray(part) for part in computed)
+    in_file, in_float, guessed, perfect = (np.asarray(error) for error in computed)
     guess = float(guessed.mean())
-    if count > 1:  # Each example was part of the mean.
+    if count > 1:  # Each example contributed to the mean.
         guess *= (count / (count - 1)) ** 2
-    for x in inputs:  # A network that cleans its input has to be better than the input.
+    for x in inputs:  # A denoiser must be better than its input.
         unchanged = errors(truth, x.astype(np.float32)) if x.shape == truth.shape else None
-        if unchanged is not None and there.mean() < unchanged.mean() < guess:
+        if unchanged is not None and in_float.mean() < unchanged.mean() < guess:
             guess = float(unchanged.mean())
-    chance = _chance(here - there)
-    if count == 1 and truth.size > 1:  # The entries of a single example stand for many.
-        chance = _chance(np.square(values - truth).ravel() - np.square(exact - truth).ravel())
+    chance = _bound_chance(in_file - in_float)
+    if count == 1 and truth.size > 1:  # The entries of a single example stand for many examples.
+        squares = np.square(values - truth).ravel() - np.square(exact - truth).ravel()
+        chance = _bound_chance(squares)
     return Score(
         measure,
-        float(here.mean()),
-        float(there.mean()),
+        float(in_file.mean()),
+        float(in_float.mean()),
         guess,
         float(perfect.mean()),
         chance,
         count,
-        _chance(guessed - there),
+        _bound_chance(guessed - in_float),
     )
 
 
-def _of_own_loss(labels: Labels, exact: np.ndarray, values: np.ndarray) -> Score | None:
-    """Scores by a user's own loss. A guess is what the model says of another example."""
+def _score_custom_loss(labels: Labels, exact: NDArray, values: NDArray) -> Score | None:
+    """Scores by a custom loss. The guess is the model's output for another example."""
     if labels.loss is None:
         return None
     others = np.roll(exact, 1, axis=0)
     computed = [labels.loss.per_example(labels.values, y) for y in (values, exact, others)]
-    if any(part is None for part in computed):
+    if any(error is None for error in computed):
         return None
-    here, there, guessed = (np.asarray(part) for part in computed)
+    in_file, in_float, guessed = (np.asarray(error) for error in computed)
     return Score(
         labels.loss.name.replace("_", " "),
-        float(here.mean()),
-        float(there.mean()),
+        float(in_file.mean()),
+        float(in_float.mean()),
         float(guessed.mean()),
         None,
-        _chance(here - there),
-        len(here),
-        _chance(guessed - there),
+        _bound_chance(in_file - in_float),
+        len(in_file),
+        _bound_chance(guessed - in_float),
     )

@@ -11,8 +11,15 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.analysis.drawing.model_graph import ISLAND, OWN, SHARED, UNSET, _lanes, _Row
-from keras_qat.analysis.drawing.picture import shortened
+from keras_qat.analysis.drawing.model_graph import (
+    FLOAT_ROW,
+    OWN,
+    SHARED,
+    UNSET,
+    _assign_lanes,
+    _Row,
+)
+from keras_qat.analysis.drawing.pages import shorten
 from keras_qat.training.calibration.histogram import Histogram, count_bins, sort_bins
 from keras_qat.training.quantizer_statistics import compute_statistics
 from tests.browser import data_after, in_browser
@@ -105,7 +112,7 @@ def test_float_islands(qat):
         re.findall(r"fill: (#\w+)", element.get("style") or "")
         for element in elements(picture, "path")
     ]
-    assert fills.count([ISLAND]) == 3  # The row, its type and what the colour means.
+    assert fills.count([FLOAT_ROW]) == 3  # The row, its type and what the colour means.
     assert colors(picture)["angle"] != SHARED[0]
     assert any(text.startswith("float: ") for text in texts(picture))
 
@@ -165,18 +172,18 @@ def test_lines_pass_no_other_row():
     """Until the last row that reads a row, no other stands in its lane."""
     reads = {"a": "", "b": "a", "c": "ab", "d": "a", "e": "dc", "f": "", "g": "bf", "h": "eg"}
     graph = [_Row(key, list(read), ("",) * 5, OWN) for key, read in reads.items()]
-    lanes, order = _lanes(graph), list(reads)
+    lanes, order = _assign_lanes(graph), list(reads)
     for start, end in [(key, reader) for reader, read in reads.items() for key in read]:
         between = order[order.index(start) + 1 : order.index(end)]
         assert lanes[start] not in [lanes[layer] for layer in between]
     assert max(lanes.values()) <= 3
     chain = [_Row(key, [key - 1] if key else [], ("",) * 5, OWN) for key in range(4)]
-    assert set(_lanes(chain).values()) == {0}
+    assert set(_assign_lanes(chain).values()) == {0}
 
 
 def test_words_that_fit():
-    assert shortened("short", 10) == "short"
-    name = shortened("block_12_expand_convolution", 12)
+    assert shorten("short", 10) == "short"
+    name = shorten("block_12_expand_convolution", 12)
     assert len(name) == 12 and "…" in name
     assert name.startswith("block") and name.endswith("tion")
 

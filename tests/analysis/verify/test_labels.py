@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.analysis.verify.labels import read_labels
-from keras_qat.analysis.verify.scores import score
+from keras_qat.analysis.verify.labels import interpret_labels
+from keras_qat.analysis.verify.scores import score_output
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.losses import find_losses
 from tests.helpers import rng
@@ -144,8 +144,8 @@ def test_labels_that_are_too_few_leave_it_to_the_figures():
 def scored(labels: Any, exact: Any, values: Any, gates: bool = False, **options: Any) -> Any:
     exact, values = (np.asarray(y, np.float32) for y in (exact, values))
     options = {"use": "classes or values", "loss": None, **options}
-    read = read_labels(np.asarray(labels), exact, **options)
-    return score("out", read, exact, values, gates, [])
+    read = interpret_labels(np.asarray(labels), exact, **options)
+    return score_output("out", read, exact, values, gates, [])
 
 
 def test_a_rare_class_is_not_forgotten():
@@ -188,8 +188,8 @@ def test_a_denoiser_has_to_be_better_than_what_goes_in():
     clean = rng(5).normal(size=(50, 64))
     noisy = clean + 0.1 * rng(6).normal(size=clean.shape)
     truth = clean[..., None]
-    labels = read_labels(truth, truth, "values", None)
-    figures = score("out", labels, 0.99 * truth, noisy[..., None], False, [noisy[..., None]])
+    labels = interpret_labels(truth, truth, "values", None)
+    figures = score_output("out", labels, 0.99 * truth, noisy[..., None], False, [noisy[..., None]])
     assert figures.guess == pytest.approx(0.01, rel=0.1) and figures.lost_gain > 0.9
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import keras_qat
 from keras_qat.analysis.verify import Agreement, TensorReport, Verdict
-from keras_qat.analysis.verify.html import nines
+from keras_qat.analysis.verify.pages import count_nines
 from tests.browser import data_after, in_browser
 
 
@@ -95,7 +95,7 @@ def test_shows_what_differs(doubtful):
     (row,) = [row for row in page.rows if row[0] == "<b>&odd"]
     assert row[3] == "50.000%" and row[10] == "-"
     (bar,) = [tag for _, tag in page.tags if tag.get("class") == "number wrong bar bad"]
-    assert bar["style"] == f"--length: {nines(0.5):.1%}"
+    assert bar["style"] == f"--length: {count_nines(0.5):.1%}"
 
 
 def test_without_layers(exported):
@@ -104,7 +104,7 @@ def test_without_layers(exported):
 
 
 def test_nines():
-    assert [nines(item) for item in (0.0, 0.9, 1.0)] == pytest.approx([0, 1 / 6, 1])
+    assert [count_nines(item) for item in (0.0, 0.9, 1.0)] == pytest.approx([0, 1 / 6, 1])
 
 
 def test_where_it_cannot_be_written(report, tmp_path):

@@ -1,0 +1,389 @@
+"""Compares every tensor that the model and its TFLite file both have."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keras_qat.analysis.verify.results import Agreement, TensorReport
+from keras_qat.analysis.verify.signal_to_noise import SignalToNoise
+from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.graph.calls import Value, flatten_values
+from keras_qat.integer_graph.execute import prepare
+from keras_qat.integer_graph.float_inference import evaluator
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.passes import with_int4
+from keras_qat.integer_graph.simulate import run_batch
+from keras_qat.io.data import show_progress
+from keras_qat.ops.node import Tensor as ModelTensor
+from keras_qat.tflite.interpreter import FileInterpreter, Runtime, quantize
+from keras_qat.tflite.micro_interpreter import open_file
+from keras_qat.tflite.reader import FileGraph, Tensor
+from keras_qat.tflite.schema import SCOPE, find_scope
+from keras_qat.training.calibration.lost_values import find_outliers
+from keras_qat.training.layers import Quantize, QuantizeWrapper
+from keras_qat.training.quantizers import PREFIX
+from keras_qat.training.readiness import list_some
+from keras_qat.training.recurrent import Stream
+
+NEAR = 8
+"""Scales are equal if they differ by at most this many units in the last place of float32, because
+another program may have computed the same scale in another order."""
+
+SAMPLE, SAMPLED = 4096, 8
+"""Number of values per batch, and of batches, that are searched for outliers."""
+
+SIMULATED = 8
+"""Examples that are computed with the rounding of the file's kernels, to tell it from errors."""
+
+
+class UnknownLayers(ValueError):
+    """The names of the file's layers are unknown, as in files of earlier versions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A tensor that file and model both have.
+
+    Args:
+        name: the layer of the float model that computes it (with the number of its call); if
+            layers are merged, the layer with the weights.
+        layers: all layers between it and the previous tensors that both have.
+        value: the tensor of the quantization-aware model.
+        ours: the tensor of the resolved graph.
+        tensor: the tensor of the file.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    value: Value
+    ours: ModelTensor
+    tensor: Tensor
+
+    @property
+    def params(self) -> QuantParams | None:
+        """The model's quantization parameters; None if only the file quantizes the tensor."""
+        return self.ours.params
+
+    @property
+    def scale_ulps(self) -> int | None:
+        """Distance of the scales, in units in the last place of float32."""
+        if self.params is None:
+            return None
+        ends = np.array([self.params.scale, self.tensor.scale], np.float32).view(np.int32)
+        return abs(int(ends[0]) - int(ends[1]))
+
+    @property
+    def has_same_range(self) -> bool:
+        """Whether quantized values mean the same in file and model."""
+        ulps = self.scale_ulps
+        if self.params is None or ulps is None:
+            return True
+        offset = 128 if self.tensor.dtype == np.uint8 else 0
+        return ulps <= NEAR and self.params.zero_point + offset == self.tensor.zero_point
+
+
+def match_tensors(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair], tuple[str, ...]]:
+    """Finds the tensors of a quantization-aware model in its file, by their names.
+
+    Returns:
+        The tensors that both have, in the order of computation, and the layers whose quantized
+        result is not a tensor of the file.
+
+    Raises:
+        UnknownLayers: if the file does not name its layers, or has layers that the model lacks.
+    """
+    _check_scopes(resolved, file)
+    by_name = {tensor.name: tensor for tensor in file.tensors}
+    ends = {
+        tensor: in_file[name]
+        for ours, in_file in ((resolved.inputs, file.inputs), (resolved.outputs, file.outputs))
+        for name, tensor in ours.items()
+        if name in in_file
+    }
+    tensors: dict[Value, tuple[ModelTensor, Tensor]] = {}
+    merged: list[Value] = []
+    for tensor, value in resolved.values.items():
+        match = by_name.get(f"{SCOPE}/{tensor.name}", ends.get(tensor))
+        if match is not None and match.is_quantized:
+            tensors[value] = tensor, match
+        elif tensor.params is not None:
+            merged.append(value)
+    pairs = [
+        Pair(_get_layer_name(value), _name_layers_between(value, tensors), value, *both)
+        for value, both in tensors.items()
+    ]
+    return pairs, tuple(dict.fromkeys(map(_get_layer_name, merged)))
+
+
+def find_float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]:
+    """Returns what a file computes in float: layer -> its operators."""
+    scopes = _list_scopes(resolved)
+    kernels_of: dict[str, list[str]] = {}
+    for operation in file.operations:
+        outputs = [file.tensors[index] for index in operation.outputs]
+        floats = [tensor for tensor in outputs if tensor.dtype.kind == "f"]
+        if floats and operation.kernel != "DEQUANTIZE":
+            scope = find_scope(floats[0].name, scopes)
+            name = scope.removeprefix(PREFIX) if scope else floats[0].name.split(";")[0]
+            kernels_of.setdefault(name, []).append(operation.kernel)
+    return {name: ", ".join(dict.fromkeys(kernels)) for name, kernels in kernels_of.items()}
+
+
+def _list_scopes(resolved: ResolvedGraph) -> set[str]:
+    outputs = [tensor for node in resolved.nodes for tensor in node.outputs]
+    tensors = {tensor.name for tensor in [*resolved.inputs.values(), *outputs]}
+    return tensors | {node.name for node in resolved.nodes}
+
+
+def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
+    ends = {tensor.index for tensor in [*file.inputs.values(), *file.outputs.values()]}
+    computed_names = [
+        file.tensors[index].name
+        for operation in file.operations
+        for index in operation.outputs
+        if index not in ends
+    ]
+    ours = [name for name in computed_names if name.startswith(f"{SCOPE}/")]
+    if not ours and computed_names:
+        raise UnknownLayers(
+            "The TFLite file does not name its layers: it was not written by this version of "
+            "keras_qat.export_tflite. Export it again, or leave out per_layer=True."
+        )
+    scopes = _list_scopes(resolved)
+    unknown = [name for name in ours if find_scope(name, scopes) is None]
+    if unknown:
+        names = [name.split(";")[0].removeprefix(f"{SCOPE}/") for name in unknown]
+        raise UnknownLayers(
+            f"The TFLite file belongs to another model: it has layers that the model lacks, "
+            f"{list_some(names)}. Verify the model that the file was exported from."
+        )
+
+
+def _name_layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
+    """Names the user's layers that compute a value from the previous known values."""
+    names: list[str] = []
+    pending = [value]
+    while pending:
+        current = pending.pop(0)
+        call = current.producer
+        if call is None or (current is not value and current in known):
+            continue
+        layer = call.layer
+        if isinstance(layer, QuantizeWrapper):
+            path = layer.name.removeprefix(PREFIX).removesuffix(layer.layer.name)
+            names += [path + sublayer.name for sublayer in reversed(layer.sublayers)]
+        elif not isinstance(layer, Quantize):
+            names.append(_get_layer_name(current))
+        pending += flatten_values(call.args) if isinstance(layer, Quantize) else call.inputs
+    return tuple(dict.fromkeys(reversed(names)))
+
+
+def _get_layer_name(value: Value) -> str:
+    """Returns the float model's name of the layer that computes a value, quantized or not."""
+    producer = value.producer
+    if producer is not None and isinstance(producer.layer, Quantize):
+        return _get_layer_name(producer.args[0])
+    return value.name.removeprefix(PREFIX)
+
+
+def compare_layers(
+    resolved: ResolvedGraph,
+    file: FileGraph,
+    inputs: dict[str, NDArray],
+    file_inputs: dict[str, NDArray],
+    kernels: str,
+    batch_size: int,
+    verbose: int = 0,
+    runtime: Runtime | None = None,
+) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
+    """Runs model and file batch by batch and compares their tensors; only sums are kept.
+
+    The file runs twice: in one piece, with every tensor as an output, and cut into pieces that
+    get the model's quantized values as inputs.
+
+    Args:
+        resolved: the model's resolved graph.
+        file: the file.
+        inputs: the model's inputs by name.
+        file_inputs: the file's inputs by name.
+        kernels: the kernels that run the file.
+        batch_size: examples per batch.
+        verbose: 1 shows progress.
+        runtime: the package whose interpreter runs the file.
+
+    Returns:
+        The reports of all tensors that both have, and the layers without a tensor in the file.
+
+    Raises:
+        UnknownLayers: if the file does not name its layers, or has layers that the model lacks.
+    """
+    origin = resolved.origin
+    pairs, merged = match_tensors(resolved, file)
+    family = FAMILIES.get(kernels)
+    in_file = with_int4(resolved, family or XNNPACK) if file.packs_int4 else resolved
+    indices = [pair.tensor.index for pair in pairs]
+    interpreter = open_file(file.replace_outputs(indices), kernels, runtime)
+    pieces: FileInterpreter | None = None
+    values = [pair.value for pair in pairs]
+    compute_in_float = evaluator(origin.calls, values)
+    simulate = evaluator(origin.calls, values, None) if origin.simulates else None
+    prepared = prepare(resolved, origin.family)
+    sums = [_Sums(pair) for pair in pairs]
+    float_states, model_states, file_states = (Stream(origin.states) for _ in range(3))
+    few = origin.fixed_batch or SIMULATED
+    examples = len(next(iter(inputs.values())))
+    for start in show_progress(range(0, examples, batch_size), "Layer by layer", verbose):
+        rows = slice(start, start + batch_size)
+        arrays = [array[rows] for array in inputs.values()]
+        with float_states:
+            exact = compute_in_float(arrays)
+        with model_states:
+            if simulate is None:
+                computed = run_batch(resolved, arrays, origin.family, prepared)
+                ours = [_convert(pair.tensor, computed[pair.ours]) for pair in pairs]
+            else:
+                simulated = map(np.asarray, simulate(arrays))
+                ours = [pair.tensor.quantize(y) for pair, y in zip(pairs, simulated, strict=True)]
+        # Tensors of the file by index, as text.
+        fed = {
+            str(tensor.index): quantize(
+                file_inputs[name][rows], tensor.dtype, tensor.scale, tensor.zero_point
+            )
+            for name, tensor in file.inputs.items()
+        }
+        expected = dict(zip(map(str, indices), ours, strict=True))
+        run = fed | interpreter.run_once(fed)
+        shapes = {int(index): q.shape for index, q in run.items()}
+        if pieces is None and not shapes.keys().isdisjoint(file.producers):
+            pieces = open_file(file.cut_at(shapes), kernels, runtime)
+        by_piece = {}
+        if pieces is not None:
+            known = fed | expected
+            reshaped = {index: known[index].reshape(run[index].shape) for index in pieces.inputs}
+            by_piece = pieces.run_once(reshaped)
+        for tensor_sums, y in zip(sums, map(np.asarray, exact), strict=True):
+            index = str(tensor_sums.pair.tensor.index)
+            tensor_sums.add(expected[index], by_piece.get(index), run[index], y)
+        if start == 0 and family is not None:
+            with file_states:
+                first = [array[:few] for array in arrays]
+                rounded = run_batch(in_file, first, family, prepare(in_file, family))
+            for tensor_sums in sums:
+                pair = tensor_sums.pair
+                simulated_values = _convert(pair.tensor, rounded[pair.ours])
+                tensor_sums.compare_with_simulation(simulated_values, run[str(pair.tensor.index)])
+    names = {pair.tensor.index: pair.name for pair in pairs}
+    return tuple(tensor_sums.report(file, names) for tensor_sums in sums), merged
+
+
+def _convert(tensor: Tensor, values: NDArray) -> NDArray:
+    """Converts values to the type of a tensor in the file; float values are quantized."""
+    if values.dtype.kind == "f":
+        return np.asarray(tensor.quantize(values))
+    offset = 128 if tensor.dtype == np.uint8 else 0
+    return (values.astype(np.int32) + offset).astype(tensor.dtype)
+
+
+@dataclasses.dataclass
+class _Difference:
+    """Sums over the differences of one tensor's quantized values."""
+
+    count: int = 0
+    same: int = 0
+    total: float = 0.0
+    largest: int = 0
+
+    def add(self, expected: NDArray, q: NDArray) -> None:
+        differences = np.abs(q.astype(np.int32).ravel() - expected.astype(np.int32).ravel())
+        self.count += differences.size
+        self.same += int(np.count_nonzero(differences == 0))
+        self.total += float(differences.sum())
+        self.largest = max(self.largest, int(differences.max(initial=0)))
+
+    def agreement(self) -> Agreement:
+        return Agreement(self.same / self.count, float(self.largest), self.total / self.count)
+
+
+class _Sums:
+    """Sums over the batches of one tensor."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.fed, self.run = _Difference(), _Difference()
+        self.lowest = self.highest = self.clipped = 0
+        self.float_range = np.inf, -np.inf
+        self.noise = SignalToNoise()
+        self.sample: list[NDArray] = []
+        self.simulated: float | None = None
+        limits = np.iinfo(pair.tensor.dtype)
+        self.bits = pair.params.bits if pair.params is not None else limits.bits
+        self.ends = int(limits.min), int(limits.min) + 2**self.bits - 1
+        low, high = pair.tensor.dequantize(np.array(self.ends, pair.tensor.dtype))
+        self.range = float(low), float(high)
+
+    def add(self, expected: NDArray, fed: NDArray | None, run: NDArray, exact: NDArray) -> None:
+        """Adds a batch.
+
+        Args:
+            expected: the model's values.
+            fed: the values of the file's piece; None for an input.
+            run: the values in a free run of the file.
+            exact: the float model's values.
+        """
+        if fed is not None:
+            self.fed.add(expected, fed)
+        self.run.add(expected, run)
+        lowest, highest = self.ends
+        self.lowest += int(np.count_nonzero(run <= lowest))
+        self.highest += int(np.count_nonzero(run >= highest))
+        self.noise.add(exact, self.pair.tensor.dequantize(run))
+        if len(self.sample) < SAMPLED:
+            drawn = np.random.default_rng(0).integers(0, exact.size, SAMPLE)
+            self.sample.append(exact.ravel()[drawn])
+        low, high = self.float_range
+        self.float_range = min(low, float(exact.min())), max(high, float(exact.max()))
+        (low, high), step = self.range, self.pair.tensor.scale
+        self.clipped += int(np.count_nonzero((exact < low - step) | (exact > high + step)))
+
+    def compare_with_simulation(self, simulated: NDArray, run: NDArray) -> None:
+        """Compares the first examples with the resolved graph, rounded like the file's kernels."""
+        if self.pair.params is not None:
+            q = simulated.ravel()
+            self.simulated = float(np.mean(run.ravel()[: q.size] == q))
+
+    def report(self, file: FileGraph, names: dict[int, str]) -> TensorReport:
+        """Returns shares and means. `names` holds the names of all tensors by index."""
+        pair, count = self.pair, self.run.count
+        known = {*names, *(tensor.index for tensor in file.inputs.values())}
+        operations = file.find_operations(pair.tensor.index, known)
+        read = dict.fromkeys(index for operation in operations for index in operation.inputs)
+        return TensorReport(
+            name=pair.name,
+            layers=pair.layers,
+            kernels=tuple(operation.kernel for operation in operations),
+            fed=self.fed.agreement() if self.fed.count else None,
+            run=self.run.agreement(),
+            simulated=self.simulated,
+            scale=None if pair.params is None else float(pair.params.scale),
+            zero_point=None if pair.params is None else int(pair.params.zero_point),
+            file_scale=pair.tensor.scale,
+            file_zero_point=pair.tensor.zero_point,
+            scale_ulps=pair.scale_ulps,
+            same_range=pair.has_same_range,
+            at_lowest=self.lowest / count,
+            at_highest=self.highest / count,
+            sqnr=self.noise.in_decibels,
+            tensor=pair.tensor.name,
+            bits=self.bits,
+            reads=tuple(names[index] for index in read if index in names),
+            range=self.range,
+            float_range=self.float_range,
+            spread=self.noise.spread,
+            clipped=self.clipped / count,
+            far=find_outliers(np.concatenate(self.sample), self.float_range, self.range, self.bits),
+        )

@@ -1,0 +1,329 @@
+"""Compares the outputs of a file with the model's, and with the float model's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from keras_qat.analysis.verify.causes import find_float_faults, find_small_channels
+from keras_qat.analysis.verify.labels import (
+    Use,
+    compare_decisions,
+    find_uses,
+    interpret_labels,
+    is_sigmoid,
+)
+from keras_qat.analysis.verify.results import OutputReport
+from keras_qat.analysis.verify.scores import score_output
+from keras_qat.analysis.verify.signal_to_noise import are_alike, compute_sqnr, hardly_differs
+from keras_qat.analysis.verify.verdict import is_clearly_good
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.integer_graph.float_inference import float_outputs
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.pixel_inputs import Rescaling
+from keras_qat.integer_graph.simulate import Codes, run_examples
+from keras_qat.keras2.backend import keras
+from keras_qat.keras2.losses import CompiledLoss
+from keras_qat.keras2.readability import defines
+from keras_qat.ops.op import FixedRange
+from keras_qat.tflite.interpreter import FileInterpreter, dequantize, to_pixels
+from keras_qat.training.first_batch import get_first_batch
+from keras_qat.training.recurrent import Stream
+from keras_qat.training.steps.custom_training import PREDICTION
+
+Rows = NDArray | slice
+"""Indices of some examples, or the slice of all."""
+
+FEW = 32
+"""Examples that show whether a model is good, or which layer of a poor model is the weakest."""
+
+MORE = 4
+"""Factor by which more examples are computed in float if these leave a doubt."""
+
+QUICK = 1 << 19
+"""Input elements that are computed in float if `FEW` examples have fewer."""
+
+UNEQUAL: tuple[Use, ...] = ("signals", "values", "classes or values")
+"""Uses of an output in which small channels matter as much as large ones."""
+
+SAME_PIXEL = 1e-3
+"""Distance from a pixel, in pixels, within the errors of float32 arithmetic."""
+
+
+def check_signature(file: FileInterpreter, graph: ResolvedGraph) -> None:
+    """Raises a `ValueError` if the inputs or outputs of file and model differ."""
+    ends = {"inputs": (file.inputs, graph.inputs), "outputs": (file.outputs, graph.outputs)}
+    for end, (details, tensors) in ends.items():
+        in_file = {
+            name: tuple(int(size) for size in detail["shape_signature"][1:])
+            for name, detail in details.items()
+        }
+        in_model = {
+            name: tuple(-1 if size is None else size for size in tensor.shape[1:])
+            for name, tensor in tensors.items()
+        }
+        is_same = in_file.keys() == in_model.keys() and all(
+            len(sizes) == len(in_model[name])
+            and all(a == b or -1 in (a, b) for a, b in zip(sizes, in_model[name], strict=True))
+            for name, sizes in in_file.items()
+        )
+        if not is_same:
+            raise ValueError(
+                f"The TFLite file belongs to another model: its {end} are {in_file}, but the "
+                f"model's are {in_model}. Verify the model that the file was exported from."
+            )
+
+
+def check_rows(
+    graph: ResolvedGraph, quantized: Mapping[str, NDArray], expected: Sequence[NDArray]
+) -> None:
+    """Raises a `ValueError` if an output of the file has more or fewer rows than the model's.
+
+    An example is a layer that returns the first example of each batch.
+    """
+    for name, computed in zip(graph.outputs, expected, strict=True):
+        if quantized[name].shape[:1] != computed.shape[:1]:
+            raise ValueError(
+                f"'{graph.name}' computes over all examples of a batch: for the same data, the "
+                f"model's output '{name}' has {len(computed)} rows and the file's "
+                f"{len(quantized[name])}. Compute each example by itself, or export with the "
+                f"batch size of the data."
+            )
+
+
+def find_input_range(graph: ResolvedGraph, file: FileInterpreter) -> tuple[float, float] | None:
+    """Returns the file's range for an input that has no quantizer in the model, or None."""
+    for name, tensor in graph.inputs.items():
+        scale, zero_point = file.inputs[name]["quantization"]
+        if tensor.params is None and tensor.is_float and scale:
+            limits = np.iinfo(file.inputs[name]["dtype"])
+            return (limits.min - zero_point) * scale, (limits.max - zero_point) * scale
+    return None
+
+
+def round_to_pixels(
+    graph: ResolvedGraph,
+    file: FileInterpreter,
+    inputs: Mapping[str, NDArray],
+    rescaled: Mapping[str, Rescaling],
+) -> tuple[dict[str, NDArray], dict[str, NDArray], list[str]]:
+    """Rounds inputs to pixels where the file accepts pixels, because file and model would differ.
+
+    Args:
+        graph: the model's resolved graph.
+        file: the file.
+        inputs: the model's inputs by name.
+        rescaled: scale and offset of inputs that are pixels in the file.
+
+    Returns:
+        The inputs of the file; the inputs of the model for the same pixels; a sentence for each
+        input that was changed.
+    """
+    file_inputs, model_inputs, notes = dict(inputs), dict(inputs), []
+    for name, detail in file.inputs.items():
+        x, rescaling = inputs[name], rescaled.get(name)
+        if rescaling is None:
+            rescaling = _find_rescaling(graph.inputs[name].params, detail)
+        if rescaling is None or (x.dtype == np.uint8 and name not in rescaled):
+            continue
+        scale, offset = (np.asarray(values, np.float64) for values in rescaling)
+        file_inputs[name] = to_pixels(x, scale, offset)
+        rounded = file_inputs[name] * scale + offset
+        is_changed = (np.abs(x - rounded) > SAME_PIXEL * np.abs(scale)) & (scale != 0)
+        if is_changed.any():
+            model_inputs[name] = np.where(is_changed, rounded, x).astype(np.float32)
+            notes.append(
+                f"Input '{name}' of the file accepts integer pixels, but {is_changed.mean():.0%} "
+                f"of the values are fractions of a pixel or outside 0 to 255. The file and the "
+                f"model both received the nearest pixels."
+            )
+    return file_inputs, model_inputs, notes
+
+
+def _find_rescaling(params: QuantParams | None, detail: Mapping[str, Any]) -> Rescaling | None:
+    """Returns scale and offset of a uint8 input whose scale differs from the model's, or None."""
+    scale, zero_point = detail["quantization"]
+    if np.dtype(detail["dtype"]) != np.uint8 or not scale or params is None:
+        return None
+    is_same = np.float32(params.scale) == np.float32(scale)
+    return None if is_same else (scale, -zero_point * scale)
+
+
+def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
+    """Returns the model's outputs.
+
+    Calls the model instead of `predict` if a custom class decodes outputs there, and on one of
+    several workers, where `predict` would wait for the others.
+    """
+    is_worker = isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if not is_worker and not defines(type(model), *PREDICTION):
+        if verbose:
+            print("The model")
+        with get_first_batch(model).paused():  # The inputs were checked before.
+            return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
+    outputs = []
+    for start in range(0, len(tf.nest.flatten(x)[0]), batch_size):
+        rows = slice(start, start + batch_size)
+        batch = tf.nest.map_structure(lambda array, rows=rows: array[rows], x)
+        outputs.append(tf.nest.flatten(model(batch, training=False)))
+    return [np.concatenate(batches) for batches in zip(*outputs, strict=True)]
+
+
+def simulate_values(graph: ResolvedGraph, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
+    """Returns the outputs of a graph, computed in integers, as float values."""
+    outputs = run_examples(graph, x, graph.origin.family, batch_size, verbose).outputs
+    return [y.values if isinstance(y, Codes) else y for y in outputs.values()]
+
+
+class OutputFigures(NamedTuple):
+    """The outputs' reports, and what `find_float_faults` and `find_small_channels` found."""
+
+    outputs: tuple[OutputReport, ...]
+    faults: list[str]
+    small_channels: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputComparison:
+    """Compares a file's outputs with the model's, and with the float model's.
+
+    Args:
+        evaluate: computes the float model for a batch of inputs.
+        graph: the model's resolved graph.
+        file: the file.
+        inputs: an array for each input; the last batch is padded.
+        quantized: the file's outputs by name.
+        expected: the model's outputs, in order.
+        examples: number of examples to compare; the others are padding.
+        labels: the result of `match_labels`.
+        losses: the loss of each output.
+    """
+
+    evaluate: Callable[..., list[NDArray]]
+    graph: ResolvedGraph
+    file: FileInterpreter
+    inputs: list[NDArray]
+    quantized: Mapping[str, NDArray]
+    expected: list[NDArray]
+    examples: int
+    labels: list[NDArray | None]
+    losses: list[CompiledLoss | None]
+
+    def compare(self, count: int | None) -> OutputFigures:
+        """Computes the figures of all outputs.
+
+        Args:
+            count: number of examples to compute in float; by default `FEW`, or as many as are
+                quick. If these leave a doubt, `MORE` times as many.
+        """
+        rows_in_batch = len(self.inputs[0])
+        quick = QUICK * rows_in_batch // sum(x.size for x in self.inputs)
+        count = min(count or max(FEW, quick), self.examples)
+        has_labels = any(labels is not None for labels in self.labels)
+        needs_all = has_labels or bool(self.graph.origin.fixed_batch)
+        has_other_rows = any(len(y) != rows_in_batch for y in self.expected)
+        if needs_all or count == self.examples or has_other_rows:
+            return self._compare_rows(self._compute_in_float(slice(None)), slice(None))
+        some = _spread(count, self.examples)
+        exact = self._compute_in_float(some)
+        result = self._compare_rows(exact, some)
+        has_problem = result.faults or result.small_channels
+        if not has_problem and all(map(is_clearly_good, result.outputs)):
+            return result
+        others = np.setdiff1d(np.arange(self.examples), some)
+        rest = others[_spread(min((MORE - 1) * count, len(others)), len(others))]
+        both = zip(exact, self._compute_in_float(rest), strict=True)
+        return self._compare_rows(list(map(np.concatenate, both)), np.concatenate([some, rest]))
+
+    def _compute_in_float(self, rows: Rows) -> list[NDArray]:
+        origin = self.graph.origin
+        with Stream(origin.states):
+            return float_outputs(self.evaluate, [x[rows] for x in self.inputs], origin.fixed_batch)
+
+    def _compare_rows(self, exact: list[NDArray], rows: Rows) -> OutputFigures:
+        """Compares with the outputs of the float model for some of the examples."""
+        graph = self.graph
+        inputs = [x[rows] for x in self.inputs]
+        uses = find_uses(graph, inputs, exact, self.losses)
+        outputs, candidates = [], []
+        for index, name in enumerate(graph.outputs):
+            y = exact[index]
+            output = self._compare_output(index, name, uses[index], y, rows)
+            if not self._is_telling(index, y, inputs):
+                output = dataclasses.replace(output, float_sqnr=None)
+            outputs.append(output)
+            if output.score is None and output.use in UNEQUAL:
+                candidates.append((name, y, self.expected[index][rows]))
+        faults = find_float_faults(graph.origin.calls, inputs, exact)
+        return OutputFigures(tuple(outputs), faults, find_small_channels(candidates))
+
+    def _compare_output(
+        self, index: int, name: str, use: Use, exact: NDArray, rows: Rows
+    ) -> OutputReport:
+        expected, exact = self.expected[index][: self.examples], exact[: self.examples]
+        quantized, detail = self.quantized[name][: self.examples], self.file.outputs[name]
+        tensor, labels = self.graph.outputs[name], self.labels[index]
+        step = None if tensor.params is None else float(tensor.params.scale)
+        if step is None and np.dtype(detail["dtype"]).kind in "iu":
+            step = float(detail["quantization"][0]) or 1.0
+        values = dequantize(quantized, detail).astype(np.float64)
+        differences = np.abs(values - expected)
+        if step is None:
+            differences /= float(np.ptp(expected)) / 255 or 1.0
+            identical = float(np.mean(differences < 1e-3))
+        else:
+            # Both are multiples of the step: the differences are integers, up to float rounding.
+            differences = np.round(differences / step)
+            identical = float(np.mean(differences == 0))
+        agreement = float_agreement = None
+        if expected.ndim > 1 and expected.shape[-1] > 1:
+            classes = np.argmax(quantized, -1)
+            agreement = float(np.mean(classes == np.argmax(expected, -1)))
+            float_agreement = float(np.mean(classes[rows] == np.argmax(exact, -1)))
+        has_sigmoid, score = is_sigmoid(self.graph, tensor), None
+        if labels is not None:
+            meaning = interpret_labels(labels, exact, use, self.losses[index])
+            inputs = [x[: self.examples] for x in self.inputs]
+            score = score_output(name, meaning, exact, values, has_sigmoid, inputs)
+        return OutputReport(
+            identical,
+            float(differences.max()),
+            float(differences.mean()),
+            name,
+            agreement,
+            compute_sqnr(exact, values[rows]),
+            float_agreement,
+            None if score is None else score.accuracy,
+            None if score is None else score.float_accuracy,
+            len(exact) if len(exact) < len(values) else None,
+            use,
+            compare_decisions(use, exact, values[rows], has_sigmoid),
+            exact.size // (exact.shape[-1] if exact.ndim > 1 and use != "decisions" else 1),
+            score,
+        )
+
+    def _is_telling(self, index: int, exact: NDArray, inputs: list[NDArray]) -> bool:
+        """Returns whether the examples show what quantization costs.
+
+        Examples that are alike do not, nor do examples with nearly the same probabilities, as for
+        rare events. An output may also hardly differ because its range is wrong.
+        """
+        tensor = list(self.graph.outputs.values())[index]
+        if tensor.params is None or not hardly_differs(exact, float(tensor.params.scale)):
+            return True
+        has_fixed_range = any(
+            node.op is not None and isinstance(node.op.output, FixedRange)
+            for node in self.graph.nodes
+            if tensor in node.outputs
+        )
+        return not has_fixed_range and not are_alike(inputs)
+
+
+def _spread(count: int, examples: int) -> NDArray:
+    """Returns the indices of so many examples, evenly spread."""
+    return np.linspace(0, examples - 1, count).astype(int)

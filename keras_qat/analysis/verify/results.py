@@ -1,0 +1,184 @@
+"""Figures of `verify` for one output or one tensor of the file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from keras_qat.analysis.verify.labels import Use
+from keras_qat.analysis.verify.scores import Score
+from keras_qat.training.calibration.lost_values import Outliers
+
+SAME = 0.999
+"""Share of identical values from which a layer agrees with the model. The remaining values may lie
+halfway between two steps."""
+
+MOVING = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "STRIDED_SLICE", "PACK"}
+"""Operators that tables leave out if another operator computes the same tensor."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """Comparison of the quantized values of one tensor.
+
+    Args:
+        identical: share of identical values, 0 to 1.
+        max_difference: the largest difference, in steps (LSB) of the tensor.
+        mean_difference: the mean absolute difference, in LSB.
+    """
+
+    identical: float
+    max_difference: float
+    mean_difference: float
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputReport(Agreement):
+    """Comparison of one output of the file with the model's: an `Agreement`, and more.
+
+    Args:
+        name: the output's name in the model.
+        argmax_agreement: share of examples with the same largest entry along the last axis; None
+            if the last axis has one entry.
+        float_sqnr: signal-to-quantization-noise ratio of the file, in dB, at most 150. The signal
+            is the variance of the float model's output over the examples. None if the examples
+            hardly differ, or if all probabilities are nearly the same.
+        float_argmax_agreement: `argmax_agreement` of the file and the float model.
+        accuracy: share of examples that the file classifies correctly; None without labels, and
+            for targets that are not classes.
+        float_accuracy: share of examples that the float model classifies correctly.
+        float_examples: number of examples for `float_sqnr` and `float_argmax_agreement`; None for
+            all of them.
+        use: the purpose of the output: "classes", "decisions" (yes or no), "signals" (like the
+            input), "values", "embeddings", or "classes or values" if unknown.
+        same_decisions: share of classes, decisions or nearest neighbours that agree with the float
+            model. If decisions are rare, the share among the rare ones. None without decisions,
+            or if all are the same.
+        decisions: number of decisions that this share is based on.
+        score: how well the file and the float model match the labels; None without labels.
+    """
+
+    name: str
+    argmax_agreement: float | None
+    float_sqnr: float | None = None
+    float_argmax_agreement: float | None = None
+    accuracy: float | None = None
+    float_accuracy: float | None = None
+    float_examples: int | None = None
+    use: Use = "values"
+    same_decisions: float | None = None
+    decisions: int = 0
+    score: Score | None = None
+
+    def against_float(self) -> str:
+        """Describes in a sentence what quantization costs on the examples."""
+        classes, sqnr = self.float_argmax_agreement, self.float_sqnr
+        figures = [] if classes is None else [f"same argmax in {classes:.2%} of rows"]
+        figures += [] if sqnr is None else [f"SQNR {sqnr:.1f} dB"]
+        if self.accuracy is not None and self.float_accuracy is not None:
+            figures.append(f"accuracy {self.accuracy:.2%}, in float {self.float_accuracy:.2%}")
+        if self.score is not None and self.score.measure != "accuracy":
+            figures.append(str(self.score))
+        count = self.float_examples
+        sample = "" if count is None else f" on {count} examples (set float_examples for more)"
+        sentence = f"{self.name} against the float model{sample}: {', '.join(figures)}."
+        return sentence * bool(figures)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorReport:
+    """Comparison of one tensor of the file with the model's.
+
+    Args:
+        name: the layer of the float model that computes it, with the number of the call from the
+            second call on. If layers are merged, the layer with the weights.
+        layers: all layers that compute it from the previous tensors of the report.
+        kernels: the file's operators that compute it; none for an input.
+        fed: agreement of these operators given the model's values as inputs, which excludes
+            earlier differences; None for an input.
+        run: agreement in a free run of the file.
+        simulated: share of the free run's values that `keras_qat.simulate` predicts for these
+            kernels on the first examples. If it is 1, only rounding differs from the model. None
+            with the optimized kernels, and for float tensors.
+        scale: float value of one step in the model; None if only the file quantizes the tensor.
+        zero_point: the quantized value of 0 in the model, as int8 or int16.
+        file_scale, file_zero_point: the scale and zero point in the file.
+        scale_ulps: distance of the scales in units in the last place of float32.
+        same_range: whether the zero points are equal, and the scales are equal up to rounding.
+        at_lowest, at_highest: share of the file's values at either end of the range. After a ReLU
+            the lowest value is zero and does not indicate clipping.
+        sqnr: signal-to-quantization-noise ratio of the file's free run against the float model,
+            in dB. None for a tensor that is the same for all examples.
+        tensor: the tensor's name in the file.
+        bits: the bits of its quantized values.
+        reads: names of the tensors that it is computed from.
+        range: the smallest and the largest float value that its quantized values represent.
+        float_range: the smallest and the largest value in the float model.
+        spread: standard deviation of an entry over the examples, in the float model.
+        clipped: share of the float values outside the range.
+        far: outliers that use up most of the range; None if there are none.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    kernels: tuple[str, ...]
+    fed: Agreement | None
+    run: Agreement
+    simulated: float | None
+    scale: float | None
+    zero_point: int | None
+    file_scale: float
+    file_zero_point: int
+    scale_ulps: int | None
+    same_range: bool
+    at_lowest: float
+    at_highest: float
+    sqnr: float | None
+    tensor: str
+    bits: int
+    reads: tuple[str, ...]
+    range: tuple[float, float]
+    float_range: tuple[float, float]
+    spread: float
+    clipped: float
+    far: Outliers | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether at least 99.9 % of the values are identical and none is 2 LSB off."""
+        if self.fed is None:
+            return self.run.identical == 1
+        return self.fed.identical >= SAME and self.fed.max_difference <= 1
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether neither the model nor the rounding of the kernels explains the file's values."""
+        return not self.agrees and self.simulated not in (1, None)
+
+    @property
+    def range_used(self) -> float:
+        """The share of the range that the float values use, 0 to 1."""
+        (low, high), (lowest, highest) = self.range, self.float_range
+        return max(min(high, highest) - max(low, lowest), 0.0) / (high - low)
+
+    @property
+    def at_ends(self) -> float:
+        """Share of the values that may be clipped, without the zeros of a ReLU."""
+        return self.at_highest + (self.at_lowest if self.file_zero_point > -128 else 0.0)
+
+    @property
+    def kernel_names(self) -> str:
+        """The file's operators that compute it, such as "CONV_2D+RELU", or "input"."""
+        computing = [name for name in self.kernels if name not in MOVING]
+        return "+".join(dict.fromkeys(computing or self.kernels)) or "input"
+
+
+def format_share(share: float) -> str:
+    """Formats a share in percent, rounded down: only a share of exactly 1 is 100."""
+    return f"{int(share * 100_000) / 1000:.3f}%"
+
+
+def join_names(names: Iterable[str]) -> str:
+    """Joins up to eight names, and counts the rest."""
+    names = list(names)
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
