@@ -17,7 +17,7 @@ layers = keras.layers
 SCALES = np.float32([4e4, 0.4, 7e3])
 ROWS = (rng(0).uniform(0, 1, (256, 3)) * SCALES).astype(np.float32)
 SMALL_DECIDES = (ROWS[:, 1:2] > 0.2).astype(np.float32)
-FEATURE = r"Input '{}': feature 1 of 0 to 2 spans less than 4 quantized values, and is lost, "
+FEATURE = r"Input '{}': feature 1 \(of 0 to 2\) spans less than 4 quantized values and is lost, "
 
 
 def normalizing(name="norm"):

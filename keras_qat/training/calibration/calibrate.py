@@ -22,7 +22,7 @@ from keras_qat.io.counts import check_counts
 from keras_qat.io.data import BATCH_SIZE, is_read_once, read_batches
 from keras_qat.keras2.backend import keras, make_tf_function, one_at_a_time, swap_attributes
 from keras_qat.messages import warn_caller
-from keras_qat.training.calibration.data_checks import InputData, explain_doubt, float_inputs
+from keras_qat.training.calibration.data_checks import InputData, explain_doubt, list_float_inputs
 from keras_qat.training.calibration.histogram import (
     METHODS,
     Method,
@@ -35,7 +35,7 @@ from keras_qat.training.calibration.histogram import (
 from keras_qat.training.calibration.lost_values import find_input_quantizers, replace_nonfinite
 from keras_qat.training.calibration.watch import Observed, infer, share_tallies, show_batches
 from keras_qat.training.distribution import gather_workers
-from keras_qat.training.fake_quantization.observers import LastValue
+from keras_qat.training.fake_quantization.observers import LastValue, Observer
 from keras_qat.training.fake_quantization.phase import NEVER
 from keras_qat.training.readiness import EXAMPLES_PER_BATCH
 from keras_qat.training.recurrent import kept_batch, list_states
@@ -55,7 +55,7 @@ _QUICK, _LARGEST = 1 << 17, 128
 )
 def calibrate(
     model: keras.Model,
-    dataset: Any,
+    dataset: object,
     steps: int | None = None,
     batch_size: int | None = None,
     *,
@@ -67,35 +67,33 @@ def calibrate(
 ) -> None:
     """Sets the ranges of a quantization-aware model from data, without training it.
 
-    The model can then be exported: this is post-training quantization. The ranges are those of the
-    float model at inference: quantization, dropout and noise are off. They depend neither on the
-    batch size nor on the order of the examples. Trained weights, the statistics of
-    BatchNormalization and the training step stay as they are, unless `weights` says otherwise.
-    A warning tells data that seem to be prepared otherwise than in training, or lost in 8 bits.
+    The model can then be exported: this is post-training quantization. The ranges are observed in
+    the float model at inference: quantization, dropout and noise are off. They depend neither on
+    the batch size nor on the order of the examples. Trained weights, the statistics of
+    BatchNormalization and the training step do not change, except as `weights` describes.
+    It warns about data that seem to be prepared differently than in training, or lost in 8 bits.
 
     In a cluster (`MultiWorkerMirroredStrategy`) all workers have to call it, each with its share of
-    the data. The ranges are those of all data in one process.
+    the data. The ranges are the same as those of all data in one process.
 
     Args:
         model: the model.
-        dataset: inputs, as `model.predict` or TFLite's converter take them: an array, a list or
-            dict of arrays, a `tf.data.Dataset`, batched or not, a `keras.utils.Sequence`, a
-            generator of batches or the function that makes one, a list of images. Labels are
-            ignored.
+        dataset: inputs, as for `model.predict` or TFLite's converter: an array, a list or dict of
+            arrays, a `tf.data.Dataset`, batched or not, a `keras.utils.Sequence`, a generator of
+            batches or the function that makes one, a list of images. Labels are ignored.
         steps: how many batches to read; all by default. An endless dataset needs it.
         batch_size: examples per batch of arrays and single examples; by default 32, or without
             `steps` up to 128 of small inputs.
-        method: how a range is chosen. "minmax" takes the extremes, "percentile" all but a share of
-            the values at either end, "mse" the range with the smallest mean squared error,
-            "entropy" the range with the smallest Kullback-Leibler divergence. Values beyond the
-            range are clipped. "percentile" clips the inputs before it computes other ranges, for
-            which it reads the data twice unless it is a generator. Ranges that an operator fixes
-            stay as they are.
+        method: how a range is chosen: "minmax" by the extremes, "percentile" without a share of the
+            values at either end, "mse" by the smallest mean squared error, "entropy" by the
+            smallest Kullback-Leibler divergence. Values beyond the range are clipped. "percentile"
+            clips the inputs before it computes other ranges, for which it reads the data twice
+            unless it is a generator. Ranges that an operator fixes do not change.
         percentile: share of the values, in percent, below the upper end, and above the lower one.
-        weights: the ranges of weights per channel. "minmax" takes the extremes, which changes
-            nothing; "mse" takes the ranges with the smallest mean squared error and clips weights
-            to them, which pays with 4 bits and fewer. Not in front of `learn_rounding`, which does
-            that itself, and would take the clipped weights for those of the float model.
+        weights: the ranges of weights per channel: "minmax" by the extremes, which changes nothing,
+            or "mse" by the smallest mean squared error, which clips weights, and pays with 4 bits
+            and fewer. Do not use "mse" before `learn_rounding`, which does the same, and would take
+            the clipped weights for the float model's.
         reset: whether to forget earlier observations, from training or from an earlier call.
             Otherwise ranges are averaged with them, weighted by the number of examples.
         verbose: 1 shows progress.
@@ -124,10 +122,10 @@ def calibrate(
     options = {"percent": percentile} if method == "percentile" else {}
     range_of = functools.partial(METHODS[method], **options)
 
-    limits: dict[int, tuple[Any, Range]] = {}
+    limits: dict[int, tuple[Observer, Range]] = {}
     if method == "percentile" and not is_read_once(dataset):
         read = read_batches(model, dataset, batch_size, steps, finite=True)
-        limits = _input_limits(model, observed.watch.graph, read, range_of)
+        limits = _find_input_limits(model, observed.watch.graph, read, range_of)
     graph = observed.watch.graph
     first: list[np.ndarray] = []
     seen: list[InputData] = []
@@ -135,7 +133,7 @@ def calibrate(
         for index, (_, ends) in limits.items():
             batch[index] = np.clip(batch[index], *ends)
         observed.add(batch)
-        seen = seen or float_inputs(graph, batch)
+        seen = seen or list_float_inputs(graph, batch)
         for data in seen:
             data.add(replace_nonfinite(batch[data.index]))
         first = first or [x[: fixed_batch or 1] for x in batch]
@@ -150,7 +148,8 @@ def calibrate(
     values = {off_ties[data.index]: data.values for data in seen if data.index in off_ties}
     count = observed.examples / EXAMPLES_PER_BATCH
     for observer, ends in ranges.items():
-        _set(model, observer, ends, count, reset, values.get(observer))
+        assert isinstance(observer, LastValue)
+        _set_range(model, observer, ends, count, reset, values.get(observer))
     if weights == "mse":
         clip_weights(model)
     examples = observed.examples if reset else None
@@ -160,26 +159,20 @@ def calibrate(
 
 
 def _quick_batch(model: keras.Model) -> int | None:
-    """Returns how many examples to read at a time: of small ones more, as each run costs a start.
-
-    None for the default.
-    """
+    """Returns how many examples to read at a time, more if they are small; None for the default."""
     sizes = [math.prod(x.shape[1:]) for x in model.inputs if x.shape[1:].is_fully_defined()]
     if len(sizes) < len(model.inputs) or model.inputs[0].shape[0]:
         return None
     return min(max(BATCH_SIZE, _QUICK // sum(sizes)), _LARGEST)
 
 
-def _input_limits(
+def _find_input_limits(
     model: keras.Model,
     graph: Graph,
     read: Iterator[list[np.ndarray]],
     range_of: Callable[..., Range],
 ) -> dict[int, tuple[Any, Range]]:
-    """Returns observer and range of each input that shares its quantizer with no other tensor.
-
-    The keys are the indices of the inputs.
-    """
+    """Returns observer and range of each input that has a quantizer for itself, by its index."""
     quantizers = find_input_quantizers(graph)
     tallies: dict[int, Tally] = defaultdict(Tally)
     for batch in read:
@@ -193,7 +186,7 @@ def _input_limits(
     }
 
 
-def _set(
+def _set_range(
     model: keras.Model,
     observer: LastValue,
     ends: Range,
@@ -201,15 +194,15 @@ def _set(
     reset: bool,
     values: np.ndarray | None,
 ) -> None:
-    """Sets the range of an observer, or averages it with the one it has.
+    """Sets the range of an observer, or averages it with its current range.
 
     Args:
         model: the model.
-        observer: what holds the range.
+        observer: the observer.
         ends: the range of the data.
         count: how many batches that range counts as.
-        reset: whether to forget the range that the observer has.
-        values: of an input, numbers that are to lie far from ties.
+        reset: whether to forget the observer's range.
+        values: values of an input that have to lie far from ties.
     """
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     low, high = ends
@@ -227,7 +220,7 @@ def _set(
 def _observe_weights(
     model: keras.Model, layers: list[ScheduledLayer], example: list[np.ndarray], reset: bool
 ) -> None:
-    """Updates the observers of weights by one call in training, where folded weights exist."""
+    """Updates the observers of weights by one call in training, which folds weights."""
     observers = [
         quantizer.observer
         for layer in layers

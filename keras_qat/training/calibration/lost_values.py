@@ -1,9 +1,9 @@
-"""Features and joined tensors that are lost, because they share a range with far larger ones."""
+"""Values that quantization loses because far larger ones share their range."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,30 +25,33 @@ from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
 MOST_FEATURES = 16
-"""Most features of a time series that are looked at one by one; spectra may have empty bands."""
-_LOOKED_AT = 64
-"""Examples whose different values are counted."""
+"""Features of a time series, at most, that are checked one by one. Spectra may have empty bands."""
+_EXAMPLES = 64
+"""Examples with enough different values."""
+FAR = 32
+"""A range has outliers if it is more than 32 times as wide as all other values need."""
+ENOUGH = 8
+"""Quantized values that are enough for all other values."""
+VARIED = 4
+"""Different values among the others, at least: marks beside zeros cost nothing."""
+MARK = 0.01
+"""Share of a tensor's values from which they are a mark, as for masked entries, and no outliers."""
 
 
 def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
-    """Says which features and joined tensors the ranges of a model lose.
+    """Returns sentences on features and tensors that the ranges of a model lose.
 
     Args:
         graph: a quantization-aware model.
         data: examples, an array for each input. Without data, features are judged by the
             statistics of the layer that normalizes them.
     """
-    features = _lost_features(graph) if data is None else explain_lost_features(graph, data)
-    return [*features, *_lost_tensors(graph)]
+    features = _explain_by_statistics(graph) if data is None else explain_lost_features(graph, data)
+    return [*features, *_explain_lost_tensors(graph)]
 
 
 def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[str]:
-    """Says which features of the data span too little of the range of their input.
-
-    Args:
-        graph: a quantization-aware model, with ranges or without.
-        data: examples, an array for each input.
-    """
+    """Yields sentences on features of the data that span too little of the range of their input."""
     inputs = flatten_values(graph.inputs)
     for index, quantizer in find_input_quantizers(graph).items():
         x, bits = replace_nonfinite(data[index]), quantizer.spec.bits
@@ -57,24 +60,21 @@ def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[
         axes = tuple(range(x.ndim - 1))
         low, high = x.min(axes).astype(float), x.max(axes).astype(float)
         shared = min(low.min(), 0.0), max(high.max(), 0.0)
-        if quantizer.is_calibrated():  # A range that is wider is none of the features' making.
+        if quantizer.is_calibrated():  # The features are not the cause of a wider range.
             ends = quantizer.current_range()
             shared = max(shared[0], ends[0]), min(shared[1], ends[1])
-        if lost := find_lost_features(low, high, x[:_LOOKED_AT], shared, bits):
+        if lost := find_lost_features(low, high, x[:_EXAMPLES], shared, bits):
             name = inputs[index].name
             yield describe_lost_features(name, lost, x.shape[-1], shared, find_norm(graph, name))
 
 
 def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str:
-    """Says which tensors span too little of the one range of several tensors.
+    """Returns two sentences if tensors span too little of the range that they share, else "".
 
     Args:
         ends: name -> the smallest and the largest value of each tensor.
         shared: the range.
         bits: bits of its quantized values.
-
-    Returns:
-        Two sentences; "" if no tensor is lost.
     """
     low, high = shared
     most = span_of_lost(shared, bits)
@@ -98,10 +98,11 @@ def find_lost_features(
 ) -> dict[int, float]:
     """Returns index -> span of the features that span too little of the range of all features.
 
+    Features with few different values, such as a pixel that is mostly 0, are lost in no range.
+
     Args:
         low, high: the extremes of each feature.
-        examples: some examples. Few different values, as of a pixel that is mostly 0, are lost in
-            no range.
+        examples: some examples.
         shared: the range.
         bits: bits of its quantized values.
     """
@@ -114,7 +115,7 @@ def find_lost_features(
 
 
 def has_features(x: np.ndarray) -> bool:
-    """Returns whether the last axis of an input holds features, each with a scale of its own."""
+    """Returns whether the last axis of an input holds features with different scales."""
     return x.ndim == 2 or (x.ndim == 3 and x.shape[-1] <= MOST_FEATURES)
 
 
@@ -124,7 +125,7 @@ def replace_nonfinite(x: np.ndarray) -> np.ndarray:
 
 
 def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
-    """Returns the quantizer of each input that has one for itself, by the input's index."""
+    """Returns the quantizers of inputs that share their range with no tensor, by input index."""
     readers = graph.consumers()
     quantizers = {}
     for index, value in enumerate(flatten_values(graph.inputs)):
@@ -138,7 +139,7 @@ def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
 def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
     """Returns the quantizers of scores that the library masks itself.
 
-    Their range is as wide as a softmax needs; scores that are small beside it weigh the same.
+    Their range is as wide as a softmax needs. Scores that are small beside it weigh the same.
     """
     masked = set()
     for call in graph.calls:
@@ -152,7 +153,7 @@ def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
 def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
     """Returns the names in the float model of the tensors that share a range, by their slots.
 
-    A Rescaling by 1, which only changes the range of its input, has the name of that.
+    A Rescaling by 1, which only changes the range of its input, is named after its input.
     """
     names: dict[Quantize, dict[int, str]] = {}
     for call in graph.calls:
@@ -172,7 +173,7 @@ def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
 def find_varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
     """Returns the quantizers and slots of tensors that depend on the data.
 
-    Others hold weights, such as the token that vision transformers put in front of the patches.
+    Others hold weights, such as the class token of vision transformers.
     """
     varying, slots = set(flatten_values(graph.inputs)), set()
     for call in graph.calls:
@@ -187,25 +188,24 @@ def find_varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
 
 def _multiplies_by(call: Call, factor: float) -> bool:
     """Returns whether a call is a Rescaling by this factor, without an offset."""
-    layer = _first_layer(call)
+    layer = _get_first_layer(call)
     if not isinstance(layer, keras.layers.Rescaling) or np.any(layer.offset):
         return False
     return bool(np.all(np.equal(layer.scale, factor)))
 
 
-def _first_layer(call: Call) -> Any:
+def _get_first_layer(call: Call) -> keras.layers.Layer:
     return call.layer.sublayers[0] if isinstance(call.layer, QuantizeWrapper) else call.layer
 
 
-def _lost_tensors(graph: Graph) -> Iterator[str]:
-    """Says which tensors are lost in the range that they share with others."""
+def _explain_lost_tensors(graph: Graph) -> Iterator[str]:
     masked, varying = find_masked_scores(graph), find_varying_slots(graph)
     for layer, names in name_slots(graph).items():
         quantizer, ends = layer.quantizer, {}
         if layer.slots == 1 or quantizer in masked:
             continue
         for slot, name in names.items():
-            observer = dict(enumerate(quantizer.observers)).get(slot)  # None of a fixed range.
+            observer = dict(enumerate(quantizer.observers)).get(slot)  # None for a fixed range.
             if isinstance(observer, LastValue) and (layer, slot) in varying:
                 ends[name] = observer.extremes()
         shared = quantizer.current_range()
@@ -213,52 +213,39 @@ def _lost_tensors(graph: Graph) -> Iterator[str]:
             yield reason
 
 
-def _lost_features(graph: Graph) -> Iterator[str]:
-    """Says which features deviate less than a step of their input's range, by their statistics."""
+def _explain_by_statistics(graph: Graph) -> Iterator[str]:
+    """Yields sentences on features that deviate by less than a step of their input's range."""
     inputs = flatten_values(graph.inputs)
     quantizers = {inputs[index]: own for index, own in find_input_quantizers(graph).items()}
-    for value, norm in _normalized_inputs(graph):
+    for value, norm in _find_norms(graph):
         if value in quantizers:
             ends, bits = quantizers[value].current_range(), quantizers[value].spec.bits
             yield from lost_by_statistics(value, norm, ends, bits, norm.name.removeprefix(PREFIX))
 
 
 def find_norm(graph: Graph, name: str) -> str:
-    """Returns the name in the float model of the layer that normalizes an input; "" without one."""
-    norms = (norm for value, norm in _normalized_inputs(graph) if value.name == name)
+    """Returns the float model's name of the layer that normalizes an input; "" without one."""
+    norms = (norm for value, norm in _find_norms(graph) if value.name == name)
     return next((norm.name.removeprefix(PREFIX) for norm in norms), "")
 
 
-def _normalized_inputs(graph: Graph) -> Iterator[tuple[Value, Any]]:
-    """Yields inputs with the layer that normalizes them first, if nothing else comes before it."""
+def _find_norms(graph: Graph) -> Iterator[tuple[Value, keras.layers.Layer]]:
+    """Yields inputs that a layer normalizes before any other layer, with that layer."""
     inputs = {value: value for value in flatten_values(graph.inputs)}
     for call in graph.calls:
         source = inputs.get(call.inputs[0]) if len(call.inputs) == 1 else None
-        if source is None:
-            continue
-        if isinstance(call.layer, Quantize):
+        if source is not None and isinstance(call.layer, Quantize):
             inputs[call.output] = source
-            continue
-        if seen_statistics(_first_layer(call)) is not None:
-            yield source, _first_layer(call)
-
-
-FAR = 32
-"""A range is taken by far values if it is more than so many times as wide as all others need."""
-ENOUGH = 8
-"""Quantized values that are enough for all others."""
-VARIED = 4
-"""Different values that the others have at least: marks beside zeros cost nothing."""
-MARK = 0.01
-"""Share of a tensor's values that is no outlier, but a mark, as for masked entries."""
+        elif source is not None and seen_statistics(_get_first_layer(call)) is not None:
+            yield source, _get_first_layer(call)
 
 
 class Outliers(NamedTuple):
-    """Values that are far outside of all others.
+    """Values that are far from all others.
 
     Args:
         value: the outermost of them.
-        share: share of the values that are far outside.
+        share: the share of the values that are outliers.
         low, high: the ends of the other values.
     """
 
@@ -271,16 +258,13 @@ class Outliers(NamedTuple):
 def find_outliers(
     values: np.ndarray, extremes: tuple[float, float], ends: tuple[float, float], bits: int
 ) -> Outliers | None:
-    """Finds what sets a tensor's range alone, so that few quantized values are left for the rest.
+    """Finds outliers that alone set a tensor's range, and leave few quantized values for the rest.
 
     Args:
         values: a sample of the tensor.
         extremes: its smallest and largest value, which may be missing in the sample.
         ends: its range.
         bits: bits of its quantized values.
-
-    Returns:
-        What lies far outside; None if nothing does.
     """
     low, high = ends
     rest = np.sort(np.clip(np.append(values.astype(np.float64).ravel(), extremes), low, high))
@@ -296,7 +280,7 @@ def find_outliers(
             rest, far = above, below[0]
         outermost = max(outermost or 0.0, float(far), key=abs)
     if outermost is None or abs(outermost) < abs(high if outermost > 0 else low) / 2:
-        return None  # None are far, or something else set the range, as an operator does.
+        return None  # Something else set the range, such as an operator.
     needed = max(rest[-1], 0.0) - min(rest[0], 0.0)
     share = 1 - rest.size / (values.size + 2)
     is_lost = needed * FAR < high - low and needed * (2**bits - 1) < ENOUGH * (high - low)
@@ -307,9 +291,14 @@ def find_outliers(
 
 
 def describe_outliers(far: Outliers, low: float, high: float, bits: int) -> str:
-    """Says in two sentences what far values do to a tensor, "it", and what helps."""
-    cost = f"its range, {low:.4g} to {high:.4g}, is set by {far.value:.4g}, far outside of its"
-    cost = f"{cost} {_others(far, low, high, bits)}"
+    """Returns two sentences on what outliers do to a tensor, "it", and what helps."""
+    needed = max(far.high, 0.0) - min(far.low, 0.0)
+    remaining = max(1, int(needed / (high - low) * (2**bits - 1)))
+    cost = (
+        f"its range, {low:.4g} to {high:.4g}, is set by {far.value:.4g}, far outside of its other "
+        f"values, {far.low:.4g} to {far.high:.4g}, which share {remaining} of {2**bits} quantized "
+        f"values."
+    )
     if far.share < MARK:
         return (
             f"{cost} Leave such outliers out of the data, or call calibrate with "
@@ -317,12 +306,3 @@ def describe_outliers(far: Outliers, low: float, high: float, bits: int) -> str:
         )
     near = 2 * (min(far.low, 0.0) if far.value < 0 else max(far.high, 0.0)) or np.sign(far.value)
     return f"{cost} Let the model use a number of their size in its place, such as {near:.2g}."
-
-
-def _others(far: Outliers, low: float, high: float, bits: int) -> str:
-    needed = max(far.high, 0.0) - min(far.low, 0.0)
-    remaining_steps = max(1, int(needed / (high - low) * (2**bits - 1)))
-    return (
-        f"other values, {far.low:.4g} to {far.high:.4g}, which share {remaining_steps} of "
-        f"{2**bits} quantized values."
-    )

@@ -104,7 +104,7 @@ class Sample(NamedTuple):
         return _OF_UNIT if self.low >= 0 else _OF_SYMMETRIC
 
 
-def wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
+def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
     """Returns why data seem to be prepared otherwise than in training; "" if they do not.
 
     Args:

@@ -1,4 +1,4 @@
-"""Observation of the tensors in front of quantizers while a model computes in float."""
+"""Observation of the tensors before quantizers while a model computes in float."""
 
 from __future__ import annotations
 
@@ -37,13 +37,17 @@ from keras_qat.training.calibration.lost_values import (
 )
 from keras_qat.training.distribution import gather_workers, is_cluster
 from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
+from keras_qat.training.fake_quantization.observers import Observer
 from keras_qat.training.fake_quantization.phase import IN_FLOAT
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 
 _SAMPLE, _SAMPLED = 16, 256
-"""Numbers that are sampled of a tensor for each example, and examples of which they are."""
+"""Values of a tensor that are sampled from each example, and the number of such examples."""
+
+Slot = tuple[ActivationQuantizer, int | None]
+"""A quantizer and the slot of one of its tensors; None for all of them."""
 
 
 class Watch:
@@ -51,7 +55,7 @@ class Watch:
 
     Args:
         model: the model.
-        counts: whether to count for histograms, besides taking the extremes.
+        counts: whether to count values for histograms, besides taking the extremes.
         fixed: whether to watch quantizers with fixed ranges too.
     """
 
@@ -69,17 +73,17 @@ class Watch:
         signature = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in model.inputs]
         signature.append(tf.TensorSpec([], tf.int32))
 
-        def watch(*arguments: Any) -> Any:
+        def watch(*arguments: tf.Tensor) -> tuple[list[tf.Tensor], ...]:
             *inputs, sampled = arguments
-            seen, outputs = self._seen(inputs)
+            seen, outputs = self._compute(inputs)
             known = [extremes_and_sample(tf.cast(x, tf.float32), sampled) for x in seen]
             return known, [count_bins(x) for x in seen if counts], tf.nest.flatten(outputs)
 
         self.watch = make_tf_function(watch, input_signature=signature)
 
-    def _seen(self, inputs: list[Any]) -> tuple[list[Any], Any]:
-        """Returns the tensors in front of the quantizers, and the model's outputs."""
-        seen: list[Any] = []
+    def _compute(self, inputs: list[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
+        """Returns the tensors before the quantizers, and the model's outputs."""
+        seen: list[tf.Tensor] = []
         self.tensors.clear()
 
         def note(quantizer: ActivationQuantizer, slot: int, x: tf.Tensor) -> None:
@@ -94,18 +98,18 @@ class Watch:
             outputs = evaluate_graph(self.graph, inputs, infer)
         return seen, outputs
 
-    def _run(self, batch: Sequence[np.ndarray], sampled: int) -> Any:
+    def _run(self, batch: Sequence[np.ndarray], sampled: int) -> tuple[list[tf.Tensor], ...]:
         dtypes = [spec.dtype for spec in self.watch.input_signature]
         return self.watch(*map(tf.constant, [*batch, sampled], dtypes))
 
-    def outputs(self, batch: Sequence[np.ndarray]) -> list[Any]:
+    def outputs(self, batch: Sequence[np.ndarray]) -> list[tf.Tensor]:
         """Returns the model's outputs in float, in their order."""
         return list(self._run(batch, sampled=0)[2])
 
     def __call__(
         self, batch: list[np.ndarray], sampled: int
     ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-        """Returns extremes and so many numbers of each tensor, and its counts if wanted."""
+        """Returns extremes, a sample of that size, and counts (if wanted) of each tensor."""
         known, counts, _ = self._run(batch, sampled)
         vectors = [vector.numpy() for vector in known]
         extremes = np.array([vector[:2] for vector in vectors]).reshape(-1, 2)
@@ -114,12 +118,15 @@ class Watch:
 
 
 def get_watch(model: keras.Model) -> Watch | None:
-    """Returns what calibration of a model without histograms has traced, if it has."""
+    """Returns the `Watch` that calibration without histograms has traced, or None."""
     return getattr(model, "_watches", {}).get((False, False))
 
 
 class Observed:
-    """Statistics of the tensors in front of a model's quantizers, over all batches."""
+    """Statistics of the tensors before a model's quantizers, over all batches.
+
+    The arguments are those of `Watch`.
+    """
 
     def __init__(self, model: keras.Model, counts: bool, fixed: bool = False) -> None:
         watches = getattr(model, "_watches", None)
@@ -128,15 +135,15 @@ class Observed:
             object.__setattr__(model, "_watches", watches)
         if (counts, fixed) not in watches:
             watches[counts, fixed] = Watch(model, counts, fixed)
-        self.watch = watches[counts, fixed]
+        self.watch: Watch = watches[counts, fixed]
         self.examples = 0
-        self.tallies: dict[tuple[ActivationQuantizer, int | None], Tally] = defaultdict(Tally)
+        self.tallies: dict[Slot, Tally] = defaultdict(Tally)
         """The tally of each quantizer; without counts, of each slot of a quantizer."""
         self.samples: dict[ActivationQuantizer, dict[int, list[np.ndarray]]] = {}
-        """Samples of the tensors of each quantizer, by slot, of the first batches."""
+        """Samples of the tensors of each quantizer, by slot, from the first batches."""
 
     def add(self, batch: list[np.ndarray]) -> None:
-        """Takes in a batch of the model's inputs."""
+        """Observes a batch of the model's inputs."""
         sampled = _SAMPLE * len(batch[0]) if self.examples < _SAMPLED else 0
         extremes, samples, counts = self.watch(batch, sampled)
         self._check_finite(extremes)
@@ -150,52 +157,49 @@ class Observed:
             tally.add(extremes[index], counts[index] if counts else 0)
 
     def share(self, model: keras.Model) -> None:
-        """Takes in what the other workers of a cluster have observed of their share of the data."""
+        """Adds what the other workers of a cluster have observed on their shares of the data."""
         self.examples = int(gather_workers(model, self.examples).sum())
         share_tallies(model, list(self.tallies.values()))
 
-    def doubts(self, ranges: dict[Any, Range]) -> Iterator[str]:
-        """Says of which tensors a few values take the range, in the order of computation."""
-        graph, layer_of = self.watch.graph, self._layer_of()
+    def doubts(self, ranges: dict[Observer, Range]) -> Iterator[str]:
+        """Yields sentences on tensors with outliers, in the order of computation."""
+        graph = self.watch.graph
         masked, varying = find_masked_scores(graph), find_varying_slots(graph)
         for quantizer, by_slot in self.samples.items():
-            if quantizer in masked:
-                continue
             ends = [ranges[observer] for observer in quantizer.observers if observer in ranges]
-            if not ends:
+            if not ends or quantizer in masked:
                 continue
             low, high = min(low for low, _ in ends), max(high for _, high in ends)
-            samples = {slot: np.concatenate(parts) for slot, parts in by_slot.items()}
-            layer, bits = layer_of[quantizer], quantizer.spec.bits
+            samples = {slot: np.concatenate(batches) for slot, batches in by_slot.items()}
+            layer, bits = self._find_layer(quantizer), quantizer.spec.bits
             slot = max(samples, key=lambda slot: np.max(np.abs(samples[slot]), initial=0))
             far = find_outliers(np.concatenate([*samples.values()]), (low, high), (low, high), bits)
             # The median tells a large tensor from one with a few large values.
             if far and (len(samples) == 1 or far.low <= np.median(samples[slot]) <= far.high):
-                name = self._tensor_name(quantizer, slot)
+                name = self._find_name(quantizer, slot)
                 yield f"The output of '{name}': {describe_outliers(far, low, high, bits)}"
             elif len(samples) > 1:
                 extremes = {}
                 for slot, x in samples.items():
                     if x.size and (layer, slot) in varying:
                         tally = self.tallies.get((quantizer, slot), Tally(x.min(), x.max()))
-                        name = self._tensor_name(quantizer, slot)
+                        name = self._find_name(quantizer, slot)
                         extremes[name] = float(tally.low), float(tally.high)
                 if reason := describe_lost_tensors(extremes, (low, high), bits):
                     yield reason
 
-    def _tensor_name(self, quantizer: ActivationQuantizer, slot: int) -> str:
+    def _find_name(self, quantizer: ActivationQuantizer, slot: int) -> str:
         """Returns the name of a quantizer's tensor in the float model."""
-        layer = self._layer_of()[quantizer]
+        layer = self._find_layer(quantizer)
         own = {0: str(layer.name).removeprefix(PREFIX)}
         return name_slots(self.watch.graph).get(layer, own)[slot]
 
-    def _layer_of(self) -> dict[ActivationQuantizer, Any]:
-        """Returns the layer that has each quantizer."""
-        return {quantizer: layer for layer in self.watch.layers for quantizer in layer.quantizers}
+    def _find_layer(self, quantizer: ActivationQuantizer) -> Any:
+        return next(layer for layer in self.watch.layers if quantizer in layer.quantizers)
 
     def _check_finite(self, extremes: np.ndarray) -> None:
         broken = [
-            self._tensor_name(quantizer, slot)
+            self._find_name(quantizer, slot)
             for (quantizer, slot), ends in zip(self.watch.tensors, extremes, strict=True)
             if not np.isfinite(ends).all()
         ]
@@ -207,12 +211,9 @@ class Observed:
                 f"negative numbers, a division by zero, and weights that hold NaN or infinity."
             )
 
-    def ranges(self, method: Callable[..., Range]) -> dict[Any, Range]:
-        """Returns the range of each observer, which `method` takes from its quantizer's tensors.
-
-        Without counts it is the range of the extremes.
-        """
-        ranges: dict[Any, Range] = {}
+    def ranges(self, method: Callable[..., Range]) -> dict[Observer, Range]:
+        """Returns the range of each observer, by a calibration method or the extremes."""
+        ranges: dict[Observer, Range] = {}
         for (quantizer, slot), tally in self.tallies.items():
             if slot is None:
                 low, high = method(tally.histogram(), quantizer.spec)
@@ -223,14 +224,13 @@ class Observed:
 
 
 def share_tallies(model: keras.Model, tallies: list[Tally]) -> None:
-    """Replaces tallies by those of the data of all workers of a cluster."""
+    """Replaces tallies by those of the data of all workers in a cluster."""
     if not is_cluster(model.distribute_strategy):
         return
     ends = gather_workers(model, [[tally.low, tally.high] for tally in tallies])
     for index, tally in enumerate(tallies):
         tally.low, tally.high = ends[:, index, 0].min(), ends[:, index, 1].max()
-        counts = gather_workers(model, tally.counts).sum(0)
-        tally.counts = counts.astype(np.int64)
+        tally.counts = gather_workers(model, tally.counts).sum(0).astype(np.int64)
 
 
 def infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -244,14 +244,13 @@ def infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def show_batches(
     model: keras.Model,
-    data: Any,
+    data: object,
     steps: int | None,
     batch_size: int | None,
     title: str,
     verbose: int,
 ) -> Iterator[list[np.ndarray]]:
-    """Returns the batches of data, which may hold neither NaN nor infinity, and shows progress."""
+    """Returns the batches of data, which must be finite, and shows progress."""
     total = count_batches(model, data, batch_size, steps)
-    return show_progress(
-        read_batches(model, data, batch_size, steps, finite=True), title, verbose, total
-    )
+    batches = read_batches(model, data, batch_size, steps, finite=True)
+    return show_progress(batches, title, verbose, total)
