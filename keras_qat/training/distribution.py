@@ -1,9 +1,8 @@
 """Training on several replicas (`tf.distribute`), which all keep the same observations.
 
-Each replica sees its part of the batch. Ranges and the moving statistics of BatchNormalization are
-averaged over the replicas within the training step. So every replica holds the values that are
-exported, and reading them needs no collective, which on a cluster all replicas would have to join
-at the same time.
+Each replica sees its share of the batch. Ranges and the moving statistics of BatchNormalization are
+averaged over the replicas within the training step. So every replica holds the exported values, and
+no collective is needed to read them, which all replicas of a cluster would have to join at once.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def mean_over_replicas(*tensors: Any) -> Any:
 
 
 def share_of_replica(rows: tf.Tensor) -> tuple[Any, int]:
-    """Returns the rows that this replica computes of those of all, and how many share them."""
+    """Returns the rows that this replica computes, and the number of replicas that share them."""
     context = _replica_context()
     if context is None:
         return rows, 1
@@ -40,20 +39,20 @@ def share_of_replica(rows: tf.Tensor) -> tuple[Any, int]:
 def run_on_replicas(
     strategy: tf.distribute.Strategy, function: Callable[..., Any], *args: Any
 ) -> Any:
-    """Runs a function on all replicas of a strategy, and returns what each of them returns alike.
+    """Runs a function on all replicas of a strategy, and returns its result, equal on all of them.
 
     Args:
         strategy: the strategy of a model.
         function: function of tensors; it ends with `mean_over_replicas`.
-        args: its arguments, those of one device.
+        args: its arguments on one device.
     """
     if strategy.num_replicas_in_sync == 1:
         return function(*args)
     return strategy.experimental_local_results(strategy.run(function, args))[0]
 
 
-def moments_of_all(mean: tf.Tensor, variance: tf.Tensor, count: Any) -> tuple[Any, Any, Any]:
-    """Computes mean, variance and number of the values of all replicas from those of each."""
+def combine_moments(mean: tf.Tensor, variance: tf.Tensor, count: Any) -> tuple[Any, Any, Any]:
+    """Computes mean, variance and count of the values of all replicas."""
     context = _replica_context()
     if context is None:
         return mean, variance, count
@@ -66,7 +65,7 @@ def moments_of_all(mean: tf.Tensor, variance: tf.Tensor, count: Any) -> tuple[An
 def agree(weights: Iterable[Any]) -> None:
     """Averages the moving averages of Keras' layers over the replicas, at the end of a step.
 
-    Moving averages are linear, so the average of the replicas' is that of the whole batch.
+    Moving averages are linear, so the average over replicas is the average of the entire batch.
     """
     if _replica_context() is None:
         return
@@ -84,7 +83,7 @@ def agree(weights: Iterable[Any]) -> None:
 
 
 def observe_alike() -> AbstractContextManager[None]:
-    """Returns a scope for making layers whose moving averages will `agree`: one replica is read."""
+    """Returns a scope for making layers with moving averages that `agree`. One replica is read."""
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("aggregation") == tf.VariableAggregation.MEAN and (
@@ -97,13 +96,13 @@ def observe_alike() -> AbstractContextManager[None]:
 
 
 def gather_workers(model: keras.Model, values: Any) -> np.ndarray:
-    """Stacks the numbers that the workers of a cluster hold, in the order of the workers.
+    """Stacks the values of the workers of a cluster, in the order of the workers.
 
     All workers have to call it, with arrays of one shape. Without a cluster there is one array.
 
     Args:
-        model: the model, whose strategy knows the cluster.
-        values: this worker's numbers. Float64 holds them, so whole numbers end at 2^53.
+        model: the model, with the strategy of the cluster.
+        values: this worker's values. They are stored as float64: integers up to 2^53 are exact.
     """
     own, strategy = np.asarray(values, np.float64), model.distribute_strategy
     if not is_cluster(strategy):

@@ -38,7 +38,7 @@ class QuantizerStatistics:
 
     Args:
         quantizer: its name, tensors and range.
-        histogram: the values in front of it, computed in float.
+        histogram: the values before it, computed in float.
         is_weight: whether it quantizes a weight.
         below, above: share of the values beyond the lower and the upper end of the range.
         sqnr: signal to quantization noise ratio of this tensor alone, in dB; None without a range,
@@ -142,7 +142,7 @@ class LogQuantization(keras.callbacks.Callback):
     an entry is the epoch, as for the metrics of `keras.callbacks.TensorBoard`.
 
     The accuracy of the exported file needs no callback: `evaluate`, and so `val_accuracy`, compute
-    the same codes as the file.
+    the same quantized values as the file.
 
     Args:
         log_dir: directory of the log, which may be that of `keras.callbacks.TensorBoard`: the
@@ -154,7 +154,7 @@ class LogQuantization(keras.callbacks.Callback):
 
     Raises:
         ValueError: if `every` is not an integer of at least 1; at `fit` if the model is not
-            quantized, trains others and `model` is not given, or the data is not what it takes.
+            quantized, trains others and `model` is not given, or the data does not fit it.
 
     Example:
         >>> log = keras_qat.callbacks.LogQuantization("logs", x_train[:64])

@@ -59,7 +59,7 @@ class Quantizers(list[Quantizer]):
     def __getitem__(self, index: str) -> list[Quantizer]: ...
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns one by its number, or a list: those of a slice, of a layer or of a tensor.
+        """Returns one by its index, or a list for a slice, a layer or a tensor.
 
         Raises:
             KeyError: if nothing of that name is quantized; it lists similar names.
@@ -84,7 +84,7 @@ def quantizers(model: keras.Model) -> Quantizers:
 
     Returns:
         One entry for each quantizer, with its tensor, specification and range. Indexed by the name
-        of a layer or a tensor, the list gives a list of the quantizers of that one.
+        of a layer or a tensor, the list returns its quantizers.
 
     Raises:
         ValueError: if the model is not quantization-aware.
@@ -109,7 +109,7 @@ def list_activation_quantizers(model: keras.Model) -> list[Quantizer]:
 
 
 def list_layer_quantizers(layer: ScheduledLayer) -> tuple[list[Quantizer], list[Quantizer]]:
-    """Lists the quantizers of a layer: those of its weights, and those of activations."""
+    """Lists the quantizers of a layer: of its weights, and of activations."""
     return _weight_quantizers(layer), _activation_quantizers(layer)
 
 

@@ -54,7 +54,7 @@ def check_quantized(model: keras.Model) -> None:
 
 
 def check_is_graph(model: keras.Model) -> None:
-    """Raises a `ValueError` if code calls quantize-aware layers, of which no file can be written.
+    """Raises a `ValueError` if code calls quantize-aware layers: no file can be written then.
 
     Args:
         model: a model, or a layer that is called in one.
@@ -70,9 +70,9 @@ def check_is_graph(model: keras.Model) -> None:
 
 
 def get_file_model(model: keras.Model) -> Any:
-    """Returns the part of a model that files hold: all of it, but for `outputs` inside of it.
+    """Returns the part of a model that files hold: all of it, unless it has `file_outputs`.
 
-    A model that Keras made of quantize-aware layers predicts from now on what its file computes.
+    If Keras made the model of quantize-aware layers, it predicts the file's results from now on.
 
     Raises:
         ValueError: if it is a subclassed model.
@@ -108,7 +108,7 @@ def check_process(model: keras.Model) -> None:
 def get_recipe(model: keras.Model) -> Any:
     """Returns the recipe that a model, or the model of its layers, was quantized with.
 
-    None for a model of parts that no quantized model of this process holds any more.
+    None if the quantized model that the layers were made for no longer exists.
     """
     for part in [model, *getattr(model, "layers", ()), *list_scheduled_layers(model)]:
         if getattr(part, "recipe", None) is not None:

@@ -1,1 +1,1 @@
-"""The ways in which BatchNormalization folds into the weights in front of it."""
+"""Folding of BatchNormalization into the weights of the layer before it."""

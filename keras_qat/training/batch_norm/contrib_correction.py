@@ -1,8 +1,8 @@
 """BatchNormalization folding with correction factors, as in `tf.contrib.quantize`.
 
-The kernel is folded with the moving variance, so that its range changes smoothly. Until
-BatchNormalization is frozen, the output is corrected to the batch's statistics, which come from a
-second convolution, with the float kernel.
+The kernel is folded with the moving variance, so its range changes smoothly. Until
+BatchNormalization is frozen, the output is corrected to the batch's statistics, which a second
+convolution with the float kernel computes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keras_qat.arithmetic.control_flow import cond
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
 from keras_qat.training.batch_norm.factor_and_bias import Weighted, scale_channels
-from keras_qat.training.distribution import moments_of_all
+from keras_qat.training.distribution import combine_moments
 from keras_qat.training.fake_quantization.observers import subtract_product
 from keras_qat.training.fake_quantization.phase import Phase
 
@@ -26,7 +26,7 @@ MUCH_LESS = 0.8
 
 
 def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
-    """Returns the mean and variance of each channel; its own gradient saves passes over `z`."""
+    """Returns the mean and variance of each channel. A custom gradient saves passes over `z`."""
     axes = [axis for axis in range(len(z.shape)) if axis != channel_axis]
 
     @tf.custom_gradient
@@ -52,7 +52,7 @@ def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
 
 
 def mean_and_covariance(rows: tf.Tensor) -> tuple[Any, Any]:
-    """Returns the mean and covariance of a matrix's columns; one matrix product per gradient."""
+    """Returns the mean and covariance of columns. The gradient needs one matrix product."""
 
     @tf.custom_gradient
     def of(rows: tf.Tensor) -> Any:
@@ -72,13 +72,13 @@ def mean_and_covariance(rows: tf.Tensor) -> tuple[Any, Any]:
     return of(rows)
 
 
-def takes_covariance(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
-    """Whether the covariance of a layer's inputs is the cheaper way to the batch's statistics.
+def is_covariance_faster(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
+    """Whether the covariance of a layer's inputs is faster than its outputs for the statistics.
 
-    The statistics of a 1x1 convolution's outputs follow from the covariance of its inputs. The
-    convolution takes three products for each weight and pixel, gradients included; the covariance
-    takes two for each pair of input channels and pixel, and three small matrix products. A batch
-    of unknown size counts as 32 examples.
+    The statistics of a 1x1 convolution's outputs follow from the covariance of its inputs. With
+    gradients, the convolution costs three products per weight and pixel. The covariance costs two
+    per pair of input channels and pixel, and three small matrix products. A batch of unknown size
+    counts as 32 examples.
     """
     is_by_pixel = (
         type(layer) is backend.keras.layers.Conv2D
@@ -96,10 +96,10 @@ def takes_covariance(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
     return of_covariance < MUCH_LESS * 3 * channels * filters
 
 
-def joins(layer: keras.layers.Layer) -> bool:
-    """Whether a layer computes with two kernels faster at once, as one of twice as many filters.
+def can_concatenate(layer: keras.layers.Layer) -> bool:
+    """Whether a layer computes faster with two concatenated kernels than with one at a time.
 
-    Its inputs and their gradient are then read and written once; the outputs have to be parted.
+    Its inputs and their gradient are then read and written once, but the outputs have to be split.
     """
     layers = backend.keras.layers
     if type(layer) not in (layers.Conv1D, layers.Conv2D, layers.Conv3D):
@@ -112,7 +112,7 @@ def scale_and_shift(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor, channe
     if not fuses(y, channel_axis):
         return y * spread(factors, y, channel_axis) + spread(offsets, y, channel_axis)
 
-    def fused(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor) -> Any:
+    def fuse(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor) -> Any:
         return tf.raw_ops.FusedBatchNormV3(
             x=y,
             scale=factors,
@@ -124,37 +124,37 @@ def scale_and_shift(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor, channe
         ).y
 
     @tf.custom_gradient
-    def without_swaps(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor) -> Any:
+    def keep_axes(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor) -> Any:
         def gradient(upstream: tf.Tensor) -> tuple[Any, Any, Any]:
             of_factors, of_offsets = (tf.reduce_sum(x, [0, 1, 2]) for x in (upstream * y, upstream))
             return upstream * spread(factors, y, 3), of_factors, of_offsets
 
-        return fused(y, factors, offsets), gradient
+        return fuse(y, factors, offsets), gradient
 
-    # On a GPU TensorFlow swaps axes around its gradient of what is not normalized by the batch.
-    return (without_swaps if plain_operations.has_gpu() else fused)(y, factors, offsets)
+    # On a GPU TensorFlow swaps axes for its gradient if the statistics are not the batch's.
+    return (keep_axes if plain_operations.has_gpu() else fuse)(y, factors, offsets)
 
 
 def fuses(x: tf.Tensor, channel_axis: int) -> bool:
-    """Whether TensorFlow's fused BatchNormalization takes `x`, which saves a pass over it."""
+    """Whether TensorFlow's fused BatchNormalization supports `x`, which saves a pass over it."""
     return len(x.shape) == 4 and channel_axis == 3 and x.dtype == tf.float32
 
 
 def spread(values: tf.Tensor, y: tf.Tensor, channel_axis: int) -> Any:
-    """Reshapes values per channel so that they broadcast against `y`."""
+    """Reshapes values per channel to broadcast against `y`."""
     return tf.reshape(values, [-1 if axis == channel_axis else 1 for axis in range(len(y.shape))])
 
 
 class CorrectedFold:
-    """One call of a layer with BatchNormalization, corrected or not.
+    """One call of a layer with BatchNormalization, with or without correction.
 
-    Once the statistics are frozen, training does not correct either: the original's correction
-    cancels out there, and one convolution is enough.
+    `tf.contrib.quantize` folds with the batch's variance and corrects the kernel to the moving
+    variance. The two cancel out, so the kernel is folded with the moving variance at once, as in an
+    exported file. With frozen statistics the correction of the output cancels out too, and one
+    convolution is enough.
 
-    The original folds with the batch's variance and corrects the kernel to the moving one. The two
-    cancel out, so the kernel is folded with the moving variance at once, as in an exported file.
-    Else the order of operations is the original's, and the moving statistics are read before the
-    step updates them, so that results agree with recorded runs to float rounding.
+    Apart from that, the order of operations is the original's, and the moving statistics are read
+    before the step updates them. So results agree with recorded runs to float rounding.
     """
 
     def __init__(self, wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> None:
@@ -172,14 +172,18 @@ class CorrectedFold:
         self.moments: Any = None
 
     def __call__(self, learning: Any) -> Any:
-        """Computes the output, corrected to the batch's statistics where `learning`.
+        """Computes the output, corrected to the batch's statistics if `learning`.
 
-        The uncorrected output is the one that inference computes and that is exported. A replica
-        may not wait for others within a branch, so only the terms that differ are in there.
+        Inference and exported files compute the uncorrected output. A replica must not wait for
+        others within a branch, so only the terms that differ are in it.
         """
         axis, factor = self.norm.axis[0], self.gamma * self.moving_inverse
         kernel = self.quantize(scale_channels(self.kernel, self.channel_axes, factor))
-        if learning is True and joins(self.layer) and not takes_covariance(self.layer, self.inputs):
+        if (
+            learning is True
+            and can_concatenate(self.layer)
+            and not is_covariance_faster(self.layer, self.inputs)
+        ):
             y, z = self.convolve_both(kernel)
             self.moments = self.batch_moments(z)
         else:
@@ -188,23 +192,23 @@ class CorrectedFold:
                 self.moments = self.batch_moments()
         if learning is False:
             return y + spread(self.beta - self.mean * factor, y, axis)
-        factor, offset = cond(learning, self.corrected, self.uncorrected)
+        factor, offset = cond(learning, self.find_correction, self.find_moving)
         return scale_and_shift(y, factor, offset, axis)
 
-    def corrected(self) -> tuple[Any, Any]:
+    def find_correction(self) -> tuple[Any, Any]:
         """Returns factor and offset by the batch's statistics; updates the moving ones."""
         mean, variance, count = self.moments or self.batch_moments()
         inverse = self.inverse(variance)
         self.update(mean, variance, count)
         return inverse / self.moving_inverse, self.beta - mean * self.gamma * inverse
 
-    def uncorrected(self) -> tuple[Any, Any]:
+    def find_moving(self) -> tuple[Any, Any]:
         """Returns factor and offset by the moving statistics."""
         offset = self.beta - self.mean * (self.gamma * self.moving_inverse)
         return tf.ones_like(offset), offset
 
     def batch_moments(self, z: tf.Tensor = None) -> tuple[Any, Any, Any]:
-        """Returns mean, variance and number of the float kernel's outputs in the whole batch.
+        """Returns mean, variance and count of the float kernel's outputs on all replicas.
 
         Args:
             z: these outputs, if they are computed.
@@ -212,16 +216,15 @@ class CorrectedFold:
         mean, variance, size = self.local_moments(z)
         count = tf.cast(size, mean.dtype)
         return (
-            moments_of_all(mean, variance, count) if self.synchronized else (mean, variance, count)
+            combine_moments(mean, variance, count) if self.synchronized else (mean, variance, count)
         )
 
     def local_moments(self, z: tf.Tensor) -> tuple[Any, Any, Any]:
-        """Returns mean, variance and number of outputs in this replica's part of the batch.
+        """Returns mean, variance and count of the outputs on this replica.
 
-        They come from the outputs, or from the mean and covariance of the inputs where that is
-        cheaper.
+        They come from the outputs, or from the covariance of the inputs if that is faster.
         """
-        if z is not None or not takes_covariance(self.layer, self.inputs):
+        if z is not None or not is_covariance_faster(self.layer, self.inputs):
             z = self.convolve(self.kernel) if z is None else z
             mean, variance = moments(z, self.norm.axis[0])
             return mean, variance, tf.size(z) / tf.size(mean)
@@ -264,5 +267,5 @@ class CorrectedFold:
         return tf.split(both, 2, self.norm.axis[0])
 
     def quantize(self, folded: tf.Tensor) -> Any:
-        """Quantizes the folded kernel if the plan says so."""
+        """Quantizes the folded kernel, unless the plan leaves it in float."""
         return folded if self.quantizer is None else self.quantizer(folded, self.phase)

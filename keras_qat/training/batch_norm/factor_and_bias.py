@@ -29,8 +29,8 @@ def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> 
         dtype: the type to compute with and to return.
 
     Returns:
-        The factor and the bias, each a vector or None. The factor of an affine layer takes the
-        place of a kernel.
+        The factor and the bias, each a vector or None. The factor of an affine layer replaces a
+        kernel.
     """
     layer, norm = wrapper.layer, wrapper.batch_norm
     factor, bias = None, getattr(layer, "bias", None)
@@ -82,12 +82,12 @@ def scale_channels(kernel: tf.Tensor, channel_axes: tuple[int, ...], factor: tf.
 
 
 class Weighted(Protocol):
-    """A layer with weights, the BatchNormalization behind it, and the quantizers of the weights."""
+    """A layer with weights, the BatchNormalization after it, and the quantizers of the weights."""
 
-    layer: Any
+    layer: keras.layers.Layer
     """The Keras layer, or an affine one: BatchNormalization, Normalization, Rescaling."""
     batch_norm: Any
-    """The BatchNormalization behind it, or None."""
+    """The BatchNormalization after it, or None."""
     weight_axes: dict[str, tuple[int, ...]]
     """Path of each weight -> axes of its output channels, counted from the end; none if affine."""
     weight_spec: QuantSpec | None

@@ -1,4 +1,16 @@
-"""How training combines weight quantization with the BatchNormalization behind a layer."""
+"""How training combines weight quantization with the BatchNormalization after a layer.
+
+With one scale per channel, quantization commutes with the factors of a BatchNormalization. With one
+scale per tensor, the quantized values of a channel depend on the factors of all channels. Training
+then quantizes the folded kernel a W, with the factor a of the moving statistics, and separates it
+again: a convolution with Q(a W) / a, then Keras' BatchNormalization.
+
+Quantization changes the norm of a channel that has only a few quantized values, which the batch's
+statistics would hide in training. So the convolution keeps the norm of W, and gamma is multiplied
+by the channel's gain: the norm after quantization over the norm before. Training then computes the
+same as the folded kernel, up to the batch's statistics. A channel that is quantized to zeros has
+the gain 0 and keeps the statistics of the float kernel, so it can recover.
+"""
 
 from __future__ import annotations
 
@@ -28,33 +40,33 @@ def normalize_per_channel(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) ->
     """Quantizes the unfolded kernel, then normalizes: BatchNorm(conv(x, Q(W))).
 
     With symmetric weights and one range per output channel, Q(a W) = a Q(W) for any factor a of a
-    channel. So the folded kernel has the same codes, and training needs only one convolution and
-    Keras' own BatchNormalization.
+    channel. So the folded kernel has the same quantized values, and training needs only one
+    convolution and Keras' own BatchNormalization.
     """
     x = apply_quantized(wrapper, inputs, phase)
     if wrapper.batch_norm is not None:
-        x = normalized(wrapper.batch_norm, x, phase)
+        x = normalize(wrapper.batch_norm, x, phase)
     return x
 
 
-def normalized(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
+def normalize(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
     """Calls a BatchNormalization, with the moving statistics once they are frozen.
 
-    Where a `Switch` tells, both are computed, and frozen statistics keep their values.
+    With a `Switch` both are computed, and frozen statistics keep their values.
     """
     if isinstance(phase.frozen, Switch):
-        return _normalized_twice(norm, x, phase.frozen)
+        return _normalize_twice(norm, x, phase.frozen)
     return norm(x, training=is_learning(phase))
 
 
-def _normalized_twice(norm: keras.layers.Layer, x: tf.Tensor, frozen: Switch) -> Any:
-    """Calls a BatchNormalization with both statistics, and selects what is `frozen` or is not."""
+def _normalize_twice(norm: keras.layers.Layer, x: tf.Tensor, frozen: Switch) -> Any:
+    """Calls a BatchNormalization with both statistics, and selects one of the results."""
     names = [name for name in ("gamma", "beta") if getattr(norm, name) is not None]
     weights = [tf.convert_to_tensor(getattr(norm, name)) for name in names]
     momentum = tf.where(frozen.on, 1.0, norm.momentum)
 
     @tf.custom_gradient
-    def normalized(*inputs: Any) -> Any:
+    def compute(*inputs: tf.Tensor) -> Any:
         x, *weights = inputs
         results, backward = [], []
         for training in (False, True):
@@ -72,7 +84,7 @@ def _normalized_twice(norm: keras.layers.Layer, x: tf.Tensor, frozen: Switch) ->
 
         return select(frozen.on, *results), gradient
 
-    return normalized(x, *weights)
+    return compute(x, *weights)
 
 
 def is_learning(phase: Phase) -> Any:
@@ -122,7 +134,7 @@ def apply_quantized(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
     if wrapper.inner:
         return simulate_unrolled(layer, wrapper.inner, inputs, quantized, phase)
     if isinstance(layer, backend.keras.layers.BatchNormalization):
-        return normalized(layer, inputs, phase)
+        return normalize(layer, inputs, phase)
     with backend.swap_attributes(layer, **quantized):
         return layer(inputs)
 
@@ -138,13 +150,13 @@ FOLDS = {
 _layers = backend.keras.layers
 
 
-class Codes(NamedTuple):
+class QuantizedKernel(NamedTuple):
     """A quantized folded kernel.
 
     Args:
-        q: the quantized values, whole numbers in float32.
+        q: the quantized values, integers in float32.
         scale: the scale, a scalar.
-        gains: for each output channel its norm after quantization over its norm before.
+        gains: the gains of the output channels.
     """
 
     q: Any
@@ -152,12 +164,12 @@ class Codes(NamedTuple):
     gains: Any
 
 
-def quantize_folded(wrapper: Weighted) -> Codes:
+def quantize_folded(wrapper: Weighted) -> QuantizedKernel:
     """Folds and quantizes the kernel of a wrapper."""
-    return _quantized(wrapper, *_parts(wrapper))
+    return _quantize(wrapper, *_get_kernel(wrapper))
 
 
-def _parts(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
+def _get_kernel(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
     """Returns the kernel of a wrapper, its factors (float32), and the axes of its output channels.
 
     The kernel of an affine layer is 1 for each channel; without BatchNormalization factors are 1.
@@ -174,19 +186,19 @@ def _parts(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
 
 def fold_kernel(wrapper: Weighted) -> Any:
     """Folds the BatchNormalization of a wrapper into its kernel, in float."""
-    kernel, factor, axes = _parts(wrapper)
+    kernel, factor, axes = _get_kernel(wrapper)
     return scale_channels(kernel, axes, factor)
 
 
 def get_factors(wrapper: Weighted) -> Any:
     """Returns the factor that folding multiplies each weight of a wrapper by."""
-    kernel, factor, axes = _parts(wrapper)
+    kernel, factor, axes = _get_kernel(wrapper)
     return scale_channels(tf.ones_like(kernel), axes, factor)
 
 
-def _quantized(
+def _quantize(
     wrapper: Weighted, kernel: tf.Tensor, factor: tf.Tensor, axes: tuple[int, ...]
-) -> Codes:
+) -> QuantizedKernel:
     bits = 8
     if wrapper.weight_axes:
         assert wrapper.weight_spec is not None
@@ -199,31 +211,31 @@ def _quantized(
     scale = tf.reshape(limit, []) / float(2 ** (bits - 1) - 1)
     inner = [axis for axis in range(-len(kernel.shape), 0) if axis not in axes]
     before, after = (tf.sqrt(tf.reshape(tf.reduce_sum(x * x, inner), [-1])) for x in (product, q))
-    return Codes(q, scale, tf.math.divide_no_nan(after * scale, before))
+    return QuantizedKernel(q, scale, tf.math.divide_no_nan(after * scale, before))
 
 
 def quantize_for_training(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
     """Returns the quantized kernel for training, with the float kernel's norm, and the gains.
 
-    The gradient is the float kernel's. While quantization is off, the kernel stays as it is and
+    The gradient is the float kernel's. While quantization is off, the kernel does not change and
     the gains are 1.
     """
-    kernel, factor, axes = _parts(wrapper)
+    kernel, factor, axes = _get_kernel(wrapper)
     values, factor = tf.stop_gradient(kernel), tf.stop_gradient(factor)
 
-    def quantized() -> tuple[Any, Any]:
-        q, scale, gains = _quantized(wrapper, values, factor, axes)
+    def quantize() -> tuple[tf.Tensor, tf.Tensor]:
+        q, scale, gains = _quantize(wrapper, values, factor, axes)
         lives = gains > 0.0
         back = scale / tf.where(lives, factor * gains, 1.0)
         inside = scale_channels(tf.ones_like(values), axes, tf.cast(lives, tf.float32)) > 0.0
         return tf.where(inside, scale_channels(q, axes, back), values), gains
 
-    parts = cond(phase.quantizing, quantized, lambda: (values, tf.ones_like(factor)))
-    return straight_through(lambda _: tf.identity(parts[0]), kernel), parts[1]
+    kernel_and_gains = cond(phase.quantizing, quantize, lambda: (values, tf.ones_like(factor)))
+    return straight_through(lambda _: tf.identity(kernel_and_gains[0]), kernel), kernel_and_gains[1]
 
 
 def use_gains(norm: keras.layers.Layer, gains: tf.Tensor) -> Any:
-    """Runs a block in which a BatchNormalization's gamma is multiplied by the gains."""
+    """Runs a block with the gamma of a BatchNormalization multiplied by the gains."""
     gamma = tf.convert_to_tensor(norm.gamma) if norm.scale else tf.ones_like(gains)
     gamma = straight_through(lambda gamma: gamma * tf.cast(gains, gamma.dtype), gamma)
     return backend.swap_attributes(norm, gamma=gamma, scale=True)
@@ -232,16 +244,16 @@ def use_gains(norm: keras.layers.Layer, gains: tf.Tensor) -> Any:
 def apply_gains(wrapper: Weighted, bias: tf.Tensor, gains: tf.Tensor) -> Any:
     """Applies the gains to the bias of `compute_factor_and_bias`, or to an affine layer's output.
 
-    The part that is added behind the factor stays as it is; without a factor all of it does.
+    The offset that is added after the factor does not change. Without a factor nothing does.
     """
     if wrapper.batch_norm is None and wrapper.weight_axes:
         return bias
-    offset, dtype = _offset(wrapper), bias.dtype
+    offset, dtype = _get_offset(wrapper), bias.dtype
     offset = tf.cast(0.0 if offset is None else offset, dtype)
     return (bias - offset) * tf.cast(gains, dtype) + offset
 
 
-def _offset(wrapper: Weighted) -> Any:
+def _get_offset(wrapper: Weighted) -> Any:
     layer = wrapper.layer
     norm = layer if isinstance(layer, _layers.BatchNormalization) else wrapper.batch_norm
     if norm is not None:

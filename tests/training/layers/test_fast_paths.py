@@ -272,9 +272,9 @@ def test_losses_of_all_forms_train(targets):
 @pytest.mark.parametrize(
     ("filters", "options", "quick_way"),
     [
-        pytest.param(12, {}, "takes_covariance", id="expansion"),
-        pytest.param(12, {"strides": 2}, "takes_covariance", id="strided expansion"),
-        pytest.param(2, {}, "joins", id="projection"),
+        pytest.param(12, {}, "is_covariance_faster", id="expansion"),
+        pytest.param(12, {"strides": 2}, "is_covariance_faster", id="strided expansion"),
+        pytest.param(2, {}, "can_concatenate", id="projection"),
     ],
 )
 def test_statistics_of_contrib_equal_those_of_a_second_convolution(
@@ -300,7 +300,7 @@ def test_statistics_of_contrib_equal_those_of_a_second_convolution(
         return outputs, gradients, qat.get_weights()
 
     applies, layer = getattr(contrib_correction, quick_way), qat.layers[-1].layer
-    assert applies(layer) if quick_way == "joins" else applies(layer, images)
+    assert applies(layer) if quick_way == "can_concatenate" else applies(layer, images)
     quick = step()
     monkeypatch.setattr(contrib_correction, quick_way, lambda *_: False)
     plain = step()
