@@ -94,7 +94,9 @@ def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
 
     A rule for `Facts.find`.
     """
-    kind, operands = read_operation(value.producer) if value.producer else ("", [])
+    if value.producer is None:
+        return None
+    kind, operands = read_operation(value.producer)
     if kind in CONSTANTS:
         return Uniform(CONSTANTS[kind])
     if kind in FILLS:
@@ -104,17 +106,20 @@ def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
     terms: list[Uniform | None] = []
     for operand in operands:
         terms.append((yield operand) if isinstance(operand, Value) else measure_array(operand))
-    found = [term for term in terms if term is not None]
-    values = [term.value for term in found]
-    is_exact = len(found) == len(terms) and all(term.is_exact for term in found)
-    if kind in FILLS:
-        return terms[0]
+    exact = [term.value for term in terms if term is not None and term.is_exact]
+    if kind in ("multiply", *FILLS) and len(exact) == len(terms):
+        return Uniform(math.prod(exact))
+    # Only products read layers and arrays: the zero states of a cell are not folded.
+    if kind in FILLS or not is_operation(value.producer.layer):
+        return None
+    pairs = list(zip(operands, terms, strict=True))
+    terms = [term if isinstance(x, Value) or np.ndim(x) == 0 else None for x, term in pairs]
+    values = [term.value for term in terms if term is not None]
+    if kind == "multiply":
+        return Uniform(0.0) if value.is_float and Uniform(0.0) in terms else None
     if kind == "exp":
         return Uniform(0.0) if values and values[0] <= HIDES else None
-    if kind == "multiply":
-        has_zero = value.is_float and Uniform(0.0) in found
-        return Uniform(math.prod(values)) if is_exact else Uniform(0.0) if has_zero else None
-    if is_exact and len(values) == 2:
+    if len(values) == len(exact) == 2:
         return Uniform(float(SUMS[kind](*values)))
     if len(values) != 1 or abs(values[0]) < -HIDES:
         return None
