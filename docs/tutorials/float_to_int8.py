@@ -1,9 +1,9 @@
 # %% [markdown]
-# # From float to int8, without training and with it
+# # From float to int8, with and without training
 #
-# The same float network becomes int8 in two ways: with ranges from some examples (post-training
-# quantization), and by quantization-aware training. With 8 bits both are as good as float; with
-# few bits they are not.
+# Quantize the same float network in two ways: post-training quantization with some examples, and
+# quantization-aware training. With 8 bits both are as accurate as float. With fewer bits they are
+# not.
 
 # %%
 import numpy as np
@@ -21,7 +21,7 @@ loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # %% [markdown]
 # ## A pretrained float model
 #
-# Depthwise convolutions are harder to quantize than others, so there are some.
+# It has depthwise convolutions, which are harder to quantize than others.
 
 
 # %%
@@ -51,8 +51,7 @@ print(f"float: {accuracy(model):.2%}")
 # %% [markdown]
 # ## Without training
 #
-# `calibrate` looks at the ranges that the float network has for some inputs. No labels are
-# needed.
+# `calibrate` measures the ranges of the activations on some examples. It needs no labels.
 
 
 # %%
@@ -65,7 +64,7 @@ def without_training(recipe, method="minmax"):
 # %% [markdown]
 # ## With training
 #
-# Some epochs with a small learning rate, from the same float weights.
+# A few epochs with a small learning rate, starting from the same float weights.
 
 
 # %%
@@ -81,7 +80,8 @@ def with_training(recipe):
 # %% [markdown]
 # ## The comparison
 #
-# `predict` gives the codes of the file, so its accuracy is that of the file. `verify` makes sure.
+# `predict` returns the outputs of the file, so its accuracy is the accuracy of the file. `verify`
+# checks this.
 
 # %%
 accuracies = {}
@@ -99,8 +99,8 @@ for bits in (8, 4, 3):
         print(f"{bits} bits, {name:<9} {accuracies[bits, name]:.2%}")
 
 # %% [markdown]
-# With 8 bits the way does not matter here. With 4 bits the method does: what clips a little is
-# better than the extremes. With 3 bits it is training that makes the network usable.
+# With 8 bits all three are equal. With 4 bits, ranges with the smallest squared error are better
+# than the extremes. With 3 bits, only training makes the network usable.
 
 # %%
 methods = ("extremes", "mse", "training")

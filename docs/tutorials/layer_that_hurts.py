@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Find the layer that hurts
 #
-# A network loses accuracy when it is quantized. Which layer is it, and what helps? `diagnose` tries
-# what may help, and measures it.
+# A network loses accuracy when it is quantized. Which layer is the cause, and what helps?
+# `diagnose` tries remedies and measures them.
 
 # %%
 import numpy as np
@@ -17,11 +17,11 @@ x = x.reshape(-1, 8, 8, 1).astype("float32") / 16
 x_train, y_train, x_test, y_test = x[:1200], y[:1200], x[1200:], y[1200:]
 
 # %% [markdown]
-# ## A network with a weak place
+# ## A network with a weak spot
 #
-# Beside its features it takes the amount of ink, in raw units of some hundreds. In float that
-# does not matter, as a BatchNormalization follows. Such things happen: a counter, a pressure, a
-# coordinate in pixels.
+# Besides its features, the network uses the amount of ink, in raw units of several hundred. In
+# float this works, because a BatchNormalization follows. Counters, pressures and pixel coordinates
+# cause the same problem.
 
 # %%
 layers = keras.layers
@@ -32,7 +32,7 @@ features = layers.Dense(16, activation="tanh", name="features")(layers.Flatten(n
 mean = layers.GlobalAveragePooling2D(name="mean")(image)
 ink = layers.Rescaling(1024.0, name="ink")(mean)
 both = layers.Concatenate(name="both")([features, ink])
-z = layers.BatchNormalization(momentum=0.9, name="norm")(both)
+z = layers.BatchNormalization(momentum=0.9, name="norm")(layers.ReLU(name="relu")(both))
 model = keras.Model(image, layers.Dense(10, name="logits")(z))
 model.compile(
     keras.optimizers.Adam(3e-3),
@@ -65,8 +65,8 @@ print(f"int8: {accuracy(qat):.2%}")
 # %% [markdown]
 # ## The diagnosis
 #
-# *dB* is the signal to quantization noise of the logits, against the network in float; 6 dB are a
-# bit. *argmax* is the share of images with the same class as in float. No labels are needed.
+# *dB* is the signal to quantization noise of the logits against the float network; 6 dB are one
+# bit. *argmax* is the share of images that keep their class. No labels are needed.
 
 # %%
 diagnosis = keras_qat.diagnose(qat, x_train[:300])
@@ -74,10 +74,9 @@ print(diagnosis)
 
 # %% [markdown]
 # The line with `!` names the cause: large values of `ink` set a range that the features share. The
-# range fits the data, so calibrating anew does not help. The signal falls at `both`: features
-# between -1 and 1 share one range with a number of some hundreds there, and have a few of its 256
-# levels. What helps is 16 bits for all activations, or to leave the layers behind which the
-# signal falls in float.
+# range fits the data, so calibrating again does not help. The signal gets worse at `both`, where
+# features between -1 and 1 share one range with values of several hundred, so they have only a few
+# of its 256 levels. 16 bits for all activations help, or float for the layers after `both`.
 
 # %%
 step = keras_qat.simulate(qat, x_test).tensors["both"].scale
@@ -85,24 +84,26 @@ print(f"from -1 to 1 there are {2 / step:.1f} steps of 'both'")
 assert "both" in diagnosis.layers
 
 # %% [markdown]
-# ## The cure
+# ## The remedy
 #
-# Without training anew: the recipe that the diagnosis names. The rest of the file is int8 as
-# before.
+# Keep the layers with the weak signal in float, or use 16 bits for all activations, as the
+# diagnosis recommends. Neither needs training.
 
 # %%
-cured = quantized(recipe.override("both", quantize=False).override("norm", quantize=False))
-print(f"with a float island: {accuracy(cured):.2%}")
+for layer in ("both", "relu", "norm"):
+    recipe = recipe.override(layer, quantize=False)
+cured = quantized(recipe)
+print(f"three layers in float: {accuracy(cured):.2%}")
 wide = quantized(keras_qat.recipes.int16x8())
 print(f"with 16 bits: {accuracy(wide):.2%}")
 
 # %% [markdown]
-# Better, for a device that has no float: take the cause away, and bring the number to the size of
-# the features before they meet (`Rescaling(2.0)` in place of 1024 here, or a BatchNormalization
-# in front of the concatenation), and train.
+# For a device without float it is better to remove the cause: scale the value to the size of the
+# features before the concatenation (`Rescaling(2.0)` instead of 1024 here, or a
+# BatchNormalization), and train again.
 #
-# `verify(per_layer=True)` shows the same tensor by tensor, and that the file computes all that
-# exactly: it is no fault of the export, it is the rounding itself.
+# `verify(per_layer=True)` shows the same for each tensor. It also shows that the file computes
+# exactly what the model computes: the loss comes from rounding, not from the export.
 
 # %%
 assert accuracy(cured) > accuracy(qat) + 0.02

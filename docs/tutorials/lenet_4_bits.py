@@ -1,8 +1,9 @@
 # %% [markdown]
 # # LeNet in 4 bits
 #
-# Weights and activations of 4 bits, with `recipes.low_bits`: ranges are trained with the weights,
-# and the first and last layers keep 8 bits. [Fewer bits](../bits.md) says which recipe is for what.
+# Quantize weights and activations to 4 bits with `recipes.low_bits`. It trains the ranges together
+# with the weights, and keeps 8 bits in the first and the last layer. [Fewer bits](../bits.md)
+# compares the recipes.
 
 # %%
 import tf_keras as keras
@@ -45,8 +46,7 @@ print(f"float: {float_accuracy:.2%}")
 # %% [markdown]
 # ## Quantize and train
 #
-# `calibrate` gives the ranges that training begins with. With few bits "mse" is better than the
-# extremes.
+# `calibrate` sets the ranges that training starts from. With few bits, use `method="mse"`.
 
 # %%
 accuracy = {}
@@ -62,8 +62,8 @@ for bits in (8, 4, 2):
 # %% [markdown]
 # ## The file
 #
-# TFLite has no activations of 4 bits: the file holds 16 different values of each tensor in int8,
-# and computes exactly what the model computes.
+# TFLite has no 4-bit activations. The file stores them as int8 with 16 different values, and
+# computes exactly what the model computes.
 
 # %%
 contents = keras_qat.export_tflite(four_bits)
@@ -71,8 +71,8 @@ report = keras_qat.verify(four_bits, contents, x_test, y_test)
 print(report)
 
 # %% [markdown]
-# Weights of 4 bits can lie two in a byte, which makes the file smaller. Kernels sum them in wider
-# steps; a model that is set to `pack_int4` computes as they do.
+# 4-bit weights can be packed, two in a byte, which makes the file smaller. The TFLite kernels for
+# packed weights round differently. With `pack_int4` the model computes as they do.
 
 # %%
 four_bits.pack_int4 = True
@@ -86,5 +86,5 @@ assert keras_qat.verify(four_bits, packed, x_test).identical == 1
 assert len(packed) < 0.7 * len(contents)
 
 # %% [markdown]
-# The recipe of `tf.contrib.quantize` in TensorFlow 1, `recipes.contrib(4, 4)`, is for continuing
-# old work: [Coming from tf.contrib.quantize](../coming-from-tf-contrib-quantize.md).
+# To continue old work with `tf.contrib.quantize` of TensorFlow 1, use `recipes.contrib(4, 4)`:
+# [Coming from tf.contrib.quantize](../coming-from-tf-contrib-quantize.md).

@@ -1,8 +1,8 @@
 # %% [markdown]
-# # A model with layers of your own
+# # A model with custom layers
 #
-# Custom layers are looked into, and computed in integers as what they are made of. What cannot be
-# looked into is said.
+# keras_qat traces custom layers and quantizes the operations inside. If a layer cannot be traced,
+# the plan shows the reason.
 
 # %%
 import tensorflow as tf
@@ -20,12 +20,12 @@ x_train, y_train, x_test, y_test = x[:1200], y[:1200], x[1200:], y[1200:]
 # %% [markdown]
 # ## Three kinds of custom layers
 #
-# One made of other layers, one with a weight of its own, and one that moves values about.
+# One is built from other layers, one has its own weight, and one moves values.
 
 
 # %%
 class SqueezeExcite(keras.layers.Layer):
-    """Made of other layers."""
+    """Is built from other layers."""
 
     def build(self, shape):
         self.pool = keras.layers.GlobalAveragePooling2D(keepdims=True)
@@ -37,7 +37,7 @@ class SqueezeExcite(keras.layers.Layer):
 
 
 class Scale(keras.layers.Layer):
-    """Has a weight of its own."""
+    """Has its own weight."""
 
     def build(self, shape):
         self.factor = self.add_weight("factor", shape[-1:], initializer="ones")
@@ -68,7 +68,7 @@ print(f"float: {model.evaluate(x_test, y_test, verbose=0)[1]:.2%}")
 # %% [markdown]
 # ## The plan
 #
-# Each custom layer appears as its parts, and all of them are int8.
+# The plan lists the operations inside each custom layer. All of them are int8.
 
 # %%
 plan = keras_qat.plan(model)
@@ -84,10 +84,11 @@ print(report)
 assert report.identical == 1 and not report.findings()
 
 # %% [markdown]
-# ## To say what a layer is
+# ## Register a layer as an operator
 #
-# A registered layer is not looked into. Here it is one operator that moves values, in place of
-# two slices and a concatenation; both are right. What `register_op` returns takes it back.
+# A registered layer is not traced. Here it becomes one operator that moves values instead of two
+# slices and a concatenation; both are correct. At the end of the `with` block the registration is
+# removed.
 
 # %%
 with keras_qat.register_op(ChannelShuffle, "move"):
@@ -96,9 +97,9 @@ with keras_qat.register_op(ChannelShuffle, "move"):
             print(row.tensor, row.layer, row.reason, sep=", ")
 
 # %% [markdown]
-# ## Back to the layers
+# ## Back to the float model
 #
-# The float model, with its own layers and the trained weights:
+# `strip_quantization` returns the original layers with the trained weights:
 
 # %%
 stripped = keras_qat.strip_quantization(qat)

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Quickstart
 #
-# A network for handwritten digits: trained in float, quantization-aware, exported to int8,
-# verified. The data comes with scikit-learn; all of it takes some ten seconds.
+# Train a network on handwritten digits, quantize it, export it to int8, and verify the file. The
+# data comes with scikit-learn, and the notebook runs in about ten seconds.
 
 # %%
 import tf_keras as keras
@@ -17,8 +17,8 @@ x_train, y_train, x_test, y_test = x[:1200], y[:1200], x[1200:], y[1200:]
 len(x_train), len(x_test)
 
 # %% [markdown]
-# The test images are by other writers than the training images, as the digits are in the order in
-# which they were written.
+# The digits are sorted by writer, so the test images come from other people than the training
+# images.
 #
 # ## A float model
 
@@ -40,9 +40,9 @@ _, float_accuracy = model.evaluate(x_test, y_test, verbose=0)
 print(f"float: {float_accuracy:.2%}")
 
 # %% [markdown]
-# ## What will be done to it
+# ## The plan
 #
-# Nothing is changed yet: the plan says for each tensor how it will be quantized, and why.
+# `plan` changes nothing. It shows how each tensor will be quantized, and why.
 
 # %%
 print(keras_qat.plan(model))
@@ -50,7 +50,7 @@ print(keras_qat.plan(model))
 # %% [markdown]
 # ## Quantization-aware training
 #
-# For one epoch ranges are observed only; then values are rounded to them. For the second half
+# The first epoch only observes ranges; after that, values are rounded. In the second half,
 # BatchNormalization uses its moving statistics, as the file does.
 
 # %%
@@ -66,8 +66,7 @@ _, accuracy = qat.evaluate(x_test, y_test, verbose=0)
 print(f"int8: {accuracy:.2%}")
 
 # %% [markdown]
-# `evaluate` computes what the int8 file computes, in integers. That is what comes next: the file,
-# and the proof.
+# `evaluate` computes the integers of the int8 file. Next, we write the file and compare.
 #
 # ## The file
 
@@ -77,17 +76,17 @@ report = keras_qat.verify(qat, "model.tflite", x_test)
 print(report)
 
 # %%
-assert report.identical == 1, "every code of every output is the same"
+assert report.identical == 1, "all outputs are identical"
 assert accuracy > float_accuracy - 0.02
 
 # %% [markdown]
-# ## What it takes on a device
+# ## Size and memory on the device
 
 # %%
 print(keras_qat.summary(qat))
 
 # %% [markdown]
-# ## Save it, and go on another day
+# ## Save and load
 
 # %%
 qat.save("qat.keras")

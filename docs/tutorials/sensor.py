@@ -1,10 +1,9 @@
 # %% [markdown]
 # # From Keras to a microcontroller
 #
-# A line scanner reads a digit row by row: 8 photodiodes, 8 lines. So the data is a sequence of 8
-# measurements of 8 numbers, as that of an accelerometer or a microphone array would be. (It is
-# scikit-learn's digits again; nothing has to be downloaded.) A network of one-dimensional
-# convolutions goes to a microcontroller.
+# Train a network of one-dimensional convolutions for sensor data, and prepare it for a
+# microcontroller. A line scanner with 8 photodiodes reads a digit in 8 lines, so an example is a
+# sequence of 8 measurements with 8 values. The data is scikit-learn's digits.
 
 # %%
 import numpy as np
@@ -39,16 +38,16 @@ _, float_accuracy = model.evaluate(x_test, y_test, verbose=0)
 print(f"float: {float_accuracy:.2%}")
 
 # %% [markdown]
-# ## What the device will run, before any training
+# ## Check the target before training
 #
-# A target says which operators there are, of which types, and how they round. `plan` names what
-# would not run there, and what helps. Here all of it runs.
+# A target describes the operators of a device and how they round. `plan` lists what would not run
+# there. Here everything runs.
 
 # %%
 print(keras_qat.plan(model, target="tflm"))
 
 # %% [markdown]
-# Had there been a GELU, for which TFLite Micro has no kernel, the plan would have said so:
+# TFLite Micro has no kernel for GELU. A plan with a GELU reports this:
 
 # %%
 bent = keras.Sequential([keras.Input((8, 8)), layers.Activation("gelu", name="bent")])
@@ -58,13 +57,13 @@ for problem in keras_qat.plan(bent, target="tflm").problems:
 # %% [markdown]
 # ## Training with the device's rounding
 #
-# TFLite Micro's kernels round in a way of their own. With the target the model computes as they do
-# at inference, so that `evaluate` gives the accuracy of the device.
+# TFLite Micro rounds differently than TFLite on a PC. With this target the model rounds as TFLite
+# Micro does at inference, so `evaluate` returns the accuracy of the device.
 
 # %%
 qat = keras_qat.quantize_model(model, target="tflm")
 qat.compile(keras.optimizers.Adam(3e-4), loss, metrics=["accuracy"])
-steps = len(x_train) // 32  # of an epoch
+steps = len(x_train) // 32  # in an epoch
 callbacks = [
     keras_qat.callbacks.QuantDelay(steps),
     keras_qat.callbacks.FreezeBatchNorm(2 * steps),
@@ -77,10 +76,10 @@ assert accuracy > float_accuracy - 0.03
 # %% [markdown]
 # ## The file, in TFLite Micro
 #
-# The target's files take one example at a time, with all sizes known. `verify` runs this one in
-# TFLite Micro's own interpreter (the package `tflite-micro`), on this computer, whole and layer by
-# layer: all codes are those of the model. The arena is what the interpreter keeps for tensors; a
-# chip of 32 bits keeps somewhat less, and takes more for a moment while it starts.
+# Files for this target accept one example at a time, and all sizes are fixed. `verify` runs the
+# file on this computer in TFLite Micro's interpreter (the package `tflite-micro`), as a whole and
+# layer by layer. All outputs are identical. The arena is the memory for tensors. A 32-bit chip
+# needs slightly less, and more while it starts.
 
 # %%
 keras_qat.export_tflite(qat, "scanner.tflite")
@@ -90,7 +89,7 @@ assert report.identical == 1
 print(f"arena: {report.arena_size} bytes")
 
 # %% [markdown]
-# Bytes of weights and activations, and multiply-accumulates, for each operator:
+# Bytes and multiply-accumulates of each operator:
 
 # %%
 print(keras_qat.summary(qat))
@@ -98,9 +97,9 @@ print(keras_qat.summary(qat))
 # %% [markdown]
 # ## Source for the firmware
 #
-# The file as C++ source, with scales, zero points, the operators to register, and what the
-# kernels give for some examples: a test that runs on the device. Where the sensor is a camera, the
-# firmware can hand over its [camera pixels](../feeding.md#camera-pixels).
+# `export_c` writes the file as C++ source, with scales, zero points, the operators to register, and
+# the expected outputs for some examples, for a test on the device. A camera can pass its
+# [pixels](../feeding.md#camera-pixels) directly.
 
 # %%
 keras_qat.export_c(qat, "scanner.cc", examples=x_test[:2])
@@ -108,16 +107,15 @@ with open("scanner.h") as header:
     print(header.read())
 
 # %% [markdown]
-# The firmware, with the sources of [tflite-micro](https://github.com/tensorflow/tflite-micro) in
-# its build. With those of July 2026, their reference kernels and g++ 12 it compiles, and returns 0
-# on a computer; on a device it was not run:
+# This firmware needs the sources of [tflite-micro](https://github.com/tensorflow/tflite-micro).
+# Compiled for a computer, `Test` returns 0:
 #
 # ```cpp
 # #include "scanner.h"
 # #include "tensorflow/lite/micro/micro_interpreter.h"
 # #include "tensorflow/lite/micro/micro_mutable_op_resolver.h"
 #
-# alignas(16) static uint8_t arena[16 * 1024];  // the arena above, and some for the start
+# alignas(16) static uint8_t arena[16 * 1024];  // the arena above, plus some for the start
 #
 # int Test() {
 #   tflite::MicroMutableOpResolver<scanner::kOperators> resolver;
@@ -136,11 +134,11 @@ with open("scanner.h") as header:
 # }
 # ```
 #
-# With CMSIS-NN or ESP-NN in the build the kernels are others. Their sources say that they give the
-# same numbers; the golden examples tell. [Targets](../targets.md) has the NPUs.
+# CMSIS-NN and ESP-NN have other kernels: see [Microcontrollers](../boards.md), and
+# [Targets](../targets.md) for NPUs.
 
 # %% [markdown]
-# `simulate` gives the same golden outputs in Python, and those of every tensor inside:
+# `simulate` returns the same expected outputs in Python, and every tensor inside:
 
 # %%
 golden = keras_qat.simulate(qat, x_test)

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Several devices
 #
-# Quantization-aware training under a strategy of `tf.distribute` is ordinary Keras training. Here
-# two parts of one processor are the devices; with GPUs leave the next cell out.
+# Train a quantized model with a strategy of `tf.distribute`, as any Keras model. The two devices
+# here are halves of one processor. With GPUs, omit the next cell.
 
 # %%
 import tensorflow as tf
@@ -23,10 +23,10 @@ x = x.reshape(-1, 8, 8, 1).astype("float32") / 16
 x_train, y_train, x_test, y_test = x[:1200], y[:1200], x[1200:], y[1200:]
 
 # %% [markdown]
-# ## Within the scope
+# ## Inside the scope
 #
-# The model is made, quantized and compiled within the scope of the strategy. Each replica takes a
-# half of each batch.
+# Build, quantize and compile the model inside the scope of the strategy. Each replica gets half of
+# each batch.
 
 # %%
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -52,7 +52,7 @@ print(f"float: {float_accuracy:.2%} on {strategy.num_replicas_in_sync} replicas"
 with strategy.scope():
     qat = keras_qat.quantize_model(model)
     qat.compile(keras.optimizers.Adam(3e-4), loss, metrics=["accuracy"])
-steps = len(batches)  # of an epoch
+steps = len(batches)  # in an epoch
 callbacks = [
     keras_qat.callbacks.QuantDelay(steps),
     keras_qat.callbacks.FreezeBatchNorm(2 * steps),
@@ -65,8 +65,8 @@ assert accuracy > 0.85
 # %% [markdown]
 # ## Ranges
 #
-# In every step each replica takes the extremes of its part of the batch; their mean goes into the
-# moving average. All replicas hold the same ranges, so any of them can be exported.
+# In every step, each replica measures the extremes of its share of the batch, and their mean
+# updates the moving average. All replicas have the same ranges.
 
 # %%
 for quantizer in keras_qat.quantizers(qat):
@@ -79,4 +79,4 @@ print(report)
 assert report.identical == 1
 
 # %% [markdown]
-# [Several devices, clusters, and runs that are killed](../distribution.md) says the rest.
+# More about clusters, GPUs and interrupted training: [Train faster](../distribution.md).
