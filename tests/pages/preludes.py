@@ -73,13 +73,6 @@ def compiled() -> Names:
     return names | {"batches": batches, "stream": batches.repeat(), "steps_per_epoch": 2}
 
 
-def compiled_float_model() -> Names:
-    """A float model, ready to train."""
-    names = float_model()
-    names["model"].compile("adam", names["loss"])
-    return names
-
-
 def own_layers() -> Names:
     """Layers that keras_qat does not know."""
 
@@ -151,7 +144,6 @@ PRELUDES: dict[str, Callable[[], Names]] = {
     "docs/serving.md": for_servers,
     "docs/simulate.md": calibrated,
     "docs/skip.md": float_model,
-    "docs/smaller.md": compiled_float_model,
     "docs/streaming.md": for_micro,
     "docs/targets.md": for_micro,
     "docs/training.md": compiled,
