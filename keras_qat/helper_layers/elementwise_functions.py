@@ -1,4 +1,7 @@
-"""Functions of one number that code computes with several operations, in one layer."""
+"""Helper layers for elementwise functions, with finite values and gradients in training.
+
+Quantization rounds small values to zero, where logarithms, inverses and their slopes are infinite.
+"""
 
 from __future__ import annotations
 
@@ -8,47 +11,38 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.helper_layers.operations import SameShape
+from keras_qat.helper_layers.operations import HelperLayer, SameShape
 from keras_qat.keras2.backend import register
 
 
-def _root(x: Any) -> Any:
-    return _of_positive(tf.sqrt, x)
-
-
-def _power(x: Any, exponent: Any) -> Any:
+def _compute_power(x: tf.Tensor, exponent: Any) -> tf.Tensor:
     known = tf.get_static_value(exponent)
     if known is None or known == int(known):
         return tf.pow(x, exponent)
     if known < 0:
         return tf.pow(tf.maximum(x, 0.0), exponent)
-    return _of_positive(lambda positive: tf.pow(positive, exponent), x)
+    return _apply_to_positive(lambda positive: tf.pow(positive, exponent), x)
 
 
-def _of_positive(function: Callable[[Any], Any], x: Any) -> Any:
-    """Computes a function of positive numbers; 0 of others, where it would have no slope."""
+def _apply_to_positive(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
+    """Computes a function of positive values. It is 0 for others, which have no slope."""
     results = function(tf.where(x > 0, x, tf.ones_like(x)))
     return tf.where(x > 0, results, tf.zeros_like(x))
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., tf.Tensor]] = {
     "add": tf.add,
     "subtract": tf.subtract,
     "multiply": tf.multiply,
     "divide": tf.divide,
-    "pow": _power,
+    "pow": _compute_power,
     "maximum": tf.maximum,
     "minimum": tf.minimum,
     "clip_by_value": tf.clip_by_value,
     "negative": tf.negative,
     "abs": tf.abs,
-    "sign": tf.sign,
-    "relu": tf.nn.relu,
-    "elu": tf.nn.elu,
-    "selu": tf.nn.selu,
-    "softsign": tf.nn.softsign,
     "square": tf.square,
-    "sqrt": _root,
+    "sqrt": lambda x: _apply_to_positive(tf.sqrt, x),
     "rsqrt": lambda x: tf.math.rsqrt(tf.maximum(x, 0.0)),
     "reciprocal": tf.math.reciprocal,
     "exp": tf.exp,
@@ -63,9 +57,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "erf": tf.math.erf,
     "sin": tf.sin,
     "cos": tf.cos,
-    "tan": tf.tan,
-    "atan": tf.atan,
-    "asinh": tf.asinh,
     "where": tf.where,
     "greater": tf.greater,
     "greater_equal": tf.greater_equal,
@@ -75,31 +66,34 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 """Kind of an operation -> the function that computes it."""
 
 
-def evaluate_formula(formula: Any, x: Any) -> Any:
-    """Computes a formula of `x`: "x", a number, or [name of a function, operand, ...]."""
+def evaluate_formula(formula: Any, x: tf.Tensor) -> tf.Tensor:
+    """Computes a formula of `x`: "x", a constant, or [name of a function, operand, ...]."""
     if isinstance(formula, (list, tuple)):
         name, *operands = formula
-        kind = name.rpartition(".")[2]  # Older files say "math.exp".
+        kind = name.rpartition(".")[2]  # Older files contain "math.exp".
         return FUNCTIONS[kind](*(evaluate_formula(operand, x) for operand in operands))
     return x if formula == "x" else tf.cast(formula, x.dtype)
 
 
 @register
 class Formula(SameShape):
-    """Computes a function of each number, with finite values.
+    """Computes a chain of elementwise operations on one tensor, with finite values.
 
-    Where there is none, as of log(x * x) at 0, it is the lowest or the largest of the others,
-    without a gradient.
+    Where the result is infinite, such as log(x * x) at 0, it is replaced by the lowest or largest
+    finite result, without a gradient.
 
     Args:
-        formula: what `evaluate_formula` takes, as JSON: `'["log", ["add", ["exp", "x"], 1.0]]'`.
+        formula: the formula for `evaluate_formula`, as JSON:
+            `'["log", ["add", ["exp", "x"], 1.0]]'`.
     """
+
+    options = ("formula",)
 
     def __init__(self, formula: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.formula = formula
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         steps = json.loads(self.formula)
         anywhere = tf.stop_gradient(evaluate_formula(steps, inputs))
         is_defined = tf.math.is_finite(anywhere)
@@ -108,5 +102,128 @@ class Formula(SameShape):
         ends = tf.reduce_min(known), tf.reduce_max(known)
         return tf.where(is_defined, results, tf.where(anywhere < 0, *ends))
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "formula": self.formula}
+
+def _find_largest(results: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_max(tf.abs(results))
+
+
+def _replace_undefined(
+    is_defined: tf.Tensor,
+    results: tf.Tensor,
+    reduce: Callable[[tf.Tensor], tf.Tensor] = _find_largest,
+    sign: float = 1.0,
+) -> tf.Tensor:
+    """Replaces undefined results by a constant that `reduce` computes from the defined ones."""
+    known = tf.where(is_defined, results, tf.zeros_like(results))
+    return tf.where(is_defined, results, tf.stop_gradient(sign * reduce(known)))
+
+
+@register
+class Logarithm(SameShape):
+    """Computes natural logarithms. Undefined ones are replaced by the lowest of the others.
+
+    Args:
+        plus_one: whether to compute log(1 + x).
+    """
+
+    options = ("plus_one",)
+
+    def __init__(self, plus_one: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.plus_one = plus_one
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        is_defined = inputs > (-1.0 if self.plus_one else 0.0)
+        x = tf.where(is_defined, inputs, tf.ones_like(inputs))
+        results = tf.math.log1p(x) if self.plus_one else tf.math.log(x)
+        return _replace_undefined(is_defined, results, tf.reduce_min)
+
+
+@register
+class Power(SameShape):
+    """Computes x ** exponent with finite values and slopes.
+
+    If the power or its slope is undefined, the result is 0 for a positive exponent, and the largest
+    of the others for a negative one.
+    """
+
+    options = ("exponent",)
+
+    def __init__(self, exponent: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.exponent = exponent
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        is_integer = self.exponent == int(self.exponent)
+        is_defined = tf.not_equal(inputs, 0) if is_integer else inputs > 0
+        powers = tf.pow(tf.where(is_defined, inputs, tf.ones_like(inputs)), self.exponent)
+        if self.exponent < 0:
+            return _replace_undefined(is_defined, powers)
+        return tf.where(is_defined, powers, tf.zeros_like(powers))
+
+
+@register
+class Reciprocal(SameShape):
+    """Divides a constant by a tensor. A quotient by zero becomes the largest of the others."""
+
+    options = ("numerator",)
+
+    def __init__(self, numerator: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.numerator = numerator
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        is_defined = tf.not_equal(inputs, 0)
+        quotients = self.numerator / tf.where(is_defined, inputs, tf.ones_like(inputs))
+        return _replace_undefined(is_defined, quotients, sign=-1.0 if self.numerator < 0 else 1.0)
+
+
+@register
+class SquareRoot(SameShape):
+    """Computes square roots with finite slopes, 0 if the input is not positive.
+
+    Args:
+        inverse: whether to compute 1 / sqrt(x). It is the largest of the others if x is not
+            positive.
+    """
+
+    options = ("inverse",)
+
+    def __init__(self, inverse: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.inverse = inverse
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        is_positive = inputs > 0
+        positive = tf.where(is_positive, inputs, tf.ones_like(inputs))
+        if self.inverse:
+            return _replace_undefined(is_positive, tf.math.rsqrt(positive))
+        return tf.where(is_positive, tf.sqrt(positive), tf.zeros_like(inputs))
+
+
+@register
+class Quotient(HelperLayer):
+    """Divides two tensors. A quotient by zero becomes the largest of the others."""
+
+    def call(self, inputs: Any) -> tf.Tensor:
+        x, y = inputs
+        is_defined = tf.not_equal(y, 0)
+        quotients = x / tf.where(is_defined, y, tf.ones_like(y))
+        return _replace_undefined(tf.broadcast_to(is_defined, tf.shape(quotients)), quotients)
+
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+        return tf.broadcast_static_shape(*map(tf.TensorShape, input_shape))
+
+
+@register
+class SoftmaxOfMany(SameShape):
+    """Softmax along an axis with so many values that most results are a few steps of 1/256."""
+
+    options = ("axis",)
+
+    def __init__(self, axis: int = -1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.axis = axis
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return tf.nn.softmax(inputs, self.axis)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,86 +12,119 @@ from keras_qat.keras2.backend import keras, register, resolve_training
 from keras_qat.keras2.configurations import load_nested_model
 
 
-class SameShape(keras.layers.Layer):
+class HelperLayer(keras.layers.Layer):
+    """A layer whose configuration holds the attributes that are named in `options`."""
+
+    options: tuple[str, ...] = ()
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **{name: getattr(self, name) for name in self.options}}
+
+
+class SameShape(HelperLayer):
     """A layer whose output has the shape of its input."""
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         return tf.TensorShape(input_shape)
 
 
 @register
 class CarryMask(SameShape):
-    """Passes its input on with the Keras mask that it is given: `CarryMask()(x, mask=mask)`.
+    """Returns its input with the Keras mask that it reads: `CarryMask()(x, mask=mask)`.
 
-    For layers, losses and metrics that read the mask of a tensor that operations compute.
+    Layers, losses and metrics can then read the mask of a tensor that operations compute.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
 
-    def call(self, inputs: Any, mask: Any = None) -> Any:
+    def call(self, inputs: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
         return tf.identity(inputs)
 
 
 @register
-class Contract(keras.layers.Layer):
+class Contract(HelperLayer):
     """Contracts two tensors along shared axes, like `tf.einsum` of two tensors.
 
     Args:
         equation: as for `tf.einsum`, e.g. `"abc,adc->abd"`.
     """
 
+    options = ("equation",)
+
     def __init__(self, equation: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.equation = equation
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
         return tf.einsum(self.equation, *inputs)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "equation": self.equation}
 
 
 @keras.utils.register_keras_serializable(package="keras_qat", name="FoldSteps")
-class FlattenTime(keras.layers.Layer):
+class FlattenTime(HelperLayer):
     """Merges the time axis into the batch: [batch, steps, ...] to [batch * steps, ...]."""
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return tf.reshape(inputs, [-1, *inputs.shape[2:]])
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         return tf.TensorShape([None, *input_shape[2:]])
 
 
-@register
-class LastStep(keras.layers.Layer):
-    """Takes the last step of a sequence: [batch, steps, ...] to [batch, ...]."""
+@keras.utils.register_keras_serializable(package="keras_qat", name="UnfoldSteps")
+class RestoreTime(HelperLayer):
+    """Splits the time axis off the batch: the inverse of `FlattenTime`."""
 
-    def call(self, inputs: Any) -> Any:
+    options = ("steps",)
+
+    def __init__(self, steps: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.steps = steps
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(inputs, [-1, self.steps, *inputs.shape[1:]])
+
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
+        return tf.TensorShape([None, self.steps, *input_shape[1:]])
+
+
+@register
+class LastStep(HelperLayer):
+    """Returns the last step of a sequence: [batch, steps, ...] to [batch, ...]."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return inputs[:, -1]
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         return tf.TensorShape([input_shape[0], *input_shape[2:]])
 
 
 @register
-class MaskScores(keras.layers.Layer):
+class ReverseSteps(SameShape):
+    """Reverses the steps of a sequence."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return tf.reverse(inputs, [1])
+
+
+@register
+class MaskScores(HelperLayer):
     """Lowers masked attention scores, so that softmax returns almost nothing for them.
 
-    Other readers ignore hidden numbers as well, a minimum those above all others.
+    Other consumers ignore masked scores as well. A minimum ignores those above all others.
 
     The inputs are the scores, [batch, ..., steps, steps], and masks that broadcast to
-    [batch, steps, steps]. A mask is False or 0 where there is nothing to attend to.
+    [batch, steps, steps]. A mask is False or 0 where a score is masked.
 
     Args:
-        causal: numbers of query and key steps if later steps are hidden too, or which key steps
-            [..., steps, steps] each query step sees; else None.
-        hidden: whether masks are True, or not 0, for hidden steps instead.
+        causal: counts of query and key steps if later steps are masked, too, or a mask
+            [..., steps, steps] that is true for visible key steps of each query step, or None.
+        hidden: whether masks are inverted: True, or not 0, where a score is masked.
         below: distance of masked scores below the smallest score: exp(-12) is 6e-6. The usual -1e9
-            would leave no quantization steps for the other scores. 0 for a maximum of them.
-        limit: a number that masked scores lie below as well, or None.
-        above: whether masked scores lie above the largest score, and above `limit`, instead.
+            would leave no quantization steps for the other scores. It is 0 for a maximum of them.
+        limit: an upper bound of masked scores, or None.
+        above: whether masked scores are above the largest score, and above `limit`, instead.
     """
 
     def __init__(
@@ -107,8 +141,8 @@ class MaskScores(keras.layers.Layer):
         visible = np.tri(*causal) if np.ndim(causal) == 1 else causal
         self.causal = None if visible is None else np.asarray(visible, bool)
 
-    def masks(self, scores: Any, masks: Any) -> list[Any]:
-        """Returns bool masks that are True where there is something to attend to."""
+    def masks(self, scores: tf.Tensor, masks: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns bool masks that are True for visible scores."""
         visible = []
         for mask in masks:
             for _ in range(len(scores.shape) - len(mask.shape)):
@@ -117,7 +151,7 @@ class MaskScores(keras.layers.Layer):
             visible.append(~mask if self.hidden else mask)
         return visible if self.causal is None else [*visible, tf.constant(self.causal)]
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Any) -> tf.Tensor:
         scores, *masks = tf.nest.flatten(inputs)
         sign = -1.0 if self.above else 1.0
         low = tf.reduce_min(sign * scores) - self.below
@@ -136,85 +170,74 @@ class MaskScores(keras.layers.Layer):
             is_triangle = visible.ndim == 2 and np.array_equal(visible, np.tri(*visible.shape))
             causal = list(visible.shape) if is_triangle else visible.astype(int).tolist()
         own = {"causal": causal, "hidden": self.hidden, "below": self.below}
-        ends = {"limit": self.limit, "above": self.above}
-        return {**super().get_config(), **own, **ends}
+        return {**super().get_config(), **own, "limit": self.limit, "above": self.above}
 
 
 @register
-class OnGrid(keras.layers.Layer):
-    """Returns numbers to compare a tensor with, to be rounded to the tensor's range.
+class OnGrid(HelperLayer):
+    """Returns constants to compare a tensor with. They are rounded with the tensor's scale.
 
     Args:
-        number: the number, or a nested list of numbers.
+        number: the constant, or a nested list of constants.
 
-    Shapes: the input is the tensor; the output has as many axes, of size 1 in front of those of
-        the numbers.
+    Shapes: the input is the tensor; the output has as many axes, with size 1 before those of the
+        constants.
     """
+
+    options = ("number",)
 
     def __init__(self, number: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.number = number
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         shape = self.compute_output_shape(inputs.shape)
         return tf.reshape(tf.cast(self.value(), inputs.dtype), shape)
 
-    def value(self) -> Any:
+    def value(self) -> tf.Tensor:
         return tf.constant(self.number, tf.float32)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         sizes = np.shape(self.number)
         return tf.TensorShape([1] * (len(input_shape) - len(sizes)) + list(sizes))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "number": self.number}
 
 
 @register
 class Regularize(SameShape):
-    """Passes values on and adds an activity regularizer's value to the loss.
+    """Returns its input and adds an activity regularizer's value to the loss.
 
     Args:
-        activity_regularizer: as Keras layers take it.
+        activity_regularizer: as for Keras layers.
     """
 
     def __init__(self, activity_regularizer: Any, **kwargs: Any) -> None:
         super().__init__(activity_regularizer=activity_regularizer, **kwargs)
         self.supports_masking = True
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return tf.identity(inputs)
 
     def get_config(self) -> dict[str, Any]:
-        serialize = keras.regularizers.serialize
-        return {
-            **super().get_config(),
-            "activity_regularizer": serialize(self.activity_regularizer),
-        }
+        regularizer = keras.regularizers.serialize(self.activity_regularizer)
+        return {**super().get_config(), "activity_regularizer": regularizer}
 
 
 @register
-class ReverseSteps(SameShape):
-    """Reverses the steps of a sequence."""
-
-    def call(self, inputs: Any) -> Any:
-        return tf.reverse(inputs, [1])
-
-
-@register
-class Roll(keras.layers.Layer):
-    """Computes `tf.roll` from slices and concatenations, for which TFLite has operators.
+class Roll(HelperLayer):
+    """Computes `tf.roll` by slices and concatenations, for which TFLite has operators.
 
     Args:
         shifts: number of elements to shift by, for each axis.
         axes: the axes.
     """
 
-    def __init__(self, shifts: list[int], axes: list[int], **kwargs: Any) -> None:
+    options = ("shifts", "axes")
+
+    def __init__(self, shifts: Sequence[int], axes: Sequence[int], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.shifts, self.axes = list(shifts), list(axes)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         x = inputs
         for shift, axis in zip(self.shifts, self.axes, strict=True):
             size = x.shape[axis]
@@ -225,26 +248,24 @@ class Roll(keras.layers.Layer):
                 x = tf.concat([x[(*leading, last)], x[(*leading, first)]], axis)
         return x
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "shifts": self.shifts, "axes": self.axes}
-
 
 @register
 class TrainingOnly(SameShape):
-    """Applies a model in training and passes its input on otherwise, as stochastic depth does.
+    """Applies a model in training and returns its input otherwise, as stochastic depth does.
 
-    The model computes from that input, or from the tensors that the call gives it:
-    `TrainingOnly(model)(y, given=[x])`.
+    The model reads that input, or other tensors: `TrainingOnly(model)(y, given=[x])`.
 
     Args:
         model: the model, or its configuration.
     """
 
-    def __init__(self, model: Any, **kwargs: Any) -> None:
+    def __init__(self, model: keras.Model | dict[str, Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.model = load_nested_model(model) if isinstance(model, dict) else model
+        self.model: Any = load_nested_model(model) if isinstance(model, dict) else model
 
-    def call(self, inputs: Any, given: Any = None, training: Any = None) -> Any:
+    def call(
+        self, inputs: tf.Tensor, given: Any = None, training: bool | tf.Tensor | None = None
+    ) -> tf.Tensor:
         training = resolve_training(training)
         read = inputs if given is None else given
         if isinstance(training, bool):
@@ -257,60 +278,38 @@ class TrainingOnly(SameShape):
         return {**super().get_config(), "model": self.model.get_config()}
 
 
-@keras.utils.register_keras_serializable(package="keras_qat", name="UnfoldSteps")
-class RestoreTime(keras.layers.Layer):
-    """Splits the time axis off the batch: the inverse of `FlattenTime`."""
-
-    def __init__(self, steps: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.steps = steps
-
-    def call(self, inputs: Any) -> Any:
-        return tf.reshape(inputs, [-1, self.steps, *inputs.shape[1:]])
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return tf.TensorShape([None, self.steps, *input_shape[1:]])
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "steps": self.steps}
-
-
 @register
 class HardSwish(SameShape):
-    """Computes x * relu6(x + 3) / 6 in the form that TFLite's converter fuses.
+    """Computes x * relu6(x + 3) / 6 with the operations that TFLite's converter fuses."""
 
-    Shapes: any; the output has the input's shape.
-    """
-
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return inputs * tf.nn.relu6(inputs + 3.0) * (1.0 / 6.0)
 
 
 @register
 class Indices(SameShape):
-    """Casts real numbers that are whole, such as tokens, to integers of 32 bits."""
+    """Casts integers in a float tensor, such as token ids, to int32."""
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return tf.cast(inputs, tf.int32)
 
 
 @register
 class Positions(SameShape):
-    """Makes integers of 32 bits of real numbers, such as positions in an image.
+    """Rounds float values, such as positions in an image, to int32.
 
     Args:
         rounding: "floor", "ceil", "round" (halves to even) or "truncate".
     """
 
+    options = ("rounding",)
+
     def __init__(self, rounding: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.rounding = rounding
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return tf.cast(ROUNDINGS[self.rounding](inputs), tf.int32)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "rounding": self.rounding}
 
 
 ROUNDINGS = {
@@ -319,11 +318,11 @@ ROUNDINGS = {
     "round": tf.round,
     "truncate": lambda x: tf.sign(x) * tf.floor(tf.abs(x)),
 }
-"""Name -> which whole number it makes of a real one."""
+"""Name -> the function that rounds."""
 
 
 @register
-class WeightTensor(keras.layers.Layer):
+class WeightTensor(HelperLayer):
     """Returns a weight, or a tensor computed from several weights, for other layers to read.
 
     Args:
@@ -332,26 +331,27 @@ class WeightTensor(keras.layers.Layer):
             default the tensor is the only weight.
         weight_dtype: the weights' type.
         frozen: indices of weights that do not train.
-        regularizers, constraints: one for each weight, as Keras layers take them.
+        regularizers, constraints: one for each weight, as for Keras layers.
 
     Shapes: the input only connects the layer to the graph; the output has no batch.
     """
 
+    options = ("shapes", "weight_dtype", "frozen")
+
     def __init__(
         self,
-        shapes: list[Any],
-        expression: Any = None,
+        shapes: Sequence[Any],
+        expression: keras.Model | dict[str, Any] | None = None,
         weight_dtype: str = "float32",
-        frozen: Any = (),
-        regularizers: Any = (),
-        constraints: Any = (),
+        frozen: Sequence[int] = (),
+        regularizers: Sequence[Any] = (),
+        constraints: Sequence[Any] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.shapes = [tuple(shape) for shape in shapes]
-        self.expression = expression
-        if isinstance(expression, dict):
-            self.expression = load_nested_model(expression)
+        is_config = isinstance(expression, dict)
+        self.expression: Any = load_nested_model(expression) if is_config else expression
         self.weight_dtype, self.frozen = weight_dtype, tuple(frozen)
         none = [None] * len(self.shapes)
         self.regularizers = [keras.regularizers.get(item) for item in regularizers or none]
@@ -372,27 +372,23 @@ class WeightTensor(keras.layers.Layer):
         ]
         super().build(input_shape)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Any) -> tf.Tensor:
         return self.value()
 
-    def value(self) -> Any:
+    def value(self) -> tf.Tensor:
         if self.expression is None:
             return tf.convert_to_tensor(self.parts[0])
         return self.expression([tf.convert_to_tensor(weight) for weight in self.parts])
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
+    def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         return tf.TensorShape(
             self.shapes[0] if self.expression is None else self.expression.output_shape
         )
 
     def get_config(self) -> dict[str, Any]:
-        expression = self.expression and self.expression.get_config()
         return {
             **super().get_config(),
-            "shapes": self.shapes,
-            "expression": expression,
-            "weight_dtype": self.weight_dtype,
-            "frozen": self.frozen,
+            "expression": self.expression and self.expression.get_config(),
             "regularizers": [keras.regularizers.serialize(item) for item in self.regularizers],
             "constraints": [keras.constraints.serialize(item) for item in self.constraints],
         }

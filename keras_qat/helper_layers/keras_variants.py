@@ -1,0 +1,244 @@
+"""Variants of Keras layers: with a computed kernel, a mask input, or a scaled input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from keras_qat.keras2 import configurations
+from keras_qat.keras2.backend import keras, layers, register
+
+
+class _Weight:
+    """Computes a layer's weight when it is read. An attribute of the instance overrides it."""
+
+    def __get__(self, layer: keras.layers.Layer | None, owner: type) -> Any:
+        return self if layer is None else layer.source.value()
+
+
+class _Computed(layers.Layer):
+    """Mixin of layers that compute one of their weights from others, as in weight normalization.
+
+    At inference the computed weight is a constant, which files hold quantized like any other.
+
+    Args:
+        source: a `WeightTensor` that computes the kernel, or its configuration.
+    """
+
+    computed = "kernel"
+    """Name of the computed weight."""
+
+    def __init__(
+        self, *args: Any, source: keras.layers.Layer | dict[str, Any], **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        is_config = isinstance(source, dict)
+        self.source: Any = configurations.deserialize(source) if is_config else source
+
+    def build(self, input_shape: Any) -> None:
+        if not self.source.built:
+            self.source.build(input_shape)
+        super().build(input_shape)
+        self.__dict__.pop(self.computed)  # The None that `add_weight` returned to Keras.
+
+    def add_weight(self, name: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        return None if name == self.computed else super().add_weight(name, *args, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "source": configurations.serialize(self.source)}
+
+
+class _ComputedKernel(_Computed):
+    kernel = _Weight()
+
+
+@register
+class ComputedConv1D(_ComputedKernel, layers.Conv1D):
+    """A `Conv1D` whose kernel is computed."""
+
+
+@register
+class ComputedConv2D(_ComputedKernel, layers.Conv2D):
+    """A `Conv2D` whose kernel is computed."""
+
+
+@register
+class ComputedConv1DTranspose(_ComputedKernel, layers.Conv1DTranspose):
+    """A `Conv1DTranspose` whose kernel is computed."""
+
+
+@register
+class ComputedConv2DTranspose(_ComputedKernel, layers.Conv2DTranspose):
+    """A `Conv2DTranspose` whose kernel is computed."""
+
+
+@register
+class ComputedDepthwiseConv2D(_Computed, layers.DepthwiseConv2D):
+    """A `DepthwiseConv2D` whose kernel is computed."""
+
+    computed = "depthwise_kernel"
+    depthwise_kernel = _Weight()
+
+
+@register
+class ComputedDense(_ComputedKernel, layers.Dense):
+    """A `Dense` whose kernel is computed."""
+
+
+COMPUTED: dict[type, type] = {
+    layers.Conv1D: ComputedConv1D,
+    layers.Conv2D: ComputedConv2D,
+    layers.Conv1DTranspose: ComputedConv1DTranspose,
+    layers.Conv2DTranspose: ComputedConv2DTranspose,
+    layers.DepthwiseConv2D: ComputedDepthwiseConv2D,
+    layers.Dense: ComputedDense,
+}
+"""Layer class -> its variant with a computed kernel."""
+
+
+def has_computed_kernel(layer: object) -> bool:
+    """Returns whether a layer computes its kernel, so that it cannot be assigned."""
+    return isinstance(layer, _Computed)
+
+
+class _WithMaskInput(layers.Layer):
+    """Mixin of recurrent layers with two inputs: a sequence and its mask, [batch, steps].
+
+    Keras passes masks in an attribute of the sequence (`_keras_mask`). Files need them as tensors.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.input_spec = [keras.layers.InputSpec(ndim=3), keras.layers.InputSpec(ndim=2)]
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        # Keras' recurrent layers would interpret the second tensor as a state.
+        return layers.Layer.__call__(self, inputs, *args, **kwargs)
+
+    def build(self, input_shape: Any) -> None:
+        # From files, Keras 2.15 only reads the sequence's shape, as a list of sizes.
+        is_one = all(size is None or isinstance(size, int) for size in input_shape)
+        super().build(tf.TensorShape(input_shape if is_one else input_shape[0]))
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        sequence, mask = inputs
+        return super().call(sequence, mask=mask, training=training)
+
+
+@register
+class MaskedGRU(_WithMaskInput, layers.GRU):
+    """A `GRU` with a mask input."""
+
+
+@register
+class MaskedLSTM(_WithMaskInput, layers.LSTM):
+    """An `LSTM` with a mask input."""
+
+
+@register
+class MaskedSimpleRNN(_WithMaskInput, layers.SimpleRNN):
+    """A `SimpleRNN` with a mask input."""
+
+
+WITH_MASK_INPUT: dict[type, Any] = {
+    layers.GRU: MaskedGRU,
+    layers.LSTM: MaskedLSTM,
+    layers.SimpleRNN: MaskedSimpleRNN,
+}
+"""Layer class -> its variant with a mask input."""
+
+
+def has_mask_input(layer: object) -> bool:
+    """Returns whether a layer reads the mask of a sequence as a second input."""
+    return isinstance(layer, _WithMaskInput)
+
+
+def returns_zeros_if_masked(layer: keras.layers.Layer) -> bool:
+    """Returns whether a recurrent layer returns zeros for masked steps, not its last output."""
+    return bool(getattr(layer, "zero_output_for_mask", False))
+
+
+class _Rescaled:
+    """Multiplies its input by `input_scale`, a power of two for each channel, first."""
+
+    def __init__(self, *, input_scale: Sequence[float], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.input_scale = list(map(float, input_scale))
+
+    def rescale(self, inputs: tf.Tensor) -> tf.Tensor:
+        return inputs * tf.constant(self.input_scale, inputs.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "input_scale": self.input_scale}  # type: ignore[misc]
+
+
+@register
+class RescaledBatchNormalization(_Rescaled, layers.BatchNormalization):
+    """BatchNormalization of its input times constants.
+
+    Args:
+        input_scale: the constant of each channel.
+        kwargs: as for `BatchNormalization`. Its statistics are those of the product.
+    """
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        return super().call(self.rescale(inputs), training=training)
+
+
+@register
+class RescaledNormalization(_Rescaled, layers.Normalization):
+    """Normalization of its input times constants.
+
+    Args:
+        input_scale: the constant of each channel.
+        kwargs: as for `Normalization`. Its statistics are those of the product.
+    """
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return super().call(self.rescale(inputs))
+
+
+RESCALED: dict[type, Any] = {
+    layers.BatchNormalization: RescaledBatchNormalization,
+    layers.Normalization: RescaledNormalization,
+}
+"""Layer class -> its variant with a scaled input."""
+
+
+def find_statistics(
+    layer: keras.layers.Layer,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    """Returns the mean and standard deviation in a normalization; None if there are none yet."""
+    if isinstance(layer, layers.BatchNormalization):
+        mean, variance = (np.ravel(seen) for seen in (layer.moving_mean, layer.moving_variance))
+        has_seen = np.any(mean != 0) or np.any(variance != 1)
+        return (mean, np.sqrt(variance + layer.epsilon)) if has_seen else None
+    if isinstance(layer, layers.Normalization) and not layer.invert:
+        mean, variance = (np.ravel(moment) for moment in (layer.mean, layer.variance))
+        return mean, np.sqrt(np.maximum(variance, 1e-12))
+    return None
+
+
+@register
+class FusedBatchNormalization(layers.BatchNormalization):
+    """BatchNormalization after a dense layer, computed on images of one pixel.
+
+    It uses TensorFlow's fused operation, as `tf.contrib.slim` does. The moving variance gets
+    Bessel's correction, as for images. Keras' own layer keeps the biased variance of vectors.
+    `recipes.contrib` uses this layer for each BatchNormalization on vectors that is not folded.
+
+    Shapes: [batch, channels].
+    """
+
+    def build(self, input_shape: Any) -> None:
+        self.axis = [3]
+        super().build([input_shape[0], 1, 1, input_shape[-1]])
+        self.input_spec = layers.InputSpec(ndim=2)
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        y = super().call(tf.reshape(inputs, [-1, 1, 1, inputs.shape[-1]]), training=training)
+        return tf.reshape(y, [-1, inputs.shape[-1]])
