@@ -1,6 +1,6 @@
 """The layers of a quantization-aware model."""
 
-from keras_qat.helper_layers.contrib_batch_norm import FusedBatchNormalization
+from keras_qat.helper_layers.keras_variants import FusedBatchNormalization
 from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
 from keras_qat.training.scheduled_layer import ScheduledLayer
 

@@ -20,7 +20,7 @@ from keras_qat.config.recipes import NAMED
 from keras_qat.config.recipes import get as get_recipe
 from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
-from keras_qat.helper_layers.computed_kernels import is_computed
+from keras_qat.helper_layers.keras_variants import has_computed_kernel
 from keras_qat.integer_graph.float_inference import evaluator
 from keras_qat.io.atomic_files import write_contents
 from keras_qat.io.data import read_batches, show_progress
@@ -230,7 +230,7 @@ def _find_layers(model: keras.Model, recipe: Recipe) -> dict[str, list[str]]:
     planned, seen = plan(model, recipe), set()
     for group in planned.groups:
         layer = group.kernel.layer
-        is_variable = bool(group.weights) and not is_computed(layer)
+        is_variable = bool(group.weights) and not has_computed_kernel(layer)
         if planned.weights[group] is not None and is_variable and layer not in seen:
             seen.add(layer)
             parts.setdefault(group.kernel.origin, []).append(group.kernel.name)

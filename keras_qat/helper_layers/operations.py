@@ -350,8 +350,9 @@ class WeightTensor(HelperLayer):
     ) -> None:
         super().__init__(**kwargs)
         self.shapes = [tuple(shape) for shape in shapes]
-        is_config = isinstance(expression, dict)
-        self.expression: Any = load_nested_model(expression) if is_config else expression
+        self.expression: Any = expression
+        if isinstance(expression, dict):
+            self.expression = load_nested_model(expression)
         self.weight_dtype, self.frozen = weight_dtype, tuple(frozen)
         none = [None] * len(self.shapes)
         self.regularizers = [keras.regularizers.get(item) for item in regularizers or none]

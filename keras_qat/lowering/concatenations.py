@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.operations import get_argument, get_kind
-from keras_qat.helper_layers.rescaled_norms import RESCALED, seen_statistics
+from keras_qat.helper_layers.keras_variants import RESCALED, find_statistics
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.builder import LoweringContext, replace_calls, rewrite_calls
 from keras_qat.lowering.expand_call import make_symbol, require, trace_in_place, unwrap
@@ -207,7 +207,7 @@ def _find_factors(call: Call, norm: Call, context: LoweringContext) -> list[floa
     has_statistics = layer.built and layer not in context.weights
     if 0 in sizes or list(axes) != [rank - 1] or any(x.masked for x in call.inputs):
         return []
-    mean, deviation = (seen_statistics(layer) if has_statistics else None) or (np.zeros(0),) * 2
+    mean, deviation = (find_statistics(layer) if has_statistics else None) or (np.zeros(0),) * 2
     if mean.size != sum(sizes):
         return []
     ends = np.cumsum(sizes)[:-1]

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, flatten_values
-from keras_qat.helper_layers.masked_recurrent import MASKED
+from keras_qat.helper_layers.keras_variants import WITH_MASK_INPUT
 from keras_qat.helper_layers.operations import LastStep, ReverseSteps
 from keras_qat.keras2.backend import layers
 from keras_qat.keras2.layers_and_models import clone, list_layers
@@ -85,7 +85,7 @@ def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
         call.kwargs.get("mask"),
         flatten_values(call.args),
     )
-    if not isinstance(mask, Value) or mask.dtype != "bool" or type(layer) not in MASKED:
+    if not isinstance(mask, Value) or mask.dtype != "bool" or type(layer) not in WITH_MASK_INPUT:
         return []
     if others or call.kwargs.keys() - {"mask"} or layer.stateful or layer.return_state:
         return []
@@ -135,7 +135,7 @@ def _copy_with_mask(layer: layers.RNN) -> layers.RNN:
     config = {**plain.get_config(), "activation": plain.activation}
     if hasattr(plain, "recurrent_activation"):
         config["recurrent_activation"] = plain.recurrent_activation
-    return MASKED[type(layer)].from_config(config)
+    return WITH_MASK_INPUT[type(layer)].from_config(config)
 
 
 def split_recurrent(call: Call, context: LoweringContext) -> list[Call]:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.operations import get_argument, get_kind, get_operands, read_array
 from keras_qat.graph.sizes import find_sizes
-from keras_qat.helper_layers.computed_kernels import COMPUTED
+from keras_qat.helper_layers.keras_variants import COMPUTED
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone

@@ -15,14 +15,15 @@ import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.graph.calls import Call, multiply_sizes
-from keras_qat.helper_layers.computed_kernels import (
+from keras_qat.helper_layers.keras_variants import (
     ComputedConv1D,
     ComputedConv1DTranspose,
     ComputedConv2D,
     ComputedConv2DTranspose,
     ComputedDepthwiseConv2D,
+    RescaledBatchNormalization,
+    RescaledNormalization,
 )
-from keras_qat.helper_layers.rescaled_norms import RescaledBatchNormalization, RescaledNormalization
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import (
     ONE_PIXEL,

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, multiply_sizes
-from keras_qat.helper_layers.computed_kernels import ComputedDense
+from keras_qat.helper_layers.keras_variants import ComputedDense
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import ONE_PIXEL, Emission, emit_on_images
 from keras_qat.ops.matmul import Axes, emit_product, expand_ellipsis, find_positions, parse_equation

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.plain_operations import quotient
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
-from keras_qat.helper_layers.finite_functions import Quotient
+from keras_qat.helper_layers.elementwise_functions import Quotient
 from keras_qat.ops.composed import (
     MOST,
     NO_WIDE,

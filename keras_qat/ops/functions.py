@@ -12,8 +12,14 @@ import tensorflow as tf
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.operations import get_kind, get_operands, read_scalar
-from keras_qat.helper_layers.elementwise_functions import Formula, evaluate_formula
-from keras_qat.helper_layers.finite_functions import Logarithm, Power, Reciprocal, SquareRoot
+from keras_qat.helper_layers.elementwise_functions import (
+    Formula,
+    Logarithm,
+    Power,
+    Reciprocal,
+    SquareRoot,
+    evaluate_formula,
+)
 from keras_qat.helper_layers.operations import ROUNDINGS, Positions
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.emission import Emission

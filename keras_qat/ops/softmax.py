@@ -40,7 +40,7 @@ from keras_qat.arithmetic.plain_operations import quotient
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import get_argument, get_operands, is_operation, read_scalar
-from keras_qat.helper_layers.finite_functions import SoftmaxOfMany
+from keras_qat.helper_layers.elementwise_functions import SoftmaxOfMany
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops import mlas
 from keras_qat.ops.composed import NO_WIDE, WIDE, Machine, Quantized, compose, wide_params

@@ -15,7 +15,7 @@ from typing import Any
 from keras_qat.config.specs import QuantSpec, Spec
 from keras_qat.graph.calls import Call, Graph, Value, is_batch_norm
 from keras_qat.graph.facts import solve
-from keras_qat.helper_layers.contrib_batch_norm import FusedBatchNormalization
+from keras_qat.helper_layers.keras_variants import FusedBatchNormalization
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import find_op, match

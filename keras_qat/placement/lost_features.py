@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_qat.config.specs import QuantSpec
 from keras_qat.graph.calls import Graph, Value, flatten_values
-from keras_qat.helper_layers.rescaled_norms import seen_statistics
+from keras_qat.helper_layers.keras_variants import find_statistics
 
 Ends = tuple[float, float]
 
@@ -45,7 +45,7 @@ def planned_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
 
 def seen_by(layer: Any) -> bool:
     """Returns whether a layer holds statistics of what it reads."""
-    return bool(layer.built) and seen_statistics(layer) is not None
+    return bool(layer.built) and find_statistics(layer) is not None
 
 
 def lost_by_statistics(
@@ -60,7 +60,7 @@ def lost_by_statistics(
         bits: bits of its quantized values.
         name: the name of the layer in the float model.
     """
-    mean, deviation = seen_statistics(norm) or (np.empty(0), np.empty(0))
+    mean, deviation = find_statistics(norm) or (np.empty(0), np.empty(0))
     if deviation.size != value.shape[-1] or deviation.size < 2:
         return
     if ends is None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
 from keras_qat.graph.calls import Call, Value
-from keras_qat.helper_layers.masked_recurrent import reads_mask
+from keras_qat.helper_layers.keras_variants import has_mask_input
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import list_layers
@@ -145,7 +145,7 @@ def simulate_steps(
     """
     cell, dtype, part_of = layer.cell, layer.compute_dtype, find_weight_parts(layer)
     x, *initial_state = tf.nest.flatten(x)
-    mask = initial_state.pop() if reads_mask(layer) else None
+    mask = initial_state.pop() if has_mask_input(layer) else None
     op, attributes, reason = match(Call(layer, (_value(x),), {}, _value(x), ""))
     assert op is not None, reason
     step_once, inner = make_step(attributes), op.inner(attributes)

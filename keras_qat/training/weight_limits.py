@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.helper_layers.computed_kernels import is_computed
+from keras_qat.helper_layers.keras_variants import has_computed_kernel
 from keras_qat.keras2.backend import keras
 from keras_qat.training.fake_quantization.weight_quantizer import CellQuantizer, WeightQuantizer
 from keras_qat.training.layers import QuantizeWrapper
@@ -77,7 +77,9 @@ def list_channel_weights(
     With `are_variables` those that are computed from others are left out.
     """
     for layer in list_scheduled_layers(model):
-        if isinstance(layer, QuantizeWrapper) and not (are_variables and is_computed(layer.layer)):
+        if isinstance(layer, QuantizeWrapper) and not (
+            are_variables and has_computed_kernel(layer.layer)
+        ):
             for name, quantizer in layer.weight_quantizers.items():
                 if quantizer.spec.per_channel and not isinstance(quantizer, CellQuantizer):
                     yield getattr(layer.layer, name), quantizer

@@ -19,7 +19,7 @@ from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.graph.rebuild_model import evaluate_graph
-from keras_qat.helper_layers import finite_functions
+from keras_qat.helper_layers import elementwise_functions
 from keras_qat.integer_graph.execute import prepare
 from keras_qat.integer_graph.fold_weights import (
     BIAS_MAX,
@@ -125,7 +125,7 @@ def assert_values_are_those_of_training(graph: ResolvedGraph, inputs: list[np.nd
 
 def is_undefined_somewhere(node: Node | None) -> bool:
     """Whether training has a number of its batch where a function is infinite, kernels an end."""
-    return node is not None and type(node.call.layer).__module__ == finite_functions.__name__
+    return node is not None and type(node.call.layer).__module__ == elementwise_functions.__name__
 
 
 def allowed_steps(

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.graph.missing_values import TESTS_FOR_NAN
 from keras_qat.graph.operations import read_array, read_scalar
-from keras_qat.helper_layers.finite_functions import (
+from keras_qat.helper_layers.elementwise_functions import (
     Logarithm,
     Power,
     Quotient,

@@ -40,7 +40,7 @@ from keras_qat.arithmetic.sigmoid_and_tanh import (
     tanh_table,
 )
 from keras_qat.graph.calls import Call
-from keras_qat.helper_layers.masked_recurrent import reads_mask
+from keras_qat.helper_layers.keras_variants import has_mask_input
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import Part, emit_slice
@@ -87,7 +87,7 @@ def explain_form(call: Call, axes: int = 3) -> str | None:
     """Returns why a recurrent layer does not go once through one sequence; None if it does."""
     layer = call.layer
     is_masked = any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None
-    if is_masked and not reads_mask(layer):
+    if is_masked and not has_mask_input(layer):
         return "it has a mask"
     if call.kwargs.get("initial_state") is not None:
         return "it begins with a state that is a constant"

@@ -16,12 +16,12 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, flatten_values
-from keras_qat.helper_layers.masked_recurrent import (
+from keras_qat.helper_layers.keras_variants import (
     MaskedGRU,
     MaskedLSTM,
     MaskedSimpleRNN,
-    reads_mask,
-    zeroes_output,
+    has_mask_input,
+    returns_zeros_if_masked,
 )
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.composed import Quantized
@@ -291,8 +291,12 @@ def _form(call: Call) -> Attributes:
 
     A GRU has `reset_after`, a SimpleRNN `relu`, and a ConvLSTM the attributes of a convolution.
     """
-    layer, masked = call.layer, reads_mask(call.layer)
-    form = {**read_form(call), "masked": masked, "zeroes": masked and zeroes_output(layer)}
+    layer, masked = call.layer, has_mask_input(call.layer)
+    form = {
+        **read_form(call),
+        "masked": masked,
+        "zeroes": masked and returns_zeros_if_masked(layer),
+    }
     if isinstance(layer, layers.SimpleRNN):
         return {**form, "relu": layer.activation in RELU}
     form = {**form, "hard": layer.recurrent_activation is HARD_SIGMOID}

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_qat.config import specs
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
-from keras_qat.helper_layers.rescaled_norms import seen_statistics
+from keras_qat.helper_layers.keras_variants import find_statistics
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import find_row
 from keras_qat.placement.lost_features import (
@@ -236,7 +236,7 @@ def _find_norms(graph: Graph) -> Iterator[tuple[Value, keras.layers.Layer]]:
         source = inputs.get(call.inputs[0]) if len(call.inputs) == 1 else None
         if source is not None and isinstance(call.layer, Quantize):
             inputs[call.output] = source
-        elif source is not None and seen_statistics(_get_first_layer(call)) is not None:
+        elif source is not None and find_statistics(_get_first_layer(call)) is not None:
             yield source, _get_first_layer(call)
 
 

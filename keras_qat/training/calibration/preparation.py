@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, split_loss_only
 from keras_qat.graph.rebuild_model import evaluate_graph
-from keras_qat.helper_layers.rescaled_norms import seen_statistics
+from keras_qat.helper_layers.keras_variants import find_statistics
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import pluralize
 from keras_qat.training.calibration.watch import infer
@@ -134,7 +134,7 @@ def _against_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[st
         reached = set().union(*(sources[value] for value in call.inputs))
         sources |= dict.fromkeys(flatten_values(call.outputs), reached)
         layers = call.layer.sublayers if isinstance(call.layer, QuantizeWrapper) else [call.layer]
-        norm = next((layer for layer in layers if seen_statistics(layer) is not None), None)
+        norm = next((layer for layer in layers if find_statistics(layer) is not None), None)
         if norm is None or len(reached) > 1 or not reached <= remaining.keys():
             continue
         (name,) = reached
@@ -187,7 +187,7 @@ def _distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.
 
     The former is in doublings, the latter in standard deviations.
     """
-    statistics = seen_statistics(norm)
+    statistics = find_statistics(norm)
     assert statistics is not None
     mean, deviation = statistics
     x = x * np.float32(getattr(norm, "input_scale", 1))

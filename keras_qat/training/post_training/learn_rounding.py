@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.helper_layers.computed_kernels import is_computed
+from keras_qat.helper_layers.keras_variants import has_computed_kernel
 from keras_qat.io.counts import check_counts
 from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.training.post_training.bias_correction import correct, means_in_float
@@ -98,7 +98,7 @@ def learn_rounding(
         levels = {
             wrapper: Levels(wrapper, weights)
             for wrapper in means
-            if len(wrapper.weight_quantizers) == 1 and not is_computed(wrapper.layer)
+            if len(wrapper.weight_quantizers) == 1 and not has_computed_kernel(wrapper.layer)
         }
         if levels:
             reconstruction = Reconstruction(part, levels, in_float, quantized)

@@ -8,8 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.helper_layers.elementwise_functions import Formula
-from keras_qat.helper_layers.finite_functions import SoftmaxOfMany
+from keras_qat.helper_layers.elementwise_functions import Formula, SoftmaxOfMany
 from keras_qat.helper_layers.operations import HardSwish, MaskScores
 from keras_qat.keras2.backend import keras
 from tests.ops.examples.example import Example, chosen, of_any_shape, sizes, with_options

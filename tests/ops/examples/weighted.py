@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keras_qat.helper_layers.masked_recurrent import MASKED, MaskedLSTM
+from keras_qat.helper_layers.keras_variants import WITH_MASK_INPUT, MaskedLSTM
 from keras_qat.helper_layers.operations import ROUNDINGS, Indices, OnGrid, Positions, WeightTensor
 from keras_qat.keras2.backend import keras
 from tests.ops.examples.example import Example, chosen, sizes
@@ -162,7 +162,7 @@ def _unrolled(kind, **others):
         if numbers.random() < 0.25:
             zeroes = bool(numbers.random() < 0.5)
             config = {**layer.get_config(), "zero_output_for_mask": zeroes}
-            masked = MASKED[kind].from_config(config)
+            masked = WITH_MASK_INPUT[kind].from_config(config)
             return _with_mask(masked, steps, features)
         if numbers.random() < 0.5:
             return Example(layer, ((steps, features),))
