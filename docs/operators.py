@@ -1,4 +1,4 @@
-"""Writes docs/operators.md from the rows: `python docs/operators.py`."""
+"""Write docs/operators.md from the rows: `python docs/operators.py`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from keras_qat.ops.op import FixedRange, Op, SharedRange
 
 HEAD = """# Operators
 
-Every operator that is computed in integers is one row of `keras_qat/ops`, from which this page is
-made (`python docs/operators.py > docs/operators.md`). `keras_qat.register_op` makes a
-layer of your own one of them, by the name in the first column, with the attributes in the last one;
-those in brackets have a default.
+Look up the operators that are computed in integers: for `register_op`, their names and attributes.
+Attributes in brackets have a default. `python docs/operators.py > docs/operators.md` writes this
+page from the rows in `keras_qat/ops`.
 
-Each is tested against TFLite's interpreter, value for value, with random options, shapes, ranges
-and weights, at the bits named here, with XNNPACK's rounding, with that of the reference kernels and
-with TFLite Micro's; in brackets are those that alone have a kernel.
+Each operator is tested against TFLite's interpreter with random options, shapes, ranges and
+weights, with all kernels, at the bits listed here. Bits with a name in brackets work with these
+kernels only.
 
-| operator | layers, functions and operations | bits | output's range | attributes |
+| operator | layers, functions and operations | bits | output range | attributes |
 | --- | --- | --- | --- | --- |
 """
 
@@ -50,12 +49,12 @@ def _bits(op: Op, bits: int) -> str:
 
 def _range(op: Op) -> str:
     if op.alias:
-        return "nothing is computed"
+        return "not computed"
     if isinstance(op.output, SharedRange):
-        return "that of its input" + (", rounded" if op.output.rounds else "")
+        return "same as the input" + (", rounded" if op.output.rounds else "")
     if isinstance(op.output, FixedRange):
         return f"{op.output.minimum:g} to {op.output.maximum:g}"
-    return "its own"
+    return "observed"
 
 
 if __name__ == "__main__":

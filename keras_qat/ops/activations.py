@@ -326,7 +326,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         "linear",
         lambda a: a.q[0],
         lambda e: e.reshape(e.inputs[0], e.outputs[0]),
-        doc="the linear activation, which changes nothing",
+        doc="the linear activation",
         functions=(_activations.linear,),
         accepts=accept_float,
         output=SharedRange(),

@@ -226,7 +226,7 @@ EINSUM_DENSE = dataclasses.replace(
 EINSUM_DENSE_HEADS = dataclasses.replace(
     EINSUM_DENSE,
     name="einsum_dense_heads",
-    doc="products with a matrix whose columns make two axes: the projections of attention",
+    doc="products with a matrix, with columns split in two axes: the projections of attention",
     accepts=_accept_per_channel(2),
     weights={"kernel": (-2, -1)},
 )
@@ -234,7 +234,7 @@ EINSUM_DENSE_HEADS = dataclasses.replace(
 EINSUM_DENSE_PER_TENSOR = dataclasses.replace(
     EINSUM_DENSE,
     name="einsum_dense_per_tensor",
-    doc="products with a matrix of other forms, with one scale for all weights",
+    doc="other products with a matrix, with one scale for all weights",
     accepts=_accepts_einsum,
     weights={"kernel": ()},
 )

@@ -73,7 +73,7 @@ def _divide(
 DIVIDE = Op(
     "divide",
     **compose(_divide),
-    doc="quotients of two tensors, in parts of 16 bits; the largest quotient where one is by 0",
+    doc="quotients of two tensors, with 16 bits inside; the largest quotient for divisions by 0",
     layers=(Quotient,),
     kinds=("divide",),
     accepts=lambda call, attributes: NO_WIDE or accepts_up_to(5)(call, attributes),

@@ -357,7 +357,7 @@ MULTIPLY = dataclasses.replace(
 )
 
 
-def _make_extremum(name: str, doc: str, function: Callable[[Any, Any], Any], layer: type) -> Op:
+def _make_extremum(name: str, function: Callable[[Any, Any], Any], layer: type) -> Op:
     """Returns the row of an extremum of quantized values, which share their parameters."""
     return dataclasses.replace(
         ADD,
@@ -365,7 +365,7 @@ def _make_extremum(name: str, doc: str, function: Callable[[Any, Any], Any], lay
         prepare=None,
         compute=lambda a: function(*a.q),
         emit=lambda e: e.add(name.upper()),
-        doc=f"the {doc} one of two tensors, or of one and a constant, value by value",
+        doc=f"the elementwise {name} of two tensors, or of one and a constant",
         layers=(layer,),
         kinds=(name,),
         attributes=lambda call: {},
@@ -376,5 +376,5 @@ def _make_extremum(name: str, doc: str, function: Callable[[Any, Any], Any], lay
     )
 
 
-MAXIMUM = _make_extremum("maximum", "larger", tf.maximum, layers.Maximum)
-MINIMUM = _make_extremum("minimum", "smaller", tf.minimum, layers.Minimum)
+MAXIMUM = _make_extremum("maximum", tf.maximum, layers.Maximum)
+MINIMUM = _make_extremum("minimum", tf.minimum, layers.Minimum)

@@ -124,7 +124,7 @@ LOOKUPS: tuple[Op, ...] = (
     lookup_row(
         "log",
         _log,
-        "natural logarithm; the lowest value of what is not positive",
+        "natural logarithm; the lowest value for inputs that are not positive",
         layers=(Logarithm,),
         kinds=("log",),
         functions=(tf.math.log,),
@@ -134,7 +134,7 @@ LOOKUPS: tuple[Op, ...] = (
     lookup_row(
         "sqrt",
         lambda x: tf.sqrt(tf.maximum(x, 0.0)),
-        "square root; 0 of what is negative",
+        "square root; 0 for negative inputs",
         layers=(SquareRoot,),
         kinds=("sqrt",),
         functions=(tf.sqrt,),
@@ -144,7 +144,7 @@ LOOKUPS: tuple[Op, ...] = (
     lookup_row(
         "rsqrt",
         lambda x: 1.0 / tf.sqrt(tf.maximum(x, 0.0)),
-        "1 / square root; the highest value of what is not positive",
+        "1 / square root; the highest value for inputs that are not positive",
         layers=(SquareRoot,),
         kinds=("rsqrt",),
         functions=(tf.math.rsqrt,),
@@ -154,7 +154,7 @@ LOOKUPS: tuple[Op, ...] = (
     lookup_row(
         "formula",
         lambda x, formula: evaluate_formula(json.loads(formula), x),
-        "a function that code computes with several operations, such as log(1 + exp(x))",
+        "a chain of elementwise operations, such as log(1 + exp(x))",
         layers=(Formula,),
         attributes=lambda call: {"formula": call.layer.formula},
         needs=("formula",),
@@ -212,9 +212,9 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
             ("erf", tf.math.erf, "error function"),
             ("expm1", tf.math.expm1, "exp(x) - 1"),
             ("sign", tf.sign, "-1, 0 or 1"),
-            ("floor", tf.floor, "the next whole number below"),
-            ("ceil", tf.math.ceil, "the next whole number above"),
-            ("round", tf.round, "the nearest whole number, halves to even"),
+            ("floor", tf.floor, "the next integer below"),
+            ("ceil", tf.math.ceil, "the next integer above"),
+            ("round", tf.round, "the nearest integer, halves to even"),
         )
     ),
     lookup_row(
@@ -228,7 +228,7 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
     lookup_row(
         "power",
         _power,
-        "powers with any number as the exponent; 0 of what is negative if it is not whole",
+        "powers with a constant exponent; 0 for negative inputs if the exponent is not an integer",
         layers=(Power,),
         kinds=("pow",),
         attributes=lambda call: {"exponent": _read_exponent(call)},
@@ -297,7 +297,7 @@ POSITIONS = Op(
     lambda a: tf.cast(look_up(a.q[0], a.prepared), tf.int32),
     _emit_positions,
     prepare=_prepare_positions,
-    doc="whole numbers of real ones, as `tf.cast` makes them of a position",
+    doc="integers from floats, such as `tf.cast` of a position",
     layers=(Positions,),
     attributes=lambda call: {"rounding": call.layer.rounding},
     needs=("rounding",),

@@ -130,7 +130,7 @@ def _accepts_identity(call: Call, attributes: Attributes) -> str | None:
 
 IDENTITY = make_movement(
     "identity",
-    "nothing at run time: what regularizes or augments in training only, or hands on a mask",
+    "nothing at inference: layers that regularize or augment in training, or pass on a mask",
     lambda e: e.builder.copy(e.source, e.outputs[0]),
     compute=lambda a: a.q[0],
     accepts=_accepts_identity,

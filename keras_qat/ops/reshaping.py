@@ -35,7 +35,7 @@ def _accepts_reshape(call: Call, attributes: Attributes) -> str | None:
 
 RESHAPE = make_movement(
     "reshape",
-    "other shapes for the same values",
+    "changes of shape",
     _emit_reshape,
     layers=(layers.Flatten, layers.Reshape, FlattenTime, RestoreTime),
     kinds=("reshape", "expand_dims", "squeeze"),
@@ -77,7 +77,7 @@ def _transpose_attributes(call: Call) -> Attributes:
 
 TRANSPOSE = make_movement(
     "transpose",
-    "other orders of the axes",
+    "permuted axes",
     lambda e: e.transpose(e.source, e.attributes["permutation"], e.outputs[0]),
     layers=(layers.Permute,),
     kinds=("transpose", "matrix_transpose"),

@@ -1,4 +1,4 @@
-"""Images of other sizes."""
+"""Resizing of images."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _row(interpolation: str, code: str, pixels: str, **fields: Any) -> Op:
 
     return make_movement(
         f"resize_{interpolation}",
-        f"images of other sizes, of {pixels} pixels",
+        f"resized images, with {pixels} pixels",
         emit,
         layers=(layers.UpSampling2D, layers.Resizing),
         attributes=read_resize_options,

@@ -47,7 +47,7 @@ def _prepare_comparison(a: Arguments) -> list[Any]:
     return prepared
 
 
-def _make_comparison(name: str, code: str, words: str) -> Op:
+def _make_comparison(name: str, code: str, sign: str) -> Op:
     def compute(a: Arguments) -> tf.Tensor:
         x, y = requantize_each(Computing(a, a.prepared), get_inputs(a), WIDE)
         return getattr(tf.math, name)(x, y)
@@ -68,7 +68,7 @@ def _make_comparison(name: str, code: str, words: str) -> Op:
         compute,
         emit,
         prepare=_prepare_comparison,
-        doc=f"whether values are {words} those of another tensor, or a constant",
+        doc=f"x {sign} y, of two tensors or of one and a constant",
         kinds=(name,),
         accepts=_accepts_comparison,
         integers=(),
@@ -86,12 +86,12 @@ def _accepts_comparison(call: Call, attributes: Attributes) -> str | None:
 COMPARISONS: tuple[Op, ...] = tuple(
     _make_comparison(*row)
     for row in (
-        ("greater", "GREATER", "greater than"),
-        ("greater_equal", "GREATER_EQUAL", "at least"),
-        ("less", "LESS", "less than"),
-        ("less_equal", "LESS_EQUAL", "at most"),
-        ("equal", "EQUAL", "equal to"),
-        ("not_equal", "NOT_EQUAL", "not equal to"),
+        ("greater", "GREATER", ">"),
+        ("greater_equal", "GREATER_EQUAL", ">="),
+        ("less", "LESS", "<"),
+        ("less_equal", "LESS_EQUAL", "<="),
+        ("equal", "EQUAL", "=="),
+        ("not_equal", "NOT_EQUAL", "!="),
     )
 )
 
@@ -125,7 +125,7 @@ SELECT = Op(
     _select,
     _emit_select,
     prepare=_prepare_select,
-    doc="values of one tensor or of another, as truth values say",
+    doc="values of one of two tensors, selected by a boolean tensor",
     kinds=("where",),
     accepts=_accepts_select,
     quantizes_constants=True,
@@ -194,7 +194,7 @@ FROM_INTEGERS = Op(
     _cast,
     _emit_cast,
     prepare=_prepare_cast,
-    doc="integers and truth values as real numbers",
+    doc="integers and booleans as floats",
     kinds=("cast",),
     accepts=_accepts_cast,
 )
@@ -325,7 +325,7 @@ MASK_SCORES = Op(
     _mask_scores,
     _emit_masking,
     prepare=_prepare_masking,
-    doc="scores of attention, the lowest value, or the highest, where a mask hides them",
+    doc="attention scores, replaced by the lowest or the highest value if they are masked",
     layers=(MaskScores,),
     attributes=lambda call: {
         name: getattr(call.layer, name) for name in ("causal", "hidden", "above")

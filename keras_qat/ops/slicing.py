@@ -111,7 +111,7 @@ def _add_axes(e: Emission, source: int, shape: Any, added: tuple[int, ...]) -> N
 
 SLICE = make_movement(
     "slice",
-    "parts of a tensor, every n-th value, crops",
+    "slices, strided slices, crops",
     _emit_slice,
     layers=(layers.Cropping1D, layers.Cropping2D, layers.Cropping3D, LastStep),
     kinds=("getitem", "slice"),
@@ -147,7 +147,7 @@ def _emit_split(e: Emission) -> None:
 
 SPLIT = make_movement(
     "split",
-    "a tensor in parts",
+    "a tensor split in several",
     _emit_split,
     kinds=("split",),
     attributes=_split_attributes,
@@ -202,7 +202,7 @@ def _emit_gather(e: Emission) -> None:
 
 GATHER = make_movement(
     "gather",
-    "entries of an axis by their number",
+    "entries of an axis by index",
     _emit_gather,
     kinds=("gather", "embedding_lookup"),
     attributes=_gather_attributes,
@@ -245,7 +245,7 @@ CONCATENATE = Op(
     "concatenate",
     call_on_values,
     lambda e: e.add("CONCATENATION", _insert_constants(e), axis=e.attributes["axis"]),
-    doc="tensors side by side",
+    doc="concatenated tensors",
     layers=(layers.Concatenate,),
     kinds=("concat",),
     attributes=_concatenate_attributes,
@@ -262,7 +262,7 @@ STACK = dataclasses.replace(
     emit=lambda e: e.add(
         "PACK", inputs := _insert_constants(e), valuesCount=len(inputs), axis=e.attributes["axis"]
     ),
-    doc="tensors side by side along a new axis",
+    doc="tensors stacked along a new axis",
     layers=(),
     kinds=("stack",),
 )

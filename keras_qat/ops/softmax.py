@@ -291,7 +291,7 @@ def _compute_shares(
 SOFTMAX_OF_MANY = Op(
     "softmax_of_many",
     **compose(_compute_shares),
-    doc="softmax of many numbers, in parts of 16 bits, with a range of its own",
+    doc="softmax along a long axis, with 16 bits inside and an observed range",
     layers=(SoftmaxOfMany,),
     attributes=_attributes,
     needs=("axis",),

@@ -179,7 +179,7 @@ SLICED_ANYWHERE = 4
 
 REVERSE = make_movement(
     "reverse",
-    "axes turned around",
+    "reversed axes",
     _emit_reverse,
     layers=(ReverseSteps,),
     kinds=("reverse",),

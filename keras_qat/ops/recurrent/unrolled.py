@@ -332,7 +332,7 @@ GRU = Op(
 CONV_LSTM = dataclasses.replace(
     GRU,
     name="conv_lstm",
-    doc=f"ConvLSTM over up to {MOST_STEPS} steps, unrolled; its output as that of GRU",
+    doc=f"ConvLSTM over up to {MOST_STEPS} steps, unrolled; output as for GRU",
     layers=CONV_LSTMS,
     converts={},
     products=partial(count_steps, 4),
@@ -341,7 +341,7 @@ CONV_LSTM = dataclasses.replace(
 MASKED_LSTM = dataclasses.replace(
     GRU,
     name="masked_lstm",
-    doc=f"LSTM with a mask over up to {MOST_STEPS} steps, unrolled; its output as that of GRU",
+    doc=f"LSTM with a mask over up to {MOST_STEPS} steps, unrolled; output as for GRU",
     layers=(MaskedLSTM,),
     converts={},
     products=partial(count_steps, 4),
@@ -350,7 +350,7 @@ MASKED_LSTM = dataclasses.replace(
 SIMPLE_RNN = dataclasses.replace(
     GRU,
     name="simple_rnn",
-    doc=f"SimpleRNN over up to {MOST_STEPS} steps, unrolled, with tanh; its output as that of GRU",
+    doc=f"SimpleRNN over up to {MOST_STEPS} steps, unrolled, with tanh; output as for GRU",
     layers=(layers.SimpleRNN, MaskedSimpleRNN),
     products=partial(count_steps, 1),
     accepts=_accepts("tanh and relu", activation=TANH),
