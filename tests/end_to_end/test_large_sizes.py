@@ -50,7 +50,7 @@ def check(name, width):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:target tflm. operators lacking")
+@pytest.mark.filterwarnings("ignore:target tflm. operators missing")
 @pytest.mark.parametrize(("name", "width"), CASES)
 def test_large_sizes(name, width):
     check(name, width)

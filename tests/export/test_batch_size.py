@@ -90,7 +90,7 @@ def test_models_for_targets_compute_what_their_files_do(network, target):
     x = rng(2).normal(size=(6, *qat.input_shape[1:])).astype(np.float32)
     keras_qat.calibrate(qat, x)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", f"target {target}: operators lacking")
+        warnings.filterwarnings("ignore", f"target {target}: operators missing")
         contents = keras_qat.export_tflite(qat)
     for kernels in KERNELS:
         qat.kernels = kernels

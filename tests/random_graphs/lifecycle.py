@@ -121,7 +121,7 @@ def live_on(target: Target, model: Any, inputs: list[np.ndarray], recipe: Recipe
     try:
         keras_qat.calibrate(qat, given)
         with warnings.catch_warnings():  # Of what does not run: that it is so is asserted below.
-            warnings.filterwarnings("ignore", f"target {target.name}: operators lacking")
+            warnings.filterwarnings("ignore", f"target {target.name}: operators missing")
             contents = keras_qat.export_tflite(qat)
     except ValueError as error:
         if any(reason in str(error) for reason in REASONS):
