@@ -28,7 +28,7 @@ EQUIVALENT = {
     "keras_qat/integer_graph/cached_inference.py CachedInference._trace: False -> True": (
         "AutoGraph finds nothing to convert in the package, which reads no tensor as a condition"
     ),
-    "keras_qat/integer_graph/fold_weights.py weights_of_calls: terms(tuple(q.shape), axes) > FEW "
+    "keras_qat/integer_graph/fold_weights.py fold_calls: terms(tuple(q.shape), axes) > FEW "
     "-> terms(tuple(q.shape), axes) >= FEW": "what is not computed here is where it is used",
     "keras_qat/integer_graph/float_inference.py float_outputs: max -> min": (
         "how many examples are computed at once"
@@ -39,7 +39,7 @@ EQUIVALENT = {
     "keras_qat/integer_graph/pixel_inputs.py _check_codes: 1 -> 2 (2)": (
         "numpy infers any size below zero, -2 like -1"
     ),
-    "keras_qat/integer_graph/float_nodes.py read_for_masks: seen.add(producer) -> pass": SLOWER,
+    "keras_qat/integer_graph/float_nodes.py find_mask_sources: seen.add(producer) -> pass": SLOWER,
     "keras_qat/ops/mean.py _accepts_mean: any -> all": "a mean reads one tensor",
     "keras_qat/ops/stored_weights.py _emit: 1 -> 2": (
         "numpy infers any size below zero, -2 like -1"

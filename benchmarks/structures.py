@@ -30,7 +30,7 @@ import keras_qat
 from benchmarks.arena import NETWORKS
 from keras_qat import recipes
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes import packs_int4, with_int4
+from keras_qat.integer_graph.passes import has_int4, pack_int4
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Tensor
@@ -155,7 +155,7 @@ def example(
     except ValueError as error:
         return Example(name, reason=f"refused: {error}")
     if width == "packed int4":
-        if not packs_int4(with_int4(resolve(qat))):
+        if not has_int4(pack_int4(resolve(qat))):
             return Example(name, reason="no weights of 4 bits")
         qat.pack_int4 = True
     return file_of(name, qat, [array[:BATCH] for array in x], kernels, target)

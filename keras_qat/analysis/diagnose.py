@@ -24,7 +24,7 @@ from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_to_export
-from keras_qat.integer_graph.simulate import Codes, Simulation, run_examples
+from keras_qat.integer_graph.simulate import QuantizedArray, Simulation, run_examples
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import read_arrays, show_progress
 from keras_qat.io.inputs import get_inputs, pack_inputs
@@ -288,7 +288,7 @@ def _measure(simulation: Simulation, exact: list[NDArray]) -> Quality:
     """Compares the outputs of a simulation with the float outputs."""
     ratios, same = [], []
     for in_float, output in zip(exact, simulation.outputs.values(), strict=True):
-        values = output.values if isinstance(output, Codes) else output
+        values = output.values if isinstance(output, QuantizedArray) else output
         ratios.append(compute_sqnr(in_float, values))
         if in_float.ndim > 1 and in_float.shape[-1] > 1:
             same.append(np.mean(in_float.argmax(-1) == values.argmax(-1)))

@@ -21,7 +21,7 @@ from keras_qat.config.recipes import get as get_recipe
 from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.keras_variants import has_computed_kernel
-from keras_qat.integer_graph.float_inference import evaluator
+from keras_qat.integer_graph.float_inference import make_evaluator
 from keras_qat.io.atomic_files import write_contents
 from keras_qat.io.data import read_batches, show_progress
 from keras_qat.keras2.backend import keras, one_at_a_time
@@ -186,7 +186,7 @@ def sensitivity(
     qat = quantize_model(model, recipe)
     read = list(read_batches(qat, data, batch_size, steps, finite=True))
     graph = read_model(qat)
-    outputs = evaluator(graph, flatten_values(graph.outputs), untraced_runs=0)
+    outputs = make_evaluator(graph, flatten_values(graph.outputs), untraced_runs=0)
 
     def compute_outputs() -> list[NDArray]:
         by_batch = map(outputs, read)

@@ -16,7 +16,7 @@ from keras_qat.config.targets import TFLM
 from keras_qat.export.read_back import report
 from keras_qat.export.tflite import EndType, file_of
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes import as_asked
+from keras_qat.integer_graph.passes import pack_if_requested
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import run_examples
 from keras_qat.io.atomic_files import check_writable, replacing
@@ -150,7 +150,7 @@ def _golden(
             f"Export it with integers, or leave examples out."
         )
     family = kernel_family(TFLM.kernels)
-    simulation = run_examples(as_asked(resolved, None, family), examples, family)
+    simulation = run_examples(pack_if_requested(resolved, None, family), examples, family)
     arrays = {}
     infos = describe_tensors(graph.inputs, rescaled)
     for name, x in zip(graph.inputs, read_arrays(resolved.origin.inputs, examples), strict=True):

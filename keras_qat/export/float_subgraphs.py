@@ -13,7 +13,11 @@ from tensorflow.lite.python.convert_phase import ConverterError
 from keras_qat.graph.calls import Value
 from keras_qat.graph.keras_masks import KerasMasks
 from keras_qat.graph.operations import is_operation, name_in_tensorflow
-from keras_qat.integer_graph.float_nodes import compute_in_float, read_for_masks, weight_scales
+from keras_qat.integer_graph.float_nodes import (
+    compute_in_float,
+    find_mask_sources,
+    get_weight_scales,
+)
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.layer_names import use_attribute_names
 from keras_qat.ops.node import Node, Tensor
@@ -54,7 +58,7 @@ def write_island(
     except ConverterError as error:
         raise ValueError(_explained(error, graph)) from error
     _rename(model, nodes)
-    pack_weights(model, [scale for node in nodes for scale in weight_scales(node)])
+    pack_weights(model, [scale for node in nodes for scale in get_weight_scales(node)])
     main = model.subgraphs[0]
     starts, results = (list(map(int, end)) for end in (main.inputs, main.outputs))
     read = {int(index) for operator in main.operators for index in operator.inputs}
@@ -116,7 +120,7 @@ def reads(graph: ResolvedGraph, node: Node) -> list[Tensor]:
     """Returns the tensors that a node reads; in float also those that its masks need."""
     tensors = _tensors(node)
     if node.op is None:
-        needed = map(graph.tensors.get, read_for_masks(node.call))
+        needed = map(graph.tensors.get, find_mask_sources(node.call))
         tensors += [tensor for tensor in needed if tensor is not None]
     return list(dict.fromkeys(tensors))
 

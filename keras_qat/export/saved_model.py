@@ -19,7 +19,7 @@ from keras_qat.graph.precision import compute_in_float32
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes import as_asked
+from keras_qat.integer_graph.passes import pack_if_requested
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import replacing
 from keras_qat.keras2.backend import one_at_a_time, swap_attributes
@@ -68,13 +68,13 @@ def exact_module(graph: ResolvedGraph) -> tf.Module:
         What `inference_module` returns.
     """
     family = graph.origin.family
-    graph = as_asked(graph, None, family)
+    graph = pack_if_requested(graph, None, family)
     prepared = prepare(graph, family)
 
     def compute(inputs: list[Any]) -> dict[str, Any]:
-        quantized = list(map(prepared.quantized, inputs, graph.inputs.values()))
+        quantized = list(map(prepared.quantize, inputs, graph.inputs.values()))
         tensors = run(graph, quantized, family, compute_in_float, prepared)
-        return {name: prepared.real(tensors[x], x) for name, x in graph.outputs.items()}
+        return {name: prepared.dequantize(tensors[x], x) for name, x in graph.outputs.items()}
 
     return _module(graph, compute)
 

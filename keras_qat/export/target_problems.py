@@ -11,7 +11,7 @@ from keras_qat.config.targets.target import Check, Problem, Target, get
 from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes import as_asked, with_batch
+from keras_qat.integer_graph.passes import pack_if_requested, set_batch_size
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.builder import Builder
@@ -78,8 +78,8 @@ def problems(
 def planned_file(graph: ResolvedGraph, target: Target) -> bytes:
     """Returns the file that a model becomes for a target, also before training."""
     if target.batch_size is not None:
-        graph = with_batch(graph, target.batch_size)
-    graph = as_asked(graph, None, kernel_family(target.kernels))
+        graph = set_batch_size(graph, target.batch_size)
+    graph = pack_if_requested(graph, None, kernel_family(target.kernels))
     graph = dataclasses.replace(graph, origin=dataclasses.replace(graph.origin, target=target))
     builder = Builder()
     ends = write_graph(graph, builder)

@@ -15,18 +15,18 @@ from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes import (
-    as_asked,
-    packs_int4,
-    with_batch,
-    with_integer_outputs,
-    with_own_padding,
+    fuse_padding,
+    has_int4,
+    pack_if_requested,
+    quantize_outputs,
+    set_batch_size,
 )
 from keras_qat.integer_graph.pixel_inputs import (
     RAW,
     Rescaling,
+    accept_pixels,
     begins_with_rescaling,
-    rescalings,
-    with_pixels,
+    read_rescalings,
 )
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import write_contents
@@ -152,11 +152,11 @@ def file_of(
     if origin.is_16_bit and packs:
         raise ValueError("pack_int4=True: there are no kernels for int4 weights and 16 bits.")
     if _name_of(output_dtype) not in (None, "float32"):
-        graph = with_integer_outputs(graph)
+        graph = quantize_outputs(graph)
     batch_size = _file_batch_size(graph, batch_size, target)
     _check_states(graph)
     _warn_of_rounding(graph)
-    rescalings_given = rescalings(rescaling, list(graph.inputs))
+    requested = read_rescalings(rescaling, list(graph.inputs))
     rescaled: dict[str, Rescaling] = {}
     if types[0] == "uint8":
         own = {
@@ -164,12 +164,14 @@ def file_of(
             for name, tensor in graph.inputs.items()
             if begins_with_rescaling(graph, tensor)
         }
-        graph, rescaled = with_pixels(graph, own | rescalings_given)
+        graph, rescaled = accept_pixels(graph, own | requested)
     if batch_size is not None:
         is_of_target = target is not None and target.batch_size is not None
-        graph = with_batch(graph, batch_size, is_of_target or origin.family.static_shapes)
-    graph = as_asked(graph, packs, XNNPACK if target is None else kernel_family(target.kernels))
-    if packs and not packs_int4(graph):
+        graph = set_batch_size(graph, batch_size, is_of_target or origin.family.static_shapes)
+    graph = pack_if_requested(
+        graph, packs, XNNPACK if target is None else kernel_family(target.kernels)
+    )
+    if packs and not has_int4(graph):
         raise ValueError(
             f"pack_int4=True: '{graph.name}' has no weights of at most 4 bits in a layer whose "
             f"kernel takes int4. Quantize it with recipes.int4_weights(), or leave it out."
@@ -194,7 +196,7 @@ def file_of(
         metadata["states"] = "kept from one run to the next"
     rewrite = rewrite_for(target or get("xnnpack"))
     contents = builder.finish(inputs, outputs, rewrite, keras_qat=metadata)
-    check_contents(contents, builder.model, with_own_padding(graph))
+    check_contents(contents, builder.model, fuse_padding(graph))
     _check_converted(graph, contents)
     if target is not None:
         _warn_of_problems(contents, target)

@@ -9,7 +9,7 @@ import numpy as np
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.float_subgraphs import reads, write_island
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes import with_own_padding
+from keras_qat.integer_graph.passes import fuse_padding
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import FixedRange, SharedRange
@@ -35,7 +35,7 @@ def write_graph(
     Returns:
         The tensor indices of inputs and of outputs, by name in the model's order.
     """
-    graph = with_own_padding(graph)
+    graph = fuse_padding(graph)
     indices: dict[Tensor, int] = {}
     in_float: dict[Tensor, int] = {}
     """Quantized tensor -> index of the tensor with its real values."""

@@ -1,23 +1,22 @@
 """Runs a resolved graph in integers, with the rounding of a kernel family.
 
-Each node is prepared and computed, as in TFLite: `prepare` makes the numbers that follow from
-ranges and weights alone, `run` computes tensors with them.
+As in TFLite, each node is prepared and computed. `prepare` computes the parameters that depend only
+on ranges and weights, and `run` computes tensors with them.
 
-Quantized tensors hold their quantized values minus the zero point: whole numbers in float32, or in
+Quantized tensors hold quantized values relative to the zero point: integers in float32, or in
 float64 with 16 bits.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
-from keras_qat.graph.calls import Value
 from keras_qat.graph.keras_masks import KerasMasks
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
@@ -26,17 +25,17 @@ from keras_qat.ops.requantize import Multiplier, prepare_requantization, requant
 
 ComputeInFloat = Callable[[Node, list[Any]], Any]
 
-Ends = tuple[Any, Any]
-"""The lowest and the highest quantized value less the zero point."""
+Ends = tuple[tf.Tensor, tf.Tensor]
+"""The lowest and the highest quantized value relative to the zero point."""
 
 
-def _scale(params: QuantParams) -> Any:
-    """Returns the scale, in the type of the quantized values."""
+def _get_scale(params: QuantParams) -> tf.Tensor:
+    """Returns the scale in the type of the quantized values."""
     return tf.cast(params.as_tensors().scale, get_held_dtype(params))
 
 
-def _ends(params: QuantParams, maximum: float | None = None) -> Ends:
-    """Returns the ends of a range, or of the ReLU merged into it, which has the given `maximum`."""
+def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
+    """Returns the ends of a range, or of a ReLU with this `maximum` that is merged into it."""
     params = params.as_tensors()
     low, high = (end - params.zero_point for end in (params.lowest, params.highest))
     if maximum is not None:
@@ -47,10 +46,10 @@ def _ends(params: QuantParams, maximum: float | None = None) -> Ends:
     return tf.cast(low, dtype), tf.cast(high, dtype)
 
 
-def _clipped(q: Any, ends: Ends, is_bound: bool = False) -> Any:
-    """Clips values to a range; `is_bound` says that no value is below its lower end."""
+def _clip(q: tf.Tensor, ends: Ends, is_bound: bool = False) -> tf.Tensor:
+    """Clips values to a range. With `is_bound`, no value is below its lower end."""
     low, high = (tf.cast(end, q.dtype) for end in ends)
-    if not is_bound:  # Two operations, as they compute in place, which ClipByValue does not.
+    if not is_bound:  # Unlike ClipByValue, two operations compute in place.
         q = tf.maximum(q, low)
     return tf.minimum(q, high)
 
@@ -63,8 +62,8 @@ class PreparedNode:
         constants: the values of each input that is a constant; None for a tensor.
         row: the arguments of the row's `compute` that depend on weights or ranges: the result of
             its `prepare`, or the ranges and weights themselves.
-        ends: the ends of the range that the row computes in; None if its output is in float.
-        conversion: from that range to the output's; None if they are the same.
+        ends: the ends of the range in which the row computes; None if its output is float.
+        conversion: the conversion from that range to the output's, if they differ.
         output_ends: the ends of the output's range if there is a conversion.
     """
 
@@ -80,57 +79,58 @@ class Prepared:
     """Prepared parameters of a graph.
 
     Args:
-        nodes: the parameters of each node; None for a node in float.
+        nodes: the parameters of each node; None for a float node.
         scales: name of each quantized tensor -> its scale.
         ends: name of each quantized input -> the ends of its range.
-        to_even: whether halves among the inputs are rounded to even, not up, as a family does that
-            takes real inputs.
+        to_even: whether halves among the inputs are rounded to even, as in kernel families that
+            read float inputs, or up.
     """
 
     nodes: tuple[PreparedNode | None, ...]
-    scales: dict[str, Any]
+    scales: dict[str, tf.Tensor]
     ends: dict[str, Ends]
     to_even: bool = False
 
-    def quantized(self, x: Any, tensor: Tensor) -> Any:
-        """Quantizes an input of the graph as a caller of its file does: round half up."""
+    def quantize(self, x: tf.Tensor, tensor: Tensor) -> tf.Tensor:
+        """Quantizes an input of the graph as callers of its file do: round half up."""
         if tensor.params is None:
             return x
         scale = self.scales[tensor.name]
         steps = tf.cast(x, scale.dtype) / scale
         rounded = tf.round(steps) if self.to_even else tf.floor(steps + 0.5)
-        return _clipped(rounded, self.ends[tensor.name])
+        return _clip(rounded, self.ends[tensor.name])
 
-    def real(self, q: Any, tensor: Tensor) -> Any:
-        """Returns the real values of a tensor, in float32 if it is quantized."""
+    def dequantize(self, q: tf.Tensor, tensor: Tensor) -> tf.Tensor:
+        """Returns the values of a tensor, in float32 if it is quantized."""
         if tensor.params is None:
             return q
         return tf.cast(q * tf.cast(self.scales[tensor.name], q.dtype), tf.float32)
 
 
 def prepare(graph: ResolvedGraph, family: KernelFamily) -> Prepared:
-    """Computes what follows from ranges and weights alone."""
+    """Computes the parameters that depend only on ranges and weights."""
     tensors = [*graph.tensors.values(), *(x for node in graph.nodes for x in node.outputs)]
-    scales = {tensor.name: _scale(tensor.params) for tensor in tensors if tensor.params}
-    ends = {x.name: _ends(x.params) for x in graph.inputs.values() if x.params}
-    nodes = (None if node.op is None else _prepare_node(node, family) for node in graph.nodes)
+    scales = {tensor.name: _get_scale(tensor.params) for tensor in tensors if tensor.params}
+    ends = {x.name: _get_ends(x.params) for x in graph.inputs.values() if x.params}
+    nodes = (None if node.op is None else prepare_node(node, family) for node in graph.nodes)
     to_even = family.quantize == "divided_by_float32" and family.halves is tf.round
     return Prepared(tuple(nodes), scales, ends, to_even)
 
 
-def _prepare_node(node: Node, family: KernelFamily) -> PreparedNode:
+def prepare_node(node: Node, family: KernelFamily) -> PreparedNode:
+    """Computes the parameters of a node with an operator."""
     op, output = node.op, node.output.params
     assert op is not None
-    if computes_in_float(node, family):
+    if uses_float_kernel(node, family):
         assert output is not None
-        ends = _ends(output, node.maximum)
+        ends = _get_ends(output, node.maximum)
         return PreparedNode((), {"prepared": output.as_tensors().scale}, ends)
-    # One for each operand, also where it is read twice: rows compare inputs by identity.
-    specs = {id(x): _spec(x) for x in node.inputs}
+    # One object for an operand that is read twice: rows compare inputs by identity.
+    specs = {id(x): _get_spec(x) for x in node.inputs}
     params: Any = [x.params.as_tensors() if x.params else None for x in node.inputs]
-    native = _native(node, family)
+    native = _find_native_params(node, family)
     arguments = dataclasses.replace(
-        _arguments(node, family, [specs[id(x)] for x in node.inputs]),
+        _make_arguments(node, family, [specs[id(x)] for x in node.inputs]),
         params=params,
         output=native.as_tensors() if native else native,  # type: ignore[arg-type]
         weights=node.weights,
@@ -138,16 +138,18 @@ def _prepare_node(node: Node, family: KernelFamily) -> PreparedNode:
     row = {"params": params, "output": arguments.output, "weights": node.weights}
     if op.prepare is not None:
         row = {"prepared": op.prepare(arguments)}
-    constants = tuple(map(_constant, node.inputs))
+    constants = tuple(map(_get_constant, node.inputs))
     if output is None or native is None:
         return PreparedNode(constants, row)
     if native is output or not (tf.is_tensor(output.scale) or native != output):
-        return PreparedNode(constants, row, _ends(native, node.maximum))
+        return PreparedNode(constants, row, _get_ends(native, node.maximum))
     conversion = prepare_requantization(family, native, output)
-    return PreparedNode(constants, row, _ends(native, node.maximum), conversion, _ends(output))
+    return PreparedNode(
+        constants, row, _get_ends(native, node.maximum), conversion, _get_ends(output)
+    )
 
 
-def _spec(operand: Operand) -> Any:
+def _get_spec(operand: Operand) -> tf.TensorSpec:
     shape = operand.q.shape if isinstance(operand, Constant) else operand.shape
     if operand.params is not None:
         return tf.TensorSpec(shape, get_held_dtype(operand.params))
@@ -155,17 +157,17 @@ def _spec(operand: Operand) -> Any:
     return tf.TensorSpec(shape, operand.dtype)
 
 
-def _native(node: Node, family: KernelFamily) -> QuantParams | None:
-    """Returns the range that a node's row computes in: the output's, or what its kernels fix."""
+def _find_native_params(node: Node, family: KernelFamily) -> QuantParams | None:
+    """Returns the parameters in which a node's row computes: the output's, or fixed ones."""
     assert node.op is not None
-    output = node.output.params
-    fixed = node.op.output
-    is_fixed = isinstance(fixed, FixedRange) and output is not None and not family.in_float
-    return fixed.params(output.bits) if is_fixed else output  # type: ignore[union-attr]
+    output, fixed = node.output.params, node.op.output
+    if isinstance(fixed, FixedRange) and output is not None and not family.in_float:
+        return fixed.params(output.bits)
+    return output
 
 
-def _constant(operand: Operand) -> Any:
-    """Returns the values of a constant minus the zero point; None for a tensor."""
+def _get_constant(operand: Operand) -> tf.Tensor | None:
+    """Returns the values of a constant relative to the zero point; None for a tensor."""
     if not isinstance(operand, Constant):
         return None
     dtype = get_held_dtype(operand.params)
@@ -175,26 +177,26 @@ def _constant(operand: Operand) -> Any:
     return tf.constant(operand.q.astype(precise) - precise(operand.params.zero_point))
 
 
-def _arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments:
-    """Returns the arguments of a row without ranges and weights: parameters have bits alone."""
+def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments:
+    """Returns the arguments of a row without ranges and weights: parameters only have bits."""
 
-    def bits(params: QuantParams | None) -> Any:
+    def keep_bits(params: QuantParams | None) -> Any:
         return params and QuantParams(None, None, params.bits)
 
     return Arguments(
         family=family,
         attributes=node.attributes,
         q=q,
-        params=[bits(operand.params) for operand in node.inputs],
-        output=bits(_native(node, family)),
+        params=[keep_bits(operand.params) for operand in node.inputs],
+        output=keep_bits(_find_native_params(node, family)),
         call=node.call,
         merges_relu=node.maximum is not None,
         sized=node.sized,
     )
 
 
-def computes_in_float(node: Node, family: KernelFamily) -> bool:
-    """Whether a family computes an operator in float, from real numbers."""
+def uses_float_kernel(node: Node, family: KernelFamily) -> bool:
+    """Whether a family computes an operator in float, from dequantized values."""
     op = node.op
     if op is None or not family.in_float or node.output.params is None or op.only_rounds:
         return False
@@ -203,33 +205,33 @@ def computes_in_float(node: Node, family: KernelFamily) -> bool:
     return not (op.weights or op.onnx_kernel or op.output == SharedRange())
 
 
-def _quantized_results(
-    results: list[Any], family: KernelFamily, prepared: PreparedNode
-) -> list[Any]:
-    """Quantizes what a node computed in float, as the family divides and rounds."""
+def _quantize_results(
+    results: list[tf.Tensor], family: KernelFamily, prepared: PreparedNode
+) -> list[tf.Tensor]:
+    """Quantizes results of a float kernel with the division and rounding of the family."""
     assert prepared.ends is not None
     scale = prepared.row["prepared"]
     rounded = [family.halves(single(tf.cast(y, tf.float64) / scale)) for y in results]
-    return [tf.cast(_clipped(y, prepared.ends), tf.float32) for y in rounded]
+    return [tf.cast(_clip(y, prepared.ends), tf.float32) for y in rounded]
 
 
 def compute_node(
-    node: Node, numbers: list[Any], family: KernelFamily, prepared: PreparedNode | None = None
-) -> list[Any]:
+    node: Node, inputs: list[Any], family: KernelFamily, prepared: PreparedNode | None = None
+) -> list[tf.Tensor]:
     """Computes the outputs of a node that has an operator.
 
     Args:
         node: the node.
-        numbers: its inputs; anything for constants.
-        family: whose rounding.
-        prepared: what was prepared for it; by default it is now.
+        inputs: the values of its inputs; anything for constants.
+        family: the kernel family.
+        prepared: its prepared parameters; by default they are computed.
     """
     op, output = node.op, node.output.params
     assert op is not None
-    known = prepared or _prepare_node(node, family)
-    pairs = zip(known.constants, numbers, strict=True)
-    q = [number if constant is None else constant for constant, number in pairs]
-    arguments = dataclasses.replace(_arguments(node, family, q), **known.row)
+    known = prepared or prepare_node(node, family)
+    pairs = zip(known.constants, inputs, strict=True)
+    q = [values if constant is None else constant for constant, values in pairs]
+    arguments = dataclasses.replace(_make_arguments(node, family, q), **known.row)
     results = tf.nest.flatten(op.compute(arguments))
     if known.ends is None or output is None:
         return results
@@ -238,59 +240,55 @@ def compute_node(
     is_bound |= arguments.merges_relu and op.is_weighted and output.bits != 16
     ends, conversion, output_ends = known.ends, known.conversion, known.output_ends
 
-    def finished(y: Any, tensor: Tensor) -> Any:
+    def finish(y: tf.Tensor, tensor: Tensor) -> tf.Tensor:
         if tensor.params is None:  # An index beside values.
             return y
-        y = _clipped(y, ends, is_bound)
+        y = _clip(y, ends, is_bound)
         if conversion is None or output_ends is None:
             return y
-        return _clipped(requantize(y, conversion), output_ends)
+        return _clip(requantize(y, conversion), output_ends)
 
-    return [finished(y, tensor) for y, tensor in zip(results, node.outputs, strict=True)]
+    return [finish(y, tensor) for y, tensor in zip(results, node.outputs, strict=True)]
 
 
 def run(
     graph: ResolvedGraph,
-    inputs: list[Any],
+    inputs: Sequence[tf.Tensor],
     family: KernelFamily,
-    in_float: ComputeInFloat,
-    numbers: Prepared,
-) -> dict[Tensor, Any]:
+    compute_in_float: ComputeInFloat,
+    prepared: Prepared,
+) -> dict[Tensor, tf.Tensor]:
     """Computes all tensors of a graph.
 
     Args:
         graph: the graph.
-        inputs: the model's inputs: real numbers, or quantized values minus the zero point.
-        family: whose rounding.
-        in_float: computes nodes without an operator, from real numbers with Keras masks.
-        numbers: what `prepare` made of the graph for this family.
+        inputs: the model's inputs: float values, or quantized values relative to the zero point.
+        family: the kernel family.
+        compute_in_float: computes nodes without an operator from float values with Keras masks.
+        prepared: the parameters that `prepare` computed for the graph and this family.
 
     Returns:
-        Each tensor's values: real numbers where it is not quantized.
+        Each tensor's values: float values if it is not quantized.
     """
     tensors = dict(zip(graph.inputs.values(), inputs, strict=True))
 
-    def real(tensor: Tensor) -> Any:
-        number = tensors.get(tensor)
-        return None if number is None else numbers.real(number, tensor)
+    def dequantize(tensor: Tensor | None) -> tf.Tensor | None:
+        q = tensors.get(tensor)  # type: ignore[arg-type]
+        return None if q is None else prepared.dequantize(q, tensor)  # type: ignore[arg-type]
 
-    def number_of(value: Value) -> Any:
-        return real(graph.tensors[value]) if value in graph.tensors else None
-
-    masks = KerasMasks(number_of)
-    for node, prepared in zip(graph.nodes, numbers.nodes, strict=True):
-        if prepared is None:
-            reals = [
-                masks.attach(value, real(tensor))  # type: ignore[arg-type]
+    masks = KerasMasks(lambda value: dequantize(graph.tensors.get(value)))
+    for node, prepared_node in zip(graph.nodes, prepared.nodes, strict=True):
+        if prepared_node is None:
+            values = [
+                masks.attach(value, dequantize(tensor))  # type: ignore[arg-type]
                 for value, tensor in zip(node.call.inputs, node.inputs, strict=True)
             ]
-            results = in_float(node, reals)
-        elif computes_in_float(node, family):
-            reals = [real(tensor) for tensor in node.inputs if isinstance(tensor, Tensor)]
-            results = in_float(node, reals)
-            results = _quantized_results(results, family, prepared)
+            results = compute_in_float(node, values)
+        elif uses_float_kernel(node, family):
+            values = [dequantize(tensor) for tensor in node.inputs if isinstance(tensor, Tensor)]
+            results = _quantize_results(compute_in_float(node, values), family, prepared_node)
         else:
             read = [None if isinstance(x, Constant) else tensors[x] for x in node.inputs]
-            results = compute_node(node, read, family, prepared)
+            results = compute_node(node, read, family, prepared_node)
         tensors.update(zip(node.outputs, results, strict=True))
     return tensors

@@ -1,37 +1,31 @@
-"""Inference of a quantization-aware model in float, its weights unquantized too."""
+"""Inference of a quantization-aware model in float, without any quantization."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from keras_qat.graph.calls import Graph, Value, flatten_values
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.keras2.backend import make_tf_function
 from keras_qat.training.calibration.watch import infer
-from keras_qat.training.fake_quantization.phase import (
-    IN_FLOAT,
-    Phase,
-)
-from keras_qat.training.scheduled_layer import (
-    ScheduledLayer,
-    assuming,
-)
+from keras_qat.training.fake_quantization.phase import IN_FLOAT, Phase
+from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FEW_RUNS = 4
-"""Runs of a model that take no longer than tracing it does."""
+"""Number of runs of a model that take less time than tracing it."""
 
-MANY_NUMBERS = 1 << 21
-"""Input elements up to which one run takes all examples, as small runs cost a start each."""
+MANY_VALUES = 1 << 21
+"""Most input elements in one run. Small runs cost overhead."""
 
-Evaluator = Callable[[Sequence[np.ndarray]], list[Any]]
+Evaluator = Callable[[Sequence[NDArray]], list[tf.Tensor]]
 
 
-def evaluator(
+def make_evaluator(
     graph: Graph,
     outputs: list[Value],
     phase: Phase | None = IN_FLOAT,
@@ -42,20 +36,20 @@ def evaluator(
     Args:
         graph: the model's graph.
         outputs: the values to compute.
-        phase: of its layers; None for the one that they are in.
-        untraced_runs: how many runs are made before the function is traced.
+        phase: the phase of its layers; None for their current phase.
+        untraced_runs: number of runs before the function is traced.
     """
     graph = dataclasses.replace(graph, outputs=outputs)
     specs = [tf.TensorSpec(value.shape, value.dtype) for value in flatten_values(graph.inputs)]
     layers = {call.layer: None for call in graph.calls if isinstance(call.layer, ScheduledLayer)}
 
-    def compute(*inputs: Any) -> list[Any]:
+    def compute(*inputs: tf.Tensor) -> list[tf.Tensor]:
         with assuming(phase, layers):
             return evaluate_graph(graph, list(inputs), infer)
 
     traced_compute, runs = make_tf_function(compute, input_signature=specs), 0
 
-    def evaluate(arrays: Sequence[np.ndarray]) -> list[Any]:
+    def evaluate(arrays: Sequence[NDArray]) -> list[tf.Tensor]:
         nonlocal runs
         runs += 1
         inputs = (tf.constant(x, spec.dtype) for x, spec in zip(arrays, specs, strict=True))
@@ -64,17 +58,17 @@ def evaluator(
     return evaluate
 
 
-def float_outputs(
-    evaluate: Evaluator, inputs: list[np.ndarray], batch_size: int | None
-) -> list[np.ndarray]:
-    """Computes the outputs for all examples: an array for each.
+def evaluate_all(
+    evaluate: Evaluator, inputs: list[NDArray], batch_size: int | None
+) -> list[NDArray]:
+    """Computes an array for each output, with all examples.
 
     Args:
         evaluate: the evaluator of the outputs.
         inputs: an array for each input.
-        batch_size: how many examples a run takes; None for as many as are quick.
+        batch_size: batch size of a run; None for a fast one.
     """
-    size = batch_size or max(32, MANY_NUMBERS * len(inputs[0]) // sum(x.size for x in inputs))
+    size = batch_size or max(32, MANY_VALUES * len(inputs[0]) // sum(x.size for x in inputs))
     runs = range(0, len(inputs[0]), size)
-    parts = [evaluate([x[start : start + size] for x in inputs]) for start in runs]
-    return [np.concatenate(output) for output in zip(*parts, strict=True)]
+    batches = [evaluate([x[start : start + size] for x in inputs]) for start in runs]
+    return [np.concatenate(output) for output in zip(*batches, strict=True)]

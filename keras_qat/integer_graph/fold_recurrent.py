@@ -1,6 +1,6 @@
-"""Folded weights of recurrent layers.
+"""Folds the weights of recurrent layers.
 
-An LSTM has one scale for each gate, an unrolled layer one for each channel.
+An LSTM has one scale per gate, an unrolled layer one scale per channel.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.integer_graph import fold_weights
-from keras_qat.integer_graph.fold_weights import Ends, fitting, for_each_call, quantized
+from keras_qat.integer_graph.fold_weights import Ends, copy_for_calls, fit_bias, make_quantize
 from keras_qat.ops.recurrent.lstm import HIDDEN
 from keras_qat.ops.recurrent.step_math import find_weight_parts
 from keras_qat.ops.weights import Weights
+from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
 from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.recurrent import biases
@@ -24,26 +24,28 @@ GATES = 4
 """Gates of an LSTM: input, forget, cell, output, in the order of Keras and TFLite."""
 
 
-def weights_of_calls(
+def fold_recurrent_calls(
     wrapper: QuantizeWrapper,
     ends: list[Ends],
     in_graph: bool,
-    params_of: Callable[[Any], QuantParams],
+    get_params: Callable[[ActivationQuantizer], QuantParams],
 ) -> list[Weights]:
-    """Returns the weights of each call of a wrapper, as `fold_weights.weights_of_calls` does.
+    """Returns the weights for each call of a wrapper of a recurrent layer.
 
-    `params_of` returns the parameters of a quantizer inside a recurrent layer.
+    Args:
+        wrapper: the wrapper.
+        ends: input and output parameters of each call.
+        in_graph: whether to return tensors instead of arrays.
+        get_params: returns the parameters of a quantizer inside the layer.
     """
-    if len(wrapper.weight_axes) < 2:
-        return fold_weights.weights_of_calls(wrapper, ends, in_graph)
-    inner = {name: params_of(quantizer) for name, quantizer in wrapper.inner.items()}
+    inner = {name: get_params(quantizer) for name, quantizer in wrapper.inner.items()}
     if inner:
-        return _of_unrolled(wrapper, ends, in_graph, inner)
-    return _of_lstm(wrapper, ends, in_graph)
+        return _fold_unrolled(wrapper, ends, in_graph, inner)
+    return _fold_lstm(wrapper, ends, in_graph)
 
 
-def _of_lstm(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """Folds the weights of an LSTM, which always has a bias in files."""
+def _fold_lstm(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
+    """Folds the weights of an LSTM. Its bias is never left out in files."""
     inputs = [params.as_tensors().scale for params, _ in ends]
     wide = ends[0][0].bits == 16
     bias = wrapper.layer.cell.bias
@@ -52,15 +54,15 @@ def _of_lstm(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list
     largest = tf.reduce_max(tf.abs(tf.reshape(bias, [GATES, units])), 1)
     kernel, recurrent = wrapper.weight_axes
     bits = wrapper.weight_spec.bits
-    q, scale = _quantized(wrapper, recurrent, None, inputs[0], wide)
+    q, scale = _quantize_gates(wrapper, recurrent, None, inputs[0], wide)
     weights = Weights(recurrent, q, scale, bits=bits)
-    (fed_back,) = for_each_call(weights, None, inputs[:1], None, in_graph)
-    q, scale = _quantized(wrapper, kernel, largest, tf.reduce_min(tf.stack(inputs)), wide)
+    (fed_back,) = copy_for_calls(weights, None, inputs[:1], None, in_graph)
+    q, scale = _quantize_gates(wrapper, kernel, largest, tf.reduce_min(tf.stack(inputs)), wide)
     weights = Weights(kernel, q, scale, bits=bits, gates=GATES, recurrent=fed_back)
-    return for_each_call(weights, bias, inputs, None, in_graph)
+    return copy_for_calls(weights, bias, inputs, None, in_graph)
 
 
-def _of_unrolled(
+def _fold_unrolled(
     wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool, inner: dict[str, QuantParams]
 ) -> list[Weights]:
     """Folds the weights of an unrolled recurrent layer, one matrix per gate."""
@@ -69,7 +71,7 @@ def _of_unrolled(
     scales.setdefault("hidden", HIDDEN.params(8).as_tensors().scale)
     input_bias, recurrent_bias = biases(layer, tf.float64)
 
-    def outputs(prefix: str) -> Any:
+    def get_output_scales(prefix: str) -> tf.Tensor:
         """Returns the output scale of each column's products."""
         blocks = {
             block.start: tf.fill([1, block.stop - block.start], scales[f"{prefix}_{name}"])
@@ -78,33 +80,45 @@ def _of_unrolled(
         }
         return tf.concat([blocks[start] for start in sorted(blocks)], 1)
 
-    def held(path: str, bias: Any, inputs: list[Any], output: Any, **more: Any) -> list[Weights]:
+    def fold(
+        path: str,
+        bias: tf.Tensor | None,
+        inputs: list[tf.Tensor],
+        output: tf.Tensor,
+        **options: Any,
+    ) -> list[Weights]:
         kernel = get_weight(layer, path)
         shape = [-1, kernel.shape[-1] if wrapper.weight_spec.per_channel else 1]
         limits = tf.reshape(wrapper.weight_quantizers[path].limits(kernel), [1, -1])
         columns = tf.reshape(kernel, shape)
-        q, scale = quantized(bits, True)(columns, tf.ones([1], tf.float64), limits)
+        q, scale = make_quantize(bits, True)(columns, tf.ones([1], tf.float64), limits)
         q, scale = tf.reshape(q, kernel.shape), tf.reshape(scale, [1, -1])
-        q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide=False)
+        q, scale = fit_bias(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide=False)
         finest = output if scale.shape[1] > 1 else tf.reduce_min(output)
-        weights = Weights(path, q, scale, bits=bits, **more)
-        return for_each_call(weights, bias, inputs, [finest] * len(inputs), in_graph)
+        weights = Weights(path, q, scale, bits=bits, **options)
+        return copy_for_calls(weights, bias, inputs, [finest] * len(inputs), in_graph)
 
     kernel, recurrent = wrapper.weight_axes
-    (fed_back,) = held(recurrent, recurrent_bias, [scales["hidden"]], outputs("state"))
+    (fed_back,) = fold(recurrent, recurrent_bias, [scales["hidden"]], get_output_scales("state"))
     inputs = [params.as_tensors().scale for params, _ in ends]
-    return held(kernel, input_bias, inputs, outputs("input"), recurrent=fed_back, inner=inner)
+    return fold(
+        kernel, input_bias, inputs, get_output_scales("input"), recurrent=fed_back, inner=inner
+    )
 
 
-def _quantized(
-    wrapper: QuantizeWrapper, path: str, largest_bias: Any, input_scale: Any, wide: bool
-) -> tuple[Any, Any]:
-    """Returns the quantized values of a weight and a scale for each of its columns."""
+def _quantize_gates(
+    wrapper: QuantizeWrapper,
+    path: str,
+    largest_bias: tf.Tensor | None,
+    input_scale: tf.Tensor,
+    wide: bool,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the quantized values of a weight, and a scale for each of its columns."""
     kernel = get_weight(wrapper.layer, path)
     rows, columns = kernel.shape
     units = columns // GATES
     gates = tf.reshape(tf.transpose(tf.reshape(kernel, [rows, GATES, units]), [0, 2, 1]), [-1, 4])
-    q, scale = quantized(wrapper.weight_spec.bits)(gates, tf.ones([1], tf.float64))
-    q, scale = fitting(q, scale, largest_bias, input_scale, wide)
+    q, scale = make_quantize(wrapper.weight_spec.bits)(gates, tf.ones([1], tf.float64))
+    q, scale = fit_bias(q, scale, largest_bias, input_scale, wide)
     q = tf.reshape(tf.transpose(tf.reshape(q, [rows, units, GATES]), [0, 2, 1]), [rows, columns])
     return q, tf.reshape(tf.repeat(scale, units), [1, columns])

@@ -1,10 +1,11 @@
-"""Folded weights: BatchNormalization multiplied in, quantized as files hold them."""
+"""Folds BatchNormalization into weights, and quantizes them as in files."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,58 +16,63 @@ from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.control_flow import trace_once
 from keras_qat.arithmetic.fixed_point import exact_multiplier
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.op import Op
 from keras_qat.ops.weights import Weights, compute_reach, count_terms
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.batch_norm.factor_and_bias import compute_factor_and_bias, scale_channels
+from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
 from keras_qat.training.layers import QuantizeWrapper
 
 INT8_MAX = 127
-"""Largest quantized value of a weight in TFLite, which leaves out -128."""
+"""Largest quantized value of a weight in TFLite, which does not use -128."""
 
 BIAS_MAX = 2.0**30
-"""Largest value of a bias: half of the range of int32; the sum it is added to needs the rest."""
+"""Largest value of a bias: half of the range of int32. The sum of products needs the other half."""
 
 INT4_MAX = 7
-"""Largest quantized value of a weight of 4 bits; -8 is not used."""
+"""Largest quantized value of a 4-bit weight. -8 is not used."""
 
 FEW = 512
-"""Products of 8-bit numbers that float32 adds up without rounding."""
+"""Number of products of 8-bit values that float32 adds up without rounding."""
 
 LEAST_SCALE = 5e-7 / INT8_MAX
-"""Smallest scale of a weight. Only channels that training switched off have finer scales, whose
+"""Smallest scale of a weight. Only channels that training switched off have finer scales. Their
 product with an input scale underflows in float32."""
 
 LEAST_MULTIPLIER = 2.0**-23
-"""Smallest multiplier of sums in int16 TFLite kernels: with it the bias of a switched-off channel
+"""Smallest multiplier of sums in int16 TFLite kernels. With it the bias of a switched-off channel
 fits 32 bits."""
 
 FEW_FOR_INT32 = (2**31 - 1) // (INT8_MAX * 255)
-"""Products of 8-bit numbers whose sum 32 bits hold, whatever the numbers are."""
+"""Number of products of any 8-bit values whose sum fits 32 bits."""
 
 LARGEST_MULTIPLIER = {8: 255.5, 16: 16000.0}
-"""Activation bits -> largest multiplier of sums. XNNPACK takes multipliers below 256, int16 TFLite
-kernels below 2^14. With these, any sum but 0 already saturates (in int16 any but 1)."""
+"""Activation bits -> largest multiplier of sums. XNNPACK supports multipliers below 256, and int16
+TFLite kernels below 2^14. With these, any sum except 0 saturates (in int16 any except 1)."""
 
 Ends = tuple[QuantParams, QuantParams]
 """Quantization parameters of a call's input and output."""
 
 
-def has_codes(wrapper: QuantizeWrapper) -> bool:
-    """Whether a wrapper's weights are quantized, or single factors, which are always exact."""
+def has_quantized_weights(wrapper: QuantizeWrapper) -> bool:
+    """Whether a wrapper's weights are quantized, or are single factors, which are always exact."""
     return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
 
 
-def table_params(wrapper: QuantizeWrapper) -> QuantParams:
+def find_table_params(wrapper: QuantizeWrapper) -> QuantParams:
     """Returns int16 parameters for an embedding table that has its own range."""
-    _, scale, _ = _folded(wrapper)
+    _, scale, _ = _fold(wrapper)
     (scale,) = tf.reshape(scale, [-1])
-    is_number = tf.executing_eagerly()
-    return QuantParams(np.float32(scale.numpy()) if is_number else scale, 0, 16)
+    is_known = tf.executing_eagerly()
+    return QuantParams(np.float32(scale.numpy()) if is_known else scale, 0, 16)
 
 
-def table_of(
-    wrapper: QuantizeWrapper, output: QuantParams, quantizer: Any, in_graph: bool
+def quantize_table(
+    wrapper: QuantizeWrapper,
+    output: QuantParams,
+    quantizer: ActivationQuantizer | None,
+    in_graph: bool,
 ) -> Weights:
     """Quantizes an embedding table to its output's parameters, rounded as in training."""
     table = tf.convert_to_tensor(wrapper.layer.embeddings)
@@ -81,65 +87,65 @@ def table_of(
     return Weights("embeddings", q, scale, bits=output.bits)
 
 
-def weights_of_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """Returns the weights of each call of a wrapper: the same values, the bias in the call's scale.
+def fold_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
+    """Returns the weights for each call of a wrapper. Only the scale of the bias differs.
 
     Args:
-        wrapper: a wrapper that `has_codes`.
+        wrapper: a wrapper that `has_quantized_weights`.
         ends: input and output parameters of each call.
         in_graph: whether to return tensors instead of arrays.
     """
     rounding, spec = 0.0, wrapper.weight_spec
     reach, bits = None, spec.bits if spec else 8
-    divisor: Any = finer(bits) if bits <= 4 else None
+    divisor: Any = find_divisor(bits) if bits <= 4 else None
     if wrapper.fold == "per_tensor":
-        q, scale, bias = _folded_per_tensor(wrapper)
+        q, scale, bias = _fold_per_tensor(wrapper)
     elif wrapper.fold == "per_channel":
-        q, scale, bias = _folded(wrapper)
+        q, scale, bias = _fold(wrapper)
     else:
-        q, scale, bias, rounding, divisor = _folded_in_range(wrapper)
+        q, scale, bias, rounding, divisor = _fold_in_range(wrapper)
     wide = ends[0][0].bits == 16
     name, axes = next(iter(wrapper.weight_axes.items()), ("", ()))
     inputs, outputs = (
         [params.as_tensors().scale for params in end] for end in zip(*ends, strict=True)
     )
-    # Compared by identity: ranges that are equal by chance are not known to be in a graph.
+    # Compared by identity, because a graph does not know that two ranges have equal values.
     alike = all(one is first for end in ends for one, first in zip(end, ends[0], strict=True))
     if wide and alike:
-        q, scale = _with_exact_multipliers(q, scale, outputs[0] / inputs[0])
+        q, scale = _make_multipliers_exact(q, scale, outputs[0] / inputs[0])
     else:
         if name and not wide and count_terms(tuple(q.shape), axes) > FEW_FOR_INT32:
-            scale_of_sums = tf.reduce_max(tf.stack(list(map(_least_scale_of_sums, ends))))
-            q, scale = _widened(q, scale, tf.maximum(scale, scale_of_sums), divisor)
-        q, scale = fitting(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide, divisor)
+            scale_of_sums = tf.reduce_max(tf.stack(list(map(_find_least_scale, ends))))
+            q, scale = _widen(q, scale, tf.maximum(scale, scale_of_sums), divisor)
+        q, scale = fit_bias(q, scale, bias, tf.reduce_min(tf.stack(inputs)), wide, divisor)
     if in_graph and name and not wide and count_terms(tuple(q.shape), axes) > FEW:
         reach = compute_reach(q, axes)
     weights = Weights(name, q, scale, bits=bits, reach=reach, rounding=rounding, divisor=divisor)
-    return for_each_call(weights, bias, inputs, outputs, in_graph, wide)
+    return copy_for_calls(weights, bias, inputs, outputs, in_graph, wide)
 
 
-def for_each_call(
+def copy_for_calls(
     weights: Weights,
-    bias: Any,
-    inputs: list[Any],
-    outputs: list[Any] | None,
+    bias: tf.Tensor | None,
+    inputs: list[tf.Tensor],
+    outputs: list[tf.Tensor] | None,
     in_graph: bool,
     wide: bool = False,
 ) -> list[Weights]:
-    """Returns the weights of each call: its bias, and scales whose multipliers kernels take.
+    """Returns copies of weights with each call's bias, and with multipliers that kernels support.
 
     Args:
         weights: the weights, with tensors.
-        bias: real numbers, or None.
-        inputs, outputs: the scales of each call's input and output. Without outputs, multipliers
-            have no limit.
+        bias: the float bias, or None.
+        inputs, outputs: the scales of each call's input and output. Multipliers are unlimited
+            without outputs.
         in_graph: whether to return tensors instead of arrays.
         wide: whether activations have 16 bits.
     """
     q = weights.q if in_graph else tf.cast(weights.q, tf.int8).numpy()
     largest, calls = LARGEST_MULTIPLIER[16 if wide else 8], []
     for index, input_scale in enumerate(inputs):
-        bias_q = None if bias is None else _quantized_bias(bias, weights.scale, input_scale)
+        bias_q = None if bias is None else _quantize_bias(bias, weights.scale, input_scale)
         scale = weights.scale
         if outputs is not None:
             scale = tf.minimum(scale, single(largest * outputs[index] / input_scale))
@@ -149,7 +155,7 @@ def for_each_call(
     return calls
 
 
-def parameters_of(layer: Any, op: Op, in_graph: bool) -> Weights:
+def quantize_parameters(layer: keras.layers.Layer, op: Op, in_graph: bool) -> Weights:
     """Quantizes parameters that training does not quantize, such as PReLU's slopes, to 8 bits."""
     (name,) = op.weights
     values = tf.cast(tf.convert_to_tensor(getattr(layer, name)), tf.float64)
@@ -160,24 +166,23 @@ def parameters_of(layer: Any, op: Op, in_graph: bool) -> Weights:
     return Weights(name, q, scale) if in_graph else Weights(name, q.numpy(), scale.numpy())
 
 
-def _quantized_bias(bias: Any, scale: Any, input_scale: Any) -> Any:
+def _quantize_bias(bias: tf.Tensor, scale: tf.Tensor, input_scale: tf.Tensor) -> tf.Tensor:
     """Rounds a bias to multiples of input scale x weight scale."""
     products = input_scale * scale
     products = tf.reshape(products, bias.shape if scale.shape.num_elements() > 1 else [])
     return tf.round(bias / products)
 
 
-def _folded(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any]:
-    """Returns quantized values (float32), scales and real bias (float64) of symmetric weights.
+def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+    """Returns quantized values (float32), scales and bias (float64) of symmetric weights.
 
     Q(a W) = a Q(W): the unfolded kernel is quantized, and its scales are multiplied by |a|. With
-    fewer than 8 bits, scales are divided by a whole number, so that the bias, a multiple of input
-    scale x weight scale, is rounded less.
+    fewer than 8 bits, scales are divided by an integer to round the bias less.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
-    if not wrapper.weight_axes:  # An affine layer: one number for each channel, always exact.
+    if not wrapper.weight_axes:  # An affine layer: one value for each channel, always exact.
         q = tf.cast(INT8_MAX * tf.sign(factor), tf.float32)
-        return q, single(_size(factor) / INT8_MAX), bias
+        return q, single(_get_magnitude(factor) / INT8_MAX), bias
     ((name, axes),) = wrapper.weight_axes.items()
     kernel = tf.convert_to_tensor(getattr(wrapper.layer, name))
     rank = len(kernel.shape)
@@ -190,69 +195,79 @@ def _folded(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any]:
     columns = tf.reshape(arranged, [-1, math.prod(channels)])
     quantizer = wrapper.weight_quantizers[name]
     if quantizer.learned is None:
-        q, scale = quantized(wrapper.weight_spec.bits)(columns, factor)
+        q, scale = make_quantize(wrapper.weight_spec.bits)(columns, factor)
     else:
         limits = tf.reshape(quantizer.limits(kernel), [1, -1])
         columns = tf.clip_by_value(columns, -limits, limits)
-        q, scale = quantized(wrapper.weight_spec.bits, True)(columns, factor, limits)
+        q, scale = make_quantize(wrapper.weight_spec.bits, True)(columns, factor, limits)
     q = tf.reshape(q, arranged.shape)
     if not in_order:
         q = tf.transpose(q, np.argsort(order))
     return q, tf.reshape(scale, channels), bias
 
 
-def _folded_per_tensor(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any]:
-    """Returns what `_folded` returns for per-tensor weights, which are folded, then quantized."""
+def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+    """Returns the results of `_fold` for per-tensor weights, which are folded, then quantized."""
     _, bias = compute_factor_and_bias(wrapper, tf.float64)
     q, scale, gains = fold_modes.quantize_folded(wrapper)
-    divisor = finer(wrapper.weight_spec.bits) if wrapper.weight_axes else 1
+    divisor = find_divisor(wrapper.weight_spec.bits) if wrapper.weight_axes else 1
     scale = single(tf.cast(scale, tf.float64) / divisor)
     bias = None if bias is None else fold_modes.apply_gains(wrapper, bias, gains)
     return q * float(divisor), tf.reshape(scale, [1] * len(q.shape)), bias
 
 
-def finer(bits: int) -> int:
-    """Returns the number by which the scales of symmetric weights are divided.
+def find_divisor(bits: int) -> int:
+    """Returns the integer by which the scales of symmetric weights are divided.
 
-    The bias, a multiple of input scale x weight scale, is then rounded less.
+    The bias is a multiple of input scale x weight scale, so it is then rounded less.
     """
     return INT8_MAX // (2 ** (bits - 1) - 1)
 
 
 _VECTOR = tf.TensorSpec([None], tf.float64)
+QuantizeColumns = Callable[..., tuple[tf.Tensor, tf.Tensor]]
 
 
 @functools.cache
-def quantized(bits: int, takes_limits: bool = False) -> Any:
+def make_quantize(
+    bits: int, has_limits: bool = False
+) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     """Returns a function from kernel columns and channel factors to quantized values and scales.
 
-    With `takes_limits`, the function also takes the columns' limits, which may be learned.
+    With `has_limits`, the function's last argument is the columns' limits, which may be learned.
     """
-    limits_spec = [tf.TensorSpec([1, None])] if takes_limits else []
-    levels, divisor = 2 ** (bits - 1) - 1, finer(bits)
+    limits_spec = [tf.TensorSpec([1, None])] if has_limits else []
+    levels, divisor = 2 ** (bits - 1) - 1, find_divisor(bits)
 
     @partial(trace_once, signature=[tf.TensorSpec([None, None]), _VECTOR, *limits_spec])
-    def quantize(kernel: Any, factor: Any, *given: Any) -> tuple[Any, Any]:
+    def quantize(
+        kernel: tf.Tensor, factor: tf.Tensor, *given: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         limits = given[0] if given else fake_quant.channel_limits(kernel, (-1,))
         q = fake_quant.quantize_channels(kernel, limits, bits)
         q *= tf.cast(tf.sign(factor), tf.float32) * divisor
-        return q, single(tf.cast(limits, tf.float64) / (levels * divisor) * _size(factor))
+        return q, single(tf.cast(limits, tf.float64) / (levels * divisor) * _get_magnitude(factor))
 
     return quantize
 
 
-def _size(factor: Any) -> Any:
+def _get_magnitude(factor: tf.Tensor) -> tf.Tensor:
     """Returns |factor|, or 1 for a channel that BatchNormalization switches off."""
     return tf.where(factor == 0.0, tf.ones_like(factor), tf.abs(factor))
 
 
-def fitting(
-    q: Any, scale: Any, bias: Any, input_scale: Any, wide: bool, divisor: Any = None
-) -> tuple[Any, Any]:
-    """Widens scales until the bias fits 32 bits. Multiples of `divisor` stay such.
+def fit_bias(
+    q: tf.Tensor,
+    scale: tf.Tensor,
+    bias: tf.Tensor | None,
+    input_scale: tf.Tensor,
+    wide: bool,
+    divisor: Any = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Widens scales until the bias fits 32 bits. Multiples of `divisor` are kept.
 
-    This concerns channels that training switched off: their weights are close to zero, their bias
-    is not. Rounding such weights to a wider scale changes little beside the bias.
+    Only channels that training switched off need this: their weights are close to zero, their bias
+    is not. Rounding such weights to a wider scale changes little relative to the bias.
     """
     wider = tf.maximum(scale, LEAST_SCALE)
     if bias is not None and not wide:
@@ -260,26 +275,28 @@ def fitting(
         if scale.shape.num_elements() == 1:
             largest = tf.reduce_max(largest, keepdims=True)
         wider = tf.maximum(wider, tf.reshape(largest / (input_scale * BIAS_MAX), scale.shape))
-    return _widened(q, scale, wider, divisor)
+    return _widen(q, scale, wider, divisor)
 
 
-def _least_scale_of_sums(end: Ends) -> Any:
-    """Returns the smallest scale of weights with which 32 bits hold sums inside the output's range.
+def _find_least_scale(end: Ends) -> tf.Tensor:
+    """Returns the smallest scale of weights with which sums fit 32 bits.
 
-    Kernels add up in 32 bits: with a finer scale, large results would overflow.
+    With a finer scale, results inside the output's range would overflow.
     """
     before, after = (params.as_tensors() for params in end)
     reach = tf.maximum(after.highest - after.zero_point, after.zero_point - after.lowest) + 1.0
     return reach * after.scale / (before.scale * 2.0**31)
 
 
-def _widened(q: Any, scale: Any, wider: Any, divisor: Any = None) -> tuple[Any, Any]:
+def _widen(
+    q: tf.Tensor, scale: tf.Tensor, wider: tf.Tensor, divisor: Any = None
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Rounds weights to a wider scale."""
     wider = single(wider)
-    return _rounded(q, scale / wider, 1 if divisor is None else divisor), wider
+    return _scale_and_round(q, scale / wider, 1 if divisor is None else divisor), wider
 
 
-def _rounded(q: Any, factor: Any, step: Any = 1) -> Any:
+def _scale_and_round(q: tf.Tensor, factor: tf.Tensor, step: Any = 1) -> tf.Tensor:
     """Multiplies quantized values by channel factors, usually all 1, and rounds to multiples."""
     return tf.cond(
         tf.reduce_all(factor == 1.0),
@@ -288,30 +305,32 @@ def _rounded(q: Any, factor: Any, step: Any = 1) -> Any:
     )
 
 
-def _with_exact_multipliers(q: Any, scale: Any, ratio: Any) -> tuple[Any, Any]:
-    """Adjusts scales so that int16 TFLite kernels multiply sums without an error.
+def _make_multipliers_exact(
+    q: tf.Tensor, scale: tf.Tensor, ratio: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Adjusts scales to multipliers that int16 TFLite kernels represent exactly.
 
     Their multipliers have 15 bits, an error of up to 0.003 %: half an LSB at the end of 65 536
-    values. Each scale changes by as little as makes its multiplier representable.
+    values. Each scale changes as little as possible.
 
     Args:
         q, scale: the weights.
         ratio: the output's scale divided by the input's.
     """
     wider = tf.maximum(scale, LEAST_MULTIPLIER * ratio)
-    return _rounded(q, scale / wider), single(exact_multiplier(wider / ratio) * ratio)
+    return _scale_and_round(q, scale / wider), single(exact_multiplier(wider / ratio) * ratio)
 
 
-def _folded_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, Any]:
+def _fold_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, Any]:
     """Quantizes a folded kernel to the range that training stored for it (`recipes.contrib`).
 
     TFLite has no zero point for weights. A channel of an asymmetric 8-bit kernel that exceeds 127
-    gets a wider scale and its weights are rounded again. The last results are the largest change,
-    and the divisor of weights that 4 bits hold.
+    gets a wider scale, and its weights are rounded again. The last results are the largest change,
+    and the divisor of weights that fit 4 bits.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:
-        return *_folded(wrapper), 0.0, None
+        return *_fold(wrapper), 0.0, None
     ((name, axes),) = wrapper.weight_axes.items()
     kernel = getattr(wrapper.layer, name).numpy()
     if factor is not None:

@@ -1,7 +1,7 @@
-"""The resolved graph: what a quantization-aware model computes in integers.
+"""The resolved graph: the integer computation of a quantization-aware model.
 
-`resolve.resolve` makes it from a model. Export, simulation, verification and the model's own
-inference read it, and derive none of it again.
+`resolve.resolve` creates it from a model. Export, simulation, verification and the model's own
+inference read it and derive nothing again.
 """
 
 from __future__ import annotations
@@ -19,30 +19,28 @@ from keras_qat.io.inputs import Inputs
 from keras_qat.messages import warn_caller
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.training.calibration.lost_values import explain_losses
-from keras_qat.training.recurrent import (
-    kept_batch,
-)
+from keras_qat.training.recurrent import kept_batch
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """The model of a resolved graph, as it was when the graph was made.
+    """The model of a resolved graph, as it was when the graph was resolved.
 
-    Without arguments: a graph that belongs to no model.
+    Without arguments, the graph belongs to no model.
 
     Args:
         calls: the model's calls, which compute it in float or with fake quantization.
-        inputs: names, shapes and structure of the data it takes.
-        recipe: what it was quantized with; None for a model made of parts of others.
-        family: the kernel family whose rounding it has at inference.
-        simulates: whether it computes with fake quantization at inference, not in integers.
-        target: where its file is to run; None if `quantize_model` was not told.
-        packs_int4: whether it computes with weights packed in 4 bits, as its file then does.
+        inputs: names, shapes and structure of its inputs.
+        recipe: the recipe it was quantized with; None for a model built from layers of others.
+        family: the kernel family that its inference computes with.
+        simulates: whether its inference uses fake quantization instead of integers.
+        target: the target of its file; None if `quantize_model` was called without one.
+        packs_int4: whether its inference and its file use weights packed in 4 bits.
         states: the variables that its recurrent layers keep from one call to the next.
         uncalibrated: names of the tensors whose quantizers have no range yet.
         fingerprint: digests of its weights and ranges, by which a file is recognised.
-        warnings: sentences that say why its file may not compute what it was trained to.
-        unlike_float: one of them, if the float model that it was made from computes otherwise.
+        warnings: reasons why its file may differ from the model that was trained.
+        unlike_float: one of them, if the float model it was quantized from computes differently.
     """
 
     calls: Graph = dataclasses.field(default_factory=lambda: Graph("", [], [], [], []))
@@ -70,7 +68,7 @@ class Origin:
 
     @property
     def kept_batch(self) -> int | None:
-        """Number of sequences whose states the model keeps; None without states."""
+        """Batch size of the states that the model keeps; None without states."""
         return kept_batch(self.states)
 
     @property
@@ -79,37 +77,37 @@ class Origin:
         return self.kept_batch or self.inputs.batch_size
 
     def batch_size(self, examples: int, default: int) -> int:
-        """Returns how many examples to run at a time.
+        """Returns the batch size for running a number of examples.
 
         Raises:
-            ValueError: if a model that keeps states cannot take as many examples.
+            ValueError: if the model keeps states for another number of examples.
         """
         size = self.kept_batch
         if size is not None and examples % size:
             raise ValueError(
-                f"'{self.calls.name}' keeps the states of {size} sequences, so it takes {size} "
-                f"examples at a time, not {examples}."
+                f"'{self.calls.name}' keeps the states of {size} sequences, so it needs batches of "
+                f"{size} examples, not {examples}."
             )
         return self.fixed_batch or default
 
     def warn(self) -> None:
-        """Shows `warnings` and what the ranges lose, at the line that called the verb."""
+        """Shows `warnings`, and warns of values that the ranges lose."""
         for sentence in (*self.warnings, *explain_losses(self.calls)):
             warn_caller(sentence)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ResolvedGraph:
-    """A quantization-aware model as nodes in the order in which they compute.
+    """A quantization-aware model as nodes in the order of computation.
 
     Args:
         name: the model's name.
-        inputs, outputs: by name, in the model's order.
+        inputs, outputs: tensors by name, in the model's order.
         nodes: the nodes.
         tensors: value of the model's calls -> the tensor that holds it.
-        values: tensor -> the value it holds, behind its quantizer and the ReLU merged into it.
-        unrounded: output in float -> its parameters in files whose outputs are to be integers.
-        origin: all that later verbs need to know of the model, which they do not ask again.
+        values: tensor -> the value it holds, after its quantizer and the ReLU merged into it.
+        unrounded: float output -> its parameters in files with integer outputs.
+        origin: facts about the model for export, simulation and verification.
     """
 
     name: str
@@ -121,30 +119,30 @@ class ResolvedGraph:
     unrounded: dict[Tensor, QuantParams] = dataclasses.field(default_factory=dict)
     origin: Origin = dataclasses.field(default_factory=Origin)
 
-    def sized(self) -> ResolvedGraph:
-        """Returns the graph with the rounding of a file whose batch size is known."""
+    def assume_fixed_batch(self) -> ResolvedGraph:
+        """Returns the graph with the rounding of a file that has a fixed batch size."""
         nodes = tuple(dataclasses.replace(node, sized=True) for node in self.nodes)
         return dataclasses.replace(self, nodes=nodes)
 
     def __str__(self) -> str:
         """Formats a line for each node: operator, quantization parameters, weights, merged ReLU."""
-        lines = [f"inputs: {', '.join(map(_described, self.inputs.values()))}"]
+        lines = [f"inputs: {', '.join(map(_describe, self.inputs.values()))}"]
         for node in self.nodes:
             name = node.op.name if node.op else f"float ({node.reason})"
-            parts = [f"{node.name}: {name}"]
+            entries = [f"{node.name}: {name}"]
             if node.attributes:
-                parts.append(" ".join(f"{key}={value}" for key, value in node.attributes.items()))
-            parts.append("reads " + ", ".join(map(_described, node.inputs)))
+                entries.append(" ".join(f"{key}={value}" for key, value in node.attributes.items()))
+            entries.append("reads " + ", ".join(map(_describe, node.inputs)))
             if node.weights is not None:
-                parts.append(str(node.weights))
+                entries.append(str(node.weights))
             if node.maximum is not None:
-                parts.append(f"merged ReLU up to {node.maximum:g}")
-            parts.append("gives " + ", ".join(map(_described, node.outputs)))
-            lines.append("; ".join(parts))
-        return "\n".join([*lines, f"outputs: {', '.join(map(_described, self.outputs.values()))}"])
+                entries.append(f"merged ReLU up to {node.maximum:g}")
+            entries.append("returns " + ", ".join(map(_describe, node.outputs)))
+            lines.append("; ".join(entries))
+        return "\n".join([*lines, f"outputs: {', '.join(map(_describe, self.outputs.values()))}"])
 
 
-def _described(operand: Operand) -> str:
+def _describe(operand: Operand) -> str:
     if isinstance(operand, Constant):
         return f"constant {operand.q.shape} ({operand.params})"
     kind = operand.dtype if operand.params is None else str(operand.params)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,12 +23,14 @@ from keras_qat.ops.requantize import QUANTIZE
 from keras_qat.ops.reshaping import PAD
 from keras_qat.ops.weights import Weights
 
+Shape = tuple[int | None, ...]
 
-def with_own_padding(graph: ResolvedGraph) -> ResolvedGraph:
-    """Replaces explicit zero padding before a convolution by the convolution's own SAME padding.
 
-    Keras applications pad so before strided convolutions. The sums stay the same, and the padded
-    image, the largest tensor of a small network, needs no memory.
+def fuse_padding(graph: ResolvedGraph) -> ResolvedGraph:
+    """Replaces explicit zero padding before a convolution by the convolution's SAME padding.
+
+    Keras Applications pad this way before strided convolutions. The sums do not change, and the
+    padded image, the largest tensor of a small network, needs no memory.
     """
     reads = Counter(operand for node in graph.nodes for operand in node.inputs)
     reads.update(graph.outputs.values())
@@ -38,7 +39,7 @@ def with_own_padding(graph: ResolvedGraph) -> ResolvedGraph:
     for node in graph.nodes:
         source = node.inputs[0] if node.op in (CONV, DEPTHWISE_CONV) else None
         pad = pads.get(source) if isinstance(source, Tensor) else None
-        if pad is not None and _is_own(pad, node):
+        if pad is not None and _is_same_padding(pad, node):
             nodes.remove(pad)
             attributes = {**node.attributes, "padding": "same"}
             node = dataclasses.replace(node, attributes=attributes, inputs=pad.inputs)
@@ -46,7 +47,7 @@ def with_own_padding(graph: ResolvedGraph) -> ResolvedGraph:
     return dataclasses.replace(graph, nodes=tuple(nodes))
 
 
-def _is_own(pad: Node, node: Node) -> bool:
+def _is_same_padding(pad: Node, node: Node) -> bool:
     """Whether a convolution with SAME padding pads its input exactly as `pad` does."""
     options, weights, (source,) = node.attributes, node.weights, pad.inputs
     assert isinstance(source, Tensor)
@@ -55,20 +56,20 @@ def _is_own(pad: Node, node: Node) -> bool:
         return False
     same_padding = [(0, 0)]
     strides, dilations = as_pair(options["strides"]), as_pair(options["dilation"])
-    for size, steps, stride, dilation in zip(sizes, shape, strides, dilations, strict=True):
+    for size, window, stride, dilation in zip(sizes, shape, strides, dilations, strict=True):
         if size is None:
             return False
-        reach = (steps - 1) * dilation + 1
+        reach = (window - 1) * dilation + 1
         total = max((-(-size // stride) - 1) * stride + reach - size, 0)
         same_padding.append((total // 2, total - total // 2))
     return tuple(pad.attributes["paddings"]) == (*same_padding, (0, 0))
 
 
-def with_integer_outputs(graph: ResolvedGraph) -> ResolvedGraph:
-    """Quantizes the outputs that layers in float compute, to the ranges that were observed.
+def quantize_outputs(graph: ResolvedGraph) -> ResolvedGraph:
+    """Quantizes the outputs of float layers to the observed ranges.
 
     Raises:
-        ValueError: if the range of such an output is not known.
+        ValueError: if the range of such an output is unknown.
     """
     nodes, outputs = list(graph.nodes), dict(graph.outputs)
     for name, tensor in graph.outputs.items():
@@ -76,43 +77,40 @@ def with_integer_outputs(graph: ResolvedGraph) -> ResolvedGraph:
             continue
         if tensor not in graph.unrounded:
             raise ValueError(
-                f"Output '{name}' computes in float, and its range is not known. Leave "
-                f"output_dtype out, with which it is float32, or quantize its layer."
+                f"Output '{name}' is float, and its range is not known. Leave output_dtype out, so "
+                f"that it is float32, or quantize its layer."
             )
-        outputs[name], node = _quantized(graph, tensor)
-        nodes.append(node)
+        scope, call = f"{tensor.name}/quantized", graph.values[tensor].producer
+        assert call is not None
+        end = dataclasses.replace(tensor, name=scope, params=graph.unrounded[tensor])
+        outputs[name] = end
+        nodes.append(Node(scope, QUANTIZE, {}, call, (tensor,), (end,), layer=call.layer))
     return dataclasses.replace(graph, nodes=tuple(nodes), outputs=outputs)
 
 
-def _quantized(graph: ResolvedGraph, tensor: Tensor) -> tuple[Tensor, Node]:
-    """Returns a tensor in the range of an output in float, and the node that computes it."""
-    name, call = f"{tensor.name}/quantized", graph.values[tensor].producer
-    assert call is not None
-    quantized = dataclasses.replace(tensor, name=name, params=graph.unrounded[tensor])
-    return quantized, Node(name, QUANTIZE, {}, call, (tensor,), (quantized,), layer=call.layer)
-
-
-def packs_int4(graph: ResolvedGraph) -> bool:
+def has_int4(graph: ResolvedGraph) -> bool:
     """Whether any weights of a graph are packed in 4 bits."""
     return any(node.weights is not None and node.weights.packed for node in graph.nodes)
 
 
-def as_asked(graph: ResolvedGraph, pack_int4: bool | None, family: KernelFamily) -> ResolvedGraph:
-    """Packs weights into 4 bits if asked to; for None, if the model is set to `pack_int4`."""
-    packs = graph.origin.packs_int4 if pack_int4 is None else pack_int4
-    return with_int4(graph, family) if packs else graph
+def pack_if_requested(
+    graph: ResolvedGraph, requested: bool | None, family: KernelFamily
+) -> ResolvedGraph:
+    """Packs weights into 4 bits if requested; for None, if the model's `pack_int4` is set."""
+    packs = graph.origin.packs_int4 if requested is None else requested
+    return pack_int4(graph, family) if packs else graph
 
 
-def with_int4(graph: ResolvedGraph, family: KernelFamily = XNNPACK) -> ResolvedGraph:
-    """Packs weights into 4 bits where they fit and the runtime has kernels for them."""
-    nodes = tuple(packed(node, family) for node in graph.nodes)
-    return dataclasses.replace(graph, nodes=nodes)
+def pack_int4(graph: ResolvedGraph, family: KernelFamily = XNNPACK) -> ResolvedGraph:
+    """Packs weights into 4 bits if they fit and the runtime has kernels for them."""
+    return dataclasses.replace(graph, nodes=tuple(pack_node(node, family) for node in graph.nodes))
 
 
-def packed(node: Node, family: KernelFamily = XNNPACK) -> Node:
+def pack_node(node: Node, family: KernelFamily = XNNPACK) -> Node:
     """Packs a node's weights into 4 bits if they fit and the runtime has a kernel for them.
 
-    TFLite Micro's FULLY_CONNECTED takes one scale for them, and its CONV_2D one for each channel.
+    TFLite Micro's FULLY_CONNECTED requires one scale for them. Its CONV_2D supports a scale per
+    channel.
     """
     op, weights = node.op, node.weights
     if op is None or weights is None or weights.divisor is None or not op.supports_int4:
@@ -122,16 +120,16 @@ def packed(node: Node, family: KernelFamily = XNNPACK) -> Node:
     attributes = node.attributes
     if "form" in attributes and weights.per_channel and not family.int4_dense_per_channel:
         attributes = {**attributes, "form": "convolution"}
-    return dataclasses.replace(node, attributes=attributes, weights=_divided(weights))
+    return dataclasses.replace(node, attributes=attributes, weights=_divide(weights))
 
 
-def _divided(weights: Weights) -> Weights:
-    """Divides weights by their divisor, of tensors as well as of arrays."""
+def _divide(weights: Weights) -> Weights:
+    """Divides weights, which are tensors or arrays, by their divisor."""
     divisor, bias = weights.divisor, weights.bias
     if bias is not None:
-        of_bias = np.reshape(divisor, tuple(bias.shape) if np.size(divisor) > 1 else [])
-        bias = tf.round(bias / of_bias)
-    q, scale = weights.q / divisor, single(weights.scale * divisor)  # As files hold scales.
+        shape = tuple(bias.shape) if np.size(divisor) > 1 else []
+        bias = tf.round(bias / np.reshape(divisor, shape))
+    q, scale = weights.q / divisor, single(weights.scale * divisor)  # Rounded as in files.
     if not tf.is_tensor(weights.q):
         q, scale = np.round(q), scale.numpy()
         bias = None if bias is None else bias.numpy()
@@ -140,76 +138,78 @@ def _divided(weights: Weights) -> Weights:
     )
 
 
-def with_batch(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
+def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
     """Returns the graph for batches of `size` examples, with the shapes that TensorFlow infers.
 
-    Other sizes that the inputs leave open stay open. `sized` says whether operators also round as
-    with a known size.
+    Other unknown sizes of the inputs stay unknown. `sized` is whether operators also round as with
+    a fixed batch size.
 
     Raises:
-        ValueError: if the inputs fix a number of rows that the layers mix, as nodes of a graph.
+        ValueError: if the inputs have a fixed number of rows that the layers mix, such as the
+            nodes of a graph.
     """
-    shapes = _shapes(graph, size)
+    shapes = _infer_shapes(graph, size)
     _check_rows(graph, size, shapes)
     copies: dict[Tensor, Tensor] = {}
 
-    def resized(tensor: Tensor) -> Tensor:
+    def resize(tensor: Tensor) -> Tensor:
         if tensor not in copies:
             shape = shapes.get(tensor, tensor.shape)
             copies[tensor] = dataclasses.replace(tensor, shape=shape)
         return copies[tensor]
 
-    def resized_operand(operand: Operand) -> Operand:
-        return operand if isinstance(operand, Constant) else resized(operand)
+    def resize_operand(operand: Operand) -> Operand:
+        return operand if isinstance(operand, Constant) else resize(operand)
 
-    def resized_node(node: Node) -> Node:
-        inputs = tuple(map(resized_operand, node.inputs))
-        outputs = tuple(map(resized, node.outputs))
+    def resize_node(node: Node) -> Node:
+        inputs = tuple(map(resize_operand, node.inputs))
+        outputs = tuple(map(resize, node.outputs))
         return dataclasses.replace(node, inputs=inputs, outputs=outputs, sized=sized)
 
     return dataclasses.replace(
         graph,
-        inputs={name: resized(tensor) for name, tensor in graph.inputs.items()},
-        outputs={name: resized(tensor) for name, tensor in graph.outputs.items()},
-        nodes=tuple(map(resized_node, graph.nodes)),
-        tensors={value: resized(tensor) for value, tensor in graph.tensors.items()},
-        values={resized(tensor): value for tensor, value in graph.values.items()},
+        inputs={name: resize(tensor) for name, tensor in graph.inputs.items()},
+        outputs={name: resize(tensor) for name, tensor in graph.outputs.items()},
+        nodes=tuple(map(resize_node, graph.nodes)),
+        tensors={value: resize(tensor) for value, tensor in graph.tensors.items()},
+        values={resize(tensor): value for tensor, value in graph.values.items()},
     )
 
 
-def _check_rows(graph: ResolvedGraph, size: int, shapes: Mapping[Tensor, Any]) -> None:
+def _check_rows(graph: ResolvedGraph, size: int, shapes: Mapping[Tensor, Shape]) -> None:
     """Raises a `ValueError` if an output does not follow the number of examples."""
     fixed = graph.origin.inputs.batch_size
     if fixed is None:
         return
     for name, tensor in graph.outputs.items():
-        rows, rows_now = tensor.shape[0], shapes[tensor][0]
-        if rows is not None and rows_now is not None and rows_now * fixed != rows * size:
+        rows, new_rows = tensor.shape[0], shapes[tensor][0]
+        if rows is not None and new_rows is not None and new_rows * fixed != rows * size:
             raise ValueError(
-                f"'{graph.name}' computes its {fixed} rows together: for a batch of {size} output "
-                f"'{name}' would still have {rows_now}. Make the rows an axis of each example, "
-                f"keras.Input(({fixed}, ...)), or export for a target that takes {fixed} at a time."
+                f"'{graph.name}' computes its {fixed} rows together. With batch size {size}, "
+                f"output '{name}' would still have {new_rows}. Make the rows an axis of each "
+                f"example, keras.Input(({fixed}, ...)), or export for a target with batch size {fixed}."
             )
 
 
-def _shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, tuple[int | None, ...]]:
-    """Infers the shapes of all tensors, by tracing a function that never runs.
+def _infer_shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, Shape]:
+    """Infers the shapes of all tensors by tracing a function that never runs.
 
-    All kernels give the same shapes. Those of `XNNPACK` are traced in the fewest operations of all
-    that compute in integers.
+    The shapes do not depend on the kernels. Among the integer kernels, `XNNPACK` needs the fewest
+    operations.
     """
-    numbers = prepare(graph, XNNPACK)
+    prepared = prepare(graph, XNNPACK)
+    shapes: dict[Tensor, Shape] = {}
 
-    def spec(tensor: Tensor) -> Any:
-        dtype = tensor.dtype if tensor.params is None else get_held_dtype(tensor.params)
-        return tf.TensorSpec((size, *tensor.shape[1:]), dtype)
-
-    shapes: dict[Tensor, tuple[int | None, ...]] = {}
-
-    def trace(*inputs: Any) -> None:
-        tensors = run(graph, list(inputs), XNNPACK, compute_in_float, numbers)
+    def trace(*inputs: tf.Tensor) -> None:
+        tensors = run(graph, list(inputs), XNNPACK, compute_in_float, prepared)
         shapes.update((tensor, tuple(x.shape)) for tensor, x in tensors.items())
 
-    specs = map(spec, graph.inputs.values())
+    specs = [
+        tf.TensorSpec(
+            (size, *tensor.shape[1:]),
+            tensor.dtype if tensor.params is None else get_held_dtype(tensor.params),
+        )
+        for tensor in graph.inputs.values()
+    ]
     make_tf_function(trace).get_concrete_function(*specs)
     return shapes

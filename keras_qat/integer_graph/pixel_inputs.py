@@ -1,4 +1,4 @@
-"""Inputs that take pixels of 0 to 255 where the model takes rescaled numbers."""
+"""Makes inputs accept pixels, 0 to 255, if the model expects rescaled values."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.arithmetic.quant_params import QuantParams
@@ -17,40 +18,41 @@ from keras_qat.keras2.backend import keras
 from keras_qat.messages import warn_caller
 from keras_qat.ops.conv import AFFINE, CONV
 from keras_qat.ops.elementwise import ADD
-from keras_qat.ops.node import Constant, Node, Tensor
+from keras_qat.ops.node import Constant, Node, Operand, Tensor
+from keras_qat.ops.op import Op
 from keras_qat.ops.slicing import CONCATENATE
 from keras_qat.ops.weights import Weights
 
 Rescaling = tuple[Any, Any]
-"""Scale and offset, one number or one per channel: the model takes `scale * pixel + offset`."""
+"""Scale and offset, scalars or one per channel: the model's input is `scale * pixel + offset`."""
 
 RAW: Rescaling = (1.0, 0.0)
-"""Rescaling of a model that takes pixels of 0 to 255."""
+"""Rescaling of a model whose inputs are pixels, 0 to 255."""
 
 PIXELS = np.arange(256.0)
 
 ZERO = -128
-"""Quantized value of a pixel of 0."""
+"""Quantized value of pixel 0."""
 
 LARGEST = 127.0
-"""Quantized value of constants and weights here: the largest of int8, for the finest scale."""
+"""Quantized value of constants and weights: the largest int8 value has the finest scale."""
 
 MOST = 8
-"""Most channels that are computed one by one: TFLite Micro concatenates up to 10 tensors."""
+"""Most channels that are computed separately. TFLite Micro concatenates up to 10 tensors."""
 
 POINTWISE = {"strides": 1, "padding": "valid", "dilation": 1, "data_format": "channels_last"}
 
-SIDE_BY_SIDE = dataclasses.replace(
+CONCATENATE_CHANNELS = dataclasses.replace(
     CONCATENATE, compute=lambda a: tf.concat(a.q, a.attributes["axis"])
 )
-"""Concatenation of computed channels; no Keras layer maps to this row."""
+"""Concatenates computed channels. No Keras layer uses this row."""
 
 FEW = 0.6
-"""A smaller overlap of the pixels' range and the input's range means another scale."""
+"""If the ranges of pixels and input overlap by less than this share, their scales differ."""
 
 
-def rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
-    """Reads the argument `rescaling` of `export_tflite` as a rescaling for each input.
+def read_rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
+    """Reads the argument `rescaling` of `export_tflite`: a rescaling for each input.
 
     Args:
         rescaling: a rescaling for a model with one input, or a dict of them by name. A rescaling
@@ -65,19 +67,19 @@ def rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
     if not isinstance(rescaling, Mapping):
         if len(names) > 1:
             raise ValueError(
-                f"rescaling: the model has the inputs {', '.join(names)}. Give a dict by name, of "
-                f"those that are pixels."
+                f"rescaling: the model has the inputs {', '.join(names)}. Pass a dict by name, of "
+                f"the inputs that are pixels."
             )
         rescaling = {names[0]: rescaling}
     unknown = [str(name) for name in rescaling if name not in names]
     if unknown:
         raise ValueError(
-            f"rescaling: there is no input '{unknown[0]}'. There are: {', '.join(names)}."
+            f"rescaling: there is no input '{unknown[0]}'. The inputs are: {', '.join(names)}."
         )
-    return {name: _rescaling(name, value) for name, value in rescaling.items()}
+    return {name: _read_rescaling(name, value) for name, value in rescaling.items()}
 
 
-def _rescaling(name: str, rescaling: Any) -> Rescaling:
+def _read_rescaling(name: str, rescaling: Any) -> Rescaling:
     if isinstance(rescaling, keras.layers.Rescaling):
         rescaling = rescaling.scale, rescaling.offset
     elif isinstance(rescaling, keras.layers.Normalization) and not rescaling.invert:
@@ -88,50 +90,50 @@ def _rescaling(name: str, rescaling: Any) -> Rescaling:
         scale = 1 / np.maximum(np.sqrt(variance), keras.backend.epsilon())
         rescaling = scale, -mean * scale
     try:
-        scale, offset = (np.asarray(part, np.float64).squeeze() for part in rescaling)
+        scale, offset = (np.asarray(x, np.float64).squeeze() for x in rescaling)
     except (TypeError, ValueError):
         scale = offset = np.array(np.nan)
     if max(scale.ndim, offset.ndim) > 1 or not np.all(np.isfinite(scale) & np.isfinite(offset)):
         raise ValueError(
-            f"rescaling of '{name}': give (scale, offset), by which the model's input is scale * "
-            f"pixel + offset, as (1 / 127.5, -1), or the Rescaling or Normalization layer that "
-            f"was used."
+            f"rescaling of '{name}': pass (scale, offset) such as (1 / 127.5, -1), so that the "
+            f"model's input is scale * pixel + offset, or the Rescaling or Normalization layer "
+            f"that was used."
         )
     return scale.tolist(), offset.tolist()
 
 
 def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
-    """Whether an input takes pixels: only `Rescaling` or `Normalization` layers read it.
+    """Whether an input is pixels: only `Rescaling` or `Normalization` layers read it.
 
-    Its range also has to be about 0 to 255.
+    Its range must also be about 0 to 255.
     """
     kinds = keras.layers.Rescaling, keras.layers.Normalization
-    readers = [node for node in graph.nodes if tensor in node.inputs]
+    consumers = [node for node in graph.nodes if tensor in node.inputs]
     params = tensor.params
     return (
-        bool(readers)
-        and all(node.op is AFFINE and isinstance(node.call.layer, kinds) for node in readers)
+        bool(consumers)
+        and all(node.op is AFFINE and isinstance(node.call.layer, kinds) for node in consumers)
         and params is not None
         and params.zero_point == ZERO
         and 0.5 < params.scale < 1.01
     )
 
 
-def with_pixels(
+def accept_pixels(
     graph: ResolvedGraph, rescalings: Mapping[str, Rescaling]
 ) -> tuple[ResolvedGraph, dict[str, Rescaling]]:
-    """Returns the graph with inputs that take pixels minus 128 in place of real numbers.
+    """Replaces inputs by inputs that are pixels minus 128.
 
     Returns:
-        The graph, and the rescalings of inputs whose numbers differ from the model's. Inputs whose
+        The graph, and the rescalings of inputs whose values differ from the model's. Inputs whose
         quantized values are pixels anyway are left out.
 
     Raises:
-        ValueError: if an input is not quantized to 8 bits or fewer, or has other channels.
+        ValueError: if an input is not quantized to 8 bits or fewer, or its channels do not match.
     """
     rescaled = {}
     for name, rescaling in rescalings.items():
-        nodes = _rescaling_nodes(graph, name, rescaling)
+        nodes = _make_nodes(graph, name, rescaling)
         if not nodes:
             continue
         pixels = nodes[0].inputs[0]
@@ -143,81 +145,85 @@ def with_pixels(
     return graph, rescaled
 
 
-def _rescaling_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> list[Node]:
-    """Returns nodes that compute an input from pixels minus 128; none where both are the same."""
+def _make_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> list[Node]:
+    """Returns nodes that compute an input from pixels minus 128; none if they are equal."""
     tensor = graph.inputs[name]
     params, channels = tensor.params, tensor.shape[-1]
-    scale, offset = (np.asarray(part, np.float64) for part in rescaling)
+    scale, offset = (np.asarray(x, np.float64) for x in rescaling)
     if params is None or params.bits == 16:
         raise ValueError(f"rescaling: the input '{name}' is not quantized to 8 bits.")
     if len(tensor.shape) < 2 or channels is None or {scale.size, offset.size} - {1, channels}:
         raise ValueError(
-            f"rescaling of '{name}': {max(scale.size, offset.size)} numbers do not fit its shape "
-            f"{list(tensor.shape)}. Give one number, or one for each of its channels."
+            f"rescaling of '{name}': {max(scale.size, offset.size)} values do not fit its shape "
+            f"{list(tensor.shape)}. Pass one value, or one for each of its channels."
         )
-    real = (PIXELS[:, None] * scale + offset) * np.ones(channels)
-    expected = params.quantize(real.astype(np.float32))
-    _check_range(name, real, params)
+    values = (PIXELS[:, None] * scale + offset) * np.ones(channels)
+    expected = params.quantize(values.astype(np.float32))
+    _check_range(name, values, params)
     if np.array_equal(expected, np.broadcast_to(PIXELS[:, None] + ZERO, expected.shape)):
         return []
-    scales, offsets = (np.broadcast_to(part, channels) for part in (scale, offset))
+    scales, offsets = (np.broadcast_to(x, channels) for x in (scale, offset))
     if scale.size == offset.size == 1 and scale > 0:
         pixels = dataclasses.replace(
             tensor, name=f"{tensor.name}/pixels", params=QuantParams(np.float32(scale), ZERO)
         )
-        nodes = [_sum(pixels, tensor, PIXELS * scale, float(offset), expected[:, 0])]
+        nodes = [_make_sum(pixels, tensor, PIXELS * scale, float(offset), expected[:, 0])]
     elif len(tensor.shape) in (3, 4) and channels <= MOST and np.all(scale):
-        nodes = _by_channel(tensor, scales, offsets, expected)
+        nodes = _make_channels(tensor, scales, offsets, expected)
     else:
-        nodes = [_product(tensor, scales, offsets)]
-    _check_codes(name, nodes, expected)
+        nodes = [_make_product(tensor, scales, offsets)]
+    _check_values(name, nodes, expected)
     return nodes
 
 
-def _node(
-    op: Any, attributes: Any, inputs: tuple[Any, ...], output: Tensor, weights: Weights | None
+def _make_node(
+    op: Op,
+    attributes: Mapping[str, Any],
+    inputs: tuple[Operand, ...],
+    output: Tensor,
+    weights: Weights | None,
 ) -> Node:
     name = f"{output.name}/rescaling"
     return Node(name, op, attributes, None, inputs, (output,), weights)  # type: ignore[arg-type]
 
 
-def _sum(
-    pixels: Tensor, output: Tensor, scaled: np.ndarray, offset: float, codes: np.ndarray
+def _make_sum(
+    pixels: Tensor, output: Tensor, scaled: NDArray, offset: float, expected: NDArray
 ) -> Node:
-    """Makes a node that adds a constant to scaled pixels, which TFLite kernels do with 20 bits.
+    """Makes a node that adds a constant to scaled pixels. TFLite kernels add with 20 bits.
 
-    The constant is the offset, moved so that the pixels keep the same distance from the rounding
-    boundaries above and below their quantized values.
+    The constant is the offset, moved to keep the same distance from the rounding boundaries above
+    and below the quantized values.
     """
     params = output.params
     assert params is not None
     assert pixels.params is not None
     scale = pixels.params.scale
     exact = (scaled + offset) / params.scale + params.zero_point
-    away = exact - codes  # A clipped value has no boundary on its other side.
-    above = np.max(away, initial=-0.5, where=codes < params.highest)
-    below = np.min(away, initial=0.5, where=codes > params.lowest)
+    away = exact - expected  # A clipped value has no boundary on its other side.
+    above = np.max(away, initial=-0.5, where=expected < params.highest)
+    below = np.min(away, initial=0.5, where=expected > params.lowest)
     moved = float(offset - (above + below) / 2 * params.scale)
     size = np.float32(abs(moved) / LARGEST)
-    if size < 1e-6 * scale:  # No implementation takes scales that are so far apart.
+    if size < 1e-6 * scale:  # No kernel supports scales with such a ratio.
         added = Constant(np.zeros(1, np.int8), QuantParams(scale, 0))
     else:
         q = np.array([np.sign(moved) * LARGEST], np.int8)
         added = Constant(q, QuantParams(size, 0))
-    return _node(ADD, {"sign": 1}, (pixels, added), output, None)
+    return _make_node(ADD, {"sign": 1}, (pixels, added), output, None)
 
 
-def _by_channel(
-    tensor: Tensor, scale: np.ndarray, offset: np.ndarray, expected: np.ndarray
+def _make_channels(
+    tensor: Tensor, scale: NDArray, offset: NDArray, expected: NDArray
 ) -> list[Node]:
-    """Makes nodes that rescale each channel: a 1x1 convolution extracts it, and `_sum` follows.
+    """Makes nodes that extract each channel by a 1x1 convolution and add its offset.
 
-    TFLite kernels of products keep 6 or 7 fractional bits, which would round some pixels the wrong
-    way.
+    TFLite's multiplication kernels keep 6 or 7 fractional bits, which would round some pixels
+    incorrectly.
     """
     raw = dataclasses.replace(tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO))
     shape, spatial = (*tensor.shape[:-1], 1), len(tensor.shape) - 2
-    nodes, parts = [], []
+    nodes, results = [], []
     for channel in range(len(scale)):
         size, sign = np.float32(abs(scale[channel])), np.sign(scale[channel])
         q = np.zeros((*(1,) * spatial, len(scale), 1))
@@ -226,15 +232,20 @@ def _by_channel(
         name = f"{tensor.name}/rescaling/{channel}"
         params = QuantParams(size, ZERO if sign > 0 else -1 - ZERO)
         pixels = dataclasses.replace(tensor, name=f"{name}/pixels", shape=shape, params=params)
-        nodes.append(_node(CONV, POINTWISE, (raw,), pixels, weights))
-        parts.append(dataclasses.replace(tensor, name=name, shape=shape))
-        scaled, codes = PIXELS * scale[channel], expected[:, channel]
-        nodes.append(_sum(pixels, parts[-1], scaled, float(offset[channel]), codes))
+        nodes.append(_make_node(CONV, POINTWISE, (raw,), pixels, weights))
+        results.append(dataclasses.replace(tensor, name=name, shape=shape))
+        scaled, column = PIXELS * scale[channel], expected[:, channel]
+        nodes.append(_make_sum(pixels, results[-1], scaled, float(offset[channel]), column))
     axis = len(tensor.shape) - 1
-    return [*nodes, _node(SIDE_BY_SIDE, {"axis": axis, "numbers": ()}, tuple(parts), tensor, None)]
+    return [
+        *nodes,
+        _make_node(
+            CONCATENATE_CHANNELS, {"axis": axis, "numbers": ()}, tuple(results), tensor, None
+        ),
+    ]
 
 
-def _product(tensor: Tensor, scale: np.ndarray, offset: np.ndarray) -> Node:
+def _make_product(tensor: Tensor, scale: NDArray, offset: NDArray) -> Node:
     """Makes a node with a weight and a bias for each channel."""
     pixels = dataclasses.replace(
         tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO)
@@ -242,23 +253,23 @@ def _product(tensor: Tensor, scale: np.ndarray, offset: np.ndarray) -> Node:
     step = (np.where(scale == 0, 1.0, np.abs(scale)) / LARGEST).astype(np.float32)
     step = step.astype(np.float64)
     weights = Weights("", np.sign(scale) * LARGEST, step, np.round(offset / step))
-    return _node(AFFINE, AFFINE.defaults, (pixels,), tensor, weights)
+    return _make_node(AFFINE, AFFINE.defaults, (pixels,), tensor, weights)
 
 
-def _check_range(name: str, real: np.ndarray, params: QuantParams) -> None:
-    """Warns if pixels are on another scale than the model's input."""
-    codes = np.array([params.lowest, params.highest])
-    low, high = (codes - params.zero_point) * float(params.scale)
-    lowest, highest = min(real.min(), 0.0), max(real.max(), 0.0)  # A range always holds zero.
+def _check_range(name: str, values: NDArray, params: QuantParams) -> None:
+    """Warns if rescaled pixels and the model's input have different scales."""
+    ends = np.array([params.lowest, params.highest])
+    low, high = (ends - params.zero_point) * float(params.scale)
+    lowest, highest = min(values.min(), 0.0), max(values.max(), 0.0)  # Ranges include zero.
     if min(high, highest) - max(low, lowest) < FEW * (max(high, highest) - min(low, lowest)):
         warn_caller(
-            f"rescaling: pixels of '{name}' become {real.min():.4g} to {real.max():.4g}, but the "
-            f"model's input has the range {low:.4g} to {high:.4g}. Give the scale and offset of "
-            f"training: the input is scale * pixel + offset."
+            f"rescaling: pixels of '{name}' become {values.min():.4g} to {values.max():.4g}, but "
+            f"the model's input has the range {low:.4g} to {high:.4g}. Pass the scale and offset "
+            f"of training: the input is scale * pixel + offset."
         )
 
 
-def _check_codes(name: str, nodes: list[Node], expected: np.ndarray) -> None:
+def _check_values(name: str, nodes: list[Node], expected: NDArray) -> None:
     """Warns if the file quantizes some pixels differently from the model's callers."""
     pixels, output = nodes[0].inputs[0], nodes[-1].output
     assert isinstance(pixels, Tensor)
@@ -271,10 +282,10 @@ def _check_codes(name: str, nodes: list[Node], expected: np.ndarray) -> None:
         known: dict[Any, Any] = {pixels: q_pixels}
         for node in nodes:
             (known[node.output],) = compute_node(node, [*map(known.get, node.inputs)], family)
-        codes = known[output].numpy().reshape(expected.shape) + output.params.zero_point
-        wrong = max(wrong, float(np.mean(codes != expected)))
+        found = known[output].numpy().reshape(expected.shape) + output.params.zero_point
+        wrong = max(wrong, float(np.mean(found != expected)))
     if wrong:
         warn_caller(
-            f"rescaling: {wrong:.1%} of the pixel values of '{name}' lie so near halfway between "
-            f"two quantized values that a file may take the other one."
+            f"rescaling: {wrong:.1%} of the pixel values of '{name}' are so close to the middle of "
+            f"two quantized values that the file may round them differently."
         )

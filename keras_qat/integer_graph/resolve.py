@@ -1,9 +1,8 @@
-"""Resolves quantization-aware models: makes their resolved graphs."""
+"""Resolves quantization-aware models to graphs of integer operators."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
 from keras_qat.config.arguments import range_of
@@ -11,36 +10,30 @@ from keras_qat.config.targets.target import Target, get_target
 from keras_qat.graph.calls import Graph
 from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.graph import Origin, ResolvedGraph
-from keras_qat.integer_graph.passes import with_int4
+from keras_qat.integer_graph.passes import pack_int4
 from keras_qat.integer_graph.resolve_calls import resolve_calls
 from keras_qat.io.inputs import get_inputs
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.metadata import compute_fingerprint
 from keras_qat.training.quantizers import list_activation_quantizers
-from keras_qat.training.readiness import (
-    check_exportable,
-    describe_difference,
-    explain_untrained,
-)
-from keras_qat.training.recurrent import (
-    list_states,
-)
+from keras_qat.training.readiness import check_exportable, describe_difference, explain_untrained
+from keras_qat.training.recurrent import list_states
 from keras_qat.training.schedule import check_is_graph, check_process, get_file_model, get_recipe
 
 
-def resolve(model: Any, *, input_range: tuple[float, float] | None = None) -> ResolvedGraph:
-    """Says what a quantization-aware model computes in integers: operators, scales, weights.
+def resolve(model: keras.Model, *, input_range: tuple[float, float] | None = None) -> ResolvedGraph:
+    """Returns the integer computation of a quantization-aware model: operators, scales, weights.
 
     Args:
-        model: a model of quantize-aware layers: what `quantize_model` returned, or a model made of
-            parts of such models.
-        input_range: minimum and maximum of inputs that have no quantizer, as those of
-            `recipes.contrib`; without it they are in float, as is what reads them.
+        model: the result of `quantize_model`, or a model built from layers of such models.
+        input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
+            Without it, such inputs and the layers that read them are float.
 
     Returns:
-        The graph; print it to see every operator with its quantization parameters.
+        The graph. Print it to see every operator with its quantization parameters.
 
     Raises:
-        ValueError: if the model cannot be read, or `input_range` is no range.
+        ValueError: if the model cannot be read, or `input_range` is not a range.
 
     Example:
         >>> print(keras_qat.resolve(qat))
@@ -51,14 +44,14 @@ def resolve(model: Any, *, input_range: tuple[float, float] | None = None) -> Re
     for call in calls.calls:
         check_is_graph(call.layer)
     resolved = resolve_calls(calls, input_range=range_of(input_range))
-    origin = origin_of(model, calls)
-    return dataclasses.replace(_sized(resolved, origin.target), origin=origin)
+    origin = _read_origin(model, calls)
+    return dataclasses.replace(_fix_batch(resolved, origin.target), origin=origin)
 
 
 def resolve_to_export(
-    model: Any, *, input_range: tuple[float, float] | None = None
+    model: keras.Model, *, input_range: tuple[float, float] | None = None
 ) -> ResolvedGraph:
-    """Resolves a model that is to be exported or simulated, for which it has to be trained.
+    """Resolves a trained model to export or simulate it.
 
     Raises:
         ValueError: as `resolve`; and if the model is not quantized, a quantizer has no usable
@@ -73,24 +66,25 @@ def resolve_in_graph(
 ) -> ResolvedGraph:
     """Resolves a model's calls with tensors for ranges and weights, read whenever the graph runs.
 
-    The graph's `origin` is empty: the model itself runs it.
+    The graph's `origin` is empty, because the model itself runs the graph.
 
     Args:
         calls: the calls of the model.
-        target: where its file is to run.
+        target: the target of its file.
         packing: the kernel family for which weights of at most 4 bits are packed; None: not packed.
     """
     graph = resolve_calls(calls, in_graph=True)
-    return _sized(graph if packing is None else with_int4(graph, packing), target)
+    return _fix_batch(graph if packing is None else pack_int4(graph, packing), target)
 
 
-def _sized(graph: ResolvedGraph, target: Target | None) -> ResolvedGraph:
-    """Makes operators round as with a known batch size where the target has one."""
-    return graph if target is None or target.batch_size is None else graph.sized()
+def _fix_batch(graph: ResolvedGraph, target: Target | None) -> ResolvedGraph:
+    """Uses the rounding of files with a fixed batch size if the target requires one."""
+    is_open = target is None or target.batch_size is None
+    return graph if is_open else graph.assume_fixed_batch()
 
 
-def origin_of(model: Any, calls: Graph) -> Origin:
-    """Reads the facts about a quantization-aware model that its calls do not tell."""
+def _read_origin(model: keras.Model, calls: Graph) -> Origin:
+    """Reads the facts about a quantization-aware model that its calls do not contain."""
     recipe = get_recipe(model)
     uncalibrated = {
         name

@@ -1,4 +1,4 @@
-"""The nodes of a resolved graph: each call of a quantization-aware model becomes operators."""
+"""Creates the nodes of a resolved graph from the calls of a quantization-aware model."""
 
 from __future__ import annotations
 
@@ -8,37 +8,35 @@ from typing import Any
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.integer_graph import fold_weights
-from keras_qat.integer_graph.fold_recurrent import weights_of_calls
+from keras_qat.integer_graph.fold_recurrent import fold_recurrent_calls
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.resolve_tensors import Ranges, Tensors, scope_of
+from keras_qat.integer_graph.resolve_tensors import Ranges, Tensors, get_scope
+from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
 from keras_qat.ops.op import FixedRange, Op, SharedRange
 from keras_qat.ops.registry import Match, is_on_request, match, relu_maximum
 from keras_qat.ops.requantize import QUANTIZE, REQUANTIZE
 from keras_qat.ops.weights import Weights
 from keras_qat.training.layers import Quantize, QuantizeWeights, QuantizeWrapper
-from keras_qat.training.schedule import (
-    get_float_reason,
-    is_integer_requested,
-)
+from keras_qat.training.schedule import get_float_reason, is_integer_requested
 
 
 def resolve_calls(
     graph: Graph, *, input_range: tuple[float, float] | None = None, in_graph: bool = False
 ) -> ResolvedGraph:
-    """Makes the nodes of a resolved graph from a model's calls.
+    """Creates the nodes of a resolved graph from a model's calls.
 
     Args:
         graph: the calls of a quantization-aware model.
         input_range: minimum and maximum of inputs that have no quantizer.
-        in_graph: whether ranges and weights are tensors, read whenever the graph runs, instead of
-            numbers.
+        in_graph: whether ranges and weights are tensors, which are read whenever the graph runs,
+            instead of arrays.
     """
-    return _Resolver(graph, input_range, in_graph).resolved()
+    return _Resolver(graph, input_range, in_graph).resolve()
 
 
 class _Resolver:
-    """Goes through the calls in order and makes nodes of them."""
+    """Creates nodes for the calls in order."""
 
     def __init__(
         self, graph: Graph, input_range: tuple[float, float] | None, in_graph: bool
@@ -49,12 +47,11 @@ class _Resolver:
         self.nodes: list[Node] = []
         self.unrounded: dict[Tensor, QuantParams] = {}
         self.inputs = {
-            value.name: self.tensors.new_input(value, input_range)
+            value.name: self.tensors.create_input(value, input_range)
             for value in flatten_values(graph.inputs)
         }
 
-    def resolved(self) -> ResolvedGraph:
-        """Returns the graph of all calls."""
+    def resolve(self) -> ResolvedGraph:
         for call in self.graph.calls:
             if call not in self.tensors.absorbed:
                 self._add_call(call)
@@ -72,32 +69,34 @@ class _Resolver:
 
     def _fold_weights(self) -> None:
         """Folds the weights of weighted nodes, for all calls of a layer at once."""
-        indices: dict[Any, list[int]] = {}
+        indices: dict[keras.layers.Layer, list[int]] = {}
         for index, node in enumerate(self.nodes):
             if node.op is not None and node.op.weights:
                 indices.setdefault(node.layer, []).append(index)
-        for layer, of_layer in indices.items():
-            weights = self._weights(layer, [self.nodes[index] for index in of_layer])
-            for index, folded in zip(of_layer, weights, strict=True):
+        for layer, layer_indices in indices.items():
+            weights = self._fold_layer(layer, [self.nodes[index] for index in layer_indices])
+            for index, folded in zip(layer_indices, weights, strict=True):
                 self.nodes[index] = dataclasses.replace(self.nodes[index], weights=folded)
 
-    def _weights(self, layer: Any, nodes: list[Node]) -> list[Weights]:
+    def _fold_layer(self, layer: keras.layers.Layer, nodes: list[Node]) -> list[Weights]:
         """Returns the weights of each call of a layer."""
         op: Any = nodes[0].op
         if not op.is_weighted:
-            return [fold_weights.parameters_of(layer, op, self.in_graph)] * len(nodes)
+            return [fold_weights.quantize_parameters(layer, op, self.in_graph)] * len(nodes)
         if op.is_table:
             outputs: Any = [node.output.params for node in nodes]
-            quantizer = self.ranges.quantizer_of
+            find = self.ranges.find_quantizer
             return [
-                fold_weights.table_of(layer, params, quantizer(params), self.in_graph)
+                fold_weights.quantize_table(layer, params, find(params), self.in_graph)
                 for params in outputs
             ]
         ends: Any = [(node.inputs[0].params, node.output.params) for node in nodes]
-        return weights_of_calls(layer, ends, self.in_graph, self.ranges.of)
+        if len(layer.weight_axes) < 2:
+            return fold_weights.fold_calls(layer, ends, self.in_graph)
+        return fold_recurrent_calls(layer, ends, self.in_graph, self.ranges.get_params)
 
     def _add_call(self, call: Call) -> None:
-        """Adds the nodes of a call that no node in front of it contains."""
+        """Adds the nodes of a call that belongs to no earlier node."""
         layer = call.layer
         if isinstance(layer, Quantize):
             self._add_quantizer(call)
@@ -109,9 +108,9 @@ class _Resolver:
             self._add_plain(call)
 
     def _add_quantizer(self, call: Call) -> None:
-        """Adds a conversion for a `Quantize` layer, or nothing where its input has its range."""
+        """Adds a conversion for a `Quantize` layer unless its input has its range."""
         source = self.tensors.of_value[call.args[0]]
-        params = self.ranges.of(call.layer.quantizer)
+        params = self.ranges.get_params(call.layer.quantizer)
         if not call.layer.rounds:
             self.unrounded[source] = params
             self.tensors.absorb(call, source)
@@ -123,15 +122,15 @@ class _Resolver:
         self._add_conversion(source, params, op, call)
 
     def _add_conversion(self, source: Tensor, params: QuantParams, op: Op, call: Call) -> Tensor:
-        """Adds a node that brings a tensor to other quantization parameters."""
-        tensor = self.tensors.new(call.output, params)
+        """Adds a node that converts a tensor to other quantization parameters."""
+        tensor = self.tensors.create(call.output, params)
         if isinstance(call.layer, Quantize):
             self.tensors.absorb(call, tensor)
         self.nodes.append(Node(tensor.name, op, {}, call, (source,), (tensor,), layer=call.layer))
         return tensor
 
     def _add_plain(self, call: Call) -> None:
-        """Adds a layer that no wrapper is around."""
+        """Adds a layer without a wrapper."""
         matched = _match(call)
         if matched.op is None:
             self._add_in_float(call, matched.reason or "no integer kernel")
@@ -143,9 +142,9 @@ class _Resolver:
             self._add_operator(call, call, matched, None, None)
 
     def _add_alias(self, call: Call) -> None:
-        """Gives a call that computes nothing the tensor of its input."""
+        """Assigns the tensor of its input to the output of a call that computes nothing."""
         source, value = self.tensors.of_value[call.inputs[0]], call.output
-        quantize = self.tensors.quantizer_behind(value)
+        quantize = self.tensors.find_quantize(value)
         self.tensors.of_value[value] = source
         if quantize is not None and source.params is not None:
             self._add_quantizer(quantize)
@@ -153,26 +152,26 @@ class _Resolver:
     def _add_wrapper(self, call: Call) -> None:
         """Adds a wrapped layer with its BatchNormalization, activation and output quantizer."""
         wrapper = call.layer
-        inner = _inner_call(call)
+        inner = _get_inner_call(call)
         matched = match(inner)
         maximum = None if wrapper.activation is None else relu_maximum(wrapper.activation)
         quantizer = wrapper.output_quantizer
         source = self.tensors.of_value[call.inputs[0]]
         is_table = matched.op is not None and matched.op.is_table
-        has_codes = fold_weights.has_codes(wrapper) or (
-            is_table and (quantizer or self.tensors.quantizer_behind(call.output)) is not None
+        is_quantized = fold_weights.has_quantized_weights(wrapper) or (
+            is_table and (quantizer or self.tensors.find_quantize(call.output)) is not None
         )
         known = wrapper.activation is None or maximum is not None
-        if matched.op is None or not known or not has_codes:
+        if matched.op is None or not known or not is_quantized:
             self._add_in_float(call, matched.reason or "its weights are not quantized")
             return
         if source.params is None and source.dtype == "float32" and not is_table:
             self._add_in_float(call, "its input has no quantizer")
             return
-        params = None if quantizer is None else self.ranges.of(quantizer)
-        if is_table and params is None and fold_weights.has_codes(wrapper):
-            params = self.ranges.fixed(
-                ("table", wrapper), lambda: fold_weights.table_params(wrapper)
+        params = None if quantizer is None else self.ranges.get_params(quantizer)
+        if is_table and params is None and fold_weights.has_quantized_weights(wrapper):
+            params = self.ranges.get_or_create(
+                ("table", wrapper), lambda: fold_weights.find_table_params(wrapper)
             )
         self._add_operator(call, inner, matched, params, maximum)
 
@@ -184,18 +183,18 @@ class _Resolver:
         params: QuantParams | None,
         maximum: float | None,
     ) -> None:
-        """Adds a node of an operator, or one in float where a tensor has no range.
+        """Adds a node of an operator, or a float node if a tensor has no range.
 
         Args:
-            call: the call, of a wrapper where there is one.
+            call: the call of the wrapper, or of the layer if there is none.
             inner: the call of the layer itself.
             matched: the operator and its attributes.
-            params: the output's quantization parameters if the wrapper says them.
-            maximum: where the wrapper's ReLU ends.
+            params: the output's quantization parameters if the wrapper defines them.
+            maximum: the maximum of the wrapper's ReLU.
         """
         op, attributes, _ = matched
         assert op is not None
-        operands = self.tensors.operands(call, op)
+        operands = self.tensors.get_operands(call, op)
         quantized = [operand.params for operand in operands if operand.params is not None]
         floats = [x for x in operands if isinstance(x, Tensor) and x.is_float]
         in_float = any(tensor.params is None for tensor in floats) and not op.is_table
@@ -208,116 +207,122 @@ class _Resolver:
         values = flatten_values(call.outputs)
 
         def add(operands: tuple[Operand, ...], outputs: tuple[Tensor, ...]) -> None:
-            name = scope_of(call)
+            name = get_scope(call)
             self.nodes.append(
                 Node(name, op, attributes, inner, operands, outputs, None, maximum, "", call.layer)
             )
 
-        def new(value: Value, params: QuantParams | None) -> Tensor:
+        def create(value: Value, params: QuantParams | None) -> Tensor:
             own = params if value.is_float else None  # An index has none.
-            return self.tensors.new(value, own, absorbed=absorbed)
+            return self.tensors.create(value, own, absorbed=absorbed)
 
         outputs: tuple[Tensor, ...] = ()
         absorbed: list[Call] = []
         if not values[0].is_float:
             params = maximum = None
         elif params is None:
-            params, maximum, absorbed = self._output_params(call.output, op, quantized, maximum)
+            params, maximum, absorbed = self._find_output_params(
+                call.output, op, quantized, maximum
+            )
             if params is None:
                 self._add_in_float(call, "its output is not quantized")
                 return
         if params is not None and isinstance(op.output, SharedRange):
             shared = params if len(quantized) > 1 else quantized[0]
-            operands = self._with_params(operands, shared, call)
-            if not self.ranges.same(shared, params):
-                output = self.tensors.new(values[0], shared, "/kept")
-                further_outputs = tuple(new(value, shared) for value in values[1:])
+            operands = self._convert(operands, shared, call)
+            if not self.ranges.are_same(shared, params):
+                output = self.tensors.create(values[0], shared, "/kept")
+                further_outputs = tuple(create(value, shared) for value in values[1:])
                 add(operands, (output, *further_outputs))
                 outputs = self._add_conversion(output, params, REQUANTIZE, call), *further_outputs
         if not outputs:
-            outputs = tuple(new(value, params) for value in values)
+            outputs = tuple(create(value, params) for value in values)
             add(operands, outputs)
         self.tensors.of_value.update(zip(values, outputs, strict=False))
         for absorbed_call in absorbed:
             self.tensors.absorb(absorbed_call, outputs[0])
 
-    def _output_params(
+    def _find_output_params(
         self, value: Value, op: Op, inputs: list[QuantParams], maximum: float | None
     ) -> tuple[QuantParams | None, float | None, list[Call]]:
-        """Returns an output's parameters, the merged ReLU's maximum, and the absorbed calls."""
-        quantize = self.tensors.quantizer_behind(value)
+        """Finds an output's parameters, the merged ReLU's maximum, and the absorbed calls."""
+        quantize = self.tensors.find_quantize(value)
         if quantize is not None:
-            return self.ranges.of(quantize.layer.quantizer), maximum, [quantize]
-        relu = self._relu_behind(value) if op.can_merge_relu and maximum is None else None
+            return self.ranges.get_params(quantize.layer.quantizer), maximum, [quantize]
+        relu = self._find_relu(value) if op.can_merge_relu and maximum is None else None
         if relu is not None:
             call, end, quantize = relu
-            return self.ranges.of(quantize.layer.quantizer), end, [call, quantize]
+            return self.ranges.get_params(quantize.layer.quantizer), end, [call, quantize]
         if isinstance(op.output, FixedRange):
             output = op.output
             bits = 16 if inputs[0].bits == 16 else 8
-            return self.ranges.fixed((op.name, bits), lambda: output.params(bits)), maximum, []
+            return (
+                self.ranges.get_or_create((op.name, bits), lambda: output.params(bits)),
+                maximum,
+                [],
+            )
         if isinstance(op.output, SharedRange) or op.falls_back_to_input_range:
-            return self.ranges.joined(inputs), maximum, []
+            return self.ranges.concatenate(inputs), maximum, []
         return None, maximum, []
 
-    def _relu_behind(self, value: Value) -> tuple[Call, float, Call] | None:
-        """Returns a ReLU that can be merged in front of it, its maximum, and its quantizer."""
-        call = self.tensors.only_reader(value)
+    def _find_relu(self, value: Value) -> tuple[Call, float, Call] | None:
+        """Returns the next call if it is a ReLU to merge, its maximum, and its quantizer."""
+        call = self.tensors.find_only_consumer(value)
         if call is None or isinstance(call.layer, (Quantize, QuantizeWrapper, QuantizeWeights)):
             return None
         op, attributes, _ = _match(call)
         if op is None or not op.clips:
             return None
-        quantize = self.tensors.quantizer_behind(call.output)
+        quantize = self.tensors.find_quantize(call.output)
         return None if quantize is None else (call, attributes["maximum"], quantize)
 
-    def _with_params(
+    def _convert(
         self, operands: tuple[Operand, ...], params: QuantParams, call: Call
     ) -> tuple[Operand, ...]:
-        """Brings the tensors that an operator reads to the parameters its inputs share."""
-        brought: list[Operand] = []
+        """Converts the tensors that an operator reads to the parameters its inputs share."""
+        converted: list[Operand] = []
         for index, operand in enumerate(operands):
             if (
                 not isinstance(operand, Constant)
                 and operand.params is not None
-                and not self.ranges.same(operand.params, params)
+                and not self.ranges.are_same(operand.params, params)
             ):
-                name = f"{scope_of(call)}/input_{index}"
+                name = f"{get_scope(call)}/input_{index}"
                 source, operand = operand, dataclasses.replace(operand, name=name, params=params)
                 self.nodes.append(
                     Node(name, REQUANTIZE, {}, call, (source,), (operand,), layer=call.layer)
                 )
-            brought.append(operand)
-        return tuple(brought)
+            converted.append(operand)
+        return tuple(converted)
 
     def _add_in_float(self, call: Call, reason: str) -> None:
-        """Adds a node that computes a call in float, and the output quantizer of its wrapper."""
+        """Adds a float node for a call, and the output quantizer of its wrapper."""
         values, layer = flatten_values(call.outputs), call.layer
         quantizer = layer.output_quantizer if isinstance(layer, QuantizeWrapper) else None
         suffix = "" if quantizer is None else "/real"
-        outputs = tuple(self.tensors.new(value, None, suffix) for value in values)
-        # A weight in float is given what connects it to the graph, as any layer.
-        operands = self.tensors.read_by(call) or tuple(
+        outputs = tuple(self.tensors.create(value, None, suffix) for value in values)
+        # A float weight reads nothing, but the inputs of its call connect it to the graph.
+        operands = self.tensors.get_inputs(call) or tuple(
             self.tensors.of_value[value] for value in call.inputs
         )
-        name = scope_of(call)
+        name = get_scope(call)
         self.nodes.append(Node(name, None, {}, call, operands, outputs, reason=reason, layer=layer))
         if quantizer is not None:
-            params = self.ranges.of(quantizer)
+            params = self.ranges.get_params(quantizer)
             outputs = (self._add_conversion(outputs[0], params, QUANTIZE, call),)
         self.tensors.of_value.update(zip(values, outputs, strict=True))
 
 
 def _match(call: Call) -> Match:
-    """Returns the operator of an unwrapped layer, or why the layer computes in float."""
+    """Returns the operator of an unwrapped layer, or the reason why it stays float."""
     reason = get_float_reason(call.layer)
     if reason is None and is_on_request(call.layer) and not is_integer_requested(call.layer):
         reason = "in float unless asked for"
     return match(call) if reason is None else Match(None, {}, reason)
 
 
-def _inner_call(call: Call) -> Call:
-    """Returns the call of the layer inside a wrapper, on the wrapper's own input."""
+def _get_inner_call(call: Call) -> Call:
+    """Returns the call of the layer inside a wrapper, with the wrapper's input."""
     wrapper, value = call.layer, call.output
     output = Value(value.name, value.shape, value.dtype)
     return Call(wrapper.layer, call.args, {}, output, call.name, call.origin)

@@ -12,7 +12,7 @@ from keras_qat.graph.facts import reach
 from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import MaskScores
-from keras_qat.integer_graph.float_inference import evaluator
+from keras_qat.integer_graph.float_inference import make_evaluator
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.messages import warn_caller
 
@@ -66,7 +66,7 @@ def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[s
     before = [tf.convert_to_tensor(variable).numpy() for variable in variables.values()]
     try:
         runs = [
-            [np.asarray(y) for y in evaluator(each, flatten_values(each.outputs))(inputs)]
+            [np.asarray(y) for y in make_evaluator(each, flatten_values(each.outputs))(inputs)]
             for each in (graph, ours, graph)
         ]
     except Exception:  # The model may not accept random values.

@@ -13,7 +13,7 @@ from keras_qat.graph.calls import Call, Graph, flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.helper_layers.operations import Regularize
-from keras_qat.integer_graph.float_inference import evaluator
+from keras_qat.integer_graph.float_inference import make_evaluator
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.configurations import collect_custom_objects, deserialization_scope
 from keras_qat.keras2.layers_and_models import assign_reshaped, clone, list_layers, restore_names
@@ -164,7 +164,7 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
 
 def _are_read(weights: list[Any], graph: Graph) -> bool:
     """Returns whether the outputs of a model depend on weights."""
-    evaluate, inputs = evaluator(graph, flatten_values(graph.outputs)), draw_inputs(graph)
+    evaluate, inputs = make_evaluator(graph, flatten_values(graph.outputs)), draw_inputs(graph)
     draw, held = np.random.default_rng(0), [weight.numpy() for weight in weights]
     try:
         before = evaluate(inputs)

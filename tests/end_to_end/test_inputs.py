@@ -10,7 +10,7 @@ import pytest
 
 import keras_qat
 from keras_qat.arithmetic.quant_params import ENOUGH, QuantParams
-from keras_qat.integer_graph.pixel_inputs import with_pixels
+from keras_qat.integer_graph.pixel_inputs import accept_pixels
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
@@ -239,7 +239,7 @@ def test_many_channels_are_rescaled_by_one_operator():
         ({"rescaling": 1 / 255}, "give \\(scale, offset\\)"),
         ({"rescaling": (1 / 255, float("nan"))}, "give \\(scale, offset\\)"),
         ({"rescaling": ([[1.0, 2.0], [3.0, 4.0]], 0)}, "give \\(scale, offset\\)"),
-        ({"rescaling": ([1.0, 1.0], 0)}, "2 numbers do not fit its shape"),
+        ({"rescaling": ([1.0, 1.0], 0)}, "2 values do not fit its shape"),
         ({"rescaling": {"photo": (1 / 255, 0)}}, "there is no input 'photo'"),
     ],
 )
@@ -261,4 +261,4 @@ def test_three_fifths_in_common_are_the_same_data(rescaled, scale, match):
     image = dataclasses.replace(image, params=QuantParams(1.0, -128))
     graph = dataclasses.replace(graph, inputs={name: image})
     with pytest.warns(UserWarning, match=match) if match else contextlib.nullcontext():
-        with_pixels(graph, {name: (scale, 0.0)})
+        accept_pixels(graph, {name: (scale, 0.0)})

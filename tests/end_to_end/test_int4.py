@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
 import keras_qat
-from keras_qat.integer_graph.passes import packs_int4, with_int4
+from keras_qat.integer_graph.passes import has_int4, pack_int4
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.tflite.interpreter import FileInterpreter
@@ -106,7 +106,7 @@ def test_structures_in_halves_of_bytes_are_simulated_exactly(name):
     qat = keras_qat.quantize_model(scramble(model), keras_qat.recipes.int8(weight_bits=4))
     x = family.inputs(6)
     observe(qat, *x)
-    if not packs_int4(with_int4(resolve(qat))):
+    if not has_int4(pack_int4(resolve(qat))):
         pytest.skip("no weights of 4 bits")
     exact_in(qat, x, kernels)
 

@@ -207,7 +207,7 @@ def test_what_does_not_go_together_is_said():
     qat = trained()
     with pytest.raises(ValueError, match=r"keeps the states of 2 sequences.*set_weights"):
         keras_qat.export_tflite(qat, batch_size=1)
-    with pytest.raises(ValueError, match="takes 2 examples at a time, not 3"):
+    with pytest.raises(ValueError, match="needs batches of 2 examples, not 3"):
         keras_qat.simulate(qat, sounds(3))
     with pytest.raises(ValueError, match="keeps states"):
         keras_qat.export_saved_model(qat, "nowhere")

@@ -110,5 +110,5 @@ def test_it_is_saved(qat, format_, tmp_path):
 def test_integers_of_an_output_outside_the_scope_are_refused():
     """No quantizer has observed its range."""
     qat = calibrated(actor_and_critic(), None, scope="hidden")
-    with pytest.raises(ValueError, match="'policy' computes in float, and its range is not known"):
+    with pytest.raises(ValueError, match="'policy' is float, and its range is not known"):
         keras_qat.export_tflite(qat, output_dtype="int8")

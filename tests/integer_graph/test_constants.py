@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.integer_graph.resolve_tensors import constant_of
+from keras_qat.integer_graph.resolve_tensors import quantize_constant
 from keras_qat.ops.weights import compute_reach
 
 
@@ -17,7 +17,7 @@ from keras_qat.ops.weights import compute_reach
 def test_a_constant_is_kept_to_half_a_step_of_its_own_range(bits, low, high):
     values = np.random.default_rng(0).uniform(low, high, 60).astype(np.float32)
     values[:2] = low, high
-    constant = constant_of(values, bits)
+    constant = quantize_constant(values, bits)
     low, high = min(low, 0.0), max(high, 0.0)
     step = max(-low, high) / 32767 if bits == 16 else (high - low) / 255
     assert constant.params.scale == np.float32(step or 1 / 32767 if bits == 16 else step or 1.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.integer_graph.float_layers import form_of
+from keras_qat.integer_graph.float_layers import find_variant
 from keras_qat.keras2.backend import keras
 from tests.helpers import rng, scramble
 
@@ -45,7 +45,7 @@ def test_a_form_computes_what_its_layer_does(kind, options, shape):
     inputs = keras.Input(shape)
     model = scramble(keras.Model(inputs, layer(inputs)))
     x = tf.constant(rng().integers(0, 5, (2, *shape)), tf.float32)
-    form = form_of(layer)
+    form = find_variant(layer)
     assert form is not None
     np.testing.assert_allclose(form(layer, x), model(x, training=False), rtol=1e-4, atol=1e-5)
 
@@ -53,7 +53,7 @@ def test_a_form_computes_what_its_layer_does(kind, options, shape):
 def test_tokens_are_counted_by_weights():
     layer = layers.CategoryEncoding(4, output_mode="count")
     x, weights = tf.constant([[0, 3, 3], [1, 0, 1]]), tf.constant([[0.5, 2, 3], [1, 4, 0.25]])
-    form = form_of(layer)
+    form = find_variant(layer)
     assert form is not None
     np.testing.assert_array_equal(form(layer, x, weights), layer(x, count_weights=weights))
 
@@ -62,7 +62,7 @@ def test_groups_of_images_whose_sizes_are_open():
     layer = layers.GroupNormalization(2)
     inputs = keras.Input((None, None, 4))
     model = scramble(keras.Model(inputs, layer(inputs)))
-    form = form_of(layer)
+    form = find_variant(layer)
     traced = tf.function(lambda x: form(layer, x), [tf.TensorSpec([None, None, None, 4])])
     x = np.float32(rng().normal(size=(2, 3, 5, 4)))
     np.testing.assert_allclose(traced(x), model(x), rtol=1e-4, atol=1e-5)
@@ -80,14 +80,14 @@ class Named(layers.LayerNormalization):
 
 
 def test_layers_of_users_have_the_form_of_what_they_inherit():
-    assert form_of(Own()) is None
-    assert form_of(Named()) is form_of(layers.LayerNormalization()) is not None
-    assert form_of(layers.Dense(2)) is None
+    assert find_variant(Own()) is None
+    assert find_variant(Named()) is find_variant(layers.LayerNormalization()) is not None
+    assert find_variant(layers.Dense(2)) is None
 
 
 @pytest.mark.parametrize("layer", [layers.Hashing(3), layers.Resizing(3, 3, "bicubic")])
 def test_what_tflite_lacks_is_refused(layer):
-    form = form_of(layer)
+    form = find_variant(layer)
     assert form is not None
     with pytest.raises(ValueError, match=layer.name):
         form(layer, tf.ones([1, 4, 4, 2]))

@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.integer_graph import fold_recurrent
-from keras_qat.integer_graph.fold_weights import weights_of_calls
+from keras_qat.integer_graph.fold_weights import fold_calls
 from keras_qat.keras2.backend import keras
 from keras_qat.training.layers import QuantizeWrapper
 
@@ -51,7 +51,7 @@ def test_each_channel_has_its_own_steps(bits, in_graph):
     before = 0.03125
     make = tf.function(lambda: vars_of(wrapper, [ends(before, 1e3)])) if in_graph else None
     if make is None:
-        (weights,) = weights_of_calls(wrapper, [ends(before, 1e3)], False)
+        (weights,) = fold_calls(wrapper, [ends(before, 1e3)], False)
         q, scale, of_bias = weights.q, weights.scale, weights.bias
     else:
         q, scale, of_bias = (part.numpy() for part in make())
@@ -68,14 +68,14 @@ def test_each_channel_has_its_own_steps(bits, in_graph):
 
 
 def vars_of(wrapper, calls):
-    (weights,) = weights_of_calls(wrapper, calls, True)
+    (weights,) = fold_calls(wrapper, calls, True)
     return weights.q, weights.scale, weights.bias
 
 
 def test_each_call_has_its_own_bias():
     kernel, bias = drawn(5, 3), drawn(1, 3)[0]
     calls = [ends(0.25, 10.0), ends(0.5, 1e4), ends(0.125, 1e4)]
-    found = weights_of_calls(dense(kernel, bias), calls, False)
+    found = fold_calls(dense(kernel, bias), calls, False)
     for weights, (before, _) in zip(found, calls, strict=True):
         np.testing.assert_array_equal(weights.q, found[0].q)
         step = np.float64(before.scale) * weights.scale[0]
@@ -89,7 +89,7 @@ def test_multipliers_end_where_kernels_do(bits, most):
     before, after = ends(1.0, 1 / 400, bits)
     if bits == 16:
         before, after = ends(1.0, 1 / 20000, bits)
-    (weights,) = weights_of_calls(dense(kernel), [(before, after)], False)
+    (weights,) = fold_calls(dense(kernel), [(before, after)], False)
     largest = np.float32(most * np.float64(after.scale) / np.float64(before.scale))
     assert weights.scale[0, 0] == largest
     np.testing.assert_allclose(weights.scale[0, 1], 0.01, rtol=1e-4)
@@ -100,12 +100,12 @@ def test_biases_fit_half_of_32_bits():
     """The scale of a channel that is switched off is widened, and its weights with it."""
     kernel = np.float32([[1e-3, 1e-3], [-5e-4, 2e-4]])
     bias = np.float32([3e6, 0.5])
-    (weights,) = weights_of_calls(dense(kernel, bias), [ends(1.0, 1e4)], False)
+    (weights,) = fold_calls(dense(kernel, bias), [ends(1.0, 1e4)], False)
     np.testing.assert_allclose(weights.scale[0, 0], 3e6 / 2**30, rtol=1e-6)
     np.testing.assert_allclose(weights.bias[0], 2**30, rtol=1e-6)
     np.testing.assert_array_equal(weights.q[:, 0], [0, 0])
     np.testing.assert_array_equal(weights.q[:, 1], [127, 25])
-    (alike,) = weights_of_calls(dense(kernel, bias * np.float32(1e-7)), [ends(1.0, 1e4)], False)
+    (alike,) = fold_calls(dense(kernel, bias * np.float32(1e-7)), [ends(1.0, 1e4)], False)
     np.testing.assert_allclose(alike.scale[0], 1e-3 / 127, rtol=1e-6)
 
 
@@ -121,7 +121,7 @@ def test_biases_of_an_lstm_fit_32_bits_or_have_64(per_gate, bits):
     bias = np.zeros(12, np.float32)
     bias[4], bias[7] = -3e6, 0.5
     wrapper.layer.set_weights([*kernels, bias])
-    (weights,) = fold_recurrent.weights_of_calls(wrapper, [ends(1.0, 1e4, bits)], False, None)
+    (weights,) = fold_recurrent.fold_recurrent_calls(wrapper, [ends(1.0, 1e4, bits)], False, None)
     expected = np.full(12, 1e-3 / 127)
     if bits == 8:
         expected[3:6] = 3e6 / 2**30
@@ -132,13 +132,13 @@ def test_biases_of_an_lstm_fit_32_bits_or_have_64(per_gate, bits):
 
 def test_steps_have_a_least_size():
     kernel = np.float32([[1e-12, 4.9e-7, 5.1e-7]])
-    (weights,) = weights_of_calls(dense(kernel), [ends(1.0, 1.0)], False)
+    (weights,) = fold_calls(dense(kernel), [ends(1.0, 1.0)], False)
     np.testing.assert_allclose(weights.scale[0] * 127, [5e-7, 5e-7, 5.1e-7], rtol=1e-6)
     np.testing.assert_array_equal(weights.q, [[0, 124, 127]])
 
 
 def test_channels_of_zeros_have_some_scale():
-    (weights,) = weights_of_calls(dense(np.zeros((3, 2), np.float32)), [ends(1.0, 9.0)], False)
+    (weights,) = fold_calls(dense(np.zeros((3, 2), np.float32)), [ends(1.0, 9.0)], False)
     np.testing.assert_allclose(weights.scale, 1 / 127, rtol=1e-6)
     assert not weights.q.any()
 
@@ -146,7 +146,7 @@ def test_channels_of_zeros_have_some_scale():
 def test_multipliers_of_16_bits_are_exact():
     """In 15 bits, as kernels of int16 have them; by little, scales change for that."""
     kernel = drawn(20, 30)
-    (weights,) = weights_of_calls(dense(kernel), [ends(0.013, 0.7, 16)], False)
+    (weights,) = fold_calls(dense(kernel), [ends(0.013, 0.7, 16)], False)
     before, after = (np.float64(end.scale) for end in ends(0.013, 0.7, 16))
     fraction, _ = np.frexp(weights.scale[0] * before / after)
     np.testing.assert_allclose(fraction * 2**15, np.rint(fraction * 2**15), atol=0.01)
@@ -166,7 +166,7 @@ def test_channels_on_other_axes(kind):
     channels = kernel.shape[-1] if kind == "transposed" else 4
     bias = np.zeros(4 * 3 if kind == "depthwise" else 4, np.float32)
     wrapper = wrapped(build, (5, 5, channels), kernel, bias)
-    (weights,) = weights_of_calls(wrapper, [ends(1.0, 1e4)], False)
+    (weights,) = fold_calls(wrapper, [ends(1.0, 1e4)], False)
     expected = np.abs(kernel).max(axes, keepdims=True) / 127
     np.testing.assert_allclose(weights.scale, expected, rtol=1e-6)
     assert np.all(np.abs(weights.q * weights.scale - kernel) <= 0.501 * weights.scale)
@@ -182,7 +182,7 @@ def test_each_channel_of_a_recurrent_layer_has_its_own_steps(kind, per_channel):
     kernels = [drawn(*weight.shape) for weight in wrapper.layer.weights]
     wrapper.layer.set_weights(kernels)
     coarse = QuantParams(np.float32(1e4), 0, 8)
-    (weights,) = fold_recurrent.weights_of_calls(
+    (weights,) = fold_recurrent.fold_recurrent_calls(
         wrapper, [(coarse, coarse)], False, lambda _: coarse
     )
     for part, kernel in zip((weights, weights.recurrent), kernels, strict=True):

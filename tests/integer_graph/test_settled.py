@@ -79,7 +79,7 @@ def test_what_verify_keeps_follows_the_model(qat):
     def notes(file):
         first, second = (keras_qat.verify(qat, file, X) for _ in range(2))
         assert first.to_dict() == second.to_dict()
-        assert str(qat.exact_inference().resolved()) == str(keras_qat.resolve(qat))
+        assert str(qat.exact_inference().resolve()) == str(keras_qat.resolve(qat))
         return second.notes
 
     file = keras_qat.export_tflite(qat)
@@ -93,7 +93,7 @@ def test_what_verify_keeps_follows_the_model(qat):
     keras_qat.set_quantization(qat)
     assert notes(keras_qat.export_tflite(qat)) == ()
     qat.kernels = "reference"
-    assert qat.exact_inference().resolved().origin.family.name == "reference"
+    assert qat.exact_inference().resolve().origin.family.name == "reference"
 
 
 def test_training_between_batches_of_a_loop_counts(qat):

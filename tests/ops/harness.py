@@ -18,8 +18,8 @@ from keras_qat.graph.operations import inputs_and_constants
 from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes import with_batch
-from keras_qat.integer_graph.resolve_tensors import constant_of
+from keras_qat.integer_graph.passes import set_batch_size
+from keras_qat.integer_graph.resolve_tensors import quantize_constant
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import FixedRange, Op, SharedRange
@@ -156,7 +156,7 @@ def make_node(
         if isinstance(item, Value):
             operands.append(tensor(item))
         else:
-            operands.append(constant_of(item, bits, shared if is_shared else None))
+            operands.append(quantize_constant(item, bits, shared if is_shared else None))
     weights = None
     if op.weights:
         weights = random_weights(call, op, numbers, per_channel, bits)
@@ -234,7 +234,7 @@ def random_inputs(node: Node, numbers: Any) -> dict[str, np.ndarray]:
 def sized(node: Node, batch: int) -> Node:
     """The node for a batch of this size."""
     inputs = {item.name: item for item in node.inputs if isinstance(item, Tensor)}
-    (node,) = with_batch(ResolvedGraph("", inputs, {}, (node,), {}, {}), batch).nodes
+    (node,) = set_batch_size(ResolvedGraph("", inputs, {}, (node,), {}, {}), batch).nodes
     return node
 
 

@@ -16,8 +16,8 @@ from tensorflow.python.grappler import tf_optimizer
 
 from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.integer_graph.cached_inference import NumberStore
-from keras_qat.integer_graph.execute import _prepare_node, compute_node
+from keras_qat.integer_graph.cached_inference import PreparedStore
+from keras_qat.integer_graph.execute import compute_node, prepare_node
 from keras_qat.ops.node import Constant, Tensor
 from keras_qat.ops.op import get_held_dtype
 from tests.ops.harness import node_of, random_inputs
@@ -131,7 +131,7 @@ def with_tensors(node):
 def traced_for_inference(node, inputs, family):
     """A node's computation as `predict` traces it: with known numbers."""
     changed, kernels = with_tensors(node), kernel_family(family)
-    store = NumberStore(_prepare_node(changed, kernels))
+    store = PreparedStore(prepare_node(changed, kernels))
 
     def infer(*given):
         by_name = dict(zip(inputs, given, strict=True))

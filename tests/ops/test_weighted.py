@@ -14,7 +14,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import tensor_index, write_node
 from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.execute import compute_node
-from keras_qat.integer_graph.passes import packed
+from keras_qat.integer_graph.passes import pack_node
 from keras_qat.keras2.backend import keras
 from keras_qat.ops import conv, dense, weighted_sums
 from keras_qat.ops.matmul import EXACT_DEPTH
@@ -352,7 +352,7 @@ def test_weights_of_four_bits(name, family):
         node, numbers = node_of(layer(), shape, seed=seed)
         small = numbers.integers(-7, 8, node.weights.q.shape)
         node = with_weights(node, q=18.0 * small, bits=4, divisor=18)
-        node = packed(node, kernel_family(family))
+        node = pack_node(node, kernel_family(family))
         assert node.weights.packed
         assert_same(node, random_inputs(node, numbers), family, f"seed {seed}")
 
@@ -360,10 +360,10 @@ def test_weights_of_four_bits(name, family):
 def test_weights_of_more_bits_are_not_packed():
     node, _ = node_of(layers.Dense(6), (10,))
     node = with_weights(node, q=np.ones_like(node.weights.q))  # Which 4 bits would hold.
-    assert not packed(node).weights.packed
-    assert packed(with_weights(node, bits=4, divisor=1)).weights.packed
+    assert not pack_node(node).weights.packed
+    assert pack_node(with_weights(node, bits=4, divisor=1)).weights.packed
 
 
 def test_weights_beside_16_bits_are_not_packed():
     node, _ = node_of(layers.Dense(6), (10,), bits=16)
-    assert not packed(with_weights(node, bits=4, divisor=1)).weights.packed
+    assert not pack_node(with_weights(node, bits=4, divisor=1)).weights.packed

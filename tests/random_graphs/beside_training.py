@@ -26,7 +26,7 @@ from keras_qat.integer_graph.fold_weights import (
     LARGEST_MULTIPLIER,
     LEAST_MULTIPLIER,
     LEAST_SCALE,
-    finer,
+    find_divisor,
 )
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.simulate import run_batch
@@ -252,7 +252,7 @@ def _assert_sums_are_those_of_training(node: Node, weights: Weights) -> None:
     if weights.bias is not None and not wide and weights.name:
         large = np.abs(weights.bias) > BIAS_MAX / 2
         is_wider |= large.reshape(scale.shape) if scale.size > 1 else large.any()
-    slack += np.where(is_wider, 0.5 * finer(weights.bits) * scale, 0.0)
+    slack += np.where(is_wider, 0.5 * find_divisor(weights.bits) * scale, 0.0)
     slack[multiplier > 0.999 * LARGEST_MULTIPLIER[16 if wide else 8]] = np.inf
     ours = linear(wrapper.layer, weights.name, kernel, x)
     size = linear(wrapper.layer, weights.name, np.abs(kernel), tf.abs(x))

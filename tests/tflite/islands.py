@@ -17,7 +17,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.resolve_tensors import scope_of
+from keras_qat.integer_graph.resolve_tensors import get_scope
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.elementwise import ADD
 from keras_qat.ops.node import Node, Tensor
@@ -57,10 +57,10 @@ def in_float(model: Any, params: QuantParams | None = None) -> ResolvedGraph:
             read = tuple(quantized(tensor, call) for tensor in read)
         for value in flatten_values(call.outputs):
             shared = None if op is None else PARAMS
-            tensors[value] = Tensor(scope_of(call, value), value.shape, value.dtype, shared)
+            tensors[value] = Tensor(get_scope(call, value), value.shape, value.dtype, shared)
         made = tuple(tensors[value] for value in flatten_values(call.outputs))
         attributes = {} if op is None else op.attributes(call)
-        nodes.append(Node(scope_of(call), op, attributes, call, read, made, layer=call.layer))
+        nodes.append(Node(get_scope(call), op, attributes, call, read, made, layer=call.layer))
     outputs = [tensors[value] for value in flatten_values(graph.outputs)]
     names = dict(zip(graph.output_names, outputs, strict=True))
     values = {tensor: value for value, tensor in tensors.items()}

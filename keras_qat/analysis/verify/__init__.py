@@ -29,9 +29,9 @@ from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.targets.tflm import TFLM
 from keras_qat.export.target_problems import problems
 from keras_qat.graph.calls import flatten_values
-from keras_qat.integer_graph.float_inference import evaluator
+from keras_qat.integer_graph.float_inference import make_evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes import as_asked
+from keras_qat.integer_graph.passes import pack_if_requested
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import pad_batch, read_arrays
@@ -122,7 +122,7 @@ def verify(
     model = get_file_model(model)
     # Models that share layers with others, and models of recipe `contrib`, lack exact inference.
     inference = getattr(model, "exact_inference", lambda: None)()
-    graph = inference.resolved() if inference else resolve(model)
+    graph = inference.resolve() if inference else resolve(model)
     contents = read_contents(tflite)
     file, family, refused = _open(contents, graph, kernels, runtime)
     running_kernels = family.name if family else kernels or graph.origin.file_family.name
@@ -140,7 +140,7 @@ def verify(
     file_inputs, inputs, pixel_notes = out.round_to_pixels(graph, file, inputs, rescaled)
     packs = graph.origin.packs_int4
     packed_weights = file_graph.packs_int4 and not packs and not graph.origin.simulates
-    graph = as_asked(graph, packs or packed_weights, graph.origin.family)
+    graph = pack_if_requested(graph, packs or packed_weights, graph.origin.family)
     if family:
         origin = dataclasses.replace(graph.origin, family=family)
         graph = dataclasses.replace(graph, origin=origin)
@@ -163,7 +163,9 @@ def verify(
         expected = compute(batch_size)
     out.check_rows(graph, quantized, expected)
     calls = graph.origin.calls
-    evaluate = inference.in_float if inference else evaluator(calls, flatten_values(calls.outputs))
+    evaluate = (
+        inference.in_float if inference else make_evaluator(calls, flatten_values(calls.outputs))
+    )
     losses = find_losses(compiled, list(graph.outputs))
     labels = match_labels(graph, y, examples, losses)
     figures = out.OutputComparison(
