@@ -187,7 +187,7 @@ def _check_rows(graph: ResolvedGraph, size: int, shapes: Mapping[Tensor, Shape])
             raise ValueError(
                 f"'{graph.name}' computes its {fixed} rows together. With batch size {size}, "
                 f"output '{name}' would still have {new_rows}. Make the rows an axis of each "
-                f"example, keras.Input(({fixed}, ...)), or export for a target with batch size {fixed}."
+                f"example, keras.Input(({fixed}, ...)), or export with batch size {fixed}."
             )
 
 
