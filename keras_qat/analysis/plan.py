@@ -9,7 +9,11 @@ from typing import Any
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
-from keras_qat.export.target_problems import channel_bytes, file_problems, planned_file
+from keras_qat.export.target_problems import (
+    count_channel_bytes,
+    find_file_problems,
+    write_planned_file,
+)
 from keras_qat.graph.precision import use_float32
 from keras_qat.imports.keras3 import as_keras_2
 from keras_qat.imports.read_float import read_float
@@ -76,14 +80,22 @@ def plan(
     with use_float32():
         qat = rewrite(planned, model)
         check_quantized(qat)
+<<<<<<< HEAD
         for quantizer in list_quantizers(qat):
             for observer in quantizer.observers:
                 if isinstance(observer, LastValue):  # Kernels do not support every scale.
                     observer.set(0.0, 1.0, batches=1.0)
         contents = planned_file(resolve(qat), device)
+=======
+        for observer in (x for quantizer in list_quantizers(qat) for x in quantizer.observers):
+            # As if data had been seen: kernels do not take every scale.
+            if isinstance(observer, LastValue):
+                observer.set(0.0, 1.0, batches=1.0)
+        contents = write_planned_file(resolve(qat), device)
+>>>>>>> f272d3a7 (Rewrite the text, names and types of export, and stop reading C source back)
     return dataclasses.replace(
         planned,
         target=device,
-        problems=file_problems(contents, device),
-        channel_bytes=channel_bytes(contents, device),
+        problems=find_file_problems(contents, device),
+        channel_bytes=count_channel_bytes(contents, device),
     )

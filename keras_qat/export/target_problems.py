@@ -1,4 +1,4 @@
-"""Operators that a target does not run, found in the file that a model becomes."""
+"""Finds operators that a target does not run in the file of a model."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ CHANGES = {
     **dict.fromkeys(("GELU", "HARD_SWISH", "ELU", "PRELU", "EXP", "LOG"), ACTIVATION),
     "RESIZE_BILINEAR": "resize by 2, or by interpolation='nearest'",
     "RESIZE_NEAREST_NEIGHBOR": "resize by 2",
-    **dict.fromkeys(("ARG_MAX", "ARG_MIN"), "say output_type=tf.int32 in the call"),
+    **dict.fromkeys(("ARG_MAX", "ARG_MIN"), "pass output_type=tf.int32 in the call"),
     "GATHER": "index before the model",
     "WHILE": "unroll the layer, or leave it out of the model",
 }
-"""Operator -> advice where a target lacks it."""
+"""Operator -> advice if a target lacks it."""
 
 OPEN = (
-    "export with batch_size=1, and quantize keras.Model(x, model(x)), where x is a keras.Input "
-    "that has all other sizes"
+    "export with batch_size=1, and quantize keras.Model(x, model(x)) with a keras.Input x that "
+    "has all other sizes"
 )
-IN_FLOAT = "keras_qat.plan says why it computes in float"
+IN_FLOAT = "keras_qat.plan explains why it stays float"
 
 
 def problems(
     model: Any, target: str | Target, *, input_range: tuple[float, float] | None = None
 ) -> tuple[Problem, ...]:
-    """Finds what a target does not run of a model, before or after training, or of a file.
+    """Finds the operators of a model or a file that a target does not run.
 
     Args:
-        model: what `quantize_model` returned, with or without ranges, or a file's contents.
-        target: where it is to run: a name, such as "ethos_u55", or a `keras_qat.targets.Target`.
-        input_range: minimum and maximum of inputs that have no quantizer, as those of
-            `recipes.contrib`. Without it such inputs and the layers that read them are float.
+        model: a result of `quantize_model`, before or after training, or a file's contents.
+        target: the target: a name, such as "ethos_u55", or a `keras_qat.targets.Target`.
+        input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
+            Without it, such inputs and the layers that read them are float.
 
     Returns:
-        One entry for each operator, in the order of computation; none if all is well.
+        One entry for each such operator, in the order of computation.
 
     Raises:
         ValueError: as `resolve`, or on an unknown target.
@@ -65,18 +65,20 @@ def problems(
     if isinstance(model, bytes):
         contents = read_contents(model)
         with report_damage():
-            return file_problems(contents, target)
+            return find_file_problems(contents, target)
     if isinstance(model, keras.Model) and not is_quantized(model):
         raise ValueError(
-            f"'{model.name}' is a float model. Pass what keras_qat.quantize_model returns, or read "
-            f"keras_qat.plan(model, target={target.name!r}).problems."
+            f"'{model.name}' is a float model. Pass the result of keras_qat.quantize_model, or "
+            f"read keras_qat.plan(model, target={target.name!r}).problems."
         )
     check_quantized(model)
-    return file_problems(planned_file(resolve(model, input_range=input_range), target), target)
+    return find_file_problems(
+        write_planned_file(resolve(model, input_range=input_range), target), target
+    )
 
 
-def planned_file(graph: ResolvedGraph, target: Target) -> bytes:
-    """Returns the file that a model becomes for a target, also before training."""
+def write_planned_file(graph: ResolvedGraph, target: Target) -> bytes:
+    """Returns the file of a model for a target. The model need not be trained."""
     if target.batch_size is not None:
         graph = set_batch_size(graph, target.batch_size)
     graph = pack_if_requested(graph, None, kernel_family(target.kernels))
@@ -86,8 +88,8 @@ def planned_file(graph: ResolvedGraph, target: Target) -> bytes:
     return builder.finish(*ends, rewrite_for(target))
 
 
-def channel_bytes(contents: bytes, target: Target) -> int:
-    """Returns the bytes of memory that a target keeps for channels with a scale each."""
+def count_channel_bytes(contents: bytes, target: Target) -> int:
+    """Returns the bytes of memory that a target needs for scales per channel."""
     graph = FileGraph(contents)
     weights = [
         (operation.kernel, graph.tensors[operation.inputs[1]])
@@ -101,40 +103,40 @@ def channel_bytes(contents: bytes, target: Target) -> int:
     )
 
 
-def file_problems(contents: bytes, target: Target) -> tuple[Problem, ...]:
-    """Finds what a target does not run of a file; returns what `problems` returns."""
-    return tuple(_problems(target, FileGraph(contents)))
+def find_file_problems(contents: bytes, target: Target) -> tuple[Problem, ...]:
+    """Finds the operators of a file that a target does not run."""
+    return tuple(_find_problems(target, FileGraph(contents)))
 
 
-def _problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
+def _find_problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
     for index, operation in enumerate(graph.operations):
         site = Site(graph, operation)
-        refusal = _refusal(target, site)
+        refusal = _find_refusal(target, site)
         if refusal is not None:
             reason, change = refusal
-            name, elsewhere = _name(site), target.elsewhere
+            name, elsewhere = _get_name(site), target.elsewhere
             yield Problem(name, operation.kernel, reason, change, elsewhere, index)
             continue
         for inner in graph.get_subgraphs(operation):
-            for problem in _problems(target, inner):
+            for problem in _find_problems(target, inner):
                 yield dataclasses.replace(problem, index=index)
 
 
-def _name(site: Site) -> str:
+def _get_name(site: Site) -> str:
     return site.outputs[0].name.removeprefix(f"{SCOPE}/").removeprefix(PREFIX)
 
 
-def _is_open(site: Site) -> bool:
-    """Whether an operator reads an input of the file that has an open size."""
+def _reads_open_input(site: Site) -> bool:
+    """Whether an operator reads an input of the file that has an unknown size."""
     ends = site.graph.inputs.values()
     return any(tensor in ends and -1 in tensor.shape for tensor in site.tensors)
 
 
-def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
-    """Returns why a target does not run an operator, with advice; None if it does."""
+def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:
+    """Returns the reason why a target does not run an operator, and advice; None if it does."""
     name = site.operation.kernel
     if target.operators is None:
-        return _checked(target.checks, site) or _met(target, site)
+        return _run_checks(target.checks, site) or _find_fault(target, site)
     kernel = target.operators.get(name)
     is_float = any(tensor.type.startswith("float") for tensor in site.tensors)
     change = IN_FLOAT if is_float else CHANGES.get(name, "")
@@ -153,10 +155,10 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     axes = max(len(tensor.shape) for tensor in site.tensors)
     if axes > kernel.max_axes:
         return f"at most {kernel.max_axes} axes, not {axes}", ""
-    if target.batch_size is not None and _is_open(site):
-        return "known sizes only", OPEN
-    refused = _checked((*target.checks, *kernel.checks), site)
-    refused = refused or _met(target, site)
+    if target.batch_size is not None and _reads_open_input(site):
+        return "fixed sizes only", OPEN
+    refused = _run_checks((*target.checks, *kernel.checks), site)
+    refused = refused or _find_fault(target, site)
     if refused is not None:
         return refused
     if not target.per_channel and name in WEIGHTED:
@@ -167,13 +169,13 @@ def _refusal(target: Target, site: Site) -> tuple[str, str] | None:
     return None
 
 
-def _met(target: Target, site: Site) -> tuple[str, str] | None:
+def _find_fault(target: Target, site: Site) -> tuple[str, str] | None:
     """Returns the reason and the advice of the first fault that an operator meets."""
     fault = target.fault(site)
     return None if fault is None else (fault.reason, fault.change)
 
 
-def _checked(checks: Sequence[Check], site: Site) -> tuple[str, str] | None:
+def _run_checks(checks: Sequence[Check], site: Site) -> tuple[str, str] | None:
     """Returns the reason of the first check that refuses an operator."""
     reasons = (check(site) for check in checks)
     return next(((reason, "") for reason in reasons if reason is not None), None)

@@ -1,4 +1,4 @@
-"""Writes a resolved graph into a TFLite file."""
+"""Writes the nodes of a resolved graph to a TFLite file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.export.float_subgraphs import reads, write_island
+from keras_qat.export.float_subgraphs import list_inputs, write_float_subgraph
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes import fuse_padding
 from keras_qat.ops.emission import Emission
@@ -17,7 +17,7 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import SCOPE, TYPES
 
 ZERO_OF_UINT8 = 128
-"""Difference between the uint8 and the int8 quantized value of the same number."""
+"""Difference between the uint8 and the int8 quantized value of the same value."""
 
 
 def write_graph(
@@ -28,61 +28,62 @@ def write_graph(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Writes all nodes, inputs and outputs.
 
-    Explicit padding becomes the convolution's own. Consecutive nodes in float are one island,
-    which TFLite's converter writes. Quantized inputs and outputs get the type "uint8" or
-    "float32", or with None the type of their quantized values.
+    Explicit padding is merged into convolutions. TFLite's converter writes consecutive float nodes
+    as one subgraph. Quantized inputs and outputs get the type "uint8" or "float32", or with None
+    the type of their quantized values.
 
     Returns:
         The tensor indices of inputs and of outputs, by name in the model's order.
     """
     graph = fuse_padding(graph)
     indices: dict[Tensor, int] = {}
-    in_float: dict[Tensor, int] = {}
-    """Quantized tensor -> index of the tensor with its real values."""
-    island: list[Node] = []
-    computed: list[Tensor] = []
+    dequantized: dict[Tensor, int] = {}
+    """Quantized tensor -> index of the tensor with its float values."""
+    pending: list[Node] = []
+    """Float nodes that are not written yet."""
     graph_outputs = set(graph.outputs.values())
-    readers: dict[Tensor, list[Node]] = {}
+    consumers: dict[Tensor, list[Node]] = {}
     for node in graph.nodes:
-        for tensor in reads(graph, node):
-            readers.setdefault(tensor, []).append(node)
-    takes_float = graph.origin.target is None or graph.origin.target.has_float
-    keeps_float = input_dtype == "float32" or takes_float
+        for tensor in list_inputs(graph, node):
+            consumers.setdefault(tensor, []).append(node)
+    has_float = graph.origin.target is None or graph.origin.target.has_float
     inputs = {}
     for name, tensor in graph.inputs.items():
-        are_tokens = not keeps_float and _are_tokens(tensor, readers.get(tensor, []))
-        dtype = "int32" if are_tokens else input_dtype
+        are_ids = not (has_float or input_dtype == "float32")
+        are_ids = are_ids and _are_token_ids(tensor, consumers.get(tensor, []))
+        dtype = "int32" if are_ids else input_dtype
         inputs[name] = _write_input(builder, indices, name, tensor, dtype)
 
     def flush() -> None:
-        if island:
-            ends = [
-                tensor
-                for tensor in computed
-                if tensor in graph_outputs
-                or any(node not in island for node in readers.get(tensor, ()))
-            ]
-            write_island(builder, graph, island, ends, indices, in_float)
-            island.clear()
-            computed.clear()
+        ends = [
+            tensor
+            for node in pending
+            for tensor in node.outputs
+            if tensor in graph_outputs
+            or any(consumer not in pending for consumer in consumers.get(tensor, ()))
+        ]
+        if pending:
+            write_float_subgraph(builder, graph, pending, ends, indices, dequantized)
+        pending.clear()
 
     for node in graph.nodes:
         if node.op is None:
-            island.append(node)
-            computed.extend(node.outputs)
+            pending.append(node)
             continue
-        if not set(computed).isdisjoint(node.inputs):
+        if not {tensor for earlier in pending for tensor in earlier.outputs}.isdisjoint(
+            node.inputs
+        ):
             flush()
         write_node(builder, node, indices)
     flush()
     outputs: dict[str, int] = {}
     for name, tensor in graph.outputs.items():
-        file_ends = [*inputs.values(), *outputs.values()]
-        outputs[name] = _write_output(builder, indices, name, tensor, output_dtype, file_ends)
+        ends = [*inputs.values(), *outputs.values()]
+        outputs[name] = _write_output(builder, indices, name, tensor, output_dtype, ends)
     return inputs, outputs
 
 
-def _end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantParams | None]:
+def _get_end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantParams | None]:
     """Returns type and quantization parameters of an input or output of the file."""
     if dtype == "float32":
         return dtype, None
@@ -91,9 +92,9 @@ def _end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantParam
     return params.dtype.name, params
 
 
-def _are_tokens(tensor: Tensor, readers: list[Node]) -> bool:
-    """Returns whether an input of real numbers is only read to make integers of it."""
-    casts = [node.op is not None and node.op.casts_indices for node in readers]
+def _are_token_ids(tensor: Tensor, consumers: list[Node]) -> bool:
+    """Returns whether all consumers of a float input cast it to integers."""
+    casts = [node.op is not None and node.op.casts_indices for node in consumers]
     return tensor.is_float and bool(casts) and all(casts)
 
 
@@ -103,33 +104,33 @@ def _write_input(
     if tensor.params is None:
         if tensor.dtype == "string":
             raise ValueError(
-                f"{name}: files have no input of strings. Compute what reads it before the model, "
-                f"in the input pipeline, and quantize the model after it."
+                f"{name}: files have no string inputs. Move the layers that read it to the input "
+                f"pipeline, and quantize the model after them."
             )
         kind = dtype if dtype == "int32" else tensor.dtype
         if tensor.dtype == "uint8" and dtype == "float32":  # Pixels.
             end = builder.tensor(name, tensor.shape, dtype)
-            inside = tensor_index(builder, indices, tensor)
-            given, wanted = TYPES[dtype], TYPES[tensor.dtype]
-            builder.operator("CAST", [end], [inside], inDataType=given, outDataType=wanted)
+            inner = get_tensor_index(builder, indices, tensor)
+            before, after = TYPES[dtype], TYPES[tensor.dtype]
+            builder.operator("CAST", [end], [inner], inDataType=before, outDataType=after)
             return end
         indices[tensor] = builder.tensor(name, tensor.shape, kind)
         return indices[tensor]
-    kind, params = _end_params(tensor.params, dtype)
+    kind, params = _get_end_params(tensor.params, dtype)
     end = builder.tensor(name, tensor.shape, kind, params)
     converts, clips = params != tensor.params, tensor.params.bits < 8
     if not (converts or clips):
         indices[tensor] = end
     else:  # Callers clip to int8, not to fewer bits.
-        inside = tensor_index(builder, indices, tensor)
-        _bring(builder, f"{SCOPE}/{name}", [end, inside], tensor, converts, clips)
+        inner = get_tensor_index(builder, indices, tensor)
+        _convert(builder, f"{SCOPE}/{name}", [end, inner], tensor, converts, clips)
     return end
 
 
-def _bring(
+def _convert(
     builder: Builder, name: str, ends: list[int], tensor: Tensor, converts: bool, clips: bool
 ) -> None:
-    """Adds the operators that requantize values to a tensor's range and clip them to its bits."""
+    """Adds the operators that convert values to a tensor's range and clip them to its bits."""
     params = tensor.params
     assert params is not None
     source, target = ends
@@ -150,25 +151,25 @@ def _write_output(
     dtype: str | None,
     file_ends: list[int],
 ) -> int:
-    """Returns the tensor of an output: interpreters do not allow one tensor as two outputs."""
-    inside = indices[tensor]
+    """Returns the tensor of an output. Interpreters do not allow one tensor as two outputs."""
+    inner = indices[tensor]
     if tensor.params is None:
         kind, params, code = tensor.dtype, None, ""
     else:
-        kind, params = _end_params(tensor.params, dtype)
+        kind, params = _get_end_params(tensor.params, dtype)
         code = "" if params == tensor.params else "QUANTIZE" if params else "DEQUANTIZE"
-    if not code and inside not in file_ends:
-        builder.graph.tensors[inside].name = name.encode()
-        return inside
+    if not code and inner not in file_ends:
+        builder.graph.tensors[inner].name = name.encode()
+        return inner
     end = builder.tensor(name, tensor.shape, kind, params)
     if code:
-        builder.operator(code, [inside], [end])
+        builder.operator(code, [inner], [end])
     else:
-        builder.copy(inside, end)
+        builder.copy(inner, end)
     return end
 
 
-def tensor_index(builder: Builder, indices: dict[Tensor, int], tensor: Tensor) -> int:
+def get_tensor_index(builder: Builder, indices: dict[Tensor, int], tensor: Tensor) -> int:
     """Returns the index of a tensor in the file, and adds the tensor if it is missing."""
     if tensor not in indices:
         dtype = tensor.dtype if tensor.params is None else tensor.params.dtype.name
@@ -180,17 +181,17 @@ def tensor_index(builder: Builder, indices: dict[Tensor, int], tensor: Tensor) -
 def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None:
     """Writes an operator, and the conversion of its result to the output's parameters.
 
-    A QUANTIZE follows where a TFLite kernel fixes other parameters for its output, and a MINIMUM
-    for fewer than 8 bits, as TFLite kernels only clip to int8.
+    A QUANTIZE follows if a TFLite kernel fixes other parameters for its output. A MINIMUM follows
+    for fewer than 8 bits, because TFLite kernels only clip to int8.
     """
     assert node.op is not None
     inputs = [
         builder.constant(f"{SCOPE}/{node.name}/constant", x.q, x.params)
         if isinstance(x, Constant)
-        else tensor_index(builder, indices, x)
+        else get_tensor_index(builder, indices, x)
         for x in node.inputs
     ]
-    outputs = [tensor_index(builder, indices, tensor) for tensor in node.outputs]
+    outputs = [get_tensor_index(builder, indices, tensor) for tensor in node.outputs]
     params = node.output.params
     if params is None:  # Indices.
         node.op.emit(Emission(builder, node, inputs, outputs))
@@ -203,4 +204,4 @@ def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None
     if converts or clips:
         result = builder.tensor(f"{name}/unclipped", node.output.shape, params.dtype.name, native)
     node.op.emit(Emission(builder, node, inputs, [result, *outputs[1:]]))
-    _bring(builder, name, [result, target], node.output, converts, clips)
+    _convert(builder, name, [result, target], node.output, converts, clips)

@@ -65,7 +65,7 @@ def test_beside_noise_it_is_no_constant():
     with pytest.warns(UserWarning, match="reads a tensor that is none of its arguments"):
         qat = keras_qat.quantize_model(model)
     keras_qat.calibrate(qat, images(16, (6, 2)) + 3.0)
-    with pytest.raises(ValueError, match="that an earlier call kept in an attribute: return it"):
+    with pytest.raises(ValueError, match="that an earlier call stored in an attribute: return"):
         keras_qat.export_tflite(qat)
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.target_rewrites import rewrite_for
-from keras_qat.export.tflite_writer import tensor_index, write_node
+from keras_qat.export.tflite_writer import get_tensor_index, write_node
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
 from keras_qat.graph.operations import inputs_and_constants
 from keras_qat.graph.read_model import read_model
@@ -244,7 +244,7 @@ def file_of(node: Node, batch: int | None = None, rewrite: Any = None) -> bytes:
         node = sized(node, batch)
     builder, indices = Builder(), {}
     tensors = {item.name: item for item in node.inputs if isinstance(item, Tensor)}
-    ends = {name: tensor_index(builder, indices, item) for name, item in tensors.items()}
+    ends = {name: get_tensor_index(builder, indices, item) for name, item in tensors.items()}
     write_node(builder, node, indices)
     outputs = {f"output_{place}": indices[output] for place, output in enumerate(node.outputs)}
     return builder.finish(ends, outputs, rewrite or rewrite_for(XNNPACK))

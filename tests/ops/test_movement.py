@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import XNNPACK
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.export.tflite_writer import tensor_index, write_node
+from keras_qat.export.tflite_writer import get_tensor_index, write_node
 from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import Contract, Roll
@@ -210,7 +210,7 @@ def chain(build, *shapes):
     }
     starts = [tensors[value] for value in flatten_values(graph.inputs)]
     ends = [tensors[value] for value in flatten_values(graph.outputs)]
-    ins = {start.name: tensor_index(builder, indices, start) for start in starts}
+    ins = {start.name: get_tensor_index(builder, indices, start) for start in starts}
     numbers = np.random.default_rng(0)
     given = {
         start.name: numbers.integers(-128, 128, (3, *start.shape[1:])).astype(np.int8)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.export.tflite_writer import tensor_index, write_node
+from keras_qat.export.tflite_writer import get_tensor_index, write_node
 from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.passes import pack_node
@@ -58,7 +58,7 @@ def with_weights(node, **changes):
 def operations(node):
     """Names of the operators of a node's file, and the file."""
     builder, indices = Builder(), {}
-    ends = {tensor.name: tensor_index(builder, indices, tensor) for tensor in node.inputs}
+    ends = {tensor.name: get_tensor_index(builder, indices, tensor) for tensor in node.inputs}
     write_node(builder, node, indices)
     contents = builder.finish(ends, {"output_0": indices[node.output]})
     return (

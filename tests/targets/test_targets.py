@@ -78,7 +78,7 @@ def test_the_file_is_for_the_target(for_tflm, tmp_path):
     report = keras_qat.verify(for_tflm, contents, X)
     assert (report.kernels, report.identical) == ("tflm", 1)
     assert keras_qat.simulate(for_tflm, X[:2]).kernels == "tflm"
-    with pytest.raises(ValueError, match="batch_size=4: TFLite Micro takes 1 at a time"):
+    with pytest.raises(ValueError, match="batch_size=4: TFLite Micro requires batch size 1"):
         keras_qat.export_tflite(for_tflm, batch_size=4)
     (image,) = FileGraph(keras_qat.export_tflite(for_tflm, target="xnnpack")).inputs.values()
     assert image.shape[0] == -1
