@@ -80,19 +80,11 @@ def plan(
     with use_float32():
         qat = rewrite(planned, model)
         check_quantized(qat)
-<<<<<<< HEAD
         for quantizer in list_quantizers(qat):
             for observer in quantizer.observers:
                 if isinstance(observer, LastValue):  # Kernels do not support every scale.
                     observer.set(0.0, 1.0, batches=1.0)
-        contents = planned_file(resolve(qat), device)
-=======
-        for observer in (x for quantizer in list_quantizers(qat) for x in quantizer.observers):
-            # As if data had been seen: kernels do not take every scale.
-            if isinstance(observer, LastValue):
-                observer.set(0.0, 1.0, batches=1.0)
         contents = write_planned_file(resolve(qat), device)
->>>>>>> f272d3a7 (Rewrite the text, names and types of export, and stop reading C source back)
     return dataclasses.replace(
         planned,
         target=device,

@@ -12,7 +12,7 @@ from keras_qat.analysis.verify.results import TensorReport
 from keras_qat.analysis.verify.signal_to_noise import compute_sqnr
 from keras_qat.graph.calls import Graph
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes import packs_int4
+from keras_qat.integer_graph.passes import has_int4
 from keras_qat.integer_graph.pixel_inputs import Rescaling
 from keras_qat.io.inputs import describe_excess, get_pixel_range
 from keras_qat.keras2.backend import keras
@@ -80,7 +80,7 @@ def find_mismatches(graph: ResolvedGraph, file_graph: FileGraph, contents: bytes
             f"model was trained or calibrated, or its weights were set, after the export. Export "
             f"it again."
         )
-    if graph.origin.packs_int4 and packs_int4(graph) and not file_graph.packs_int4:
+    if graph.origin.packs_int4 and has_int4(graph) and not file_graph.packs_int4:
         reasons.append(
             f"'{graph.name}' computes with weights packed in 4 bits (model.pack_int4 is True), but "
             f"the weights of the file are not packed. Export it again, or set model.pack_int4 = "

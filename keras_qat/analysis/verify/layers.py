@@ -14,9 +14,9 @@ from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Value, flatten_values
 from keras_qat.integer_graph.execute import prepare
-from keras_qat.integer_graph.float_inference import evaluator
+from keras_qat.integer_graph.float_inference import make_evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.integer_graph.passes import with_int4
+from keras_qat.integer_graph.passes import pack_int4
 from keras_qat.integer_graph.simulate import run_batch
 from keras_qat.io.data import show_progress
 from keras_qat.ops.node import Tensor as ModelTensor
@@ -225,13 +225,13 @@ def compare_layers(
     origin = resolved.origin
     pairs, merged = match_tensors(resolved, file)
     family = FAMILIES.get(kernels)
-    in_file = with_int4(resolved, family or XNNPACK) if file.packs_int4 else resolved
+    in_file = pack_int4(resolved, family or XNNPACK) if file.packs_int4 else resolved
     indices = [pair.tensor.index for pair in pairs]
     interpreter = open_file(file.replace_outputs(indices), kernels, runtime)
     pieces: FileInterpreter | None = None
     values = [pair.value for pair in pairs]
-    compute_in_float = evaluator(origin.calls, values)
-    simulate = evaluator(origin.calls, values, None) if origin.simulates else None
+    compute_in_float = make_evaluator(origin.calls, values)
+    simulate = make_evaluator(origin.calls, values, None) if origin.simulates else None
     prepared = prepare(resolved, origin.family)
     sums = [_Sums(pair) for pair in pairs]
     float_states, model_states, file_states = (Stream(origin.states) for _ in range(3))

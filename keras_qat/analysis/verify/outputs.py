@@ -23,10 +23,10 @@ from keras_qat.analysis.verify.scores import score_output
 from keras_qat.analysis.verify.signal_to_noise import are_alike, compute_sqnr, hardly_differs
 from keras_qat.analysis.verify.verdict import is_clearly_good
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.integer_graph.float_inference import float_outputs
+from keras_qat.integer_graph.float_inference import evaluate_all
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.pixel_inputs import Rescaling
-from keras_qat.integer_graph.simulate import Codes, run_examples
+from keras_qat.integer_graph.simulate import QuantizedArray, run_examples
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.losses import CompiledLoss
 from keras_qat.keras2.readability import defines
@@ -177,7 +177,7 @@ def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[N
 def simulate_values(graph: ResolvedGraph, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
     """Returns the outputs of a graph, computed in integers, as float values."""
     outputs = run_examples(graph, x, graph.origin.family, batch_size, verbose).outputs
-    return [y.values if isinstance(y, Codes) else y for y in outputs.values()]
+    return [y.values if isinstance(y, QuantizedArray) else y for y in outputs.values()]
 
 
 class OutputFigures(NamedTuple):
@@ -243,7 +243,7 @@ class OutputComparison:
     def _compute_in_float(self, rows: Rows) -> list[NDArray]:
         origin = self.graph.origin
         with Stream(origin.states):
-            return float_outputs(self.evaluate, [x[rows] for x in self.inputs], origin.fixed_batch)
+            return evaluate_all(self.evaluate, [x[rows] for x in self.inputs], origin.fixed_batch)
 
     def _compare_rows(self, exact: list[NDArray], rows: Rows) -> OutputFigures:
         """Compares with the outputs of the float model for some of the examples."""
