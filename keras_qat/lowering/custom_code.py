@@ -19,7 +19,7 @@ from keras_qat.keras2.readability import is_graph_model
 from keras_qat.lowering.activations import ACTIVATIONS
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.expand_call import copy_outputs, expand_call
-from keras_qat.lowering.expansions import EARLY_OPERATIONS, EARLY_OPERATIONS_OF_INTEGERS
+from keras_qat.lowering.expansions import EARLY, EARLY_OF_INTEGERS
 from keras_qat.lowering.expansions.conv_lstm import CONVOLUTIONS, unroll_conv_lstm
 from keras_qat.lowering.expansions.keras_layers import find_layer_expansion
 from keras_qat.lowering.mask_tensors import is_recurrent
@@ -120,7 +120,7 @@ def expand_operation(call: Call, context: LoweringContext, forced: bool) -> list
     """
     kind = get_kind(call)
     reads_floats = all(value.is_float for value in call.inputs)
-    table = EARLY_OPERATIONS if reads_floats else EARLY_OPERATIONS_OF_INTEGERS
+    table = EARLY if reads_floats else EARLY_OF_INTEGERS
     if kind not in table or (kind in BETTER_IN_FLOAT and not forced):
         return []
     parts, within = expand_call(call, table[kind], context, inside=True), (*call.within, call.layer)

@@ -9,14 +9,12 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.graph.operations import KINDS
 from keras_qat.keras2.backend import keras
-from keras_qat.lowering.expansions import EARLY_OPERATIONS, EARLY_OPERATIONS_OF_INTEGERS
+from keras_qat.lowering.expansions import EARLY, EARLY_OF_INTEGERS
 from tests.networks.forms.equivalents import FUNCTIONS, SHAPE
 
 
 def test_all_have_a_form():
-    assert {
-        KINDS.get(name, name) for name in FUNCTIONS
-    } == EARLY_OPERATIONS.keys() | EARLY_OPERATIONS_OF_INTEGERS.keys()
+    assert {KINDS.get(name, name) for name in FUNCTIONS} == EARLY.keys() | EARLY_OF_INTEGERS.keys()
 
 
 OTHERS = {
@@ -46,5 +44,5 @@ def test_numbers_are_those_of_the_operation(monkeypatch):
     x = keras.Input(SHAPE)
     model = keras.Model(x, tf.math.log_sigmoid(x))
     assert not keras_qat.plan(model).float_layers
-    monkeypatch.setitem(EARLY_OPERATIONS, "log_sigmoid", lambda x: -1.01 * tf.math.softplus(-x))
+    monkeypatch.setitem(EARLY, "log_sigmoid", lambda x: -1.01 * tf.math.softplus(-x))
     assert keras_qat.plan(model).float_layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from keras_qat.lowering.expand_call import Expansion, is_tensor, require, unwrap
 from keras_qat.ops.composed import NO_WIDE
 
 
-def _divide(x: Any, y: Any) -> Any:
+def _divide(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     if is_tensor(y):
         if is_tensor(x):
             return Quotient()([x, y])
@@ -36,26 +37,26 @@ def _divide(x: Any, y: Any) -> Any:
     return tf.multiply(x, (1.0 / divisor).astype(np.float32))
 
 
-def _add(x: Any, y: Any) -> Any:
+def _add(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Exchange `1 + x`, which Keras saves so that it cannot be loaded."""
     require(is_tensor(y) and not is_tensor(x))
     return tf.add(y, x)
 
 
-def _bias_add(value: Any, bias: Any) -> Any:
+def _bias_add(value: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     return tf.add(value, bias if is_tensor(bias) else unwrap(read_array(bias)).astype(np.float32))
 
 
-def _negative(x: Any) -> Any:
+def _negative(x: tf.Tensor) -> tf.Tensor:
     # One value per example has no channels, which a Rescaling needs.
     return layers.Rescaling(-1.0)(x) if len(x.shape) > 1 else tf.multiply(x, -1.0)
 
 
-def _square(x: Any) -> Any:
+def _square(x: tf.Tensor) -> tf.Tensor:
     return layers.Multiply()([x, x])
 
 
-def _power(x: Any, y: Any) -> Any:
+def _power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Expand `x ** 2` and `x ** 3`; the others are not defined everywhere."""
     exponent = unwrap(read_scalar(y))
     require(is_tensor(x))
@@ -66,18 +67,18 @@ def _power(x: Any, y: Any) -> Any:
     return square if exponent == 2 else layers.Multiply()([square, x])
 
 
-def _silu(features: Any, beta: Any = 1.0) -> Any:
+def _silu(features: tf.Tensor, beta: float = 1.0) -> tf.Tensor:
     require(read_scalar(beta) in (None, 1.0))
     gate = layers.Activation("sigmoid", name="sigmoid")(features)
     return layers.Multiply()([features, gate])
 
 
-def _add_n(inputs: Any) -> Any:
+def _add_n(inputs: Any) -> tf.Tensor:
     require(all(map(is_tensor, inputs)))
     return layers.Add()(list(inputs))
 
 
-def _clip(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
+def _clip(t: tf.Tensor, clip_value_min: Any, clip_value_max: Any) -> tf.Tensor:
     low, high = (
         unwrap(read_scalar(clip_value_min)),
         unwrap(read_scalar(clip_value_max)),
@@ -87,7 +88,9 @@ def _clip(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
     return tf.maximum(tf.minimum(t, high, name="minimum"), low, name="maximum")
 
 
-def _normalize(x: Any, axis: Any = None, epsilon: Any = 1e-12, dim: Any = None) -> Any:
+def _normalize(
+    x: tf.Tensor, axis: Any = None, epsilon: float = 1e-12, dim: Any = None
+) -> tf.Tensor:
     """Normalize along the last axis, between two transposes."""
     rank, axes = len(x.shape), tf.nest.flatten([axis])
     require(len(axes) == 1 and isinstance(axes[0], int) and axes[0] % rank not in (0, rank - 1))
@@ -98,20 +101,22 @@ def _normalize(x: Any, axis: Any = None, epsilon: Any = 1e-12, dim: Any = None) 
     return tf.transpose(normalized, order)
 
 
-def _cast(x: Any, dtype: Any) -> Any:
+def _cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Drop a cast that changes nothing, as at inference one between float32 and half precision."""
     dtype = tf.as_dtype(dtype)
     require(x.dtype == dtype or (x.dtype.is_floating and dtype.is_floating))
     return x
 
 
-def _fill_like(input: Any, dtype: Any = None, *args: Any, number: float, **options: Any) -> Any:
+def _fill_like(
+    input: tf.Tensor, dtype: tf.DType = None, *args: object, number: float, **options: object
+) -> tf.Tensor:
     is_float = dtype is None or tf.as_dtype(dtype).is_floating
     require(input.dtype.is_floating and is_float and len(input.shape) > 1)
     return layers.Rescaling(0.0, number)(input)
 
 
-def _compare(x: Any, y: Any, *, compare: Any) -> Any:
+def _compare(x: tf.Tensor, y: tf.Tensor, *, compare: Callable[..., Any]) -> tf.Tensor:
     """Round a number to the grid of the tensor that is compared with it.
 
     Otherwise nothing would equal it, as with -1.0 if the nearest quantized value is -1.003.
@@ -122,16 +127,16 @@ def _compare(x: Any, y: Any, *, compare: Any) -> Any:
     return compare(x, OnGrid(wanted, name="number")(x))
 
 
-def by_layer(make: Any, **options: Any) -> Expansion:
+def by_layer(make: Any, **options: object) -> Expansion:
     """Return an expansion of a function of one tensor to a single layer."""
     return lambda x: make(**options)(x)
 
 
-def _log_sigmoid(x: Any) -> Any:
+def _log_sigmoid(x: tf.Tensor) -> tf.Tensor:
     return -tf.math.softplus(-x)
 
 
-def _any_power(x: Any, y: Any) -> Any:
+def _any_power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     base = read_scalar(x)
     if base is None:
         require(read_scalar(y) is None)
@@ -140,29 +145,31 @@ def _any_power(x: Any, y: Any) -> Any:
     return tf.exp(y * math.log(base))
 
 
-def _scaled_silu(features: Any, beta: Any = 1.0) -> Any:
-    beta = read_scalar(beta)
-    require(beta not in (None, 1.0))
-    return features * tf.sigmoid(features * beta)
+def _scaled_silu(features: tf.Tensor, beta: float = 1.0) -> tf.Tensor:
+    factor = read_scalar(beta)
+    require(factor not in (None, 1.0))
+    return features * tf.sigmoid(features * factor)
 
 
-def _crelu(features: Any, axis: Any = -1) -> Any:
+def _crelu(features: tf.Tensor, axis: Any = -1) -> tf.Tensor:
     return tf.concat([tf.nn.relu(features), tf.nn.relu(-features)], axis)
 
 
-def _evaluate_polynomial(coeffs: Any, x: Any) -> Any:
+def _evaluate_polynomial(coeffs: Any, x: tf.Tensor) -> tf.Tensor:
     first, *rest = coeffs
     for coefficient in rest:
         first = first * x + coefficient
     return first
 
 
-def _cumulative_product(x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False) -> Any:
+def _cumulative_product(
+    x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
+) -> tf.Tensor:
     """Multiply by the products of 1, 2, 4 and more earlier values, so that few are rounded."""
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and x.shape[axis] is not None)
     axis, size = axis % len(x.shape), x.shape[axis]
 
-    def later(y: Any, count: int) -> Any:
+    def later(y: tf.Tensor, count: int) -> tf.Tensor:
         ends = tf.split(y, [count, size - count], axis)[0]
         return tf.concat([tf.ones_like(ends), tf.split(y, [size - count, count], axis)[0]], axis)
 
@@ -173,14 +180,14 @@ def _cumulative_product(x: Any, axis: Any = 0, exclusive: Any = False, reverse: 
     return tf.reverse(y, [axis]) if reverse else y
 
 
-def _cross(a: Any, b: Any) -> Any:
+def _cross(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     (a_next, a_last), (b_next, b_last) = (
         (tf.gather(x, [1, 2, 0], axis=-1), tf.gather(x, [2, 0, 1], axis=-1)) for x in (a, b)
     )
     return a_next * b_last - a_last * b_next
 
 
-def _atan2(y: Any, x: Any) -> Any:
+def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """Compute the angle within an eighth of the circle, and mirror it back."""
     require(not NO_WIDE)  # Quotients have 16 bits.
     x, y = (end if (known := read_scalar(end)) is None else known for end in (x, y))
@@ -191,29 +198,29 @@ def _atan2(y: Any, x: Any) -> Any:
     return _where(y < 0.0, -angle, angle)
 
 
-def _where(condition: Any, if_true: Any, if_false: Any) -> Any:
+def _where(condition: tf.Tensor, if_true: Any, if_false: Any) -> tf.Tensor:
     if isinstance(condition, bool):
         return if_true if condition else if_false
     return tf.where(condition, if_true, if_false)
 
 
-def _divide_no_nan(x: Any, y: Any) -> Any:
+def _divide_no_nan(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     if (divisor := read_array(y)) is not None:
         return x * tf.math.divide_no_nan(np.float32(1.0), divisor.astype(np.float32))
     return tf.where(tf.equal(y, 0.0), tf.zeros_like(y), x / y)
 
 
-def _clip_by_tensor(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
+def _clip_by_tensor(t: tf.Tensor, clip_value_min: Any, clip_value_max: Any) -> tf.Tensor:
     require(read_scalar(clip_value_min) is None or read_scalar(clip_value_max) is None)
     return tf.maximum(tf.minimum(t, clip_value_max), clip_value_min)
 
 
-def _cast_to_bool(x: Any, dtype: Any) -> Any:
+def _cast_to_bool(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     require(tf.as_dtype(dtype) == tf.bool)
     return tf.not_equal(x, 0.0)
 
 
-EARLY_ARITHMETIC: dict[str, Expansion] = {
+EARLY: dict[str, Expansion] = {
     "log_sigmoid": _log_sigmoid,
     "erfc": lambda x: 1.0 - tf.math.erf(x),
     "atan2": _atan2,
@@ -245,9 +252,8 @@ EARLY_ARITHMETIC: dict[str, Expansion] = {
     "acosh": lambda x: tf.math.log(x + tf.sqrt(x * x - 1.0)),
     "atanh": lambda x: (tf.math.log1p(x) - tf.math.log1p(-x)) * 0.5,
 }
-"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 
-FLOAT_ARITHMETIC: dict[str, Expansion] = {
+OF_FLOATS: dict[str, Expansion] = {
     "negative": _negative,
     "silu": _silu,
     "divide": _divide,
@@ -267,9 +273,8 @@ FLOAT_ARITHMETIC: dict[str, Expansion] = {
     "clip_by_value": _clip,
     "l2_normalize": _normalize,
 }
-"""Kind of an operation on floats -> its expansion."""
 
-ARITHMETIC: dict[str, Expansion] = {
+OPERATIONS: dict[str, Expansion] = {
     "add": _add,
     "cast": _cast,
     "zeros_like": partial(_fill_like, number=0.0),
@@ -277,4 +282,3 @@ ARITHMETIC: dict[str, Expansion] = {
     "equal": partial(_compare, compare=tf.equal),
     "not_equal": partial(_compare, compare=tf.not_equal),
 }
-"""Kind of an operation on tensors of any type -> its expansion."""

@@ -24,7 +24,7 @@ _UNIT = "1"
 """Names the axis of size 1 that makes a matrix of a vector."""
 
 
-def _multiply_along(x: Any, axis: int, matrix: np.ndarray, name: str = "") -> Any:
+def _multiply_along(x: tf.Tensor, axis: int, matrix: np.ndarray, name: str = "") -> tf.Tensor:
     """Multiply by a matrix, [size of the axis, size of the result], along one axis."""
     matrix = matrix.astype(np.float32)
     last = len(x.shape) - 1
@@ -38,14 +38,14 @@ def _multiply_along(x: Any, axis: int, matrix: np.ndarray, name: str = "") -> An
 
 
 def expand_product(
-    a: Any,
-    b: Any,
-    transpose_a: Any = False,
-    transpose_b: Any = False,
-    adjoint_a: Any = False,
-    adjoint_b: Any = False,
-    **options: Any,
-) -> Any:
+    a: tf.Tensor,
+    b: tf.Tensor,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+    **options: object,
+) -> tf.Tensor:
     """Multiply a constant matrix by a tensor, on its right-hand side."""
     matrix = unwrap(read_array(a))
     require(matrix.ndim == 2 and is_tensor(b) and len(b.shape) > 2)
@@ -53,7 +53,7 @@ def expand_product(
     return _multiply_along(b, -2, matrix if transpose_a or adjoint_a else matrix.T)
 
 
-def expand_einsum(equation: str, *inputs: Any, **options: Any) -> Any:
+def expand_einsum(equation: str, *inputs: Any, **options: object) -> tf.Tensor:
     """Multiply a tensor by a constant matrix or vector that share one axis."""
     terms, output = equation.replace(" ", "").split("->")
     require(len(inputs) == 2 and "..." not in equation and sum(map(is_tensor, inputs)) == 1)
@@ -79,13 +79,15 @@ def expand_einsum(equation: str, *inputs: Any, **options: Any) -> Any:
     return tf.transpose(_multiply_along(x, axis, matrix, "multiplied"), order)
 
 
-def _cumulative_sum(x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False) -> Any:
+def _cumulative_sum(
+    x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
+) -> tf.Tensor:
     require(isinstance(axis, int) and axis % len(x.shape) and x.shape[axis])
     triangle = np.tri(x.shape[axis], k=-1 if exclusive else 0)
     return _multiply_along(x, axis, triangle if reverse else triangle.T)
 
 
-def expand_resize(images: Any, size: Any, **options: Any) -> Any:
+def expand_resize(images: tf.Tensor, size: Any, **options: object) -> tf.Tensor:
     """Resize by two products: with a matrix along rows, and one along columns.
 
     The matrices are what the operation makes of images with one row or column of ones.
@@ -108,5 +110,4 @@ def expand_resize(images: Any, size: Any, **options: Any) -> Any:
     return _multiply_along(rows, 2, find_weights(1))
 
 
-CONSTANT_PRODUCTS: dict[str, Expansion] = {"cumsum": _cumulative_sum}
-"""Kind of an operation on floats -> its expansion."""
+OF_FLOATS: dict[str, Expansion] = {"cumsum": _cumulative_sum}

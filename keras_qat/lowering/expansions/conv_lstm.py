@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
-from keras_qat.keras2.backend import layers
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.lowering.recurrent import MOST_STEPS
 from keras_qat.ops.registry import match
 
@@ -35,7 +35,7 @@ def unroll_conv_lstm(call: Call) -> Callable[..., Any] | None:
     return lambda inputs, **_: _steps(layer, inputs)
 
 
-def _steps(layer: Any, x: Any) -> Any:
+def _steps(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     of_inputs, of_states = _convolutions(layer)
     steps = tf.unstack(RestoreTime(x.shape[1])(of_inputs(FlattenTime()(x))), axis=1)
     gate, activation, outputs = layer.recurrent_activation, layer.activation, []
@@ -50,7 +50,7 @@ def _steps(layer: Any, x: Any) -> Any:
     return tf.stack(outputs, 1) if layer.return_sequences else hidden
 
 
-def _convolutions(layer: Any) -> tuple[Any, Any]:
+def _convolutions(layer: keras.layers.Layer) -> tuple[Any, Any]:
     """Return layers with the weights of a ConvLSTM's cell."""
     if layer not in _made:
         convolution, cell = CONVOLUTIONS[type(layer)], layer.cell

@@ -41,7 +41,7 @@ SIZES = {"zeros": "shape", "ones": "shape", "fill": "dims"}
 """Operation that fills a tensor -> name of the argument that has its sizes."""
 
 
-def _copy(*args: Any, **kwargs: Any) -> Any:
+def _copy(*args: object, **kwargs: object) -> tf.Tensor:
     """Copy a tensor, or a constant, as often as there are examples."""
     call = _call_of_any(args, kwargs)
     kind = get_kind(call)
@@ -72,7 +72,7 @@ def _copy(*args: Any, **kwargs: Any) -> Any:
     return tf.reshape(tf.add(zeros, one, name="copies"), [-1, *x.shape[1:]])
 
 
-def _fill(*args: Any, **kwargs: Any) -> Any:
+def _fill(*args: object, **kwargs: object) -> tf.Tensor:
     """Fill a tensor with a number for each example, as a state that is zero at first."""
     call = _call_of_any(args, kwargs)
     sizes = get_argument(call, SIZES[get_kind(call)])
@@ -83,7 +83,7 @@ def _fill(*args: Any, **kwargs: Any) -> Any:
     return tf.add(_zeros(sizes, [1] * len(inner)), x)
 
 
-def _eye(*args: Any, **kwargs: Any) -> Any:
+def _eye(*args: object, **kwargs: object) -> tf.Tensor:
     """Return a unit matrix for each example, of which masks are made."""
     call = _call_of_any(args, kwargs)
     *sizes, batch = get_operands(call, "num_rows", "num_columns", "batch_shape")
@@ -96,14 +96,14 @@ def _eye(*args: Any, **kwargs: Any) -> Any:
     return tf.add(_zeros(batch, [1, 1]), x)
 
 
-def _call_of_any(args: Any, kwargs: Any) -> Call:
+def _call_of_any(args: object, kwargs: object) -> Call:
     """Return the call that is expanded, of which any argument may be the tensor."""
     tensor = next(filter(is_tensor, tf.nest.flatten((args, kwargs))), None)
     require(tensor is not None)
     return get_call(tensor)
 
 
-def _call_with_sizes(call: Call, sizes: dict[Value, Any]) -> Any:
+def _call_with_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
     """Call an operation with integers instead of known sizes."""
     numbers = {value: size for value, size in sizes.items() if isinstance(size, int)}
     args, kwargs = map_values(
@@ -128,7 +128,7 @@ def _rows_for_each_copy(counts: Any, size: int | None) -> int | None:
     return None
 
 
-def _zeros(sizes: Any, inner: list[int]) -> Any:
+def _zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
     """Return zeros of shape [examples, *inner].
 
     Args:
@@ -150,7 +150,7 @@ def _zeros(sizes: Any, inner: list[int]) -> Any:
     return tf.multiply(first, 0.0, name="zeros")  # Without channels.
 
 
-def _repeat_inside(kind: str, x: Any, counts: list[Any]) -> tuple[Any, list[Any]]:
+def _repeat_inside(kind: str, x: tf.Tensor, counts: list[Any]) -> tuple[Any, list[Any]]:
     """Return a constant with all copies but those for the batch, and the remaining counts.
 
     The constant is None if it is not known.
@@ -166,9 +166,8 @@ def _repeat_inside(kind: str, x: Any, counts: list[Any]) -> tuple[Any, list[Any]
     return values.astype(np.float32), counts
 
 
-COPYING: dict[str, Expansion] = {
+OPERATIONS: dict[str, Expansion] = {
     **dict.fromkeys(COPIES, _copy),
     **dict.fromkeys(("zeros", "ones", "fill"), _fill),
     "eye": _eye,
 }
-"""Kind of an operation -> its expansion."""

@@ -12,7 +12,7 @@ from keras_qat.graph.sizes import counts_examples
 from keras_qat.lowering.expand_call import Expansion, get_value, is_tensor, make_symbol, require
 
 
-def _gather_nd(params: Any, indices: Any, batch_dims: Any = 0) -> Any:
+def _gather_nd(params: tf.Tensor, indices: tf.Tensor, batch_dims: Any = 0) -> tf.Tensor:
     """Gather within each example.
 
     The first of the indices counts the examples if `batch_dims` is 0, as in
@@ -33,7 +33,7 @@ def _gather_nd(params: Any, indices: Any, batch_dims: Any = 0) -> Any:
     return tf.gather(params, index, axis=1, batch_dims=1)
 
 
-def _columns(indices: Any) -> list[Any]:
+def _columns(indices: tf.Tensor) -> list[Any]:
     """Return what was stacked along the last axis, or the entries along it."""
     value, last, count = get_value(indices), len(indices.shape) - 1, indices.shape[-1]
     call = value.producer
@@ -46,6 +46,6 @@ def _columns(indices: Any) -> list[Any]:
     ]
 
 
-GATHERING: dict[str, Expansion] = {
+OPERATIONS: dict[str, Expansion] = {
     "gather_nd": _gather_nd,
 }

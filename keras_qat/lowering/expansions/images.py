@@ -27,33 +27,35 @@ MOST_CROPS = 64
 
 
 def _resize(
-    images: Any,
+    images: tf.Tensor,
     size: Any,
-    method: Any = "bilinear",
-    preserve_aspect_ratio: Any = False,
-    antialias: Any = False,
-) -> Any:
+    method: str = "bilinear",
+    preserve_aspect_ratio: bool = False,
+    antialias: bool = False,
+) -> tf.Tensor:
     result = get_call(images).output.shape
     require(len(result) == 4 and None not in result[1:3] and method in KERNELS)
     require(not preserve_aspect_ratio and not antialias)
     return layers.Resizing(*result[1:3], interpolation=method)(images)
 
 
-def _old_resize(images: Any, *args: Any, **options: Any) -> Any:
+def _old_resize(images: tf.Tensor, *args: object, **options: object) -> tf.Tensor:
     """Resize a single pixel as TensorFlow 1 does; larger images differ."""
     before, sizes = images.shape, get_call(images).output.shape[1:3]
     require(len(before) == 4 and tuple(before[1:3]) == (1, 1) and None not in sizes)
     return layers.Resizing(*sizes, interpolation="nearest")(images)
 
 
-def _convert_type(image: Any, dtype: Any, saturate: Any = False) -> Any:
+def _convert_type(image: tf.Tensor, dtype: tf.DType, saturate: bool = False) -> tf.Tensor:
     """Cast pixels, and multiply them by 1 / 255."""
     require(image.dtype in (tf.uint8, tf.int8, tf.uint16, tf.int16) and dtype == tf.float32)
     real = tf.cast(image, dtype="float32", name="cast")
     return tf.multiply(real, 1.0 / image.dtype.max)
 
 
-def _extract_patches(images: Any, sizes: Any, strides: Any, rates: Any, padding: Any) -> Any:
+def _extract_patches(
+    images: tf.Tensor, sizes: Any, strides: Any, rates: Any, padding: str
+) -> tf.Tensor:
     """Use `tf.nn.space_to_depth`, or crops if patches overlap.
 
     If patches do not begin at every pixel, a strided pooling of one pixel thins out the crops.
@@ -85,7 +87,7 @@ def _extract_patches(images: Any, sizes: Any, strides: Any, rates: Any, padding:
     return layers.Concatenate()(crops)
 
 
-def _resize_layer(layer: Any, x: Any) -> Any:
+def _resize_layer(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Use `tf.image.resize` for methods that TFLite's kernels do not have."""
     call = get_call(x)
     options, sizes = read_resize_options(call), list(call.output.shape[1:3])
@@ -98,7 +100,7 @@ def _resize_layer(layer: Any, x: Any) -> Any:
     return tf.image.resize(x, sizes, method=layer.interpolation)
 
 
-def _random_crop(layer: Any, x: Any, **options: Any) -> Any:
+def _random_crop(layer: keras.layers.Layer, x: tf.Tensor, **options: object) -> tf.Tensor:
     """Crop in training, and at inference crop to the new ratio and resize."""
     require(len(x.shape) == 4 and None not in x.shape[1:])
     (rows, columns), (height, width) = x.shape[1:3], (layer.height, layer.width)
@@ -116,15 +118,15 @@ def _flip(axis: int) -> Callable[[Any], Any]:
 
 
 def _crop(
-    image: Any, offset_height: int, offset_width: int, target_height: int, target_width: int
-) -> Any:
+    image: tf.Tensor, offset_height: int, offset_width: int, target_height: int, target_width: int
+) -> tf.Tensor:
     rows, columns = offset_height + target_height, offset_width + target_width
     return image[..., offset_height:rows, offset_width:columns, :]
 
 
 def _pad(
-    image: Any, offset_height: int, offset_width: int, target_height: int, target_width: int
-) -> Any:
+    image: tf.Tensor, offset_height: int, offset_width: int, target_height: int, target_width: int
+) -> tf.Tensor:
     *examples, height, width, _ = image.shape
     require(None not in (height, width))
     rows = offset_height, target_height - offset_height - height
@@ -132,7 +134,7 @@ def _pad(
     return tf.pad(image, [(0, 0)] * len(examples) + [rows, columns, (0, 0)])
 
 
-def _crop_or_pad(image: Any, target_height: int, target_width: int) -> Any:
+def _crop_or_pad(image: tf.Tensor, target_height: int, target_width: int) -> tf.Tensor:
     height, width = image.shape[-3:-1]
     require(None not in (height, width))
     rows, columns = min(height, target_height), min(width, target_width)
@@ -142,12 +144,12 @@ def _crop_or_pad(image: Any, target_height: int, target_width: int) -> Any:
 
 
 def _resize_and_pad(
-    image: Any,
+    image: tf.Tensor,
     target_height: int,
     target_width: int,
-    method: Any = "bilinear",
-    antialias: Any = False,
-) -> Any:
+    method: str = "bilinear",
+    antialias: bool = False,
+) -> tf.Tensor:
     target, sizes = (target_height, target_width), image.shape[-3:-1]
     require(None not in sizes)
     size, end = np.asarray(sizes, np.float32), np.asarray(target, np.float32)
@@ -157,12 +159,12 @@ def _resize_and_pad(
     return _pad(resized, above, left, *target)
 
 
-def _adjust_contrast(images: Any, contrast_factor: Any) -> Any:
+def _adjust_contrast(images: tf.Tensor, contrast_factor: Any) -> tf.Tensor:
     mean = tf.reduce_mean(images, [-3, -2], keepdims=True)
     return mean + (images - mean) * contrast_factor
 
 
-def _crop_center(image: Any, central_fraction: float) -> Any:
+def _crop_center(image: tf.Tensor, central_fraction: float) -> tf.Tensor:
     sizes = image.shape[-3:-1]
     require(None not in sizes)
     starts = [int((size - size * central_fraction) / 2) for size in sizes]
@@ -170,7 +172,7 @@ def _crop_center(image: Any, central_fraction: float) -> Any:
     return _crop(image, *starts, *sizes)
 
 
-def _rotate(image: Any, k: int = 1) -> Any:
+def _rotate(image: tf.Tensor, k: int = 1) -> tf.Tensor:
     """Rotate images by `k` quarters of a circle, against the clock."""
     require(len(image.shape) == 4)
     turned = tf.transpose(image, (0, 2, 1, 3)) if k % 2 else image
@@ -178,7 +180,7 @@ def _rotate(image: Any, k: int = 1) -> Any:
     return tf.reverse(turned, axes) if axes else tf.identity(turned)
 
 
-def _standardize(image: Any) -> Any:
+def _standardize(image: tf.Tensor) -> tf.Tensor:
     axes = [-3, -2, -1]
     require(None not in image.shape[-3:])
     least = 1.0 / math.sqrt(math.prod(image.shape[-3:]))
@@ -187,7 +189,7 @@ def _standardize(image: Any) -> Any:
     return centered / tf.maximum(deviation, least)
 
 
-def _find_hue(images: Any) -> tuple[Any, Any, Any]:
+def _find_hue(images: tf.Tensor) -> tuple[Any, Any, Any]:
     """Return the hue from 0 to 6, the largest color, and its distance to the smallest color."""
     red, green, blue = tf.split(images, 3, axis=-1)
     value = tf.reduce_max(images, -1, keepdims=True)
@@ -201,32 +203,32 @@ def _find_hue(images: Any) -> tuple[Any, Any, Any]:
     return tf.where(value <= red, of_red, hue), value, span
 
 
-def _add_color(hue: Any, value: Any, span: Any) -> Any:
+def _add_color(hue: Any, value: tf.Tensor, span: Any) -> tf.Tensor:
     red = tf.abs(hue - 3.0) - 1.0
     green, blue = (2.0 - tf.abs(hue - center) for center in (2.0, 4.0))
     colors = tf.concat([tf.clip_by_value(x, 0.0, 1.0) for x in (red, green, blue)], -1)
     return value + (colors - 1.0) * span
 
 
-def _convert_to_hsv(images: Any) -> Any:
+def _convert_to_hsv(images: tf.Tensor) -> tf.Tensor:
     hue, value, span = _find_hue(images)
     saturation = tf.math.divide_no_nan(span, tf.nn.relu(value))
     return tf.concat([hue * (1.0 / 6.0), saturation, value], -1)
 
 
-def _convert_from_hsv(images: Any) -> Any:
+def _convert_from_hsv(images: tf.Tensor) -> tf.Tensor:
     hue, saturation, value = tf.split(images, 3, axis=-1)
     return _add_color(hue * 6.0, value, saturation * value)
 
 
-def _adjust_hue(image: Any, delta: Any) -> Any:
+def _adjust_hue(image: tf.Tensor, delta: Any) -> tf.Tensor:
     require(isinstance(delta, float))
     hue, value, span = _find_hue(image)
     hue = hue + delta % 1.0 * 6.0
     return _add_color(tf.where(hue >= 6.0, hue - 6.0, hue), value, span)
 
 
-def _adjust_saturation(image: Any, saturation_factor: Any) -> Any:
+def _adjust_saturation(image: tf.Tensor, saturation_factor: Any) -> tf.Tensor:
     """Move all colors away from the largest one, until the smallest is 0."""
     require(isinstance(saturation_factor, (int, float)) and saturation_factor >= 0.0)
     value = tf.reduce_max(image, -1, keepdims=True)
@@ -235,20 +237,24 @@ def _adjust_saturation(image: Any, saturation_factor: Any) -> Any:
     return value + (image - value) * tf.minimum(most, float(saturation_factor))
 
 
-def _adjust_gamma(image: Any, gamma: Any = 1, gain: Any = 1) -> Any:
+def _adjust_gamma(image: tf.Tensor, gamma: Any = 1, gain: Any = 1) -> tf.Tensor:
     return tf.pow(image, float(gamma)) * float(gain)
 
 
 def _normalize_by_near_channels(
-    input: Any, depth_radius: Any = 5, bias: Any = 1.0, alpha: Any = 1.0, beta: Any = 0.5
-) -> Any:
+    input: tf.Tensor,
+    depth_radius: Any = 5,
+    bias: tf.Tensor = 1.0,
+    alpha: Any = 1.0,
+    beta: float = 0.5,
+) -> tf.Tensor:
     channels = np.arange(input.shape[-1])
     near = np.abs(channels[:, None] - channels) <= depth_radius
     sums = tf.matmul(tf.square(input), (alpha * near).astype(np.float32))
     return input * tf.pow(sums + bias, -beta)
 
 
-EARLY_IMAGES: dict[str, Expansion] = {
+EARLY: dict[str, Expansion] = {
     "central_crop": _crop_center,
     "resize_with_crop_or_pad": _crop_or_pad,
     "resize_with_pad": _resize_and_pad,
@@ -274,21 +280,18 @@ EARLY_IMAGES: dict[str, Expansion] = {
     "yuv_to_rgb": multiply_by_matrix(tf.image.yuv_to_rgb),
     "local_response_normalization": _normalize_by_near_channels,
 }
-"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 
 OLD_RESIZES = ("v1_resize_bicubic", "v1_resize_bilinear", "v1_resize_nearest_neighbor")
 
-IMAGES: dict[str, Expansion] = {
+OPERATIONS: dict[str, Expansion] = {
     "resize": try_each(_resize, expand_resize),
     "v1_resize_images": try_each(_old_resize, expand_resize),
     **dict.fromkeys(OLD_RESIZES, expand_resize),
     "convert_image_dtype": _convert_type,
     "extract_patches": _extract_patches,
 }
-"""Kind of an operation -> its expansion after masks, softmax and formulas are recognized."""
 
-IMAGE_LAYERS: dict[type, Expansion] = {
+LAYERS: dict[type, Expansion] = {
     layers.RandomCrop: _random_crop,
     **dict.fromkeys((layers.UpSampling2D, layers.Resizing), _resize_layer),
 }
-"""Layer class -> a function of the layer and its input."""

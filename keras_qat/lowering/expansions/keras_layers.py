@@ -37,24 +37,24 @@ def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
     return lambda inputs: expand(layer, inputs)
 
 
-def list_owners(layer: Any) -> list[Any]:
+def list_owners(layer: keras.layers.Layer) -> list[Any]:
     """Return the layers whose weights the expansion of a layer reads: itself, if it has one."""
     return [layer] if type(layer) in EARLY_LAYERS else []
 
 
-def _convolve_volumes_of(layer: Any, x: Any) -> Any:
+def _convolve_volumes_of(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     options = layer.strides, layer.padding.upper(), layer.dilation_rate
     return convolve_volumes(x, layer.kernel, *options, lambda y: _complete(layer, y))
 
 
 def convolve_volumes(
-    x: Any,
+    x: tf.Tensor,
     kernel: Any,
     strides: Any,
     padding: str,
     dilations: Any,
     complete: Callable[[Any], Any] = lambda y: y,
-) -> Any:
+) -> tf.Tensor:
     """Convolves volumes with a kernel, and completes the result slice by slice."""
     (_, depth, height, width, channels), (taps, *size, inputs, filters) = x.shape, kernel.shape
     (step, *strides), (gap, *dilations) = strides, dilations
@@ -75,7 +75,7 @@ def convolve_volumes(
     )
 
 
-def _transpose_with_gaps(layer: Any, x: Any) -> Any:
+def _transpose_with_gaps(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Convolves with the kernel's mirror image, whose gaps are those of a dilation."""
     axes, is_same = len(x.shape) - 2, layer.padding == "same"
     require(set(layer.strides) == {1} and not layer.output_padding)
@@ -89,7 +89,7 @@ def _transpose_with_gaps(layer: Any, x: Any) -> Any:
     return _complete(layer, y)
 
 
-def _convolve_steps(layer: Any, x: Any) -> Any:
+def _convolve_steps(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Convolves the images, or sequences, of each step."""
     require(layer.padding != "causal" and len(x.shape) == layer.rank + 3)
     convolve = tf.nn.conv1d if layer.rank == 1 else tf.nn.conv2d
@@ -98,7 +98,7 @@ def _convolve_steps(layer: Any, x: Any) -> Any:
     return RestoreTime(x.shape[1])(_complete(layer, y))
 
 
-def _transpose_volumes(layer: Any, x: Any) -> Any:
+def _transpose_volumes(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Compute all values between two steps at once, from the inputs that reach them."""
     _, depth, height, width, channels = x.shape
     size, strides, filters = layer.kernel_size, layer.strides, layer.filters
@@ -130,7 +130,7 @@ def _transpose_volumes(layer: Any, x: Any) -> Any:
     return _complete(layer, y)
 
 
-def _unpack(x: Any, rows: int, columns: int, filters: int) -> Any:
+def _unpack(x: tf.Tensor, rows: int, columns: int, filters: int) -> tf.Tensor:
     """Move blocks of values from channels to rows and columns."""
     if rows == columns:
         return tf.nn.depth_to_space(x, rows) if rows > 1 else x
@@ -140,7 +140,7 @@ def _unpack(x: Any, rows: int, columns: int, filters: int) -> Any:
     return tf.reshape(x, [-1, height * rows, width * columns, filters])
 
 
-def _connect_locally(layer: Any, x: Any) -> Any:
+def _connect_locally(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     shape = [int(size) for size in layer.compute_output_shape(x.shape)[1:]]
     sizes, kernel = (math.prod(x.shape[1:]), math.prod(shape)), layer.kernel
     if layer.implementation == 2:
@@ -157,14 +157,14 @@ def _connect_locally(layer: Any, x: Any) -> Any:
     return _activate(layer, y + layer.bias if layer.use_bias else y)
 
 
-def _crop_center(layer: Any, x: Any) -> Any:
+def _crop_center(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     if layer.height > x.shape[-3] or layer.width > x.shape[-2]:
         raise CannotExpand  # Keras makes such images larger.
     top, left = (x.shape[-3] - layer.height) // 2, (x.shape[-2] - layer.width) // 2
     return x[..., top : top + layer.height, left : left + layer.width, :]
 
 
-def _extract_patches(layer: Any, x: Any, counts: list[int]) -> Any:
+def _extract_patches(layer: keras.layers.Layer, x: tf.Tensor, counts: list[int]) -> tf.Tensor:
     """Return the inputs of the kernel at each position: [batch, positions, values]."""
     parts = [x]
     for axis, (size, step, count) in enumerate(
@@ -175,25 +175,25 @@ def _extract_patches(layer: Any, x: Any, counts: list[int]) -> Any:
     return tf.reshape(x, [-1, math.prod(counts), x.shape[-1]])
 
 
-def _slice(x: Any, axis: int, first: int, count: int, step: int) -> Any:
+def _slice(x: tf.Tensor, axis: int, first: int, count: int, step: int) -> tf.Tensor:
     """Return `count` slices along an axis, `step` apart."""
     return x[(slice(None),) * axis + (slice(first, first + (count - 1) * step + 1, step),)]
 
 
-def _concatenate(parts: list[Any]) -> Any:
+def _concatenate(parts: list[Any]) -> tf.Tensor:
     return tf.concat(parts, -1) if len(parts) > 1 else parts[0]
 
 
-def _complete(layer: Any, y: Any) -> Any:
+def _complete(layer: keras.layers.Layer, y: tf.Tensor) -> tf.Tensor:
     """Adds a layer's bias, and computes its activation."""
     return _activate(layer, tf.nn.bias_add(y, layer.bias) if layer.use_bias else y)
 
 
-def _activate(layer: Any, y: Any) -> Any:
+def _activate(layer: keras.layers.Layer, y: tf.Tensor) -> tf.Tensor:
     return y if layer.activation in (None, keras.activations.linear) else layer.activation(y)
 
 
-def _discretize(layer: Any, x: Any) -> Any:
+def _discretize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Compute `Discretization`: a value's bin is the number of boundaries that it reaches."""
     boundaries = np.asarray(layer.bin_boundaries, np.float32)
     if layer.sparse or not boundaries.size or NO_WIDE:
@@ -207,14 +207,14 @@ def _discretize(layer: Any, x: Any) -> Any:
     return _combine_codes(codes, layer.output_mode)
 
 
-def _encode(layer: Any, x: Any) -> Any:
+def _encode(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Compute `CategoryEncoding` of indices."""
     if layer.sparse:
         raise CannotExpand
     return _combine_codes(tf.one_hot(x, layer.num_tokens), layer.output_mode)
 
 
-def _combine_codes(codes: Any, mode: str) -> Any:
+def _combine_codes(codes: Any, mode: str) -> tf.Tensor:
     """Return the one-hot codes, or the sum or maximum over all codes of an example."""
     if mode == "one_hot":
         return tf.squeeze(codes, -2) if codes.shape[-2] == 1 else codes

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.operations import read_array, read_scalar
-from keras_qat.keras2.backend import layers
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.expand_call import CannotExpand, Expansion, require
 
@@ -19,7 +19,7 @@ MOST_PRODUCTS = 32
 """Products that one may be written out in, with the parts of a constant."""
 
 
-def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
+def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
     """Compute `tf.einsum` of one tensor, of more than two, or of a tensor and a constant."""
     ranks = [len(np.shape(tensor)) for tensor in inputs]
     terms, output = _read_equation(equation, ranks)
@@ -52,7 +52,7 @@ def einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
     )
 
 
-def _sum_axes(x: Any, term: str, axes: list[str]) -> Any:
+def _sum_axes(x: tf.Tensor, term: str, axes: list[str]) -> tf.Tensor:
     """Sum over axes that are given by their letters, but not over the batch."""
     if not axes:
         return x
@@ -75,7 +75,9 @@ def first_and_rest(equation: str, ranks: list[int]) -> tuple[str, str]:
     return f"{terms[0]},{terms[1]}->{middle}", f"{','.join([middle, *terms[2:]])}->{output}"
 
 
-def _multiply_by_constant(x: Any, term: str, factor: np.ndarray, own: str, output: str) -> Any:
+def _multiply_by_constant(
+    x: tf.Tensor, term: str, factor: np.ndarray, own: str, output: str
+) -> tf.Tensor:
     """Return the `tf.einsum` of a tensor and a constant, each with the letters of its axes."""
     require(all(len(set(axes)) == len(axes) for axes in (term, own)))
     require(set(own) <= {*term, *output} and set(term) <= {*own, *output})
@@ -126,7 +128,7 @@ def _read_equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 def multiply_by_matrix(operation: Callable[..., Any]) -> Callable[..., Any]:
     """Return a linear operation along the last axis as a product with its matrix."""
 
-    def multiply(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def multiply(x: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
         require(x.shape[-1] is not None)
         with tf.init_scope():
             matrix = np.asarray(operation(tf.eye(x.shape[-1])[None], *args, **kwargs))[0]
@@ -135,26 +137,26 @@ def multiply_by_matrix(operation: Callable[..., Any]) -> Callable[..., Any]:
     return multiply
 
 
-def _keep_band(input: Any, num_lower: Any, num_upper: Any) -> Any:
+def _keep_band(input: tf.Tensor, num_lower: Any, num_upper: Any) -> tf.Tensor:
     rows, columns = input.shape[-2:]
     require(None not in (rows, columns))
     return input * tf.linalg.band_part(np.ones((rows, columns), np.float32), num_lower, num_upper)
 
 
-def _spread_diagonal(x: Any) -> Any:
+def _spread_diagonal(x: tf.Tensor) -> tf.Tensor:
     """Return square matrices, or columns as diagonals, with zeros beside the diagonal."""
     require(x.shape[-2] is not None and x.shape[-1] in (1, x.shape[-2]))
     return x * np.eye(x.shape[-2], dtype=np.float32)
 
 
-def _set_diagonal(input: Any, diagonal: Any, k: Any = 0) -> Any:
+def _set_diagonal(input: tf.Tensor, diagonal: tf.Tensor, k: Any = 0) -> tf.Tensor:
     rows, columns = input.shape[-2:]
     require(rows is not None and rows == columns and read_scalar(k) == 0)
     on = np.eye(rows, dtype=np.float32)
     return input * (1.0 - on) + diagonal[..., None] * on
 
 
-def _multiply_axes(a: Any, b: Any, axes: Any) -> Any:
+def _multiply_axes(a: tf.Tensor, b: tf.Tensor, axes: Any) -> tf.Tensor:
     """Move the axes to sum over to the end, for a product with a matrix or a vector."""
     count = axes if isinstance(axes, int) else 0
     given = [range(-count, 0), range(count)] if count else map(tf.nest.flatten, axes)
@@ -184,13 +186,13 @@ def _multiply_axes(a: Any, b: Any, axes: Any) -> Any:
     return tf.reshape(y, [-1, *sizes, *b.shape[len(rows) :]])
 
 
-def _multiply_outer(a: Any, b: Any, *flags: Any, **options: Any) -> Any:
+def _multiply_outer(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
     """Multiply integers in one column by a row, as spatial transformers copy them."""
     require(not any(flags) and not any(options.values()) and a.shape[-1] == 1)
     return a * b
 
 
-EARLY_MATRICES: dict[str, Expansion] = {
+EARLY: dict[str, Expansion] = {
     "band_part": _keep_band,
     "diag": lambda diagonal: _spread_diagonal(diagonal[..., None]),
     "diag_part": lambda input: tf.reduce_sum(_spread_diagonal(input), -1),
@@ -199,10 +201,9 @@ EARLY_MATRICES: dict[str, Expansion] = {
     "tensordot": _multiply_axes,
     "trace": lambda x: tf.reduce_sum(_spread_diagonal(x), [-2, -1]),
 }
-"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 
 
-def _einsum_dense(layer: Any, x: Any) -> Any:
+def _einsum_dense(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Sum over the axes that neither the kernel nor the output has before the product."""
     inputs, kernel, output = re.split(",|->", layer.equation)
     summed = [axis for axis in inputs.replace("...", "") if axis not in kernel + output]
@@ -212,8 +213,6 @@ def _einsum_dense(layer: Any, x: Any) -> Any:
     return clone(layer, equation=f"{_without(inputs, summed)},{kernel}->{output}")(x)
 
 
-MATRIX_LAYERS: dict[type, Expansion] = {layers.EinsumDense: _einsum_dense}
-"""Layer class -> a function of the layer and its input."""
+LAYERS: dict[type, Expansion] = {layers.EinsumDense: _einsum_dense}
 
-EARLY_MATRICES_OF_INTEGERS: dict[str, Expansion] = {"matmul": _multiply_outer}
-"""The same for operations that read integers."""
+EARLY_OF_INTEGERS: dict[str, Expansion] = {"matmul": _multiply_outer}

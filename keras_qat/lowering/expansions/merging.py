@@ -13,7 +13,7 @@ from keras_qat.graph.calls import Value
 from keras_qat.graph.facts import solve
 from keras_qat.graph.operations import read_array
 from keras_qat.helper_layers.operations import Contract, OnGrid
-from keras_qat.keras2.backend import layers
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.expand_call import Expansion, get_value, is_tensor, require, try_each
 from keras_qat.lowering.expansions.constant_products import expand_einsum, expand_product
@@ -28,7 +28,7 @@ def _with_same_axes(expansion: Expansion | None = None) -> Expansion:
     passed on.
     """
 
-    def expand(layer: Any, inputs: Any, **kwargs: Any) -> Any:
+    def expand(layer: keras.layers.Layer, inputs: Any, **kwargs: object) -> tf.Tensor:
         inputs = tf.nest.flatten(inputs)
         if len(inputs) == 1:
             return inputs[0]
@@ -46,7 +46,7 @@ def _with_same_axes(expansion: Expansion | None = None) -> Expansion:
     return expand
 
 
-def _merge_pairs(layer: Any, inputs: Any) -> Any:
+def _merge_pairs(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
     """Merge n tensors by n - 1 calls, as TFLite's operators merge two."""
     require(len(inputs) > 2)
     first, *middle, last = inputs
@@ -55,21 +55,21 @@ def _merge_pairs(layer: Any, inputs: Any) -> Any:
     return layer([first, last])
 
 
-def _merge_extremum(layer: Any, inputs: Any) -> Any:
+def _merge_extremum(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
     return (_merge_pairs if len(inputs) > 2 else _convert_fixed_ranges)(layer, inputs)
 
 
-def _average(layer: Any, inputs: Any) -> Any:
+def _average(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
     return layers.Rescaling(1.0 / len(inputs))(layers.Add(name="add")(inputs))
 
 
-def _custom_scale(layer: Any, inputs: Any) -> Any:
+def _custom_scale(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
     """Compute `a + scale * b`, as InceptionResNetV2's CustomScaleLayer does."""
     a, b = inputs
     return layers.Add()([a, layers.Rescaling(layer.scale, name="scale")(b)])
 
 
-def _dot(layer: Any, inputs: Any) -> Any:
+def _dot(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
     if not layer.normalize:
         return _convert_second_factor(layer, inputs)
     axes = [layer.axes] * 2 if isinstance(layer.axes, int) else layer.axes
@@ -80,7 +80,7 @@ def _dot(layer: Any, inputs: Any) -> Any:
     return clone(layer, normalize=False)(normalized)
 
 
-def _rescale(layer: Any, x: Any) -> Any:
+def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Cast integers such as pixels first; add an axis if there is one value per example."""
     if not x.dtype.is_floating:
         return layer(tf.cast(x, dtype=layer.compute_dtype, name="cast"))
@@ -89,7 +89,7 @@ def _rescale(layer: Any, x: Any) -> Any:
     return layers.Reshape((), name="flat")(layer(column))
 
 
-def _multiply_matrices(a: Any, b: Any, *flags: Any, **options: Any) -> Any:
+def _multiply_matrices(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
     """Stack lists of tensors; else give the second factor a symmetric range."""
     pair = [a, b]
     if not any(isinstance(factor, (list, tuple)) for factor in pair):
@@ -101,12 +101,19 @@ def _multiply_matrices(a: Any, b: Any, *flags: Any, **options: Any) -> Any:
     return tf.matmul(*pair, *flags, **options)
 
 
-def _einsum(equation: Any, *inputs: Any, **kwargs: Any) -> Any:
+def _einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
     require(len(inputs) == 2 and all(map(is_tensor, inputs)))
     return Contract(equation)(list(inputs))
 
 
-def _limit(x: Any, y: Any, *, sign: int, merge: Any, operation: Any) -> Any:
+def _limit(
+    x: tf.Tensor,
+    y: tf.Tensor,
+    *,
+    sign: int,
+    merge: Callable[..., Any],
+    operation: Callable[..., Any],
+) -> tf.Tensor:
     """Include the constant in the tensor's range, if results may be that constant.
 
     No result of a maximum is below the constant, which may be above all values of the tensor.
@@ -122,7 +129,7 @@ def _limit(x: Any, y: Any, *, sign: int, merge: Any, operation: Any) -> Any:
     return merge()([tensor, OnGrid(limit.tolist(), name="number")(tensor)])
 
 
-def _convert_fixed_ranges(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _convert_fixed_ranges(layer: Callable[..., Any], *args: object, **kwargs: object) -> tf.Tensor:
     """Put a Rescaling(1) on fixed-range inputs that are merged with other ranges.
 
     A Concatenate of a sigmoid with another tensor is an example: TFLite's operator takes one range.
@@ -136,7 +143,7 @@ def _convert_fixed_ranges(layer: Callable[..., Any], *args: Any, **kwargs: Any) 
     return _call_with_rescaled(layer, args, kwargs, tensors, chosen)
 
 
-def _convert_second_factor(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _convert_second_factor(layer: Callable[..., Any], *args: object, **kwargs: object) -> tf.Tensor:
     """Put a Rescaling(1) on the right-hand side of a product if its range begins at 0.
 
     A softmax is an example. XNNPACK requires a range that is symmetric around 0.
@@ -150,7 +157,7 @@ def _convert_second_factor(layer: Callable[..., Any], *args: Any, **kwargs: Any)
 
 def _call_with_rescaled(
     layer: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Any], chosen: list[Any]
-) -> Any:
+) -> tf.Tensor:
     """Call a layer or operation with a Rescaling(1) on some of its inputs."""
     rescaled: dict[int, Any] = {}
     for x in chosen:
@@ -176,33 +183,29 @@ def find_fixed_range(value: Value) -> Generator[Value, Any, tuple[float, float] 
     return op.output.minimum, op.output.maximum
 
 
-MERGES: dict[str, Expansion] = {
+OPERATIONS: dict[str, Expansion] = {
     "concat": lambda values, axis=0: _convert_fixed_ranges(tf.concat, values, axis),
     "stack": lambda values, axis=0: _convert_fixed_ranges(tf.stack, values, axis),
     "maximum": partial(_limit, sign=1, merge=layers.Maximum, operation=tf.maximum),
     "minimum": partial(_limit, sign=-1, merge=layers.Minimum, operation=tf.minimum),
 }
-"""Kind of an operation -> its expansion."""
 
-FLOAT_MERGES: dict[str, Expansion] = {
+OF_FLOATS: dict[str, Expansion] = {
     "matmul": try_each(_multiply_matrices, expand_product),
     "einsum": try_each(_einsum, expand_einsum),
 }
-"""Kind of an operation on floats -> its expansion."""
 
-MERGING_LAYERS_ALWAYS: dict[type | str, Expansion] = {
+LAYERS_ALWAYS: dict[type | str, Expansion] = {
     **dict.fromkeys((layers.Add, layers.Multiply), _with_same_axes(_merge_pairs)),
     layers.Average: _with_same_axes(_average),
     layers.Subtract: _with_same_axes(),
     "applications.inception_resnet_v2.CustomScaleLayer": _custom_scale,
 }
-"""Layer class, or `get_class_path` of one that Keras does not export -> its expansion."""
 
-MERGING_LAYERS: dict[type | str, Expansion] = {
+LAYERS: dict[type | str, Expansion] = {
     Contract: _convert_second_factor,
     **dict.fromkeys((layers.Normalization, layers.Rescaling), _rescale),
     layers.Dot: _dot,
     layers.Concatenate: _with_same_axes(_convert_fixed_ranges),
     **dict.fromkeys((layers.Maximum, layers.Minimum), _with_same_axes(_merge_extremum)),
 }
-"""The same for layers that only TFLite's operators need expanded."""

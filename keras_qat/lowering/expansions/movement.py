@@ -25,14 +25,14 @@ from keras_qat.ops.movement import MAX_SLICED
 from keras_qat.ops.slicing import SLICE, items_for_axes
 
 
-def slice_axis(x: Any, axis: int, begin: int, end: int, name: str) -> Any:
+def slice_axis(x: tf.Tensor, axis: int, begin: int, end: int, name: str) -> tf.Tensor:
     """Slice a tensor along one axis."""
     begins, sizes = [0] * len(x.shape), [-1] * len(x.shape)
     begins[axis], sizes[axis] = begin, end - begin
     return tf.slice(x, begins, sizes, name=name)
 
 
-def _getitem(tensor: Any, slice_spec: Any) -> Any:
+def _getitem(tensor: tf.Tensor, slice_spec: Any) -> tf.Tensor:
     if sum(item is Ellipsis for item in tf.nest.flatten(slice_spec)) == 1:
         # No configuration holds an Ellipsis.
         items = items_for_axes(slice_spec, len(tensor.shape))
@@ -48,7 +48,7 @@ def _getitem(tensor: Any, slice_spec: Any) -> Any:
     return tf.reverse(tensor, [0])
 
 
-def _slice_axis_by_axis(x: Any, call: Call, ranges: Any) -> Any:
+def _slice_axis_by_axis(x: tf.Tensor, call: Call, ranges: Any) -> tf.Tensor:
     """Slice a tensor of many axes along one axis at a time, with the axes around it merged."""
     sizes: list[Any] = list(x.shape)
     require(None not in (*sizes[1:], *call.output.shape[1:]) and ranges[0] == (None, None, 1))
@@ -65,7 +65,7 @@ def _slice_axis_by_axis(x: Any, call: Call, ranges: Any) -> Any:
     return tf.reshape(x, [-1, *call.output.shape[1:]])
 
 
-def _strided_slice(input_: Any, begin: Any, end: Any, strides: Any = ()) -> Any:
+def _strided_slice(input_: Any, begin: Any, end: Any, strides: Any = ()) -> tf.Tensor:
     """Slice all examples, without gaps."""
     require(not any(map(is_tensor, (begin, end, strides))))
     ends = (*begin, *end[1:], *strides)
@@ -82,7 +82,7 @@ def _strided_slice(input_: Any, begin: Any, end: Any, strides: Any = ()) -> Any:
     return tf.slice(input_, begins, [-1, *map(len, entries), *[-1] * left])
 
 
-def _reshape(tensor: Any, shape: Any) -> Any:
+def _reshape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
     """Reshape to known sizes instead of those that are read with `tf.shape`."""
     require(any(map(is_tensor, tf.nest.flatten(shape))) and is_tensor(tensor))
     sizes = get_call(tensor).output.shape[1:]
@@ -90,13 +90,13 @@ def _reshape(tensor: Any, shape: Any) -> Any:
     return tf.reshape(tensor, [-1, *sizes])
 
 
-def _roll(input: Any, shift: Any, axis: Any) -> Any:
+def _roll(input: tf.Tensor, shift: Any, axis: Any) -> tf.Tensor:
     shifts, axes = tf.nest.flatten(shift), tf.nest.flatten(axis)
     require(all(isinstance(number, int) for number in [*shifts, *axes]))
     return Roll(shifts, axes)(input)
 
 
-def _sort(values: Any, axis: Any = -1, direction: Any = "ASCENDING") -> Any:
+def _sort(values: Any, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
     """Sort along the last axis by taking the largest of all values."""
     rank, size = len(values.shape), values.shape[-1]
     require(axis in (None, -1, rank - 1) and size is not None and rank > 1)
@@ -105,19 +105,19 @@ def _sort(values: Any, axis: Any = -1, direction: Any = "ASCENDING") -> Any:
     return largest if direction == "DESCENDING" else tf.reverse(largest, [rank - 1])
 
 
-def _softmax_of_stack(logits: Any, axis: Any = None) -> Any:
+def _softmax_of_stack(logits: tf.Tensor, axis: Any = None) -> tf.Tensor:
     """Softmax along the first axis, of tensors that were stacked there."""
     require(axis == 0 and logits.shape[0] is not None)
     order = [*range(1, len(logits.shape)), 0]
     return tf.transpose(tf.nn.softmax(tf.transpose(logits, order)), np.argsort(order).tolist())
 
 
-def _flatten(x: Any) -> Any:
+def _flatten(x: tf.Tensor) -> tf.Tensor:
     require(None not in x.shape[1:])
     return tf.reshape(x, [-1, math.prod(x.shape[1:])])
 
 
-def _normalize_axes(x: Any, axis: Any = None, epsilon: Any = 1e-12) -> Any:
+def _normalize_axes(x: tf.Tensor, axis: Any = None, epsilon: float = 1e-12) -> tf.Tensor:
     rank, shape = len(x.shape), list(x.shape[1:])
     axes = sorted(a % rank for a in tf.nest.flatten(axis) if isinstance(a, int))
     require(len(axes) > 1 and axes == list(range(axes[0], rank)) and None not in shape)
@@ -126,18 +126,18 @@ def _normalize_axes(x: Any, axis: Any = None, epsilon: Any = 1e-12) -> Any:
     return tf.reshape(tf.math.l2_normalize(flat, -1, epsilon), [-1, *shape])
 
 
-def _sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = tf.bool) -> Any:
+def _sequence_mask(lengths: Any, maxlen: Any = None, dtype: tf.DType = tf.bool) -> tf.Tensor:
     require(read_scalar(maxlen) is not None)
     return tf.cast(tf.range(int(maxlen)) < tf.cast(lengths, tf.int32)[..., tf.newaxis], dtype)
 
 
-def _argsort(values: Any, axis: Any = -1, direction: Any = "ASCENDING") -> Any:
+def _argsort(values: Any, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
     require(axis in (-1, len(values.shape) - 1) and values.shape[-1] is not None)
     values = values if direction == "DESCENDING" else -values
     return tf.math.top_k(values, values.shape[-1]).indices
 
 
-def _sort_other_axis(values: Any, axis: Any = -1, direction: Any = "ASCENDING") -> Any:
+def _sort_other_axis(values: Any, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
     """Sort along another axis than the last."""
     rank = len(values.shape)
     order = list(range(rank))
@@ -146,7 +146,7 @@ def _sort_other_axis(values: Any, axis: Any = -1, direction: Any = "ASCENDING") 
     return tf.transpose(tf.sort(tf.transpose(values, order), -1, direction), order)
 
 
-def _choose(condition: Any, x: Any = None, y: Any = None) -> Any:
+def _choose(condition: tf.Tensor, x: tf.Tensor = None, y: tf.Tensor = None) -> tf.Tensor:
     """Choose by a constant. Large values are masks before a softmax, and are not chosen here."""
     condition = np.asarray(condition)
     numbers = [read_scalar(end) for end in (x, y)]
@@ -156,15 +156,17 @@ def _choose(condition: Any, x: Any = None, y: Any = None) -> Any:
     return x * chosen + y * (1 - chosen)
 
 
-def _pad(tensor: Any, paddings: Any, mode: Any = "CONSTANT", constant_values: Any = 0) -> Any:
+def _pad(
+    tensor: tf.Tensor, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0
+) -> tf.Tensor:
     value = read_scalar(constant_values)
     require(mode.upper() == "CONSTANT" and value and math.isfinite(value))
     return tf.pad(tensor - value, paddings) + value
 
 
 def _reverse_sequence(
-    input: Any, seq_lengths: Any, seq_axis: Any = None, batch_axis: Any = None
-) -> Any:
+    input: tf.Tensor, seq_lengths: Any, seq_axis: Any = None, batch_axis: Any = None
+) -> tf.Tensor:
     """Reverse the steps of each example up to its length, and keep the later steps."""
     require((seq_axis, batch_axis or 0) == (1, 0) and input.shape[1] is not None)
     steps, lengths = np.arange(input.shape[1], dtype=np.int32), tf.cast(seq_lengths, tf.int32)
@@ -173,7 +175,7 @@ def _reverse_sequence(
     return tf.gather(input, positions, axis=1, batch_dims=1)
 
 
-def _boolean_mask(tensor: Any, mask: Any, axis: Any = None) -> Any:
+def _boolean_mask(tensor: tf.Tensor, mask: Any, axis: Any = None) -> tf.Tensor:
     """Gather what a constant mask selects, or one that is the same for each example."""
     if is_tensor(mask):
         example = unwrap(find_example(get_value(mask)))
@@ -191,7 +193,7 @@ def _boolean_mask(tensor: Any, mask: Any, axis: Any = None) -> Any:
     return tf.gather(tensor, np.flatnonzero(mask), axis=axis)
 
 
-EARLY_MOVEMENT: dict[str, Expansion] = {
+EARLY: dict[str, Expansion] = {
     "argsort": _argsort,
     "batch_flatten": _flatten,
     "boolean_mask": _boolean_mask,
@@ -201,20 +203,17 @@ EARLY_MOVEMENT: dict[str, Expansion] = {
     "sort": _sort_other_axis,
     "where": _choose,
 }
-"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 
-EARLY_MOVEMENT_OF_INTEGERS: dict[str, Expansion] = {
+EARLY_OF_INTEGERS: dict[str, Expansion] = {
     "boolean_mask": _boolean_mask,
     "sequence_mask": _sequence_mask,
     "reverse_sequence": _reverse_sequence,
 }
-"""The same for operations that read integers."""
 
-MOVEMENT: dict[str, Expansion] = {
+OPERATIONS: dict[str, Expansion] = {
     "getitem": _getitem,
     "strided_slice": _strided_slice,
     "reshape": _reshape,
     "roll": _roll,
     "sort": _sort,
 }
-"""Kind of an operation -> its expansion."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.keras2.backend import layers
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.expand_call import Expansion, require
 
@@ -18,7 +18,7 @@ MOST_AXES = 5
 """Most axes of a tensor that the operators support."""
 
 
-def _normalize(layer: Any, x: Any) -> Any:
+def _normalize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Normalize along the last axes, between two Permutes."""
     rank = len(x.shape)
     axes = [axis % rank for axis in tf.nest.flatten([layer.axis])]
@@ -38,7 +38,7 @@ def _normalize(layer: Any, x: Any) -> Any:
     return layers.Permute([order.index(axis) for axis in range(1, rank)], name="turned_back")(x)
 
 
-def _merge_other_axes(layer: Any, x: Any, count: int, axis: Any) -> Any:
+def _merge_other_axes(layer: keras.layers.Layer, x: tf.Tensor, count: int, axis: Any) -> tf.Tensor:
     """Normalize a tensor whose first `count` axes but the batch are one."""
     sizes = x.shape[1:]
     require(None not in sizes)
@@ -47,7 +47,7 @@ def _merge_other_axes(layer: Any, x: Any, count: int, axis: Any) -> Any:
     return layers.Reshape(sizes, name="parted")(clone(layer, axis=axis)(x))
 
 
-def _normalize_batch(layer: Any, x: Any, **options: Any) -> Any:
+def _normalize_batch(layer: keras.layers.Layer, x: tf.Tensor, **options: object) -> tf.Tensor:
     """Normalize along the last of two axes.
 
     Keras normalizes images along the last axis by an operation that moves the variance otherwise.
@@ -68,8 +68,7 @@ def _normalize_batch(layer: Any, x: Any, **options: Any) -> Any:
     return layers.Permute(back, name="turned_back")(x) if is_turned else x
 
 
-NORMALIZATION_LAYERS: dict[type, Expansion] = {
+LAYERS: dict[type, Expansion] = {
     **dict.fromkeys((layers.UnitNormalization, *IN_INTEGERS), _normalize),
     layers.BatchNormalization: _normalize_batch,
 }
-"""Layer class -> a function of the layer and its input."""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
-from keras_qat.keras2.backend import layers
+from keras_qat.keras2.backend import keras, layers
 from keras_qat.lowering.expand_call import Expansion, require
 from keras_qat.lowering.expansions.keras_layers import convolve_volumes
 from keras_qat.ops.movement import read_window
 
 
-def _pool_volumes(layer: Any, x: Any, *, pooling: Any) -> Any:
+def _pool_volumes(
+    layer: keras.layers.Layer, x: tf.Tensor, *, pooling: Callable[..., Any]
+) -> tf.Tensor:
     """Pool every slice, and then along the slices."""
     (_, depth, _, _, channels), padding = x.shape, layer.padding
     _, new_depth, *new_sizes, _ = layer.compute_output_shape(x.shape)
@@ -29,25 +32,25 @@ def _pool_volumes(layer: Any, x: Any, *, pooling: Any) -> Any:
 
 
 def _convolve_separably(
-    input: Any,
-    depthwise_filter: Any,
-    pointwise_filter: Any,
+    input: tf.Tensor,
+    depthwise_filter: tf.Tensor,
+    pointwise_filter: tf.Tensor,
     strides: Any,
-    padding: Any,
+    padding: str,
     **dilations: Any,
-) -> Any:
+) -> tf.Tensor:
     y = tf.nn.depthwise_conv2d(input, depthwise_filter, strides, padding, **dilations)
     return tf.nn.conv2d(y, pointwise_filter, 1, "VALID")
 
 
 def _pool(
-    input: Any,
+    input: tf.Tensor,
     window_shape: Any,
-    pooling_type: Any,
-    padding: Any = "VALID",
+    pooling_type: str,
+    padding: str = "VALID",
     strides: Any = 1,
     dilations: Any = 1,
-) -> Any:
+) -> tf.Tensor:
     axes = len(input.shape) - 2
     if set(tf.nest.flatten(dilations)) != {1}:
         sizes = [read_window(option, axes) for option in (window_shape, dilations)]
@@ -58,7 +61,7 @@ def _pool(
     return pools(window_shape, strides, padding)(input)
 
 
-def _pool_with_gaps(x: Any, sizes: Any, steps: Any) -> Any:
+def _pool_with_gaps(x: tf.Tensor, sizes: Any, steps: Any) -> tf.Tensor:
     """Return the largest of values that are `steps` apart, along one axis after the other."""
     for axis, (size, step) in enumerate(zip(sizes, steps, strict=True), 1):
         count = x.shape[axis] - (size - 1) * step
@@ -70,22 +73,29 @@ def _pool_with_gaps(x: Any, sizes: Any, steps: Any) -> Any:
 
 
 def _pool_with(
-    input: Any, ksize: Any, strides: Any, padding: Any = "VALID", *, pooling: Any
-) -> Any:
+    input: tf.Tensor,
+    ksize: Any,
+    strides: Any,
+    padding: str = "VALID",
+    *,
+    pooling: Callable[..., Any],
+) -> tf.Tensor:
     sizes = [read_window(option, 3) for option in (ksize, strides)]
     require(None not in sizes)
     return pooling(*sizes, padding)(input)
 
 
 def _convolve_volumes(
-    input: Any, filters: Any, strides: Any, padding: Any, dilations: Any = 1
-) -> Any:
+    input: tf.Tensor, filters: tf.Tensor, strides: Any, padding: str, dilations: Any = 1
+) -> tf.Tensor:
     sizes = [read_window(option, 3) for option in (strides, dilations)]
     require(None not in [*sizes, *input.shape[1:]])
     return convolve_volumes(input, filters, sizes[0], padding, sizes[1])
 
 
-def _correlate(input: Any, filters: Any, strides: Any, padding: Any, dilations: Any = 1) -> Any:
+def _correlate(
+    input: tf.Tensor, filters: tf.Tensor, strides: Any, padding: str, dilations: Any = 1
+) -> tf.Tensor:
     """Correlate each example with a kernel of its own, where the channels hold the examples."""
     steps = [read_window(option, 2) for option in (strides, dilations)]
     sizes = filters.shape[:2]
@@ -102,7 +112,7 @@ def _correlate(input: Any, filters: Any, strides: Any, padding: Any, dilations: 
 _MAXIMA = {1: layers.MaxPooling1D, 2: layers.MaxPooling2D, 3: layers.MaxPooling3D}
 _AVERAGES = {1: layers.AveragePooling1D, 2: layers.AveragePooling2D, 3: layers.AveragePooling3D}
 
-EARLY_POOLING: dict[str, Expansion] = {
+EARLY: dict[str, Expansion] = {
     "separable_conv2d": _convolve_separably,
     "depthwise_conv2d": _correlate,
     "conv3d": _convolve_volumes,
@@ -110,10 +120,8 @@ EARLY_POOLING: dict[str, Expansion] = {
     "max_pool3d": partial(_pool_with, pooling=layers.MaxPooling3D),
     "avg_pool3d": partial(_pool_with, pooling=layers.AveragePooling3D),
 }
-"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 
-POOLING_LAYERS: dict[type, Expansion] = {
+LAYERS: dict[type, Expansion] = {
     layers.AveragePooling3D: partial(_pool_volumes, pooling=layers.AveragePooling2D),
     layers.MaxPooling3D: partial(_pool_volumes, pooling=layers.MaxPooling2D),
 }
-"""Layer class -> a function of the layer and its input."""

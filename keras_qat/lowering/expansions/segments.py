@@ -12,7 +12,7 @@ from keras_qat.graph.operations import read_array, read_scalar
 from keras_qat.lowering.expand_call import CannotExpand, Expansion, require
 
 
-def _read_segments(segment_ids: Any, num_segments: Any) -> tuple[np.ndarray, int]:
+def _read_segments(segment_ids: tf.Tensor, num_segments: Any) -> tuple[np.ndarray, int]:
     """Return the segment of each row, and the number of segments."""
     ids = read_array(segment_ids)
     if ids is None or ids.ndim != 1 or not ids.size:
@@ -29,7 +29,7 @@ def _sum_segments(power: float) -> Callable[..., Any]:
     It is a product with a matrix that has a column for each segment.
     """
 
-    def total(data: Any, segment_ids: Any, num_segments: Any = None) -> Any:
+    def total(data: tf.Tensor, segment_ids: tf.Tensor, num_segments: Any = None) -> tf.Tensor:
         ids, count = _read_segments(segment_ids, num_segments)
         sizes = data.shape[1:]
         require(None not in sizes)
@@ -45,7 +45,7 @@ def _sum_segments(power: float) -> Callable[..., Any]:
 def _reduce_segments(reduce: Callable[..., Any]) -> Callable[..., Any]:
     """Return an extremum over segments, of equally many rows: some of them are repeated."""
 
-    def extremum(data: Any, segment_ids: Any, num_segments: Any = None) -> Any:
+    def extremum(data: tf.Tensor, segment_ids: tf.Tensor, num_segments: Any = None) -> tf.Tensor:
         ids, count = _read_segments(segment_ids, num_segments)
         members = [np.flatnonzero(ids == segment) for segment in range(count)]
         require(all(map(len, members)))
@@ -56,7 +56,7 @@ def _reduce_segments(reduce: Callable[..., Any]) -> Callable[..., Any]:
     return extremum
 
 
-def _repeat(input: Any, repeats: Any, axis: Any = None) -> Any:
+def _repeat(input: tf.Tensor, repeats: Any, axis: Any = None) -> tf.Tensor:
     """Repeats each row as often as a constant says."""
     counts = read_array(repeats)
     axis = 0 if axis is None and len(input.shape) == 1 else axis
@@ -66,7 +66,7 @@ def _repeat(input: Any, repeats: Any, axis: Any = None) -> Any:
     return tf.gather(input, np.repeat(np.arange(len(counts)), counts), axis=axis)
 
 
-EARLY_SEGMENTS: dict[str, Expansion] = {
+EARLY: dict[str, Expansion] = {
     "unsorted_segment_sum": _sum_segments(0.0),
     "unsorted_segment_mean": _sum_segments(1.0),
     "unsorted_segment_sqrt_n": _sum_segments(0.5),
@@ -78,4 +78,3 @@ EARLY_SEGMENTS: dict[str, Expansion] = {
     "segment_min": _reduce_segments(tf.reduce_min),
     "repeat": _repeat,
 }
-"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""

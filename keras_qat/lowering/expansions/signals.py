@@ -13,20 +13,20 @@ from keras_qat.lowering.expansions.matrices import multiply_by_matrix
 
 
 def _frame(
-    signal: Any,
-    frame_length: Any,
-    frame_step: Any,
-    pad_end: Any = False,
+    signal: tf.Tensor,
+    frame_length: int,
+    frame_step: int,
+    pad_end: bool = False,
     pad_value: Any = 0,
     axis: Any = -1,
-) -> Any:
+) -> tf.Tensor:
     size = signal.shape[axis]
     require(not pad_end and size is not None)
     starts = np.arange(0, size - frame_length + 1, frame_step)
     return tf.gather(signal, starts[:, None] + np.arange(frame_length), axis=axis)
 
 
-def _overlap_and_add(signal: Any, frame_step: Any) -> Any:
+def _overlap_and_add(signal: tf.Tensor, frame_step: int) -> tf.Tensor:
     """Adds frames: those parts that lie `frame_step` apart, each shifted by its place."""
     (count, size), step = signal.shape[-2:], int(frame_step)
     rank = len(signal.shape)
@@ -42,14 +42,14 @@ def _overlap_and_add(signal: Any, frame_step: Any) -> Any:
     return y[..., : (count - 1) * step + size]
 
 
-def _shift_half(x: Any, axes: Any = None, back: bool = False) -> Any:
+def _shift_half(x: tf.Tensor, axes: Any = None, back: bool = False) -> tf.Tensor:
     """Move the frequency 0 to the middle, or back."""
     axes = tf.nest.flatten(axes)
     require(all(isinstance(axis, int) and x.shape[axis] for axis in axes))
     return tf.roll(x, [(-1 if back else 1) * (x.shape[axis] // 2) for axis in axes], axes)
 
 
-EARLY_SIGNALS: dict[str, Expansion] = {
+EARLY: dict[str, Expansion] = {
     "frame": _frame,
     "overlap_and_add": _overlap_and_add,
     "fftshift": _shift_half,
@@ -62,4 +62,3 @@ EARLY_SIGNALS: dict[str, Expansion] = {
         )
     },
 }
-"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,21 +17,21 @@ from keras_qat.lowering.expand_call import Expansion, is_tensor, require
 from keras_qat.ops.movement import read_axes
 
 
-def scale(x: Any, factor: float, **options: Any) -> Any:
+def scale(x: tf.Tensor, factor: float, **options: object) -> tf.Tensor:
     """Multiply by a number: with a layer, which other passes fold, if there are channels."""
     if len(x.shape) > 1 and x.shape[0] is None:
         return layers.Rescaling(factor, **options)(x)
     return tf.multiply(x, np.float32(factor), **options)
 
 
-def _known_axes(x: Any, axis: Any) -> list[int]:
+def _known_axes(x: tf.Tensor, axis: Any) -> list[int]:
     """Return the axes to reduce, whose sizes have to be known."""
     axes = list(read_axes(axis, len(x.shape)) or ())
     require(axes and None not in [x.shape[axis] for axis in axes])
     return axes
 
 
-def _sum(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
+def _sum(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
     if isinstance(input_tensor, (list, tuple)):
         return _merge(input_tensor, axis, keepdims, merge=layers.Add)
     axes = _known_axes(input_tensor, axis)
@@ -38,14 +39,16 @@ def _sum(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
     return scale(mean, float(math.prod(input_tensor.shape[axis] for axis in axes)))
 
 
-def _merge(input_tensor: Any, axis: Any = None, keepdims: Any = False, *, merge: Any) -> Any:
+def _merge(
+    input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False, *, merge: Callable[..., Any]
+) -> tf.Tensor:
     """Merge a list of tensors, which the operation would stack along axis 0."""
     require(isinstance(input_tensor, (list, tuple)) and len(input_tensor) > 1)
     require(axis in (0, [0], (0,)) and not keepdims and all(map(is_tensor, input_tensor)))
     return merge()(list(input_tensor))
 
 
-def _variance(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
+def _variance(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
     axes = _known_axes(input_tensor, axis)
     mean = tf.reduce_mean(input_tensor, axis=axes, keepdims=True, name="mean")
     difference = tf.subtract(input_tensor, mean, name="less")
@@ -53,11 +56,13 @@ def _variance(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any
     return tf.reduce_mean(squares, axis=axes, keepdims=bool(keepdims), name="variance")
 
 
-def _deviation(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
+def _deviation(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
     return tf.sqrt(_variance(input_tensor, axis, keepdims))
 
 
-def _norm(tensor: Any, ord: Any = None, axis: Any = None, keepdims: Any = None) -> Any:
+def _norm(
+    tensor: tf.Tensor, ord: Any = None, axis: Any = None, keepdims: bool | None = None
+) -> tf.Tensor:
     require(axis is not None)
     axes = _known_axes(tensor, axis)
     require(ord in (None, "euclidean") or (ord, len(axes)) in ((2, 1), ("fro", 2)))
@@ -73,12 +78,12 @@ def _center_and_log_sum(x: tf.Tensor, axis: Any) -> tuple[tf.Tensor, tf.Tensor]:
     return below, tf.math.log(tf.reduce_sum(tf.exp(below), axis, keepdims=True))
 
 
-def _log_softmax(logits: Any, axis: Any = None) -> Any:
+def _log_softmax(logits: tf.Tensor, axis: Any = None) -> tf.Tensor:
     below, total = _center_and_log_sum(logits, -1 if axis is None else axis)
     return below - total
 
 
-def _log_sum_exp(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
+def _log_sum_exp(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
     require(axis is not None)
     largest = tf.reduce_max(input_tensor, axis, keepdims=True)
     y = largest + _center_and_log_sum(input_tensor, axis)[1]
@@ -90,8 +95,8 @@ _LOG_OF_ONE_MORE = '["softplus", ["negative", ["abs", "x"]]]'
 
 
 def _cumulative_log_sum_exp(
-    x: Any, axis: Any = 0, exclusive: Any = False, reverse: Any = False
-) -> Any:
+    x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
+) -> tf.Tensor:
     """Add the values 1, 2, 4 and more places earlier: log(exp(a) + exp(b)) = max(a, b) + rest.
 
     The rest is between 0 and log(2), so 8 bits lose little, whatever the values are. The first
@@ -100,7 +105,7 @@ def _cumulative_log_sum_exp(
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and (x.shape[axis] or 0) > 1)
     axis, size = axis % len(x.shape), x.shape[axis]
 
-    def split(y: Any, count: int) -> Any:
+    def split(y: tf.Tensor, count: int) -> tf.Tensor:
         return tf.split(y, [count, y.shape[axis] - count], axis)
 
     y = tf.reverse(x, [axis]) if reverse else x
@@ -115,29 +120,29 @@ def _cumulative_log_sum_exp(
 
 
 def _other_norm(
-    tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: Any = False
-) -> Any:
+    tensor: tf.Tensor, ord: Any = "euclidean", axis: Any = None, keepdims: bool = False
+) -> tf.Tensor:
     require(read_scalar(ord) in (1, math.inf) and isinstance(axis, int))
     reduce = tf.reduce_sum if read_scalar(ord) == 1 else tf.reduce_max
     return reduce(tf.abs(tensor), axis, keepdims=bool(keepdims))
 
 
-def _clip_by_norm(t: Any, clip_norm: Any, axes: Any = None) -> Any:
+def _clip_by_norm(t: tf.Tensor, clip_norm: Any, axes: Any = None) -> tf.Tensor:
     require(axes is not None and read_scalar(clip_norm) is not None)
     norm = tf.sqrt(tf.reduce_sum(tf.square(t), axes, keepdims=True))
     return t * (clip_norm / tf.maximum(norm, clip_norm))
 
 
-def _normalize(tensor: Any, ord: Any = "euclidean", axis: Any = None) -> tuple[Any, Any]:
+def _normalize(tensor: tf.Tensor, ord: Any = "euclidean", axis: Any = None) -> tuple[Any, Any]:
     require(ord in ("euclidean", 2) and axis is not None)
     return tf.math.l2_normalize(tensor, axis), tf.norm(tensor, axis=axis, keepdims=True)
 
 
-def _euclidean_norm(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
+def _euclidean_norm(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
     return tf.norm(input_tensor, axis=axis, keepdims=keepdims)
 
 
-def _multiply_few(input_tensor: Any, axis: Any = None, keepdims: Any = False) -> Any:
+def _multiply_few(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
     require(isinstance(axis, int) and (input_tensor.shape[axis] or 99) <= 8)
     first, *rest = tf.unstack(input_tensor, axis=axis)
     for factor in rest:
@@ -145,7 +150,7 @@ def _multiply_few(input_tensor: Any, axis: Any = None, keepdims: Any = False) ->
     return tf.expand_dims(first, axis) if keepdims else first
 
 
-EARLY_STATISTICS: dict[str, Expansion] = {
+EARLY: dict[str, Expansion] = {
     "log_softmax": _log_softmax,
     "reduce_logsumexp": _log_sum_exp,
     "cumulative_logsumexp": _cumulative_log_sum_exp,
@@ -155,9 +160,8 @@ EARLY_STATISTICS: dict[str, Expansion] = {
     "normalize": _normalize,
     "clip_by_norm": _clip_by_norm,
 }
-"""Kind of an operation -> its expansion before masks, softmax and formulas are recognized."""
 
-STATISTICS: dict[str, Expansion] = {
+OF_FLOATS: dict[str, Expansion] = {
     "reduce_sum": _sum,
     "reduce_mean": partial(_merge, merge=layers.Average),
     "reduce_max": partial(_merge, merge=layers.Maximum),
@@ -166,4 +170,3 @@ STATISTICS: dict[str, Expansion] = {
     "reduce_std": _deviation,
     "norm": _norm,
 }
-"""Kind of an operation -> its expansion after masks, softmax and formulas are recognized."""
