@@ -23,7 +23,7 @@ from keras_qat.lowering.passes import showing_passes
 from keras_qat.placement import place
 from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.plan import Plan
-from keras_qat.rewriting.rewrite import rewrite
+from keras_qat.rewriting.rewrite import explain_missing_config, rewrite
 from keras_qat.training.fake_quantization.observers import LastValue
 from keras_qat.training.schedule import check_quantized, is_quantized, list_quantizers
 
@@ -76,7 +76,7 @@ def plan(
     with showing_passes(show_passes):
         planned = place(graph, recipe, scope, family, outputs, has_float, has_int16)
     if device is None:
-        return planned
+        return _add_missing_configs(planned)
     with use_float32():
         qat = rewrite(planned, model)
         check_quantized(qat)
@@ -91,3 +91,12 @@ def plan(
         problems=find_file_problems(contents, device),
         channel_bytes=count_channel_bytes(contents, device),
     )
+
+
+def _add_missing_configs(planned: Plan) -> Plan:
+    """Add to the reasons of float layers that `quantize_model` will not be able to copy them."""
+    reasons = dict(planned.float_layers)
+    for call in planned.graph.calls:
+        if call.name in reasons and (problem := explain_missing_config(call.layer)):
+            reasons[call.name] += f"; quantize_model cannot copy it either, as {problem}"
+    return dataclasses.replace(planned, float_layers=reasons)

@@ -130,6 +130,9 @@ def convert_to_float32(model: keras.Model) -> keras.Model:
     """Returns the model, or a float32 copy of one in half precision, with a warning.
 
     The copy has the same layer names and weights.
+
+    Raises:
+        ValueError: if a layer cannot be copied.
     """
     half = [layer.name for layer in list_layers(model)[1:] if is_half(layer.compute_dtype)]
     if not half:
@@ -141,7 +144,14 @@ def convert_to_float32(model: keras.Model) -> keras.Model:
     )
 
     def copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
-        return clone(layer, **_replace_policies(layer.get_config()))
+        try:
+            return clone(layer, **_replace_policies(layer.get_config()))
+        except (NotImplementedError, TypeError) as error:
+            raise ValueError(
+                f"'{layer.name}' cannot be copied to float32, because {type(layer).__name__} has "
+                f"no get_config that returns the arguments of its __init__. Write one, or build "
+                f"the model in float32."
+            ) from error
 
     with use_float32():
         copy = keras.models.clone_model(model, clone_function=copy_layer)

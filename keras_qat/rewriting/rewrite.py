@@ -46,6 +46,16 @@ def _make_scope_name(name: str) -> str:
     return _NO_SCOPE.sub(".", name.replace("#", "_call").replace(":", "_output"))
 
 
+def explain_missing_config(layer: keras.layers.Layer) -> str:
+    """Return why a layer cannot be copied; "" if it can."""
+    try:
+        _clone(layer)
+    except (NotImplementedError, TypeError):
+        name = type(layer).__name__
+        return f"{name} has no get_config that returns the arguments of its __init__"
+    return ""
+
+
 def _clone(layer: keras.layers.Layer, **changes: Any) -> Any:
     """Clones a layer, a Normalization in float32 because of its statistics.
 
@@ -181,9 +191,8 @@ class _Visitor:
         except (NotImplementedError, TypeError) as error:
             reason = self.plan.float_layers.get(call.name, "it computes in float")
             raise ValueError(
-                f"'{call.name}' cannot be copied, as {type(call.layer).__name__} has no get_config "
-                f"that returns the arguments of its __init__. Write one; or let the layer be "
-                f"opened, which needs none. It is not, because: {reason}."
+                f"'{call.name}' cannot be copied, as {explain_missing_config(call.layer)}. Write "
+                f"one; or let the layer be opened, which needs none. It is not, because: {reason}."
             ) from error
 
     def _wrap(self, group: Group) -> QuantizeWrapper:

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.graph.precision import use_policy
 from keras_qat.keras2.backend import keras
 from tests.helpers import images
 from tests.lowering.test_opening import SHAPE, model_of, quantized
@@ -57,6 +58,46 @@ def test_classes_without_get_config_are_opened(tmp_path):
     closed = model_of(lambda x: WithoutConfig(closed_function)(x))
     with pytest.raises(ValueError, match=r"WithoutConfig has no get_config.*because: "):
         keras_qat.quantize_model(closed)
+
+
+class Sharpened(layers.Layer):
+    """Its arguments have defaults. No configuration can hold its gains."""
+
+    def __init__(self, width=3, gains=None, **kwargs):
+        super().__init__(**kwargs)
+        self.gains, self.dense = gains, layers.Dense(width)
+
+    def call(self, inputs):
+        return self.dense(inputs) * self.gains
+
+
+class Conditional(Sharpened):
+    """Stays in float."""
+
+    def call(self, inputs):
+        return tf.cond(
+            tf.reduce_mean(inputs) > 0, lambda: self.dense(inputs), lambda: -inputs[..., :3]
+        )
+
+
+GAINS = np.ones(3, np.float32)
+NO_CONFIG = "has no get_config that returns the arguments of its __init__"
+
+
+def test_plan_says_that_a_float_layer_cannot_be_copied():
+    model = model_of(lambda x: Conditional(gains=GAINS)(x))
+    (reason,) = keras_qat.plan(model).float_layers.values()
+    assert reason.endswith(f"quantize_model cannot copy it either, as Conditional {NO_CONFIG}")
+    with pytest.raises(ValueError, match=rf"'conditional.*' cannot be copied, as .* {NO_CONFIG}"):
+        keras_qat.quantize_model(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*computes in half precision")
+def test_half_precision_needs_a_configuration_for_16_bits():
+    with use_policy("mixed_float16"):
+        model = model_of(lambda x: Sharpened(gains=GAINS)(x))
+    with pytest.raises(ValueError, match=rf"cannot be copied to float32, .*Sharpened {NO_CONFIG}"):
+        keras_qat.plan(model, keras_qat.recipes.int16x8())
 
 
 class Amplified(layers.Dense):

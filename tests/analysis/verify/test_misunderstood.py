@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.builder import replace_layer
-from keras_qat.lowering.expansions import FLOAT_OPERATIONS
+from keras_qat.lowering.expansions import OF_FLOATS
 from keras_qat.lowering.split_layers import LOWERINGS
 from tests.helpers import rng
 
@@ -30,7 +30,7 @@ def misunderstood(monkeypatch):
         model = keras.Model(inputs, after(scores) if after else scores)
         wrong = lambda call, context: replace_layer(call, context, layers.LeakyReLU, alpha=-0.5)  # noqa: E731
         with monkeypatch.context() as patch:
-            patch.delitem(FLOAT_OPERATIONS, "abs")
+            patch.delitem(OF_FLOATS, "abs")
             patch.setitem(LOWERINGS, "abs", wrong)
             with pytest.warns(UserWarning, match="does not compute what the float model does"):
                 qat = keras_qat.quantize_model(model, **options)
