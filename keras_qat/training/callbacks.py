@@ -1,7 +1,7 @@
-"""Keras callbacks that delay quantization, freeze statistics, ranges and weights, and log ranges.
+"""Keras callbacks that delay quantization, and freeze statistics, ranges and weights.
 
-The delaying and freezing callbacks only set thresholds, which the layers compare with their own
-count of training steps. So a change happens at the exact step with any `steps_per_execution`, and
+They only set thresholds, except `FreezeOscillations`. The layers compare them with the training
+steps that they count. So a change happens at the exact step with any `steps_per_execution`, and
 training that is saved and resumed continues in the middle of a delay.
 """
 
@@ -60,7 +60,7 @@ class _Threshold(ListedCallback):
 
 
 def find_model(callback: keras.callbacks.Callback, argument: Any) -> Any:
-    """Returns the model that a callback is for: the trained one, unless its `model` says another.
+    """Returns the model of a callback: the trained one, unless `model` was passed.
 
     Raises:
         ValueError: if that model is not quantization-aware, or trains others; the message repeats
@@ -147,8 +147,8 @@ class FreezeBatchNorm(_Threshold):
 class FreezeRanges(_Threshold):
     """Freezes the ranges of activations at training step `steps`.
 
-    The weights then adapt to ranges that no longer change, and a step takes less time. The ranges
-    of weights continue to follow the weights.
+    The weights then adapt to ranges that no longer change, and a step is faster. The ranges of
+    weights continue to follow the weights.
 
     Args:
         steps: the first training step (batch) with frozen ranges, counted from 1. With 0 or 1 the
@@ -176,8 +176,8 @@ class FreezeOscillations(StepCallback):
     bits and fewer with a range per channel. A resumed training starts with no frozen weights.
 
     Args:
-        threshold: the share of steps with a turn from which on a weight is frozen, for the first
-            and the last epoch, with a cosine between them.
+        threshold: the share of steps with a turn above which a weight is frozen, for the first and
+            the last epoch, with a cosine between them.
         momentum: of the moving average, which spans about 1 / momentum steps.
         model: the quantization-aware model, if `fit` trains another model that calls it, such as
             one with its own `train_step` for distillation or adversarial training.
@@ -201,7 +201,7 @@ class FreezeOscillations(StepCallback):
         super().__init__()
         if not all(0 < share < 1 for share in (*threshold, momentum)):
             raise ValueError(
-                f"threshold={threshold}, momentum={momentum}: give numbers between 0 and 1."
+                f"threshold={threshold}, momentum={momentum}: use values between 0 and 1."
             )
         self.threshold, self.momentum, self.within = threshold, momentum, model
         self._limit = tf.Variable(threshold[0], trainable=False)
@@ -236,7 +236,7 @@ class FreezeOscillations(StepCallback):
 
 
 def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
-    """Warns of callbacks for which an epoch before a delay ends may remain the best.
+    """Warns about callbacks for which an epoch before the end of a delay may remain the best.
 
     Args:
         delay: a `QuantDelay`.
@@ -257,7 +257,7 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
         )
         return
     for callback in delay.listed:
-        name, harm = type(callback).__name__, _harm(callback, quantized)
+        name, harm = type(callback).__name__, _describe_harm(callback, quantized)
         if not harm:
             continue
         count = "for the epochs before" if quantized is None else f"up to epoch {quantized}"
@@ -271,8 +271,8 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
         )
 
 
-def _harm(callback: keras.callbacks.Callback, quantized: int | None) -> str:
-    """Returns what a callback does if a float epoch remains the best; "" for other callbacks.
+def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) -> str:
+    """Returns the effect on a callback if a float epoch remains the best; "" without one.
 
     Args:
         callback: a callback of Keras or a class derived from it.
@@ -302,23 +302,23 @@ class Oscillations:
 
     def __init__(self, weights: Any, quantizer: WeightQuantizer, momentum: float) -> None:
         self.weights, self.quantizer, self.momentum = weights, quantizer, momentum
-        codes = quantizer.quantize(tf.convert_to_tensor(weights))
-        zeros = tf.zeros_like(codes)
-        self.codes, self.direction, self.mean = map(tf.Variable, (codes, zeros, codes))
+        levels = quantizer.quantize(tf.convert_to_tensor(weights))
+        zeros = tf.zeros_like(levels)
+        self.levels, self.direction, self.mean = map(tf.Variable, (levels, zeros, levels))
         self.frequency, self.frozen = tf.Variable(zeros), tf.Variable(zeros)
         """`frozen` is 1 where a weight stays at its mean level."""
 
     def update(self, threshold: Any) -> None:
         """Updates the statistics after a training step, and freezes weights that oscillate."""
         weights, rate = tf.convert_to_tensor(self.weights), self.momentum
-        codes = self.quantizer.quantize(weights)
-        change = tf.sign(codes - self.codes)
+        levels = self.quantizer.quantize(weights)
+        change = tf.sign(levels - self.levels)
         turned = tf.cast(change * self.direction < 0, tf.float32)
-        self.codes.assign(codes)
+        self.levels.assign(levels)
         self.direction.assign(tf.where(change == 0, self.direction, change))
         self.frequency.assign_add(rate * (turned - self.frequency))
         is_free = self.frozen == 0
-        self.mean.assign_add(tf.where(is_free, rate * (codes - self.mean), 0.0))
+        self.mean.assign_add(tf.where(is_free, rate * (levels - self.mean), 0.0))
         stops = tf.logical_and(is_free, self.frequency > threshold)
         self.mean.assign(tf.where(stops, tf.round(self.mean), self.mean))
         self.frozen.assign(tf.where(stops, 1.0, self.frozen))

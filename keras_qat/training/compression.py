@@ -1,4 +1,4 @@
-"""Pruning: a callback that sets the smallest weights to zero, more and more of them."""
+"""Callbacks that prune and cluster the weights of float models."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class Polynomial:
     Args:
         sparsity: share of weights that are zero at the end, at least 0 and below 1.
         begin: the first step that prunes, counted from 0.
-        end: the step from which on the sparsity stays.
+        end: the step from which the sparsity is constant.
         initial: sparsity at `begin`.
         power: exponent of the curve; 1 for a line.
 
     Raises:
-        ValueError: if a sparsity is out of range, or `end` does not lie behind `begin`.
+        ValueError: if a sparsity is out of range, or `end` is not greater than `begin`.
 
     Source: Zhu and Gupta 2017 (arXiv:1710.01878).
     """
@@ -78,7 +78,7 @@ class Polynomial:
         check_count("begin", self.begin, least=0)
         check_count("end", self.end)
         if self.end <= self.begin:
-            raise ValueError(f"end={self.end}: it has to lie behind begin={self.begin}.")
+            raise ValueError(f"end={self.end}: it has to be greater than begin={self.begin}.")
 
     def __call__(self, step: int) -> float:
         if step < self.begin:
@@ -95,19 +95,19 @@ def _check_share(share: float) -> None:
 class Prune(StepCallback):
     """Sets the smallest weights of a float model to zero while `fit` trains the others.
 
-    Biases, BatchNormalization and tables of embeddings are left alone. Quantize the model
+    Biases, BatchNormalization and tables of embeddings do not change. Quantize the model
     afterwards, with a recipe that preserves zeros: `recipes.int8().preserve("zeros")`.
 
     Args:
         schedule: sparsity for each training step, counted from 0: a number for the same from the
             first step on, `Constant`, `Polynomial`, or any function of the step.
-        pattern: "weights" prunes weights one by one, "channels" whole output channels, by their
-            norm. "2:4" keeps the 2 largest of each 4 weights along the input channels, or other
-            numbers: the schedule then only says when, by values above 0. Layers whose input
-            channels are no multiple of 4 are left alone, and depthwise convolutions.
+        pattern: "weights" prunes weights one by one, "channels" entire output channels, by their
+            norm. "2:4", for example, keeps the 2 largest of each 4 weights along the input
+            channels; it prunes whenever the schedule is above 0, and skips depthwise convolutions
+            and layers with input channels that are no multiple of 4.
         every: number of steps between choices of the weights. In between the zeros stay zeros.
-        layers: names of the layers to prune; None for all with weights, with "channels" but for
-            those whose channels are the model's outputs.
+        layers: names of the layers to prune; None for all with weights, except with "channels" for
+            layers with channels that are the model's outputs.
 
     Raises:
         ValueError: on an unknown pattern, a sparsity out of range, or an `every` below 1; at `fit`
@@ -132,7 +132,7 @@ class Prune(StepCallback):
         super().__init__()
         self.schedule = schedule if callable(schedule) else Constant(schedule)
         self.every, self.layers = check_count("every", every), layers
-        self._choose = _chooser(pattern)
+        self._choose = _make_chooser(pattern)
         self._spares_outputs = pattern == "channels" and layers is None
         self._step = 0
         self._weights: list[tuple[Any, tuple[int, ...]]] = []
@@ -168,37 +168,38 @@ class Prune(StepCallback):
 
 
 Chooser = Callable[[np.ndarray, tuple[int, ...], float], Any]
-"""Returns 1 for weights that stay and 0 for others, given magnitudes, axes of the output channels,
-counted from the end, and the sparsity; None for weights that the pattern does not fit."""
+"""Returns a mask of 1 for weights that stay and 0 for pruned ones, or None if the pattern does not
+fit. Its arguments are magnitudes, axes of the output channels, counted from the end, and the
+sparsity."""
 
 
-def _chooser(pattern: str) -> Chooser:
+def _make_chooser(pattern: str) -> Chooser:
     if pattern == "weights":
-        return lambda sizes, axes, share: _largest(sizes, share)
+        return lambda sizes, axes, share: _mask_smallest(sizes, share)
     if pattern == "channels":
-        return _channels
+        return _mask_channels
     match = re.fullmatch(r"(\d+):(\d+)", pattern)
     if match is None or not 0 < int(match[1]) < int(match[2]):
         raise ValueError(f"pattern={pattern!r}: use 'weights', 'channels', or such as '2:4'.")
     keep, block = int(match[1]), int(match[2])
-    return lambda sizes, axes, share: _of_blocks(sizes, axes, keep, block)
+    return lambda sizes, axes, share: _mask_blocks(sizes, axes, keep, block)
 
 
-def _largest(sizes: np.ndarray, share: float) -> np.ndarray:
-    """Returns 0 for this share of the numbers, the smallest ones, and 1 for the others."""
+def _mask_smallest(sizes: np.ndarray, share: float) -> np.ndarray:
+    """Returns 0 for the smallest elements, which are this share of all, and 1 for the others."""
     mask = np.ones(sizes.size, np.float32)
     mask[np.argsort(sizes, axis=None, kind="stable")[: round(share * sizes.size)]] = 0
     return mask.reshape(sizes.shape)
 
 
-def _channels(sizes: np.ndarray, axes: tuple[int, ...], share: float) -> np.ndarray:
+def _mask_channels(sizes: np.ndarray, axes: tuple[int, ...], share: float) -> np.ndarray:
     other_axes = tuple(axis for axis in range(-sizes.ndim, 0) if axis not in axes)
     norms = np.sqrt(np.sum(sizes**2, other_axes, keepdims=True))
-    return np.broadcast_to(_largest(norms, share), sizes.shape)
+    return np.broadcast_to(_mask_smallest(norms, share), sizes.shape)
 
 
-def _of_blocks(sizes: np.ndarray, axes: tuple[int, ...], keep: int, block: int) -> Any:
-    """Returns 1 for the largest of each block along the input channels; None if none fit."""
+def _mask_blocks(sizes: np.ndarray, axes: tuple[int, ...], keep: int, block: int) -> Any:
+    """Returns 1 for the largest of each block along the input channels; None if blocks do not fit."""
     free = [axis for axis in (-2, -1) if axis not in axes]
     if not free or sizes.shape[free[0]] % block:
         return None
@@ -214,13 +215,13 @@ ROUNDS = 20
 
 
 class Cluster(StepCallback):
-    """Gives the weights of each layer of a float model a few shared values, which `fit` trains.
+    """Makes the weights of each layer of a float model share a few values, which `fit` trains.
 
     At the first step weights are assigned to clusters by k-means. From then on each cluster is
-    trained as one weight, by the mean of the changes of its members; as those partly cancel, take
-    a learning rate about ten times that of fine-tuning. Weights that are zero, as after `Prune`,
-    stay zero. Quantize the model afterwards with a recipe that preserves clusters:
-    `recipes.int8().preserve("clusters")`. Compressed files get smaller, files themselves do not.
+    trained as one weight, by the mean of the changes of its members. These partly cancel, so use
+    about ten times the learning rate of fine-tuning. Weights that are zero, as after `Prune`, stay
+    zero. Quantize the model afterwards with a recipe that preserves clusters:
+    `recipes.int8().preserve("clusters")`. Only compressed files get smaller.
 
     Args:
         clusters: the number of values in each layer, 2 or more; zeros of a pruned layer count as
@@ -265,7 +266,7 @@ class Cluster(StepCallback):
             self._share()
 
     def _share_all(self) -> None:
-        """Gives the members of each cluster their mean; cluster 0 is that of zeros."""
+        """Replaces the members of each cluster by their mean. Cluster 0 holds zeros."""
         for weight, members in self._members:
             means = tf.math.unsorted_segment_mean(
                 tf.reshape(weight, [-1]), members, self.clusters + 1
@@ -325,22 +326,22 @@ def list_weights(
 
 
 def find_output_layers(model: keras.Model) -> set[Any]:
-    """Returns the layers whose channels are the model's outputs; none of a subclassed model."""
+    """Returns the layers with channels that are the model's outputs; none if it is subclassed."""
     if not is_graph_model(model):
         return set()
 
-    def read_by_others(value: Value) -> list[Value]:
-        """Return what a tensor is computed from, up to layers whose weights have channels."""
+    def find_sources(value: Value) -> list[Value]:
+        """Returns the inputs of a tensor's producer, unless its weights have channels."""
         call = value.producer
         return [] if call is None or _weight_axes(call.layer) else call.inputs
 
-    values = reach(flatten_values(read_model(model).outputs), read_by_others)
+    values = reach(flatten_values(read_model(model).outputs), find_sources)
     layers = [value.producer.layer for value in values if value.producer is not None]
     return {layer for layer in layers if _weight_axes(layer)}
 
 
 def _weight_axes(layer: keras.layers.Layer) -> dict[str, tuple[int, ...]]:
-    """Returns the axes of output channels of each weight that is no table and no single factor."""
+    """Returns the axes of output channels of each weight, except tables and single factors."""
     op = find_row(layer)
     is_product = op is not None and op.is_weighted and not op.is_table and not op.is_affine
     return dict(op.weights) if op is not None and is_product else {}

@@ -31,8 +31,8 @@ class Distiller(keras.Model):
         distance: the distance between outputs: "logits", the Kullback-Leibler divergence of class
             logits; "probabilities", the same of probabilities; "squared", the mean squared
             difference; or a function of the teacher's output and the student's.
-        temperature: the divisor of the logits, 1 and up. A higher one gives the wrong classes
-            more weight.
+        temperature: the divisor of the logits, 1 and up. With a higher one the wrong classes
+            have more weight.
         share: the share of the distance in the loss; the loss of `compile`, if any, has the rest.
 
     Raises:
@@ -65,7 +65,7 @@ class Distiller(keras.Model):
             raise ValueError(f"distance={distance!r}: use one of {names}, or a function.")
         if temperature < 1 or not 0 < share <= 1:
             raise ValueError(
-                f"temperature={temperature}, share={share}: give a temperature of 1 and up, and a "
+                f"temperature={temperature}, share={share}: use a temperature of 1 and up, and a "
                 f"share above 0, at most 1."
             )
         super().__init__(**kwargs)
@@ -135,23 +135,23 @@ class Distiller(keras.Model):
         return self.student.load_weights(*args, **kwargs)
 
 
-def _of_logits(target: tf.Tensor, output: tf.Tensor) -> Any:
+def _compare_logits(target: tf.Tensor, output: tf.Tensor) -> Any:
     probabilities, log = tf.nn.softmax(target), tf.nn.log_softmax
     return tf.reduce_mean(tf.reduce_sum(probabilities * (log(target) - log(output)), -1))
 
 
-def _of_probabilities(target: tf.Tensor, output: tf.Tensor) -> Any:
+def _compare_probabilities(target: tf.Tensor, output: tf.Tensor) -> Any:
     target, output = (tf.clip_by_value(x, 1e-7, 1.0) for x in (target, output))
     return tf.reduce_mean(tf.reduce_sum(target * tf.math.log(target / output), -1))
 
 
-def _squared(target: tf.Tensor, output: tf.Tensor) -> Any:
+def _compare_squares(target: tf.Tensor, output: tf.Tensor) -> Any:
     return tf.reduce_mean(tf.math.squared_difference(target, output))
 
 
 DISTANCES: dict[str, Distance] = {
-    "logits": _of_logits,
-    "probabilities": _of_probabilities,
-    "squared": _squared,
+    "logits": _compare_logits,
+    "probabilities": _compare_probabilities,
+    "squared": _compare_squares,
 }
 """Name of a distance -> the function that computes it."""

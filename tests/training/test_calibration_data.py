@@ -165,7 +165,7 @@ def test_normalization_of_each_pixel():
 def test_lost_features():
     model = functional((3,), build=layers.Dense(2), name="sensor")
     x = rng().uniform(0, 1, (32, 3)).astype(np.float32) * [1, 1000, 400]
-    message = r"Input '.*': feature 0 of 0 to 2 spans less .* range, 0 to 9\d\d\..*int16x8"
+    message = r"Input '.*': feature 0 \(of 0 to 2\) spans less .* range, 0 to 9\d\d\..*int16x8"
     with pytest.warns(UserWarning, match=message):
         calibrated(model, x)
     calibrated(model, x / [1, 1000, 400])

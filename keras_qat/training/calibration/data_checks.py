@@ -148,7 +148,7 @@ def explain_range_doubt(model: keras.Model, data: object) -> str:
     for index, quantizer in find_input_quantizers(graph).items():
         name = flatten_values(graph.inputs)[index].name
         if excess := describe_excess(name, some[index], *quantizer.current_range()):
-            sentence, _, _ = excess.partition(" Scale them")
+            sentence, _, _ = excess.partition(" Scale it")
             return (
                 f"{sentence} Ranges are averages over batches, so shuffle the data, or call "
                 f"keras_qat.calibrate before fit and freeze the ranges."

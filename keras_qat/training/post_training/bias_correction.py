@@ -25,7 +25,7 @@ BATCH = 32
 @one_at_a_time
 def bias_correction(
     model: keras.Model,
-    data: Any,
+    data: object,
     steps: int | None = None,
     batch_size: int | None = None,
     *,
@@ -34,20 +34,19 @@ def bias_correction(
     """Corrects biases for the mean error of quantization, without labels.
 
     Rounded weights shift the mean of a layer's outputs. The mean difference from the float model is
-    subtracted from the layer's bias, or from the offset of the BatchNormalization behind it. Layers
-    are corrected from first to last, with the layers in front quantized and corrected already.
+    subtracted from the layer's bias, or from the offset of the BatchNormalization after it. Layers
+    are corrected from first to last, after the layers before them are quantized and corrected.
 
-    A channel is corrected only where data that the correction was not taken from agree: that of
-    either half of the examples has to bring the other half nearer to the float model, behind the
-    activation too. Layers without bias and BatchNormalization, and layers that are called several
-    times, stay.
+    A channel is corrected only if the correction holds for other data: the correction from each
+    half of the examples has to bring the other half closer to the float model, also after the
+    activation. Layers without bias and BatchNormalization, and layers that are called several
+    times, do not change.
 
     Args:
         model: a calibrated quantization-aware model; its weights change.
         data: a few hundred inputs without labels, all held in memory: an array, a list or dict of
-            arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches. What
-            belongs together, such as crops of one photograph, should follow each other, so that the
-            halves differ.
+            arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches. Keep
+            similar examples together, such as crops of one photograph: the halves have to differ.
         steps: how many batches to read; all by default. An endless dataset needs it.
         batch_size: examples per batch of arrays, 32 by default.
         verbose: 1 shows progress.
@@ -64,25 +63,25 @@ def bias_correction(
 
     def visit(part: Part, in_float: list[Tensors], quantized: list[Tensors]) -> None:
         for call in part.alone:
-            variable = _shifted_by(call.layer)
+            variable = _find_variable(call.layer)
             if call.layer.weight_quantizers and variable is not None:
                 inputs = [
                     tf.concat([tensors[call.inputs[0]] for tensors in batches], 0)
                     for batches in (in_float, quantized)
                 ]
-                shift_output(call.layer, _agreed_shift(call.layer, variable, *inputs))
+                shift_output(call.layer, _find_shift(call.layer, variable, *inputs))
 
     sweep(model, data, visit, "Bias correction", steps, batch_size, verbose)
 
 
-def _agreed_shift(
-    wrapper: QuantizeWrapper, variable: tf.Variable, in_float: Any, quantized: tf.Tensor
+def _find_shift(
+    wrapper: QuantizeWrapper, variable: tf.Variable, in_float: tf.Tensor, quantized: tf.Tensor
 ) -> Any:
-    """Returns the shift of a wrapper's outputs, 0 for channels where two halves do not agree.
+    """Returns the shift of a wrapper's outputs, 0 for channels if two halves do not agree.
 
     Args:
         wrapper: the layer.
-        variable: what is shifted, of whose shape the result is.
+        variable: the variable to shift. The result has its shape.
         in_float, quantized: the layer's inputs in the float model and in the quantized one.
     """
     fold = fold_modes.FOLDS[wrapper.fold]
@@ -104,7 +103,7 @@ def _agreed_shift(
             ).numpy()
             for part in parts
         ]
-        return _reduced(np.sum(sums, 0) / int(x.shape[0]), variable)
+        return _average_over_axes(np.sum(sums, 0) / int(x.shape[0]), variable)
 
     def error(half: slice, shift: Any) -> np.ndarray:
         return over_batches(half, lambda y, q: (activation(y) - activation(q + shift)) ** 2)
@@ -117,7 +116,7 @@ def _agreed_shift(
     return np.where(gain > 0, np.mean(shifts, 0), 0).astype(np.float32)
 
 
-def means_in_float(part: Part, in_float: list[Tensors]) -> dict[QuantizeWrapper, np.ndarray]:
+def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWrapper, np.ndarray]:
     """Returns the mean float output of each wrapper of a part that has quantized weights."""
     return {
         call.layer: _mean(call, batches, IN_FLOAT)
@@ -134,7 +133,7 @@ def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, n
 
 
 def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
-    """Returns the mean output of a wrapper in front of its activation, over all examples."""
+    """Returns the mean output of a wrapper before its activation, over all examples."""
     fold = fold_modes.FOLDS[call.layer.fold]
     outputs = [
         fold(call.layer, map_values(tensors.__getitem__, call.args[0]), phase)
@@ -144,8 +143,8 @@ def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
     return np.sum(sums, 0) / sum(int(y.shape[0]) for y in outputs)
 
 
-def _shifted_by(wrapper: QuantizeWrapper) -> Any:
-    """Returns the variable by which a wrapper's outputs can be shifted; None if it has none."""
+def _find_variable(wrapper: QuantizeWrapper) -> Any:
+    """Returns the variable that shifts a wrapper's outputs; None without one."""
     norm = wrapper.batch_norm
     if norm is None:
         return getattr(wrapper.layer, "bias", None)
@@ -154,10 +153,10 @@ def _shifted_by(wrapper: QuantizeWrapper) -> Any:
 
 def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
     """Adds `shift`, which has the shape of an output, to the channels on average."""
-    norm, variable = wrapper.batch_norm, _shifted_by(wrapper)
+    norm, variable = wrapper.batch_norm, _find_variable(wrapper)
     if variable is None:
         return
-    shift = _reduced(shift, variable)
+    shift = _average_over_axes(shift, variable)
     if norm is None or norm.center:
         variable.assign_add(shift)
     else:
@@ -165,7 +164,7 @@ def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
         variable.assign_sub(shift / np.where(factor == 0, np.inf, factor))
 
 
-def _reduced(shift: np.ndarray, variable: tf.Variable) -> np.ndarray:
+def _average_over_axes(shift: np.ndarray, variable: tf.Variable) -> np.ndarray:
     """Averages a shift over the axes that a variable lacks or has with size 1."""
     rank = len(variable.shape)
     shift = np.mean(shift, axis=tuple(range(shift.ndim - rank)))

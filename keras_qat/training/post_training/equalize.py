@@ -1,4 +1,4 @@
-"""Cross-layer equalization: moving factors between layers so that channel ranges become alike."""
+"""Cross-layer equalization: factors move between layers to make channel ranges alike."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BETWEEN = (
     *(_layers.AveragePooling1D, _layers.AveragePooling2D),
     *(_layers.GlobalAveragePooling1D, _layers.GlobalAveragePooling2D),
 )
-"""Layers that pass a factor of a channel on."""
+"""Layers that pass on a factor of a channel."""
 _ROUNDS = 20
 
 
@@ -47,15 +47,15 @@ def equalize(model: keras.Model, *, verbose: int = 0) -> Any:
     """Equalizes the ranges of channels between layers of a float model; its outputs stay the same.
 
     Each output channel of a layer is divided by a factor, and the weights that read this channel in
-    the next layer are multiplied by it; a ReLU between them passes the factor on. A few channels
-    with far larger weights than the others then no longer set the range of the whole tensor. This
-    pays for depthwise-separable networks, and most with one range for all weights of a layer.
-    Factors are powers of two, so that the outputs stay the same to the last bit.
+    the next layer are multiplied by it. A ReLU between them passes the factor on. A few channels
+    with far larger weights then no longer set the range of the entire tensor. Depthwise-separable
+    networks gain most, especially with one range for all weights of a layer. Factors are powers of
+    two, so the outputs are bit-exact.
 
-    Equalized are pairs of successive convolutions, depthwise convolutions and dense layers, with
-    BatchNormalization or without, and with a ReLU, pooling, padding or nothing between. A ReLU6
-    ends at 6 whatever the factor, so pairs around one stay as they are. So do layers whose output
-    is read several times, as in residual networks.
+    It equalizes pairs of successive convolutions, depthwise convolutions and dense layers, with or
+    without BatchNormalization, and with a ReLU, pooling, padding or nothing between. It skips pairs
+    around a ReLU6, which ends at 6 whatever the factor, and layers with an output that several
+    layers read, as in residual networks.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
@@ -123,10 +123,10 @@ def _pairs(graph: Graph) -> Iterator[tuple[Group, Group | None, str]]:
         while following is not None and isinstance(following.layer, _BETWEEN):
             following = readers.get(following.output)
         other = by_kernel.get(following) if following is not None else None
-        yield group, other, _why_not(group, other, following)
+        yield group, other, _explain_skipped(group, other, following)
 
 
-def _why_not(group: Group, other: Group | None, following: Call | None) -> str:
+def _explain_skipped(group: Group, other: Group | None, following: Call | None) -> str:
     """Returns the reason why two layers cannot be equalized; "" if they can."""
     if following is None:
         return "its output is read several times, or is an output of the model"
@@ -172,28 +172,28 @@ class _Layer:
         else:
             self.scaled = [kernel, *self.biases]
 
-    def _shaped(self, factor: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    def _reshape(self, factor: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
         rank, shape = self.kernel.value.ndim, self.kernel.value.shape
         sizes = [shape[axis] if axis in axes else 1 for axis in range(-rank, 0)]
         return factor.reshape(sizes) if factor.size > 1 else factor
 
     def largest(self, axes: tuple[int, ...]) -> np.ndarray:
         """Returns the largest folded weight of each channel along some axes, in one vector."""
-        folded = np.abs(self.kernel.value * self._shaped(self.factor, self.axes))
+        folded = np.abs(self.kernel.value * self._reshape(self.factor, self.axes))
         rest = tuple(axis for axis in range(-folded.ndim, 0) if axis not in axes)
         return folded.max(rest).reshape(-1)
 
     def divide_outputs(self, factor: np.ndarray) -> None:
         """Divides each output channel by its factor."""
         for weight in self.scaled:
-            by = self._shaped(factor, self.axes) if weight is self.kernel else factor
+            by = self._reshape(factor, self.axes) if weight is self.kernel else factor
             np.divide(weight.value, by, out=weight.value)
         if self.norm:
             self.factor = self.factor / factor
 
     def multiply_inputs(self, factor: np.ndarray) -> None:
         """Multiplies the weights that read each input channel by its factor."""
-        np.multiply(self.kernel.value, self._shaped(factor, _INPUTS), out=self.kernel.value)
+        np.multiply(self.kernel.value, self._reshape(factor, _INPUTS), out=self.kernel.value)
 
     def write(self) -> None:
         """Gives the variables their new values."""
@@ -202,7 +202,7 @@ class _Layer:
 
 
 def _weights(call: Call, graph: Graph) -> list[_Weight]:
-    """Returns the weights of a layer; of a part that lowering made, those of its source layer."""
+    """Returns the weights of a layer, or of the source layer if lowering made the layer."""
     variables = graph.weights.get(call.layer, call.layer.weights)
     return [_Weight(variable, variable.numpy().copy()) for variable in variables]
 

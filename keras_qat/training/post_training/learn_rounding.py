@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from keras_qat.config.arguments import answers_unknown
 from keras_qat.helper_layers.keras_variants import has_computed_kernel
 from keras_qat.io.counts import check_counts
 from keras_qat.keras2.backend import keras, one_at_a_time
-from keras_qat.training.post_training.bias_correction import correct, means_in_float
+from keras_qat.training.post_training.bias_correction import compute_float_means, correct
 from keras_qat.training.post_training.reconstruction import Levels, Reconstruction
 from keras_qat.training.post_training.sweep import Part, Tensors, sweep
 from keras_qat.training.schedule import get_recipe
@@ -23,7 +23,7 @@ from keras_qat.training.schedule import get_recipe
 )
 def learn_rounding(
     model: keras.Model,
-    data: Any,
+    data: object,
     steps: int | None = None,
     batch_size: int | None = None,
     *,
@@ -38,25 +38,25 @@ def learn_rounding(
 
     Rounding to the nearest is best for a single weight, but not for a sum of many. From the first
     layer to the last, `learn_rounding` looks for the rounding that brings a layer's output closest
-    to the float model's, given the outputs of the layers in front with their new weights. Weights
-    move to the chosen levels, so `predict`, `simulate` and files follow, and training may continue.
-    Biases are corrected as by `bias_correction`. Pays with fewer than 8 bits, most with 4 or fewer.
+    to the float model's, after the layers before it have new weights. Weights move to the chosen
+    levels, so `predict`, `simulate` and files follow, and training may continue. Biases are
+    corrected as by `bias_correction`. Use it with fewer than 8 bits; 4 or fewer gain most.
 
     With blocks, the layers of a residual block are learned together, with quantized activations
-    between them, so that one layer can compensate for another; a layer of a chain is a block by
-    itself. Pays with 2 bits, in depthwise networks.
+    between them, so one layer can compensate for another. A layer of a chain is a separate block.
+    Use blocks with 2 bits, in depthwise networks.
 
-    A layer or block keeps rounding to the nearest where that has the smaller error on the data. So
-    do layers that are called several times.
+    A layer or block keeps rounding to the nearest if that has the smaller error on the data. So do
+    layers that are called several times.
 
     Under a strategy the replicas share the examples of each step. In a cluster all workers have to
-    call it, with the same data. Gradients are then sums in another order than on one device, so
-    that a weight between two levels may be rounded otherwise; all replicas round alike.
+    call it, with the same data. Gradients are then summed in another order than on one device, and
+    a weight between two levels may be rounded differently. All replicas round alike.
 
     Args:
-        model: a calibrated quantization-aware model; its weights change. They have to be those of
-            the float model: what `calibrate(..., weights="mse")` or an earlier call changed is
-            what is reproduced. Zeros that its recipe preserves stay.
+        model: a calibrated quantization-aware model; its weights change. They have to be the float
+            model's, because they are reproduced: not changed by `calibrate(..., weights="mse")` or
+            an earlier call. Zeros that its recipe preserves stay zero.
         data: a few hundred inputs without labels, all held in memory: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
         steps: how many batches to read; all by default. An endless dataset needs it.
@@ -65,7 +65,7 @@ def learn_rounding(
             tensors are large.
         learning_rate: the learning rate of Adam.
         weights: ranges of weights: "mse" for the least squared error, "minmax" for the extremes.
-        reconstruct: "layer" or "block": the part whose float output is to be reproduced.
+        reconstruct: "layer" or "block": the part that has to reproduce its float output.
         seed: the seed for the order of the examples.
         verbose: 1 shows progress.
 
@@ -91,10 +91,10 @@ def learn_rounding(
             f"Recipe '{recipe.name}' keeps the ranges of weights from training, and rounding can "
             f"only be learned in a range that follows the weights, as in recipes.int4_weights()."
         )
-    numbers = np.random.default_rng(seed)
+    draw = np.random.default_rng(seed)
 
     def visit(part: Part, in_float: list[Tensors], quantized: list[Tensors]) -> None:
-        means = means_in_float(part, in_float)
+        means = compute_float_means(part, in_float)
         levels = {
             wrapper: Levels(wrapper, weights)
             for wrapper in means
@@ -102,7 +102,7 @@ def learn_rounding(
         }
         if levels:
             reconstruction = Reconstruction(part, levels, in_float, quantized)
-            part_seed = int(numbers.integers(2**31))
+            part_seed = int(draw.integers(2**31))
             reconstruction.learn(iterations, learning_rate, part_seed, model.distribute_strategy)
         # Layers within a block compensate for each other, so only its outputs are corrected.
         between = {value for call in part.alone for value in call.inputs}

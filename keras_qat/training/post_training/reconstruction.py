@@ -1,4 +1,4 @@
-"""Reconstruction: rounding layers so that a part of a model reproduces its float outputs."""
+"""Reconstruction: learning to round the weights of layers that reproduce float outputs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from keras_qat.training.weight_limits import find_least_squares_limits
 _BATCH = 32
 """Examples per training step, at most."""
 _NUMBERS = 2**20
-"""Numbers in a tensor of one training step, at most: fewer large images are as good as many."""
+"""Values in a tensor of one training step, at most: fewer large images are as good as many."""
 _STRETCH = 1.2
-"""Factor that stretches the sigmoid, which is then clipped, so that it reaches 0 and 1."""
+"""Factor that stretches the sigmoid, which is then clipped: it has to reach 0 and 1."""
 _SHARP = 20.0, 2.0
 """The power in the regularization, at the start and at the end."""
 _WARM = 0.2
@@ -35,11 +35,11 @@ _WEIGHT = 1.0
 
 
 class Reconstruction:
-    """A part of a model whose layers learn their rounding together.
+    """A part of a model with layers that learn their rounding together.
 
     Args:
         part: the calls.
-        levels: the levels of each wrapper whose rounding is learned.
+        levels: the levels of each wrapper that learns its rounding.
         in_float, quantized: the tensors of each batch, as a `Visit` gets them.
     """
 
@@ -51,12 +51,12 @@ class Reconstruction:
         quantized: list[Tensors],
     ) -> None:
         self.part, self.levels = part, levels
-        self.outputs = [value for value in part.gives if value.is_float]
-        inputs, targets = _joined(quantized, part.reads), _joined(in_float, self.outputs)
+        self.outputs = [value for value in part.outputs if value.is_float]
+        inputs, targets = _concatenate(quantized, part.reads), _concatenate(in_float, self.outputs)
         self.count = min(int(x.shape[0]) for x in (*inputs, *targets))
-        """Number of examples. An example has several rows where steps of a sequence are rows."""
-        self.inputs = [self._by_example(x) for x in inputs]
-        self.targets = [self._by_example(y) for y in targets]
+        """Number of examples. An example has several rows if these are steps of a sequence."""
+        self.inputs = [self._group_by_example(x) for x in inputs]
+        self.targets = [self._group_by_example(y) for y in targets]
         self.power = [max(float(tf.reduce_mean(y**2)), 1e-30) for y in self.targets]
         self.share = np.concatenate([weights.share.ravel() for weights in levels.values()])
         self.free = np.concatenate([weights.free.ravel() for weights in levels.values()])
@@ -77,23 +77,23 @@ class Reconstruction:
             loss = self._loss(least, iterations, seed)
             start = np.clip((self.share + (_STRETCH - 1) / 2) / _STRETCH, 0.01, 0.99)
             start = np.log(start / (1 - start))
-            logits = _minimized(loss, start, iterations, learning_rate, strategy)
+            logits = _minimize(loss, start, iterations, learning_rate, strategy)
             learned = np.round(_soft(logits).numpy()) * self.free
             if self._error(learned) < least:
                 best = learned
-        for levels, up in zip(self.levels.values(), self._by_layer(best), strict=True):
+        for levels, up in zip(self.levels.values(), self._split_by_layer(best), strict=True):
             levels.settle(up.numpy())
 
-    def _by_example(self, x: tf.Tensor) -> Any:
+    def _group_by_example(self, x: tf.Tensor) -> Any:
         return tf.reshape(x, [self.count, -1, *x.shape[1:]])
 
-    def _by_layer(self, up: tf.Tensor) -> list[Any]:
+    def _split_by_layer(self, up: tf.Tensor) -> list[Any]:
         """Splits a vector with an entry for each weight into one array per layer."""
         shapes = [levels.share.shape for levels in self.levels.values()]
         parts = tf.split(tf.cast(up, tf.float32), [int(np.prod(shape)) for shape in shapes])
         return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    def _computed(self, up: tf.Tensor, inputs: list[Any]) -> list[Any]:
+    def _compute(self, up: tf.Tensor, inputs: list[Any]) -> list[Any]:
         """Computes the part's float outputs, with quantized activations inside.
 
         Args:
@@ -103,16 +103,16 @@ class Reconstruction:
         tensors: Tensors = dict(zip(self.part.reads, map(_rows, inputs), strict=True))
         outputs: Tensors = {}
         with contextlib.ExitStack() as stack:
-            for levels, part in zip(self.levels.values(), self._by_layer(up), strict=True):
+            for levels, part in zip(self.levels.values(), self._split_by_layer(up), strict=True):
                 stack.enter_context(swap_attributes(levels.layer, **levels.weights_at(part)))
             for call in self.part.calls:
                 exact = compute_call(call, tensors, IN_FLOAT)
                 outputs |= exact
-                tensors |= self._quantized(call, tensors, exact)
+                tensors |= self._quantize(call, tensors, exact)
         return [outputs[value] for value in self.outputs]
 
-    def _quantized(self, call: Call, tensors: Tensors, exact: Tensors) -> Tensors:
-        """Returns the outputs of a call for the calls behind; `exact` holds its float outputs."""
+    def _quantize(self, call: Call, tensors: Tensors, exact: Tensors) -> Tensors:
+        """Returns the outputs of a call for later calls; `exact` holds its float outputs."""
         layer = call.layer
         if not isinstance(layer, ScheduledLayer) or call is self.part.calls[-1]:
             return exact
@@ -145,13 +145,13 @@ class Reconstruction:
         for i in range(0, self.count, _BATCH):
             inputs = [x[i : i + _BATCH] for x in self.inputs]
             targets = [y[i : i + _BATCH] for y in self.targets]
-            sums.append(self._distance(self._computed(up, inputs), targets))
+            sums.append(self._distance(self._compute(up, inputs), targets))
         return float(np.sum(sums)) / self.count
 
     def _loss(self, unit: float, iterations: int, seed: int) -> Callable[[Any, Any], Any]:
         """Makes the loss: the error of some examples, and a penalty for weights between levels.
 
-        On replicas each has its share of the examples; their mean is the loss of all.
+        Each replica has a share of the examples. The loss is the mean over replicas.
         """
         count, (first, last) = self.count, _SHARP
         batch = min(_BATCH, count, max(1, _NUMBERS // self._largest()))
@@ -164,7 +164,7 @@ class Reconstruction:
             chosen, shares = share_of_replica(chosen)
             inputs = [tf.gather(x, chosen) for x in self.inputs]
             targets = [tf.gather(y, chosen) for y in self.targets]
-            outputs = self._computed(up * self.free, inputs)
+            outputs = self._compute(up * self.free, inputs)
             error = self._distance(outputs, targets) / (batch * unit) * shares
             done = tf.cast(step, tf.float32) / iterations
             rest = tf.maximum(done - _WARM, 0.0) / (1 - _WARM)
@@ -175,13 +175,13 @@ class Reconstruction:
         return loss
 
 
-def _joined(batches: list[Tensors], values: list[Value]) -> list[Any]:
+def _concatenate(batches: list[Tensors], values: list[Value]) -> list[Any]:
     """Concatenates the batches of each value."""
     return [tf.concat([tensors[value] for tensors in batches], 0) for value in values]
 
 
 def _rows(x: tf.Tensor) -> Any:
-    """Undoes `_by_example`."""
+    """Undoes `_group_by_example`."""
     return tf.reshape(x, [-1, *x.shape[2:]])
 
 
@@ -190,7 +190,7 @@ def _soft(logits: tf.Tensor) -> Any:
     return tf.clip_by_value(_STRETCH * tf.sigmoid(logits) - (_STRETCH - 1) / 2, 0.0, 1.0)
 
 
-def _minimized(
+def _minimize(
     loss: Callable[[Any, Any], Any],
     start: np.ndarray,
     iterations: int,
@@ -224,7 +224,7 @@ def _minimized(
 
 
 class Levels:
-    """The weights of a wrapper as the level below each and the fraction of a step above that.
+    """The weights of a wrapper: the level below each, and the fraction of a step above it.
 
     Args:
         wrapper: a wrapper with one quantized weight.
@@ -238,7 +238,7 @@ class Levels:
         self.value = self.weights.numpy()
         axes, bits = self.quantizer.channel_axes, self.quantizer.spec.bits
         folded, self.factor = self.value, np.float32(1)
-        if wrapper.fold == "per_tensor":  # The range is the folded kernel's.
+        if wrapper.fold == "per_tensor":  # The range belongs to the folded kernel.
             folded = fold_modes.fold_kernel(wrapper).numpy()
             self.factor = fold_modes.get_factors(wrapper).numpy()
         if ranges == "mse":

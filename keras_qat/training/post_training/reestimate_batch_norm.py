@@ -29,7 +29,7 @@ _LEARNING = Phase(training=True, quantizing=True, frozen=False, calibrated=True,
 @one_at_a_time
 def reestimate_batch_norm(
     model: keras.Model,
-    data: Any,
+    data: object,
     steps: int | None = None,
     batch_size: int | None = None,
     *,
@@ -37,19 +37,18 @@ def reestimate_batch_norm(
 ) -> None:
     """Re-estimates the moving statistics of BatchNormalization as the average of some batches.
 
-    Moving averages lag behind training, and low-bit weights jump. So the statistics for inference
+    Moving averages react late to training, and low-bit weights jump. So statistics for inference
     may not fit the final weights. About 50 batches without labels, read before `evaluate` and the
-    export, are enough; depthwise networks gain most. Nothing else changes. BatchNormalization that
-    is frozen, in the float model or by `freeze_bn_delay`, is only re-estimated where it computes
-    with the batch's statistics in training.
+    export, are enough. Depthwise networks gain most. Nothing else changes. Frozen
+    BatchNormalization, in the float model or by `freeze_bn_delay`, is only re-estimated if it
+    computes with the batch's statistics in training.
 
     Args:
         model: a calibrated or trained quantization-aware model.
         data: inputs without labels: an array, a list or dict of arrays, a `tf.data.Dataset`,
             a `keras.utils.Sequence`, or a generator of batches.
         steps: how many batches to read; all by default. An endless dataset needs it.
-        batch_size: examples per batch of arrays, 32 by default. Batches should be as large as
-            those of training.
+        batch_size: examples per batch of arrays, 32 by default. Use the batch size of training.
         verbose: 1 shows progress.
 
     Raises:

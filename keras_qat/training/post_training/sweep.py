@@ -1,7 +1,7 @@
-"""One pass through a quantization-aware model, part by part, with all examples at once.
+"""A pass through a quantization-aware model that may change the weights of each part.
 
-Each part is computed in float and quantized. Before the quantized pass its weights may be changed,
-and the parts behind see the result.
+Each part is computed in float and quantized, with all examples at once. Its weights may be changed
+before the quantized pass, and later parts see the result.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -25,7 +25,7 @@ from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.schedule import check_process, check_quantized, list_quantizers
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
-Tensors = dict[Value, Any]
+Tensors = dict[Value, tf.Tensor]
 
 
 class Part(NamedTuple):
@@ -34,19 +34,18 @@ class Part(NamedTuple):
     Args:
         calls: the calls, in order.
         reads: the values that the calls read but do not compute.
-        gives: the computed values that other calls read, or that are outputs of the model.
+        outputs: the computed values that other calls read, or that are outputs of the model.
         alone: the calls of a `QuantizeWrapper` that is called only once.
     """
 
     calls: list[Call]
     reads: list[Value]
-    gives: list[Value]
+    outputs: list[Value]
     alone: list[Call]
 
 
 Visit = Callable[[Part, list[Tensors], list[Tensors]], None]
-"""Function of a part, its float tensors for each batch with the outputs, and its quantized inputs
-for each batch."""
+"""Function of a part, its float inputs and outputs for each batch, and its quantized inputs."""
 
 
 def check_calibrated(model: keras.Model) -> None:
@@ -63,7 +62,7 @@ def check_calibrated(model: keras.Model) -> None:
 
 def sweep(
     model: keras.Model,
-    data: Any,
+    data: object,
     visit: Visit,
     title: str,
     steps: int | None = None,
@@ -72,21 +71,18 @@ def sweep(
     *,
     blocks: bool = False,
 ) -> None:
-    """Goes through a model and lets `visit` change the weights of each part.
+    """Calls `visit`, which may change weights, for each part of a model.
 
-    Weights are as before if it is interrupted.
+    Weights are restored if it is interrupted.
 
     Args:
         model: a calibrated quantization-aware model.
         data, steps, batch_size: as in `calibrate`. All examples are held in memory, part by part.
-        verbose: 1 shows progress.
-        visit: function that is called on each part before its quantized pass.
+        visit: called for each part before its quantized pass.
         title: a word or two about `visit`, for progress.
+        verbose: 1 shows progress.
         blocks: whether a part is a block between two tensors that all data passes through, such as
-            a residual block with the ReLU behind it. Otherwise each call is a part.
-
-    Raises:
-        ValueError: if the model is not quantized, or has no ranges.
+            a residual block with the ReLU after it. Otherwise each call is a part.
     """
     check_calibrated(model)
     graph = read_model(model)
@@ -97,13 +93,13 @@ def sweep(
     ]
     in_float = [dict(zip(inputs, batch, strict=True)) for batch in read]
     quantized = [dict(batch) for batch in in_float]
-    parts = _parts(graph, blocks)
+    parts = _split_graph(graph, blocks)
     last = {value: part for part in parts for value in part.reads}
     with restore_if_it_fails(model):
         for part in show_progress(parts, title, verbose, unit="block" if blocks else "layer"):
-            _add(part, in_float, IN_FLOAT)
+            _add_outputs(part, in_float, IN_FLOAT)
             visit(part, in_float, quantized)
-            _add(part, quantized, QUANTIZED)
+            _add_outputs(part, quantized, QUANTIZED)
             done = [value for value in part.reads if last[value] is part]
             for tensors in (*in_float, *quantized):
                 for value in done:
@@ -121,22 +117,20 @@ def restore_if_it_fails(model: keras.Model) -> Iterator[None]:
         raise
 
 
-def _parts(graph: Graph, blocks: bool) -> list[Part]:
+def _split_graph(graph: Graph, blocks: bool) -> list[Part]:
     """Splits a model's calls into parts, one by one or block by block."""
     counts, outputs = graph.count_calls(), set(flatten_values(graph.outputs))
     unread = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
-    waiting = {
-        value for value in flatten_values(graph.inputs) if unread[value]
-    }  # Read by later calls.
+    waiting = {value for value in flatten_values(graph.inputs) if unread[value]}
     parts: list[Part] = []
     calls: list[Call] = []
-    for call, behind in zip(graph.calls, [*graph.calls[1:], None], strict=True):
+    for call, following in zip(graph.calls, [*graph.calls[1:], None], strict=True):
         calls.append(call)
         unread.subtract(dict.fromkeys(call.inputs, 1))
         waiting = {value for value in (*waiting, *flatten_values(call.outputs)) if unread[value]}
-        if blocks and (len(waiting) > 1 or _is_relu(behind)):
+        if blocks and (len(waiting) > 1 or _is_relu(following)):
             continue
-        outcomes = dict.fromkeys(
+        computed = dict.fromkeys(
             value for member in calls for value in flatten_values(member.outputs)
         )
         read = dict.fromkeys(value for member in calls for value in member.inputs)
@@ -144,8 +138,8 @@ def _parts(graph: Graph, blocks: bool) -> list[Part]:
         parts.append(
             Part(
                 calls,
-                reads=[value for value in read if value not in outcomes],
-                gives=[value for value in outcomes if value in waiting or value in outputs],
+                reads=[value for value in read if value not in computed],
+                outputs=[value for value in computed if value in waiting or value in outputs],
                 alone=[member for member in wrappers if counts[member.layer] == 1],
             )
         )
@@ -172,7 +166,7 @@ def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call
     last = {value: call for call in part.calls for value in call.inputs}
     for call in part.calls[:-1]:
         yield call, batches
-        done = [value for value in call.inputs if last[value] is call and value not in part.gives]
+        done = [value for value in call.inputs if last[value] is call and value not in part.outputs]
         for tensors in batches:
             tensors |= compute_call(call, tensors, phase)
             for value in dict.fromkeys(done):
@@ -180,12 +174,12 @@ def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call
     yield part.calls[-1], batches
 
 
-def _add(part: Part, batches: list[Tensors], phase: Phase) -> None:
+def _add_outputs(part: Part, batches: list[Tensors], phase: Phase) -> None:
     """Adds the outputs of a part to the tensors of each batch."""
     *_, (call, walked) = walk(part, batches, phase)
     for tensors, inner in zip(batches, walked, strict=True):
         inner |= compute_call(call, inner, phase)
-        tensors |= {value: inner[value] for value in part.gives}
+        tensors |= {value: inner[value] for value in part.outputs}
 
 
 def compute_call(call: Call, tensors: Tensors, phase: Phase) -> Tensors:

@@ -59,7 +59,7 @@ def test_training_with_it_gives_a_file():
 
 
 def test_what_it_does_not_take():
-    with pytest.raises(ValueError, match="give numbers between 0 and 1"):
+    with pytest.raises(ValueError, match="use values between 0 and 1"):
         FreezeOscillations((0.0, 0.1))
     model = functional((6,), build=layers.Dense(3))
     model.compile("sgd", "mse")

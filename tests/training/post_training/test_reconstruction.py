@@ -23,8 +23,8 @@ def parts_of(qat, x, blocks=True):
 
     def visit(part, in_float, quantized):
         assert all(set(part.reads) <= set(item) for item in (*in_float, *quantized))
-        assert all(set(part.gives) <= set(layer) for layer in in_float)
-        result.append(([call.name for call in part.calls], len(part.reads), len(part.gives)))
+        assert all(set(part.outputs) <= set(layer) for layer in in_float)
+        result.append(([call.name for call in part.calls], len(part.reads), len(part.outputs)))
 
     sweep(qat, x, visit, "", blocks=blocks)
     return result
