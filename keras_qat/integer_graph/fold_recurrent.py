@@ -18,7 +18,7 @@ from keras_qat.ops.weights import Weights
 from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
 from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.layers import QuantizeWrapper
-from keras_qat.training.recurrent import biases
+from keras_qat.training.recurrent import get_biases
 
 GATES = 4
 """Gates of an LSTM: input, forget, cell, output, in the order of Keras and TFLite."""
@@ -69,7 +69,7 @@ def _fold_unrolled(
     layer, bits = wrapper.layer, wrapper.weight_spec.bits
     scales = {name: params.as_tensors().scale for name, params in inner.items()}
     scales.setdefault("hidden", HIDDEN.params(8).as_tensors().scale)
-    input_bias, recurrent_bias = biases(layer, tf.float64)
+    input_bias, recurrent_bias = get_biases(layer, tf.float64)
 
     def get_output_scales(prefix: str) -> tf.Tensor:
         """Returns the output scale of each column's products."""

@@ -199,7 +199,7 @@ def _mask_channels(sizes: np.ndarray, axes: tuple[int, ...], share: float) -> np
 
 
 def _mask_blocks(sizes: np.ndarray, axes: tuple[int, ...], keep: int, block: int) -> Any:
-    """Returns 1 for the largest of each block along the input channels; None if blocks do not fit."""
+    """Returns 1 for the largest in each block of input channels; None if blocks do not fit."""
     free = [axis for axis in (-2, -1) if axis not in axes]
     if not free or sizes.shape[free[0]] % block:
         return None

@@ -1,4 +1,4 @@
-"""The layers that a quantization-aware model is made of."""
+"""The quantize-aware layers of a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from keras_qat.training.fake_quantization.weight_quantizer import (
 from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
-def _before_relu(x: tf.Tensor) -> tuple[Any, float | None]:
+def _undo_relu(x: tf.Tensor) -> tuple[tf.Tensor, float | None]:
     """Returns the input and the maximum of the ReLU that computed `x`; without one, `x` and None.
 
     A quantizer that clips at zero computes the ReLU itself, so training need not keep its output.
@@ -38,15 +38,15 @@ def _before_relu(x: tf.Tensor) -> tuple[Any, float | None]:
 
 @backend.register
 class Quantize(ScheduledLayer):
-    """Fake-quantizes activations where no wrapper does, such as merges and the model's inputs.
+    """Fake-quantizes activations that no wrapper quantizes, such as merges and inputs.
 
-    One layer may be called on several tensors that share a range, each in its own `slot`.
+    One layer may be called on several tensors that share a range, each in a separate `slot`.
 
     Args:
         spec: `QuantSpec` or `FixedSpec`.
         slots: how many tensors share the range.
         tensors: names of these tensors in the float model, for reports.
-        rounds: False to observe the range alone, which files with integer outputs need.
+        rounds: False to only observe the range, for files with integer outputs.
 
     Shapes: any; the output has the input's shape.
     """
@@ -90,7 +90,7 @@ class Quantize(ScheduledLayer):
             self.quantizer.observe_only(x, phase)
             return x
         if phase.training is True and slot is not None and self.quantizer.clips_at_zero:
-            x, ceiling = _before_relu(x)
+            x, ceiling = _undo_relu(x)
         return self.quantizer(x, phase, slot, ceiling)
 
     def compute_output_shape(self, input_shape: tf.TensorShape) -> Any:
@@ -111,14 +111,14 @@ class QuantizeWrapper(ScheduledLayer):
     """Computes a layer with fake-quantized weights and a fake-quantized output.
 
     Args:
-        layer: the layer; its own `call` is used, so every option of the layer works.
+        layer: the layer. Its `call` is used, so every option of the layer works.
         weights: path of each weight in `layer` -> axes of its output channels, counted from the
             end, e.g. `{"kernel": (-1,)}`.
         weight_spec: specification of the weights; None leaves them in float.
-        batch_norm: the BatchNormalization behind the layer, or None. Exports fold it.
+        batch_norm: the BatchNormalization after the layer, or None. Exports fold it.
         batch_norm_frozen: whether `batch_norm` always uses its moving statistics.
         fold: how `batch_norm` and weight quantization are combined, a name in `fold_modes.FOLDS`.
-        activation: the activation layer behind `batch_norm`, or None.
+        activation: the activation layer after `batch_norm`, or None.
         output_spec: specification of the output; None if another layer or nothing quantizes it.
         tensor: name of the output in the float model, for reports.
         inner_specs: specifications of the tensors inside a recurrent layer, by name.
@@ -143,16 +143,16 @@ class QuantizeWrapper(ScheduledLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.layer = _layer(layer)
+        self.layer = _make_layer(layer)
         self.supports_masking = self.layer.supports_masking
         self.weight_axes = {name: tuple(axes) for name, axes in weights.items()}
         self.weight_spec = specs.from_config(weight_spec)
-        self.batch_norm = _layer(batch_norm)
+        self.batch_norm = _make_layer(batch_norm)
         self.batch_norm_frozen = batch_norm_frozen
         if fold not in list(fold_modes.FOLDS):
             raise ValueError(f"fold={fold!r}: use one of {', '.join(map(repr, fold_modes.FOLDS))}.")
         self.fold = fold
-        self.activation = _layer(activation)
+        self.activation = _make_layer(activation)
         self.output_spec = specs.from_config(output_spec)
         self.tensor = tensor
         self.state_bits = state_bits
@@ -172,7 +172,7 @@ class QuantizeWrapper(ScheduledLayer):
         return [layer for layer in layers if layer is not None]
 
     def build(self, input_shape: tf.TensorShape) -> None:
-        shape = input_shape = _shapes(input_shape)
+        shape = input_shape = _restore_shape(input_shape)
         self.channels = input_shape[-1]
         for sublayer in self.sublayers:
             if not sublayer.built:
@@ -181,7 +181,7 @@ class QuantizeWrapper(ScheduledLayer):
             shape = backend.infer_output_shape(sublayer, shape)
         self.weight_quantizers = {}
         if self.weight_spec is not None:
-            make = _weight_quantizer(self)
+            make = _select_weight_quantizer(self)
             self.weight_quantizers = {
                 name: make(self.weight_spec, self, name.replace(".", "_"), axes)
                 for name, axes in self.weight_axes.items()
@@ -249,29 +249,29 @@ class QuantizeWrapper(ScheduledLayer):
         }
 
     def _inner_config(self) -> dict[str, Any]:
-        """Returns options of recurrent layers, which the files of other layers do not have."""
+        """Returns options of recurrent layers, which other layers do not save."""
         inner = {name: specs.to_config(spec) for name, spec in self.inner_specs.items()}
         config: dict[str, Any] = {"inner_specs": inner} if inner else {}
         return config if self.state_bits == 8 else {**config, "state_bits": self.state_bits}
 
 
-def _weight_quantizer(wrapper: QuantizeWrapper) -> type[WeightQuantizer]:
+def _select_weight_quantizer(wrapper: QuantizeWrapper) -> type[WeightQuantizer]:
     if count_gates(wrapper.layer) > 1:
         return GateQuantizer
     return CellQuantizer if wrapper.inner_specs else WeightQuantizer
 
 
-def _shapes(shapes: Any) -> Any:
-    """Returns a shape or a list of shapes as such. Keras 2.15 reads lists of sizes from files."""
+def _restore_shape(shapes: Any) -> Any:
+    """Converts lists of sizes, which Keras 2.15 reads from files, to a shape or shapes."""
     is_one = all(size is None or isinstance(size, int) for size in shapes)
     return tf.TensorShape(shapes) if is_one else [tf.TensorShape(shape) for shape in shapes]
 
 
-def _layer(layer: Any) -> Any:
-    """Makes a layer from its config; returns a layer or None as it is.
+def _make_layer(layer: Any) -> Any:
+    """Makes a layer from its configuration. Layers and None are returned unchanged.
 
     Raises:
-        ValueError: if the argument is nothing of these.
+        ValueError: for any other argument.
     """
     if isinstance(layer, dict):
         with configurations.applications_scope():
@@ -285,11 +285,11 @@ def _layer(layer: Any) -> Any:
 class QuantizeWeights(ScheduledLayer):
     """Computes a layer in float with fake-quantized weights.
 
-    For layers without an int8 operator, such as many recurrent ones: the file holds their weights
-    in 8 bits and computes with exactly the same values as training.
+    It is for layers without an int8 operator, such as many recurrent ones. The file stores their
+    weights in 8 bits and computes with exactly the same values as training.
 
     Args:
-        layer: the layer; its own `call` is used, with any arguments, states and masks.
+        layer: the layer. Its `call` is used, with any arguments, states and masks.
         weights: path of each weight in `layer`, such as `"cell.kernel"` -> axes of its output
             channels, counted from the end; none for a range per tensor.
         weight_spec: specification of the weights.

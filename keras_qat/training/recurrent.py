@@ -1,4 +1,10 @@
-"""Recurrent layers in training that files unroll, with all tensors of a step fake-quantized."""
+"""Recurrent layers in training, with quantized states.
+
+An LSTM fake-quantizes its states from step to step. Other layers are unrolled in files, so all
+tensors of a step are fake-quantized. The states that layers with `stateful=True` keep are the
+variables of Keras' layers: float32 holds every integer state of a TFLite kernel, so training,
+inference and `reset_states` share them.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +38,10 @@ from keras_qat.training.fake_quantization.activation_quantizer import Activation
 from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.fake_quantization.weight_quantizer import replace_weights
 
-Round = Callable[[str, Any], Any]
-"""Function that fake-quantizes a tensor to the range of a name."""
+Round = Callable[[str, tf.Tensor], tf.Tensor]
+"""Function that fake-quantizes a tensor to the range with a name."""
 
-Linear = Callable[[Any, Any], Any]
+Linear = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """Function that multiplies inputs and a kernel."""
 
 
@@ -43,20 +49,20 @@ class _InTraining:
     """The arithmetic of a step in training, which collects tensors by the name of their range.
 
     Args:
-        product: multiplies a hidden state by a named part of the recurrent weights.
-        rounded: fake-quantizes a tensor inside a step.
+        multiply: multiplies a hidden state by a named part of the recurrent weights.
+        quantize: fake-quantizes a tensor inside a step.
     """
 
-    def __init__(self, product: Round, rounded: Round) -> None:
-        self.multiplied, self.rounded = product, rounded
-        self.seen: dict[str, list[Any]] = {}
+    def __init__(self, multiply: Round, quantize: Round) -> None:
+        self._multiply_weights, self._quantize = multiply, quantize
+        self.seen: dict[str, list[tf.Tensor]] = {}
 
     def note(self, name: str, x: tf.Tensor) -> Any:
         self.seen.setdefault(name, []).append(x)
-        return self.rounded(name, x)
+        return self._quantize(name, x)
 
     def product(self, part: str, hidden: tf.Tensor) -> Any:
-        return self.note(f"state_{part}", self.multiplied(part, hidden))
+        return self.note(f"state_{part}", self._multiply_weights(part, hidden))
 
     def add(
         self, first: tf.Tensor, second: tf.Tensor, name: str, maximum: float | None = None
@@ -104,7 +110,7 @@ def simulate_unrolled(
     ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
     applies = {name: x.applies(phase, *ranges[name]) for name, x in inner.items()}
 
-    def rounded(name: str, x: tf.Tensor) -> Any:
+    def quantize(name: str, x: tf.Tensor) -> tf.Tensor:
         if name in inner:
             return fake_quant.fake_quantize_if(applies[name], x, *ranges[name])
         own = get_fixed_params(name)
@@ -116,10 +122,10 @@ def simulate_unrolled(
         )
         return fake_quant.fake_quantize_if(phase.quantizing, x, low, high, own.bits)
 
-    def first(name: str, x: tf.Tensor) -> Any:
+    def quantize_inputs(name: str, x: tf.Tensor) -> tf.Tensor:
         return inner[name](x, phase)
 
-    outputs, seen = simulate_steps(layer, x, weights, phase, first, rounded)
+    outputs, seen = simulate_steps(layer, x, weights, phase, quantize_inputs, quantize)
     for name, tensors in seen.items():
         inner[name].observe_only(tf.stack(tensors), phase)
     return outputs
@@ -130,8 +136,8 @@ def simulate_steps(
     x: tf.Tensor,
     weights: dict[str, Any],
     phase: Phase,
-    first: Round,
-    rounded: Round,
+    quantize_inputs: Round,
+    quantize: Round,
 ) -> tuple[Any, dict[str, list[Any]]]:
     """Returns the output of a layer, and the tensors inside its steps by the name of their range.
 
@@ -140,8 +146,8 @@ def simulate_steps(
         x: its input, or a list of the input and the initial state, or of the input and its mask.
         weights: the weights to use, by their paths.
         phase: the phase of the call.
-        first: fake-quantizes the products of all inputs.
-        rounded: fake-quantizes a tensor inside a step.
+        quantize_inputs: fake-quantizes the products of all inputs.
+        quantize: fake-quantizes a tensor inside a step.
     """
     cell, dtype, part_of = layer.cell, layer.compute_dtype, find_weight_parts(layer)
     x, *initial_state = tf.nest.flatten(x)
@@ -152,7 +158,7 @@ def simulate_steps(
     kernel, recurrent = (
         tf.cast(weights[f"cell.{name}"], dtype) for name in ("kernel", "recurrent_kernel")
     )
-    bias, own_bias = biases(layer, dtype, weights.get("cell.bias"))
+    bias, own_bias = get_biases(layer, dtype, weights.get("cell.bias"))
     x = tf.cast(x, dtype)
     backend.reset_dropout_mask(layer)
     masks, of_blocks = None, isinstance(layer, CONV_LSTMS)
@@ -160,9 +166,9 @@ def simulate_steps(
         step_masks = cell.get_dropout_mask_for_cell(x[:, 0], phase.training, count=4)
         masks = [mask[:, None] for mask in step_masks]
         x, masks = (x, masks) if of_blocks else (x * masks[0], None)
-    linear, linear_again = _linear(layer)
+    linear, linear_again = _get_linear(layer)
     inputs = {
-        name: first(f"input_{name}", _product(linear, x, (kernel, bias), part, masks))
+        name: quantize_inputs(f"input_{name}", _multiply(linear, x, (kernel, bias), part, masks))
         for name, part in part_of.items()
     }
 
@@ -176,9 +182,9 @@ def simulate_steps(
             hidden, masks = (hidden, masks) if of_blocks else (hidden * masks[0], None)
 
         def product(name: str, hidden: tf.Tensor) -> Any:
-            return _product(linear_again, hidden, (recurrent, own_bias), part_of[name], masks)
+            return _multiply(linear_again, hidden, (recurrent, own_bias), part_of[name], masks)
 
-        arithmetic = _InTraining(product, rounded)
+        arithmetic = _InTraining(product, quantize)
         after = step_once(
             arithmetic, dict(zip(part_of, values, strict=True)), (hidden, *other_states)
         )
@@ -191,13 +197,13 @@ def simulate_steps(
         seen = {name: tensors for name, tensors in arithmetic.seen.items() if name in inner}
         return {"sequence": output, "seen": seen}, list(after)
 
-    states = [rounded("hidden", tf.cast(state, dtype)) for state in initial_state]
+    states = [quantize("hidden", tf.cast(state, dtype)) for state in initial_state]
     if not states:
         zeros = tf.zeros_like(list(inputs.values())[-1][:, 0])
         states = layer.states if layer.stateful else [zeros] * len(names_of_states(attributes))
     of_steps = [*inputs.values(), *([] if mask is None else [mask[..., None]])]
     if layer.unroll:
-        outputs, last = _without_a_loop(step, of_steps, states, layer.go_backwards)
+        outputs, last = _unroll(step, of_steps, states, layer.go_backwards)
     else:
         _, outputs, last = backend.keras.backend.rnn(
             step,
@@ -210,16 +216,16 @@ def simulate_steps(
     if layer.stateful:
         keep_states(layer, last)
     sequence, seen = outputs["sequence"], outputs["seen"]
-    if initial_state and "hidden" in seen:  # The range is a ReLU's, so it has no negative states.
+    if initial_state and "hidden" in seen:  # The range of a ReLU has no negative states.
         seen["hidden"] = [tf.concat([tf.nn.relu(states[0])[:, None], *seen["hidden"]], 1)]
     return sequence if layer.return_sequences else sequence[:, -1], seen
 
 
-def _without_a_loop(step: Any, inputs: list[Any], states: Any, go_backwards: bool) -> Any:
-    """Computes a known number of steps. Keras' own way takes no dictionaries from a step.
+def _unroll(step: Any, inputs: list[Any], states: Any, go_backwards: bool) -> Any:
+    """Computes a known number of steps, because Keras' unrolling does not support dictionaries.
 
     Returns:
-        What the steps gave, with an axis of steps, and the last states.
+        The results of the steps, with an axis of steps, and the last states.
     """
     steps = list(zip(*(tf.unstack(x, axis=1) for x in inputs), strict=True))
     outputs = []
@@ -229,22 +235,24 @@ def _without_a_loop(step: Any, inputs: list[Any], states: Any, go_backwards: boo
     return tf.nest.map_structure(lambda *tensors: tf.stack(tensors, 1), *outputs), states
 
 
-def _linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
+def _get_linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
     """Returns the functions that multiply a kernel by all inputs and by a hidden state."""
     if not isinstance(layer, CONV_LSTMS):
         return lambda x, kernel: tf.tensordot(x, kernel, 1), tf.matmul
     cell = layer.cell
 
-    def of_inputs(x: tf.Tensor, kernel: tf.Tensor) -> Any:
+    def convolve_inputs(x: tf.Tensor, kernel: tf.Tensor) -> Any:
         folded = tf.reshape(x, [-1, *x.shape[2:]])
         y = cell.input_conv(folded, kernel, padding=cell.padding)
         return tf.reshape(y, [-1, *x.shape[1:2], *y.shape[1:]])
 
-    return of_inputs, cell.recurrent_conv
+    return convolve_inputs, cell.recurrent_conv
 
 
-def _product(linear: Linear, x: tf.Tensor, weights: tuple[Any, Any], part: Part, masks: Any) -> Any:
-    """Multiplies `x` by a part of the weights and adds its bias; each block has a dropout mask."""
+def _multiply(
+    linear: Linear, x: tf.Tensor, weights: tuple[Any, Any], part: Part, masks: Any
+) -> Any:
+    """Multiplies `x` by a part of the weights and adds its bias. Each block has a dropout mask."""
     kernel, bias = weights
     if masks is None:
         y = linear(x, select_columns(kernel, part))
@@ -262,10 +270,12 @@ def _value(x: tf.Tensor) -> Value:
     return Value("x", tuple(x.shape), x.dtype.name)
 
 
-def biases(layer: keras.layers.Layer, dtype: tf.DType, bias: tf.Tensor = None) -> tuple[Any, Any]:
-    """Returns a layer's biases of the inputs and of the hidden state, None where there is none.
+def get_biases(
+    layer: keras.layers.Layer, dtype: tf.DType, bias: tf.Tensor = None
+) -> tuple[Any, Any]:
+    """Returns a layer's biases for the inputs and for the hidden state, each may be None.
 
-    The bias of the inputs holds the offsets of its parts; a given `bias` has to hold them already.
+    The bias for the inputs includes the offsets of its components. `bias` has to include them too.
     """
     if bias is None:
         bias, offset = layer.cell.bias, compute_offsets(layer)
@@ -298,9 +308,9 @@ def simulate_lstm(
 
     def step(x: tf.Tensor, states: Any) -> tuple[Any, list[Any]]:
         _, (hidden, cell) = layer.cell(x, states, training=phase.training)
-        low, high = map(tf.constant, limits)  # Here, as tf2onnx wants constants in the loop.
+        low, high = map(tf.constant, limits)  # Here, because tf2onnx needs constants in the loop.
         hidden = fake_quant.fake_quantize_if(phase.quantizing, hidden, low, high, bits)
-        # The cell has 16 bits, so finely that only its limits matter.
+        # The cell has 16 bits, which are so fine that only its limits matter.
         cell = tf.clip_by_value(cell, -highest, highest)
         return hidden, [hidden, cell]
 
@@ -327,7 +337,7 @@ def list_states(model: keras.Model) -> list[Any]:
 
 
 def kept_batch(states: Sequence[Any]) -> int | None:
-    """Returns how many sequences a model keeps its states of; None without states."""
+    """Returns the number of sequences in a model's states; None without states."""
     return int(states[0].shape[0]) if states else None
 
 

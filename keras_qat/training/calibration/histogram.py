@@ -1,8 +1,12 @@
-"""Histograms of tensors whose range need not be known beforehand.
+"""Histograms of tensors, and calibration methods that choose a range from them.
 
-A float's sign, its exponent and the first 9 bits of its mantissa are its bin. So from 2^-32 on a
-bin is 1/512 to 1/1024 as wide as the numbers in it. One pass over the data is enough, in any order
-and in batches of any size, and neither outliers nor a change of scale cost resolution.
+The sign, the exponent and the first 9 bits of the mantissa of a float are its bin. So a bin above
+2^-32 is 1/512 to 1/1024 as wide as the values in it. The range need not be known beforehand: one
+pass over the data is enough, in any order and in batches of any size, and neither outliers nor a
+change of scale cost resolution.
+
+A method receives a histogram and a specification, and returns the ends of the range. Values beyond
+the ends are clipped, which leaves a finer scale for all others.
 """
 
 from __future__ import annotations
@@ -22,62 +26,62 @@ from keras_qat.config.specs import QuantSpec
 from keras_qat.training.fake_quantization.phase import Flag
 
 _SHIFT = 14
-"""Lowest bits of a float32 that do not count for its bin."""
+"""Lowest bits of a float32 that do not affect its bin."""
 _ALL = 1 << (32 - _SHIFT)
 """Number of bins before `sort_bins`."""
 _SIDE = 1 << 15
 """Bins of either sign: 512 for each of 64 powers of 2."""
 _FIRST = (127 - 32) << (23 - _SHIFT)
-"""The bin of 2^-32. Smaller numbers go into the first bin of their sign."""
+"""The bin of 2^-32. Smaller values are in the first bin of their sign."""
 _GOLDEN = (5**0.5 - 1) / 2
 _ENOUGH = 1 << 14
-"""Most numbers of an example that are counted, evenly spread over it."""
+"""Values of an example, at most, that are counted, evenly spread over it."""
 
 
 def find_extremes(x: tf.Tensor) -> Any:
-    """Returns the smallest and the largest number of a tensor, or NaN if any is not finite."""
+    """Returns the smallest and the largest value of a tensor, or NaN if any is not finite."""
     extremes = tf.stack([tf.reduce_min(x), tf.reduce_max(x)])
     is_finite = tf.reduce_all(tf.math.is_finite(x))
     return tf.where(is_finite, extremes, np.nan)
 
 
 def count_bins(x: tf.Tensor) -> Any:
-    """Counts the numbers of a batch in each bin, in the order of their bits: see `sort_bins`.
+    """Counts the values of a batch in each bin, in the order of their bits: see `sort_bins`.
 
-    In large examples only every n-th number is counted.
+    In large examples only every n-th value is counted.
     """
     bits = tf.bitwise.right_shift(tf.bitcast(take_sample(x, _ENOUGH), tf.uint32), _SHIFT)
     return tf.math.bincount(tf.cast(bits, tf.int32), minlength=_ALL, maxlength=_ALL)
 
 
 def take_sample(x: tf.Tensor, most: int) -> Any:
-    """Returns at most so many numbers of each example, evenly spread over it, as a vector."""
+    """Returns at most `most` values of each example, evenly spread over it, as a vector."""
     size = math.prod(x.shape[1:]) if x.shape[1:].is_fully_defined() else 0
     step = -(-size // most) or 1
     while step > 1 and math.gcd(step, x.shape[-1]) > 1:  # Otherwise some channels are skipped.
         step += 1
-    return _sampled(tf.cast(x, tf.float32), size if step > 1 else 1, step)
+    return _stride(tf.cast(x, tf.float32), size if step > 1 else 1, step)
 
 
 @partial(trace_once, signature=[tf.TensorSpec(None), *[tf.TensorSpec([], tf.int32)] * 2])
-def _sampled(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
-    """Returns every n-th number of examples of a size, as a vector."""
+def _stride(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
+    """Returns every n-th value of examples of a size, as a vector."""
     return tf.reshape(tf.reshape(x, [-1, size])[:, ::step], [-1])
 
 
 @partial(trace_once, signature=[tf.TensorSpec(None), tf.TensorSpec([], tf.int32)])
 def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
-    """Returns the extremes of a tensor and behind them at most so many of its numbers: a vector.
+    """Returns a vector: the extremes of a tensor, then at most `most` of its values.
 
     Without constants for each tensor, TensorFlow optimizes this function once for all of them.
     """
-    numbers = tf.reshape(x, [-1])
-    size = tf.size(numbers)
+    values = tf.reshape(x, [-1])
+    size = tf.size(values)
     indices = tf.range(tf.minimum(size, most))
     # Multiples of the golden ratio spread evenly, and meet all channels.
-    parts = tf.math.floormod(tf.cast(indices, tf.float64) * _GOLDEN, 1.0)
-    spread = tf.cast(parts * tf.cast(size, tf.float64), tf.int32)
-    sample = tf.gather(numbers, tf.where(size <= most, indices, spread))
+    positions = tf.math.floormod(tf.cast(indices, tf.float64) * _GOLDEN, 1.0)
+    spread = tf.cast(positions * tf.cast(size, tf.float64), tf.int32)
+    sample = tf.gather(values, tf.where(size <= most, indices, spread))
     return tf.concat([find_extremes(x), sample], 0)
 
 
@@ -103,7 +107,7 @@ class Histogram:
     Args:
         bins: indices of the bins, in order.
         low, high: their lower and upper edges.
-        counts: how many numbers each bin holds.
+        counts: how many values each bin holds.
     """
 
     bins: np.ndarray
@@ -118,7 +122,7 @@ class Histogram:
         low, high = (np.clip(EDGES[bins + end], minimum, maximum) for end in (0, 1))
         return cls(bins, low, high, counts[bins].astype(np.float64))
 
-    def merged(self, number: int) -> Histogram:
+    def merge(self, number: int) -> Histogram:
         """Merges each `number` adjacent bins into one."""
         bins = self.bins // number
         starts = np.flatnonzero(np.diff(bins, prepend=-1))
@@ -126,32 +130,32 @@ class Histogram:
         counts = np.add.reduceat(self.counts, starts)
         return Histogram(bins[starts], self.low[starts], self.high[ends], counts)
 
-    def without_zeros(self) -> Histogram:
-        """Drops the bins of zero and of the numbers next to it."""
+    def drop_zeros(self) -> Histogram:
+        """Drops the bins next to zero."""
         is_kept = (self.bins != _SIDE) & (self.bins != _SIDE - 1)
         arrays = (self.bins, self.low, self.high, self.counts)
         return Histogram(*(array[is_kept] for array in arrays))
 
     @property
     def size(self) -> float:
-        """Count of numbers in the histogram."""
+        """The number of values."""
         return float(self.counts.sum())
 
     @property
     def energy(self) -> float:
-        """The sum of squares of the numbers, assumed to be evenly spread within a bin."""
+        """The sum of squares of the values, assumed to be evenly spread within a bin."""
         squares = (self.low**2 + self.low * self.high + self.high**2) / 3
         return float(np.sum(self.counts * squares))
 
-    def below(self, values: np.ndarray) -> np.ndarray:
-        """Counts the numbers below each value, assuming an even spread within a bin."""
+    def below(self, thresholds: np.ndarray) -> np.ndarray:
+        """Counts the values below each threshold, assuming an even spread within a bin."""
         sums = np.concatenate([[0.0], np.cumsum(self.counts)])
         # Between two bins there may be a gap, where the sum does not change.
         ends = np.stack([self.low, self.high], 1).reshape(-1)
-        return np.interp(values, ends, np.stack([sums[:-1], sums[1:]], 1).reshape(-1))
+        return np.interp(thresholds, ends, np.stack([sums[:-1], sums[1:]], 1).reshape(-1))
 
     def quantile(self, share: float) -> float:
-        """Returns the number below which `share` of the numbers lie."""
+        """Returns the value that is larger than `share` of the values."""
         sums = np.cumsum(self.counts)
         count = share * sums[-1]
         index = min(int(np.searchsorted(sums, count)), len(sums) - 1)
@@ -165,7 +169,7 @@ class Tally:
     """Extremes and counts of tensors that share a range, gathered in one pass over the data.
 
     Args:
-        low, high: the smallest and the largest number so far.
+        low, high: the smallest and the largest value so far.
         counts: how many values each bin holds, in the order of `sort_bins`; 0 if none were counted.
     """
 
@@ -179,7 +183,7 @@ class Tally:
         self.counts = self.counts + counts
 
     def histogram(self) -> Histogram:
-        """Returns the histogram of what was counted."""
+        """Returns the histogram of the counts."""
         return Histogram.of(self.counts, self.low, self.high)
 
 
@@ -188,10 +192,10 @@ Method = Literal["minmax", "percentile", "mse", "entropy"]
 Range = tuple[float, float]
 
 _GAIN = 0.98
-"""A narrower range has to reduce the error to this share, as histograms overestimate the error of
-the extremes for values that already lie on the grid, such as pixels."""
+"""A narrower range has to reduce the error to this share, because histograms overestimate the error
+of the extremes for values that already lie on the grid, such as pixels."""
 _MERGED = 16
-"""Bins that are merged to sum errors; a merged bin is 1/32 as wide as its numbers."""
+"""Bins that are merged to sum errors. A merged bin is 1/32 as wide as its values."""
 _FACTORS = 2.0 ** (-np.arange(0, 48) / 4)
 """Factors of the extremes that are tried as ends, down to 1/4096."""
 _CLOSER = 2.0 ** (np.arange(-7, 8) / 32)
@@ -214,7 +218,7 @@ def percentile(histogram: Histogram, spec: QuantSpec, percent: float = 99.99) ->
 
 def least_squares(histogram: Histogram, spec: QuantSpec) -> Range:
     """Returns the range with the smallest mean squared quantization error."""
-    error = functools.partial(compute_squared_error, histogram.merged(_MERGED), spec)
+    error = functools.partial(compute_squared_error, histogram.merge(_MERGED), spec)
     full = best = np.array(_full_range(histogram, spec))
     # The lower end is moved, then the upper one, and again; both at a time in symmetric ranges.
     moves = [(True, True)] if spec.symmetric else [(full[0] < 0, False), (False, full[1] > 0)]
@@ -252,7 +256,7 @@ def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | n
     above = np.maximum(b - high, 0) ** 3 - np.maximum(a - high, 0) ** 3
     below = np.maximum(low - a, 0) ** 3 - np.maximum(low - b, 0) ** 3
     widths = b - a
-    points = widths <= 0  # A single number, such as the maximum.
+    points = widths <= 0  # A single value, such as the maximum.
     density = histogram.counts / np.where(points, 1.0, widths)
     total = np.sum((density * (inside + (above + below) / 3))[~points])
     if points.any():
@@ -263,7 +267,7 @@ def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | n
 
 
 def _rounding(x: np.ndarray) -> np.ndarray:
-    """Integrates the squared distance to the nearest whole number from 0 to x."""
+    """Integrates the squared distance to the nearest integer from 0 to x."""
     nearest = np.round(x)
     return nearest / 12 + (x - nearest) ** 3 / 3
 
@@ -271,12 +275,12 @@ def _rounding(x: np.ndarray) -> np.ndarray:
 def entropy(histogram: Histogram, spec: QuantSpec) -> Range:
     """Returns the range with the smallest Kullback-Leibler divergence after quantization.
 
-    Zeros do not count, as every range holds them. With more than 8 bits the range is that of the
-    extremes, as there is hardly anything to gain.
+    Zeros do not count, because every range holds them. With more than 8 bits the range is that of
+    the extremes, because there is hardly anything to gain.
 
     Source: TensorRT's calibration (Migacz 2017), for ranges with an end on each side.
     """
-    rest = histogram.without_zeros()
+    rest = histogram.drop_zeros()
     if spec.bits > 8 or not len(rest.counts):
         return extremes(histogram, spec)
     low, high = _full_range(histogram, spec)
@@ -309,4 +313,4 @@ METHODS: dict[Method, Callable[..., Range]] = {
     "mse": least_squares,
     "entropy": entropy,
 }
-"""Name that `calibrate` takes -> calibration method."""
+"""Name in `calibrate` -> calibration method."""

@@ -1,7 +1,7 @@
-"""Tells whether data are prepared as the training data of a model were.
+"""Finds out whether data are prepared differently than the training data of a model.
 
-The statistics of the first BatchNormalization or Normalization behind an input are those of the
-training data. Where there is none, a classifier's predictions show whether it takes pixels.
+The first BatchNormalization or Normalization after an input holds the statistics of the training
+data. Without one, a classifier's predictions show whether it expects pixels.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FAR = 3.0
-"""Distance from the training data that is wrong in any case: see `_distance`. Data that are sorted
+"""Distance from the training data that is always wrong: see `_find_distances`. Data that are sorted
 by class have up to 1."""
 FAR_IF_OTHER = 0.5
-"""The same where another preparation of the data has less than a quarter of it."""
+"""The same if another preparation of the data has less than a quarter of this distance."""
 _MOST = 8.0
-"""Distance of a channel that counts at most, so that a dead channel does not decide."""
+"""Limit on the distance of a channel: a dead channel must not decide."""
 _ROWS = 4096
-"""Most rows of channels whose mean and deviation are computed."""
+"""Rows of channels, at most, from which mean and deviation are computed."""
 _FEWEST = 4
-"""Fewer examples say too little."""
+"""The fewest examples to judge by."""
 _RESCALED_TWICE = 0.02
-"""Spread behind a Rescaling layer below which data had been rescaled before."""
+"""Spread after a Rescaling layer below which data was rescaled before."""
 
 _SURE = 1 / np.e
 """Median ratio of the second class's probability to the first's in sure predictions."""
@@ -46,7 +46,7 @@ _COMMON = 0.8
 _SAME = 1e-3
 """Difference of probabilities below which the scale of the data changes nothing."""
 _ALIKE = 0.1
-"""Largest difference of probabilities among examples that a model hardly tells apart."""
+"""Largest difference of probabilities among examples that a model hardly distinguishes."""
 
 Prepare = Callable[[np.ndarray], Any]
 _IMAGENET = "keras.applications.imagenet_utils.preprocess_input(x, mode="
@@ -93,7 +93,7 @@ class Sample(NamedTuple):
         return f"input '{name}' ({self.x.dtype}, {self.low:.4g} to {self.high:.4g})"
 
     def preparations(self) -> dict[str, Prepare]:
-        """Returns what may have been done to such data before training, by its Python code."""
+        """Returns possible preparations of such data before training, by their Python code."""
         if self.is_pixels:
             count = 4 if self.x.ndim == 4 and self.x.shape[-1] == 3 else 2
             return dict(list(_OF_PIXELS.items())[:count])
@@ -105,11 +105,11 @@ class Sample(NamedTuple):
 
 
 def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
-    """Returns why data seem to be prepared otherwise than in training; "" if they do not.
+    """Returns why data seem to be prepared differently than in training; "" if they do not.
 
     Args:
         graph: the quantization-aware model.
-        samples: a sample of each input that holds floating-point numbers, by name.
+        samples: a sample of each input with float values, by name.
     """
     layers = [call.layer for call in graph.calls]
     is_little = any(len(sample.x) < _FEWEST for sample in samples.values())
@@ -117,15 +117,15 @@ def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
         return ""
     phase = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
     with assuming(phase, [layer for layer in layers if isinstance(layer, ScheduledLayer)]):
-        reasons = list(_against_statistics(graph, samples))
+        reasons = list(_check_statistics(graph, samples))
         if not reasons and len(samples) == len(flatten_values(graph.inputs)) == 1:
             ((name, sample),) = samples.items()
-            reasons = [_against_rescaling(graph, name, sample) or _by_classes(graph, name, sample)]
+            reasons = [_check_rescaling(graph, name, sample) or _check_classes(graph, name, sample)]
     return next(filter(None, reasons), "")
 
 
-def _against_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[str]:
-    """Compares each input with the first statistics behind it; yields "" for one that fits."""
+def _check_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[str]:
+    """Compares each input with the first statistics after it, and yields "" if it fits."""
     sources = {value: {value.name} for value in flatten_values(graph.inputs)}
     remaining = dict(samples)
     for call in graph.calls:
@@ -139,10 +139,10 @@ def _against_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[st
             continue
         (name,) = reached
         before = layers[: layers.index(norm)]
-        yield _compared(graph, call.inputs[0], before, norm, name, remaining.pop(name))
+        yield _compare(graph, call.inputs[0], before, norm, name, remaining.pop(name))
 
 
-def _compared(
+def _compare(
     graph: Graph,
     value: Value,
     before: list[Any],
@@ -150,42 +150,40 @@ def _compared(
     name: str,
     sample: Sample,
 ) -> str:
-    """Returns how the tensor in front of a normalization differs from what it has seen."""
+    """Returns how the tensor before a normalization differs from its training data."""
 
-    def distances(x: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        (y,) = _computed(graph, [value], name, x)
+    def measure(x: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        (y,) = _compute(graph, [value], name, x)
         for layer in before:
             y = infer(Call(layer, (), {}, (), layer.name), (y,), {})
-        return _distances(y.numpy(), norm)
+        return _find_distances(y.numpy(), norm)
 
-    wider, shift = distances(sample.x)
+    wider, shift = measure(sample.x)
     distance = _mean(wider, shift)
     if distance < FAR_IF_OTHER:
         return ""
     alternatives = {
-        code: _mean(*distances(prepare(sample.x)))
-        for code, prepare in sample.preparations().items()
+        code: _mean(*measure(prepare(sample.x))) for code, prepare in sample.preparations().items()
     }
     best = min(alternatives, key=alternatives.__getitem__, default="")
     is_better = bool(best) and alternatives[best] < min(distance / 4, FAR_IF_OTHER)
-    # Statistics of few training steps have still much of their initial variance of 1.
+    # After few training steps the variance still depends on its initial value of 1.
     if not is_better and _mean(np.maximum(wider, 0), shift) < FAR:
         return ""
     ratio = float(2 ** np.median(wider))
     how = f"varies {'at least ' * (ratio >= 2**_MOST)}{ratio:.3g} times as much as then"
     if 0.67 < ratio < 1.5:
         how = f"lies {np.median(np.abs(shift)):.2g} standard deviations off"
-    fit = f"They fit as {best}." if is_better else "Prepare them as before."
+    fit = f"They fit as {best}." if is_better else "Prepare them as in training."
     return (
         f"The data for {sample.described(name)} are not prepared as in earlier training: what "
         f"enters layer '{norm.name.removeprefix(PREFIX)}' {how}. {fit}"
     )
 
 
-def _distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how much wider than in training each channel is, and how far off its mean lies.
-
-    The former is in doublings, the latter in standard deviations.
+def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]:
+    """Returns how much wider than in training each channel is, in doublings, and the distance of
+    its mean, in standard deviations.
     """
     statistics = find_statistics(norm)
     assert statistics is not None
@@ -193,7 +191,7 @@ def _distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.
     x = x * np.float32(getattr(norm, "input_scale", 1))
     if mean.size == 1:
         x = x.reshape(-1, 1)
-    else:  # The axis of contrib's BatchNormalization counts as for images.
+    else:  # The axis of contrib's BatchNormalization is that of images.
         norm_axes = [norm.axis] if isinstance(norm.axis, int) else list(norm.axis)
         axes = [axis if axis < x.ndim else -1 for axis in norm_axes]
         x = np.moveaxis(x, axes, range(-len(axes), 0)).reshape(-1, mean.size)
@@ -204,13 +202,13 @@ def _distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.
 
 
 def draw_rows(rows: np.ndarray, count: int) -> np.ndarray:
-    """Returns some rows, at most `count`, drawn at random: a stride may meet one channel only."""
-    return rows if len(rows) <= count else rows[_some_indices(len(rows), count)]
+    """Returns at most `count` rows, drawn at random, because a stride may select one channel."""
+    return rows if len(rows) <= count else rows[_draw_indices(len(rows), count)]
 
 
 @functools.lru_cache(8)
-def _some_indices(size: int, count: int) -> np.ndarray:
-    """Returns different numbers below `size`, the same ones whenever it is called."""
+def _draw_indices(size: int, count: int) -> np.ndarray:
+    """Returns different indices below `size`, the same in each call."""
     return np.unique(np.random.default_rng(0).integers(0, size, count))
 
 
@@ -219,8 +217,8 @@ def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
     return float(np.mean(np.maximum(np.abs(wider), np.abs(shift))))
 
 
-def _against_rescaling(graph: Graph, name: str, sample: Sample) -> str:
-    """Returns why data seem to be rescaled already that a first Rescaling layer rescales."""
+def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
+    """Returns why data seem to be rescaled already, although the first layer is a Rescaling."""
     for call in graph.calls:
         layers = call.layer.sublayers if isinstance(call.layer, QuantizeWrapper) else [call.layer]
         if isinstance(layers[0], keras.layers.Rescaling):
@@ -229,37 +227,37 @@ def _against_rescaling(graph: Graph, name: str, sample: Sample) -> str:
             if 0 < scale * (sample.high - sample.low) < _RESCALED_TWICE:
                 return (
                     f"The data for {sample.described(name)} seem to be rescaled already, which "
-                    f"layer '{name_of_layer}' does, by {scale:.3g}. Pass them as they were before."
+                    f"layer '{name_of_layer}' does, by {scale:.3g}. Pass them without rescaling."
                 )
     return ""
 
 
-def _by_classes(graph: Graph, name: str, sample: Sample) -> str:
-    """Returns why data seem to be for a classifier that takes numbers up to 1, and lie elsewhere.
+def _check_classes(graph: Graph, name: str, sample: Sample) -> str:
+    """Returns why data seem wrong for a classifier that expects values up to 1.
 
-    They are pixels of 0 to 255, or such that were divided by 255 twice.
+    The data are pixels of 0 to 255, or pixels that were divided by 255 twice.
     """
     output = flatten_values(graph.outputs)[0]
     is_other = sample.is_pixels or sample.is_scaled_twice
     if not is_other or len(output.shape) != 2 or (output.shape[-1] or 0) < 2:
         return ""
     code, prepare = next(iter(sample.preparations().items()))
-    fitting = _probabilities(_computed(graph, [output], name, prepare(sample.x))[0].numpy())
+    fitting = _probabilities(_compute(graph, [output], name, prepare(sample.x))[0].numpy())
     classes = fitting.argmax(1)
     two = np.sort(fitting, 1)[:, -2:]
     is_sure = np.median(two[:, 0] / two[:, 1]) < _SURE
     if not is_sure or np.bincount(classes).max() > _COMMON * len(classes):
         return ""
-    probabilities = _probabilities(_computed(graph, [output], name, sample.x)[0].numpy())
+    probabilities = _probabilities(_compute(graph, [output], name, sample.x)[0].numpy())
     if np.abs(probabilities - fitting).max() < _SAME:
         return ""
     if sample.is_scaled_twice and np.ptp(probabilities, 0).max() > _ALIKE:
-        return ""  # Whatever a model takes, it is sure of larger numbers.
+        return ""  # Any model is more certain about larger values.
     return (
         f"The data for {sample.described(name)} are probably not prepared as in earlier training: "
         f"from {code} the model predicts {pluralize(len(set(classes)), 'class', 'classes')} with a "
-        f"median confidence of {np.median(two[:, 1]):.0%}, so that it takes numbers of 0 to 1 or "
-        f"-1 to 1. Prepare them as before."
+        f"median confidence of {np.median(two[:, 1]):.0%}, so it expects values of 0 to 1 or -1 to 1. "
+        f"Prepare them as in training."
     )
 
 
@@ -271,7 +269,7 @@ def _probabilities(scores: np.ndarray) -> np.ndarray:
     return powers / powers.sum(1, keepdims=True)
 
 
-def _computed(graph: Graph, values: list[Value], name: str, x: Any) -> list[Any]:
+def _compute(graph: Graph, values: list[Value], name: str, x: Any) -> list[Any]:
     """Computes values that depend on the input `name` only, in float."""
     calls = split_loss_only(graph.calls, values)[0]
     inputs = [

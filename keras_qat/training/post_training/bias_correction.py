@@ -126,7 +126,7 @@ def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWra
 
 
 def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, np.ndarray]) -> None:
-    """Shifts the outputs of wrappers, from first to last, so that they have the given means."""
+    """Shifts the outputs of wrappers, from first to last, to the given means."""
     for call, batches in walk(part, quantized, QUANTIZED):
         if call.layer in means:
             shift_output(call.layer, means[call.layer] - _mean(call, batches, QUANTIZED))

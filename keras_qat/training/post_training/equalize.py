@@ -196,7 +196,7 @@ class _Layer:
         np.multiply(self.kernel.value, self._reshape(factor, _INPUTS), out=self.kernel.value)
 
     def write(self) -> None:
-        """Gives the variables their new values."""
+        """Assigns the new values to the variables."""
         for weight in {id(weight): weight for weight in [self.kernel, *self.scaled]}.values():
             weight.variable.assign(weight.value)
 

@@ -69,7 +69,7 @@ class Reconstruction:
         Args:
             iterations, learning_rate: the number of steps of Adam, and its learning rate.
             seed: the seed for the choice of examples.
-            strategy: the strategy of the model, whose replicas share the examples of a step.
+            strategy: the strategy of the model. Its replicas share the examples of a step.
         """
         best = np.round(self.share)
         least = self._error(best)
