@@ -203,12 +203,12 @@ def _fold(model: keras.Model) -> Any:
         if layer in folds:
             if not layer.use_bias:
                 copy.bias.assign(tf.zeros_like(copy.bias))
-            _multiply_in(copy, folds[layer])
+            _fold_norm(copy, folds[layer])
         copy.finalize_state()
     return folded
 
 
-def _multiply_in(layer: keras.layers.Layer, group: Group) -> None:
+def _fold_norm(layer: keras.layers.Layer, group: Group) -> None:
     """Folds the BatchNormalization of a group into its weighted layer, which has a bias."""
     assert group.batch_norm is not None
     factor, bias = fold_normalization(layer.bias, group.batch_norm.layer)

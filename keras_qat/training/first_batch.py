@@ -60,7 +60,7 @@ class FirstBatch:
         return iter(tf.data.experimental.from_variant(variant, batches.element_spec))
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Runs a block that compares nothing, because its caller does."""
         before, self._looks = self._looks, dict.fromkeys(NAMES, LOOKS)
         try:

@@ -80,16 +80,16 @@ def compute_statistics(
     entries: list[QuantizerStatistics] = []
     for layer in list_scheduled_layers(model):
         weights, activations = list_layer_quantizers(layer)
-        entries += map(_of_weight, weights, *_weights(layer))
+        entries += map(_measure_weight, weights, *_weights(layer))
         entries += [
-            _of_activation(listed, histograms[quantizer])
+            _measure_activation(listed, histograms[quantizer])
             for listed, quantizer in zip(activations, layer.quantizers, strict=True)
             if quantizer in histograms
         ]
     return entries
 
 
-def _of_activation(quantizer: Quantizer, histogram: Histogram) -> QuantizerStatistics:
+def _measure_activation(quantizer: Quantizer, histogram: Histogram) -> QuantizerStatistics:
     if not quantizer.calibrated:
         return QuantizerStatistics(quantizer, histogram, False, 0.0, 0.0, None)
     ends, spec = (float(quantizer.minimum), float(quantizer.maximum)), quantizer.spec
@@ -110,7 +110,9 @@ def _weights(layer: ScheduledLayer) -> tuple[Iterable[np.ndarray], Iterable[np.n
     return [weight.numpy() for weight in before], [weight.numpy() for weight in after]
 
 
-def _of_weight(quantizer: Quantizer, before: np.ndarray, after: np.ndarray) -> QuantizerStatistics:
+def _measure_weight(
+    quantizer: Quantizer, before: np.ndarray, after: np.ndarray
+) -> QuantizerStatistics:
     counts = sort_bins(count_bins(tf.reshape(before, [1, -1])).numpy())
     histogram = Histogram.of(counts, float(before.min()), float(before.max()))
     low, high = np.min(quantizer.minimum), np.max(quantizer.maximum)

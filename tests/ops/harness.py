@@ -30,7 +30,7 @@ from keras_qat.targets import TFLM, XNNPACK, problems
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import Kernels
 from keras_qat.tflite.micro_interpreter import open_file
-from keras_qat.training.recurrent import biases
+from keras_qat.training.recurrent import get_biases
 from tests.ops.examples import EXAMPLES
 from tests.ops.examples.example import BATCH
 
@@ -93,7 +93,7 @@ def random_unrolled_weights(
     layer: Any, inner: dict[str, Any], numbers: Any, per_channel: bool
 ) -> Weights:
     """Those of a layer, with a scale for each channel, and ranges for what is inside of a step."""
-    given, own = biases(layer, tf.float64)
+    given, own = get_biases(layer, tf.float64)
 
     def drawn(name: str, variable: Any, bias: Any, **more: Any) -> Weights:
         shape = tuple(variable.shape)

@@ -49,7 +49,7 @@ def conv():
         (1.0 * PIXELS, UNIT, r"varies 0.0039. times as much as then. They fit as 255 \* x\."),
         (UNIT, UNIT / 255, r" to 0.0039.* varies 0.0039. times .* They fit as 255 \* x\."),
         (TO_ONE, TO_ONE / 255, r" to 0.0039.* varies 0.0039. times .* They fit as 255 \* x\."),
-        (UNIT, 1e9 * UNIT, r"varies at least 256 times as much as then\. Prepare them as before\."),
+        (UNIT, 1e9 * UNIT, r"varies at least 256 times as much as then\. Prepare them as in train"),
         (
             UNIT,
             WITH_OUTLIER,
@@ -59,7 +59,7 @@ def conv():
         (
             UNIT,
             100 * UNIT - 50,
-            r"varies (99.*|100) times as much as then. Prepare them as before\.",
+            r"varies (99.*|100) times as much as then. Prepare them as in training\.",
         ),
     ],
 )

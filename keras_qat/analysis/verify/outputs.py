@@ -164,7 +164,7 @@ def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[N
     if not is_worker and not defines(type(model), *PREDICTION):
         if verbose:
             print("The model")
-        with get_first_batch(model).paused():  # The inputs were checked before.
+        with get_first_batch(model).pause():  # The inputs were checked before.
             return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
     outputs = []
     for start in range(0, len(tf.nest.flatten(x)[0]), batch_size):

@@ -163,7 +163,7 @@ def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
         producer = call.inputs[0].producer
         tensors: tuple[str, ...] = call.layer.tensors
         name = tensors[slot] if slot < len(tensors) else str(call.layer.name)
-        before = producer.inputs[0].producer if producer and _multiplies_by(producer, 1) else None
+        before = producer.inputs[0].producer if producer and _is_rescaling_by(producer, 1) else None
         if before is not None and before.layer in names:
             name = names[before.layer][before.kwargs.get("slot", 0)]
         names.setdefault(call.layer, {})[slot] = name.removeprefix(PREFIX)
@@ -178,7 +178,7 @@ def find_varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
     varying, slots = set(flatten_values(graph.inputs)), set()
     for call in graph.calls:
         op = find_row(call.layer)
-        is_constant = (op is not None and op.reads_only_weights) or _multiplies_by(call, 0)
+        is_constant = (op is not None and op.reads_only_weights) or _is_rescaling_by(call, 0)
         if not is_constant and varying.intersection(call.inputs):
             varying.update(flatten_values(call.outputs))
             if isinstance(call.layer, Quantize):
@@ -186,7 +186,7 @@ def find_varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
     return slots
 
 
-def _multiplies_by(call: Call, factor: float) -> bool:
+def _is_rescaling_by(call: Call, factor: float) -> bool:
     """Returns whether a call is a Rescaling by this factor, without an offset."""
     layer = _get_first_layer(call)
     if not isinstance(layer, keras.layers.Rescaling) or np.any(layer.offset):

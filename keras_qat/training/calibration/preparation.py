@@ -88,7 +88,7 @@ class Sample(NamedTuple):
         """Whether the data look like pixels that were divided by 255 twice."""
         return self.low >= 0 and 0.25 < 255 * self.high < 1.001  # 1 / 255 is rounded.
 
-    def described(self, name: str) -> str:
+    def describe(self, name: str) -> str:
         """Returns the input's name with its type and extremes."""
         return f"input '{name}' ({self.x.dtype}, {self.low:.4g} to {self.high:.4g})"
 
@@ -176,14 +176,15 @@ def _compare(
         how = f"lies {np.median(np.abs(shift)):.2g} standard deviations off"
     fit = f"They fit as {best}." if is_better else "Prepare them as in training."
     return (
-        f"The data for {sample.described(name)} are not prepared as in earlier training: what "
+        f"The data for {sample.describe(name)} are not prepared as in earlier training: what "
         f"enters layer '{norm.name.removeprefix(PREFIX)}' {how}. {fit}"
     )
 
 
 def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how much wider than in training each channel is, in doublings, and the distance of
-    its mean, in standard deviations.
+    """Returns how much wider than in training each channel is, and how far its mean is shifted.
+
+    The width is in doublings, the shift in standard deviations.
     """
     statistics = find_statistics(norm)
     assert statistics is not None
@@ -226,7 +227,7 @@ def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
             scale = float(np.max(np.abs(layers[0].scale)))
             if 0 < scale * (sample.high - sample.low) < _RESCALED_TWICE:
                 return (
-                    f"The data for {sample.described(name)} seem to be rescaled already, which "
+                    f"The data for {sample.describe(name)} seem to be rescaled already, which "
                     f"layer '{name_of_layer}' does, by {scale:.3g}. Pass them without rescaling."
                 )
     return ""
@@ -254,10 +255,10 @@ def _check_classes(graph: Graph, name: str, sample: Sample) -> str:
     if sample.is_scaled_twice and np.ptp(probabilities, 0).max() > _ALIKE:
         return ""  # Any model is more certain about larger values.
     return (
-        f"The data for {sample.described(name)} are probably not prepared as in earlier training: "
+        f"The data for {sample.describe(name)} are probably not prepared as in earlier training: "
         f"from {code} the model predicts {pluralize(len(set(classes)), 'class', 'classes')} with a "
-        f"median confidence of {np.median(two[:, 1]):.0%}, so it expects values of 0 to 1 or -1 to 1. "
-        f"Prepare them as in training."
+        f"median confidence of {np.median(two[:, 1]):.0%}, so it expects values of 0 to 1 or "
+        f"-1 to 1. Prepare them as in training."
     )
 
 

@@ -46,7 +46,7 @@ def fake_quantize_learned(
     levels = 2**bits - 1
 
     @tf.custom_gradient
-    def quantized(x: tf.Tensor, minimum: tf.Tensor, maximum: tf.Tensor) -> Any:
+    def quantize(x: tf.Tensor, minimum: tf.Tensor, maximum: tf.Tensor) -> Any:
         dtype, x = x.dtype, tf.cast(x, tf.float32)
         y = cond(
             applies,
@@ -74,7 +74,7 @@ def fake_quantize_learned(
 
         return tf.cast(y, dtype), gradient
 
-    return quantized(x, minimum, maximum)
+    return quantize(x, minimum, maximum)
 
 
 def fake_quantize_weights_learned(
@@ -95,7 +95,7 @@ def fake_quantize_weights_learned(
     count = tf.size(weights) // tf.size(limits)
 
     @tf.custom_gradient
-    def quantized(weights: tf.Tensor, limits: tf.Tensor) -> Any:
+    def quantize(weights: tf.Tensor, limits: tf.Tensor) -> Any:
         y = cond(
             quantizing,
             lambda: fake_quant.fake_quantize_channels(
@@ -114,4 +114,4 @@ def fake_quantize_weights_learned(
 
         return y, gradient
 
-    return quantized(weights, limits)
+    return quantize(weights, limits)

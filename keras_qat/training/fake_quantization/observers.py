@@ -195,7 +195,7 @@ class _Average(LastValue):
         return factor
 
 
-def average_weight(
+def compute_average_weight(
     batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the number of batches with the next one, and its weight in the moving average.
@@ -226,7 +226,7 @@ class MovingAverage(_Average):
     `assign_moving_average`, or 10 / max(n, 100) if that is more. The average and n are stored.
     """
 
-    weigh = staticmethod(average_weight)
+    weigh = staticmethod(compute_average_weight)
 
     def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
         super().__init__(spec, host, name)
@@ -268,13 +268,13 @@ class MovingAverage(_Average):
         return minimum, tf.where(is_dead, 1.0, maximum)
 
 
-def known_share(
+def compute_known_share(
     batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes the number of batches with the next one, and the share of them in the average.
 
     TensorFlow 1's average begins at zero and is divided by this share, 1 - decay^n. The arguments,
-    and the reason for float64, are those of `average_weight`.
+    and the reason for float64, are those of `compute_average_weight`.
     """
     count = batches + 1.0
     power = tf.pow(tf.cast(decay, tf.float64), tf.cast(count, tf.float64))
@@ -290,7 +290,7 @@ class ShadowedMovingAverage(_Average):
     `recipes.contrib` can continue from them.
     """
 
-    weigh = staticmethod(known_share)
+    weigh = staticmethod(compute_known_share)
 
     def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
         super().__init__(spec, host, name)
