@@ -1,4 +1,4 @@
-"""Branches that a graph takes at run time, and functions with a gradient of their own."""
+"""Conditions of graphs at run time, and functions with a custom gradient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Choice:
     Args:
         value: its value now.
         tensor: its value in the graph, which follows later changes of ranges and weights.
-        is_taken: whether a branch was chosen by `value`, so that the graph holds for it alone.
+        is_taken: whether `value` chose a branch, which makes the graph depend on it.
     """
 
     value: bool
@@ -29,9 +29,9 @@ class Choice:
 
 
 class Switch(NamedTuple):
-    """A condition that selects one of two results, both of which are computed.
+    """A condition that selects one of two results after computing both.
 
-    A selection takes a little longer to run than a branch, and much less time to trace.
+    A selection is a little slower to run than a branch, and much faster to trace.
     """
 
     on: tf.Tensor
@@ -53,8 +53,7 @@ def make_switch(predicate: Predicate) -> Predicate:
 def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
     """Calls `tf.cond`, or just one branch if `predicate` is known while tracing.
 
-    The gradient of a `tf.cond` takes long to trace: replace it with `tf.custom_gradient` if a graph
-    has many.
+    The gradient of a `tf.cond` is slow to trace. If a graph has many, use `tf.custom_gradient`.
     """
     if isinstance(predicate, Choice):
         predicate.is_taken, predicate = True, predicate.value
@@ -118,7 +117,7 @@ def trace_once(
     """Turns a function of tensors into one operation of the graphs that call it.
 
     It is traced and optimized once, or once for each combination of its other arguments, rather
-    than for each layer of a model: that would make the first training step take minutes.
+    than for each layer of a model, which would delay the first training step by minutes.
 
     Args:
         function: a function without state.
@@ -134,7 +133,7 @@ def trace_once(
 
     @functools.wraps(function)
     def call(*args: object) -> T:
-        # In eager mode, calling a traced function takes longer than a few small operations.
+        # In eager mode, a few small operations are faster than the call of a traced function.
         return function(*args) if tf.executing_eagerly() and not signature else traced(*args)
 
     return call

@@ -39,7 +39,7 @@ def find_range(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the smallest range that holds all of `x` and zero.
 
-    The range is that of `LastValueQuantize` and `MovingAvgQuantize` in `tf.contrib.quantize`.
+    `LastValueQuantize` and `MovingAvgQuantize` in `tf.contrib.quantize` use the same range.
 
     Args:
         x: the tensor.
@@ -82,7 +82,7 @@ def fake_quantize(
 ) -> tf.Tensor:
     """Rounds `x` to the levels of the range `minimum` to `maximum`.
 
-    The range is nudged so that zero is a level. The gradient passes inside the nudged range, and is
+    The range is nudged to make zero a level. The gradient passes inside the nudged range, and is
     zero outside of it. This is TensorFlow's own operation, as used by `tf.contrib.quantize`. On
     GPUs and in XLA, single operations compute the same: there TensorFlow's operation would wait for
     the range, or round values between two levels in another way.
@@ -145,9 +145,8 @@ def fake_quantize_if(
     With a `ceiling`, it computes both for a ReLU of `x` that ends there. A range from zero clips
     like the ReLU, so one operation is enough.
 
-    The gradient is that of the operations. It is defined explicitly, because the gradient of a
-    `tf.cond` takes long to trace. On CPUs it is one pass over `x`, which is kept for it, and on
-    GPUs one pass over a mask with a byte for each element.
+    The gradient is defined explicitly, because the gradient of a `tf.cond` is slow to trace. It is
+    one pass over `x` on CPUs, and over a mask with a byte for each element on GPUs.
 
     Args:
         applies: a bool, or a scalar tensor.
@@ -291,8 +290,8 @@ def quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> t
     """Quantizes `weights` to integers up to 2^(bits - 1) - 1, with the zero point 0.
 
     `limits` are the largest magnitudes of the channels, shaped to broadcast. The operations are
-    those of `fake_quant_with_min_max_vars_per_channel` with a narrow range, which itself is about
-    40 times slower on a CPU.
+    the same as in `fake_quant_with_min_max_vars_per_channel` with a narrow range, which is about 40
+    times slower on a CPU.
     """
     return ChannelSteps.for_limits(limits, bits).quantize(weights)
 
@@ -314,7 +313,7 @@ class ChannelSteps(NamedTuple):
 
     @classmethod
     def for_limits(cls, limits: tf.Tensor, bits: int) -> ChannelSteps:
-        """Returns the steps for the largest magnitudes of channels, none of which may be 0."""
+        """Returns the steps for the largest magnitudes of channels, which must not be 0."""
         levels = float(2 ** (bits - 1) - 1)
         scale = quotient(limits, levels)
         return cls(levels, scale, quotient(1.0, scale), levels * scale)
@@ -334,7 +333,7 @@ class ChannelSteps(NamedTuple):
 def fake_quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> tf.Tensor:
     """Rounds `weights` to 2^bits - 1 levels from -`limits` to `limits`.
 
-    The limits are those of the weights, so nothing is clipped, and the gradient passes everywhere.
+    The limits are the largest weights, so nothing is clipped, and the gradient passes everywhere.
     """
     return straight_through(lambda x: ChannelSteps.for_limits(limits, bits).round(x), weights)
 
@@ -342,7 +341,7 @@ def fake_quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8)
 def fake_quantize_average(
     x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int = 8
 ) -> tf.Tensor:
-    """Rounds averages of quantized values to the levels of their own range, as kernels do.
+    """Rounds averages of quantized values to the levels of their range, as kernels do.
 
     Averages of quantized values often lie halfway between two of them. TFLite rounds these away
     from the quantized value 0, unlike `fake_quantize`. The gradient passes everywhere, because

@@ -28,7 +28,7 @@ MANTISSA = 52
 """Fractional bits of a float64."""
 
 LEAST_RATIO = 2.0**-8
-"""The smallest ratio of scales by which int8 values are requantized in one step.
+"""The smallest ratio of scales for requantizing int8 values in one step.
 
 For smaller ratios XNNPACK leaves QUANTIZE to TFLite, which rounds halves up in its vectorized
 kernels and away from zero in the others, depending on the position of an element.
@@ -150,7 +150,7 @@ def multiply_sums(x: tf.Tensor, factor: FixedPoint) -> tf.Tensor:
 
 
 def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
-    """Returns the nearest value by which int16 kernels multiply sums without an error.
+    """Returns the nearest value that int16 kernels can multiply sums by without an error.
 
     It has 15 bits, and is not a power of two: the float32 scales in a file could round that down,
     below which representable values lie twice as close.
@@ -172,7 +172,7 @@ def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
 def inverse_square_root(x: tf.Tensor) -> FixedPoint:
     """Computes 1 / sqrt(x) in fixed point, for integers below 2^31; the maximum for 0 and 1.
 
-    It takes five steps of Newton's method in 32 bits, 3 of them integer bits.
+    It uses five steps of Newton's method in 32 bits, 3 of them integer bits.
     """
     pairs = shift_back(get_exponent(tf.cast(tf.maximum(x, 1), tf.float64)) + 1, 1)
     # Times a power of four: from 2^27 to 2^29.

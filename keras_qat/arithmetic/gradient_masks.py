@@ -34,8 +34,8 @@ class _Request:
 class SharedFunction:
     """A function of scalars that computes its results for all callers with the same operations.
 
-    A graph of many operations on scalars takes longer to launch than to compute. Callers that ask
-    early and need the result late, such as gradients, share operations.
+    Launching many operations on scalars costs more than computing them. Callers that ask early and
+    need the result late, such as gradients, share operations.
     """
 
     def __init__(self, function: OfScalars) -> None:
@@ -159,7 +159,7 @@ def zero_outside_range(
 def apply_mask(mask: Mask, upstream: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """Applies a mask in float32, and returns the gradient in the type of `upstream`."""
     if x.dtype != tf.float32:
-        with tf.control_dependencies([upstream]):  # Else the forward pass would keep the cast.
+        with tf.control_dependencies([upstream]):  # Otherwise the forward pass would keep the cast.
             x = tf.identity(x)
     gradient = mask(tf.cast(upstream, tf.float32), tf.cast(x, tf.float32))
     return tf.cast(gradient, upstream.dtype)
@@ -168,7 +168,7 @@ def apply_mask(mask: Mask, upstream: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 def _zero_outside(upstream: tf.Tensor, x: tf.Tensor, high: Scalar, low: Scalar = TINY) -> tf.Tensor:
     """Returns `upstream` if `x` is from `low` to `high`, else zero.
 
-    The gradient of another rounding operation does so in one pass. A mask would take four: two
+    The gradient of another rounding operation does so in one pass. A mask would need four: two
     comparisons, their conjunction and a selection.
     """
     low, high = (tf.cast(end, tf.float32) for end in (low, high))
@@ -183,7 +183,7 @@ def find_relu_end(high: Scalar, last: Scalar, on: bool | tf.Tensor = True) -> tu
     Args:
         high: upper end of the range, which passes, as does a millionth beyond it.
         last: the last value below the upper end of the ReLU.
-        on: whether the range counts; else only the ReLU does.
+        on: whether the range counts, or only the ReLU.
     """
     least = min if isinstance(high, float) else tf.minimum
     end = least(high * BEYOND, last)

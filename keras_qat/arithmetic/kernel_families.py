@@ -34,11 +34,11 @@ def halves_up(x: tf.Tensor) -> tf.Tensor:
 class KernelFamily:
     """The rounding of one runtime. Each field answers one question of the operators.
 
-    The defaults are TFLite's portable kernels. They multiply by 31-bit fixed-point numbers and
+    The defaults are TFLite's portable kernels. They multiply by 31-bit fixed-point values and
     round twice. A new family is one more object in `FAMILIES`; operators never ask for the name.
 
     Args:
-        name: what users pass as `kernels=`.
+        name: the name that users pass as `kernels=`.
         sums: rescales int8 sums of products with weights; None: in fixed point.
         matrix_products: rescales int8 sums of products of two tensors; None: in fixed point.
         products: rescales int8 products of two tensors; None: in fixed point.
@@ -63,7 +63,7 @@ class KernelFamily:
         dense: whether int8 FULLY_CONNECTED multiplies its sums in double precision or in fixed
             point, if `sums` is None.
         ratios: precision of ratios of scales before their conversion to fixed point.
-        int16_softmax_tables: precision in which the tables of int16 softmax are computed.
+        int16_softmax_tables: precision of the tables of int16 softmax.
         int8_curves: whether int8 sigmoid and tanh are tables of float32, or computed in fixed
             point. The latter return the end of their range for inputs beyond 15.
         lstm: whether the steps of an LSTM round as in TFLite or in TFLite Micro.

@@ -125,7 +125,6 @@ def _is_inside(steps: tf.Tensor, levels: float, is_relu: bool) -> tf.Tensor:
 
 
 def zero_unless(inside: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Returns `x` if `inside` is true, else zero."""
     # TensorFlow's layout optimizer for GPUs fails on a scalar zero.
     zeros = tf.zeros([1] * (inside.shape.rank or 0), x.dtype)
     return tf.where(inside, x, zeros)
@@ -181,7 +180,7 @@ def nudged_range(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the range to which fake quantization clips: zero and both ends are levels.
 
-    The order of operations is that of TensorFlow's kernel, so the result is equal to the last bit.
+    The order of operations is the same as in TensorFlow's kernel, so all bits are equal.
     """
     lowest = narrow_range if tf.is_tensor(narrow_range) else float(narrow_range)
     highest = 2.0**bits - 1.0

@@ -1,4 +1,4 @@
-"""Quantization parameters, and ranges whose data does not lie between two quantized values."""
+"""Quantization parameters, and input ranges that avoid ties."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class QuantParams:
 
     @classmethod
     def from_range(cls, minimum: Scalar, maximum: Scalar, bits: int = 8) -> QuantParams:
-        """Returns the parameters of a range, nudged so that zero is a quantized value.
+        """Returns the parameters of a range, nudged to make zero a quantized value.
 
         As in TFLite, the nudged ends are float32 and are divided in double precision. The range
         must hold zero. The scale of an empty range is 1. Ranges of 16 bits are symmetric, with the
@@ -115,12 +115,12 @@ def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tens
         scale = tf.where(scale > 0, scale, tf.ones_like(scale))
         if bits == 16:
             return single(scale), tf.zeros([], tf.float64)
-        # In float32 and halves up, as in training, so that zero is the same level there.
+        # In float32 and halves up, because zero is the same level in training.
         below = tf.math.divide_no_nan(-low, single(quotient(single(high - low), levels)))
         below = tf.clip_by_value(tf.floor(single(below) + 0.5), 0.0, levels)
         if bits == 8:
             scale = quotient(single((levels - below) * scale) - single(-below * scale), levels)
-        else:  # The file's range has 256 levels, of which the lower ones are used.
+        else:  # The file's range has 256 levels, but only the lower ones are used.
             scale = quotient(single((255.0 - below) * scale) - single(-below * scale), 255.0)
         return single(scale), below - 128.0
 
@@ -144,7 +144,7 @@ def round_half_away(x: tf.Tensor) -> tf.Tensor:
 
 
 WIDER = 1 / 1019
-"""Default share by which an input's range is wider than its data, to avoid ties.
+"""Default share of an input's range beyond its data, to avoid ties.
 
 With 8 bits, it then has 255 / (1 + 1 / 1019) = 1019 / 4 steps. Because 1019 is a prime, the k-th of
 n equal parts of the data's range, 1019 k / (4 n) steps, is not an integer and a half if n is below
@@ -162,11 +162,10 @@ ENOUGH = 2e-4
 
 
 def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
-    """Returns the share by which a range has to be wider to keep its data away from ties.
+    """Returns how much wider a range has to be to keep its data away from ties, as a share.
 
     For values on a grid, which repeat themselves, it is the first multiple of `WIDER` that
-    suffices, or the best one. The range may have any ends, such as those of pixels from which a
-    mean was subtracted.
+    suffices, or the best one. The range may have any ends, as for pixels minus their mean.
 
     Args:
         low, high: the ends of the range, which includes zero.

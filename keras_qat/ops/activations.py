@@ -197,13 +197,8 @@ def _find_ends(x: QuantParams, output: QuantParams, dtype: tf.DType) -> tuple[tf
     return tuple(tf.cast(end, dtype) for end in ends)
 
 
-def _scaled_tanh(q: tf.Tensor, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+def _compute_scaled_tanh(q: tf.Tensor, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
     return tf.round(tf.tanh(q * before) * after)
-
-
-def _scaled_sigmoid(q: tf.Tensor, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-    """Computes a sigmoid by tanh, which takes half as long as TensorFlow's sigmoid."""
-    return _scaled_tanh(q, before * 0.5, after * 0.5) + after * 0.5
 
 
 FARTHEST = 4.0
@@ -302,7 +297,9 @@ ACTIVATIONS: tuple[Op, ...] = (
             lambda x: 1.0 / single(1.0 + single(tf.exp(-x))),
             sigmoid_and_tanh.compute_sigmoid,
         ),
-        _compute_directly(_scaled_sigmoid),
+        _compute_directly(  # By tanh, twice as fast as TensorFlow's sigmoid.
+            lambda q, x, y: _compute_scaled_tanh(q, x * 0.5, y * 0.5) + y * 0.5
+        ),
         sigmoid_and_tanh.prepare_sigmoid,
         sigmoid_and_tanh.compute_int16_sigmoid,
         output=FixedRange(0.0, 255 / 256, is_bound=True),
@@ -314,7 +311,7 @@ ACTIVATIONS: tuple[Op, ...] = (
         "tanh",
         "TANH",
         _prepare_directly(tf.tanh, tf.tanh, sigmoid_and_tanh.compute_tanh),
-        _compute_directly(_scaled_tanh),
+        _compute_directly(_compute_scaled_tanh),
         sigmoid_and_tanh.prepare_tanh,
         sigmoid_and_tanh.compute_int16_tanh,
         output=FixedRange(-1.0, 127 / 128, is_bound=True),

@@ -55,8 +55,8 @@ def _make_integer_row(code: str, function: Callable[[Any, Any], Any]) -> Op:
     return Op(code.lower(), lambda a: function(*a.q), lambda e: e.add(code))
 
 
-# On integers of 32 bits, which kernels neither scale nor round. They are as fast as in float in all
-# runtimes, where kernels of 16 bits are slow.
+# On integers of 32 bits, which kernels neither scale nor round. Unlike 16-bit kernels, they are as
+# fast as float kernels in all runtimes.
 SUM = _make_integer_row("ADD", lambda x, y: x + y)
 PRODUCT = _make_integer_row("MUL", product)
 LARGER = _make_integer_row("MAXIMUM", tf.maximum)
@@ -256,7 +256,7 @@ class Emitting(Machine):
 
     Args:
         e: the emission of the composed operator.
-        image: height and width of the results of convolutions, by default those of their inputs.
+        image: height and width of results of convolutions, by default the same as of their inputs.
     """
 
     def __init__(self, e: Emission, image: Shape = ()) -> None:
@@ -326,7 +326,6 @@ class Emitting(Machine):
 
 
 def _as_numbers(params: QuantParams) -> QuantParams:
-    """Returns parameters as numbers if they are tensors."""
     if not tf.is_tensor(params.scale):
         return params
     return QuantParams(np.float32(params.scale), int(params.zero_point), params.bits)
@@ -335,8 +334,8 @@ def _as_numbers(params: QuantParams) -> QuantParams:
 Description = Callable[[Machine, list[Quantized], QuantParams, Attributes, Shape], Quantized]
 """Runs the rows of an operator on its inputs, up to a result with other parameters than the output.
 
-It gets the parameters of the output, whose scale is None when everything is prepared, the
-attributes, and the output's shape, which is () when it computes."""
+The arguments also are the output's parameters, the attributes, and the output's shape. The
+parameters have no scale, and the shape is (), if everything is prepared."""
 
 
 def get_inputs(a: Arguments) -> list[Quantized]:

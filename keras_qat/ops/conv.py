@@ -6,7 +6,9 @@ One factor and offset for each channel is a DEPTHWISE_CONV_2D with a kernel of o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,15 +17,7 @@ import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.graph.calls import Call, multiply_sizes
-from keras_qat.helper_layers.keras_variants import (
-    ComputedConv1D,
-    ComputedConv1DTranspose,
-    ComputedConv2D,
-    ComputedConv2DTranspose,
-    ComputedDepthwiseConv2D,
-    RescaledBatchNormalization,
-    RescaledNormalization,
-)
+from keras_qat.helper_layers import keras_variants
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import (
     ONE_PIXEL,
@@ -72,34 +66,33 @@ def _get_padding(a: Attributes) -> str:
     return "SAME" if a["padding"] == "same" else "VALID"
 
 
-def _call_on_images(function: Any, a: Attributes, x: Any, kernel: Any) -> Any:
-    """Applies a function of attributes, images and a kernel to images, or to sequences."""
-    if x.shape.rank == 4:
-        return function(a, x, kernel)
-    return tf.squeeze(function(a, tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)), 1)
+def _for_sequences(function: Callable[..., Any]) -> Callable[[Attributes, Any, Any], Any]:
+    """Extends a function of attributes, images and a kernel to sequences."""
+
+    @functools.wraps(function)
+    def compute(a: Attributes, x: Any, kernel: Any) -> Any:
+        if x.shape.rank == 4:
+            return function(a, x, kernel)
+        return tf.squeeze(function(a, tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)), 1)
+
+    return compute
 
 
+@_for_sequences
 def convolve(a: Attributes, x: Any, kernel: Any) -> Any:
     """Convolves float values, with the attributes of CONV."""
-    return _call_on_images(_convolve_images, a, x, kernel)
-
-
-def _convolve_images(a: Attributes, x: Any, kernel: Any) -> Any:
     padding: Any = _get_padding(a)
     if left := _count_causal_padding(a, kernel.shape[1]):
         padding = [[0, 0], [0, 0], [left, 0], [0, 0]]
     return tf.nn.conv2d(x, kernel, as_pair(a["strides"]), padding, dilations=as_pair(a["dilation"]))
 
 
+@_for_sequences
 def convolve_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
     """Computes `convolve` of one group as a product of matrices: of all patches, and weights.
 
     The patches are a copy of the images for each pixel of the kernel.
     """
-    return _call_on_images(_convolve_images_as_matrices, a, x, kernel)
-
-
-def _convolve_images_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
     *sizes, inputs, outputs = kernel.shape
     sides, spans = [], []
     axes = zip(sizes, as_pair(a["strides"]), as_pair(a["dilation"]), strict=True)
@@ -125,19 +118,15 @@ def convolve_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
     """Convolves each channel by itself, with the attributes of DEPTHWISE_CONV."""
     if x.shape.rank == 3:  # TensorFlow requires equal strides; the first axis has one row.
         a = {**a, "strides": as_pair(a["strides"])[1]}
-    return _call_on_images(_convolve_images_by_channel, a, x, kernel)
+    return _convolve_images_by_channel(a, x, kernel)
 
 
+@_for_sequences
 def _convolve_images_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
     strides = [1, *as_pair(a["strides"]), 1]
     return tf.nn.depthwise_conv2d(
         x, kernel, strides, _get_padding(a), dilations=as_pair(a["dilation"])
     )
-
-
-def _prepare_conv(a: Arguments) -> Sums:
-    has_groups = a.weights.q.shape[-2] != a.q[0].shape[-1]
-    return prepare_sums(a, (-1,), of_int4="fixed" if has_groups else "up")
 
 
 def _make_options(e: Emission) -> dict[str, Any]:
@@ -199,9 +188,16 @@ CONV = Op(
         a, partial(convolve, a.attributes), partial(convolve_as_matrices, a.attributes)
     ),
     _emit_conv,
-    prepare=_prepare_conv,
+    prepare=lambda a: prepare_sums(
+        a, (-1,), of_int4="up" if a.weights.q.shape[-2] == a.q[0].shape[-1] else "fixed"
+    ),
     doc="convolutions along one axis or two, with groups, strides and dilation",
-    layers=(layers.Conv1D, layers.Conv2D, ComputedConv1D, ComputedConv2D),
+    layers=(
+        layers.Conv1D,
+        layers.Conv2D,
+        keras_variants.ComputedConv1D,
+        keras_variants.ComputedConv2D,
+    ),
     attributes=_attributes,
     defaults={"strides": 1, "padding": "valid", "dilation": 1, "data_format": "channels_last"},
     accepts=_accepts,
@@ -220,7 +216,11 @@ DEPTHWISE_CONV = dataclasses.replace(
     compute=lambda a: compute_weighted(a, partial(convolve_by_channel, a.attributes)),
     emit=_emit_depthwise,
     doc="convolutions of each channel by itself",
-    layers=(layers.DepthwiseConv1D, layers.DepthwiseConv2D, ComputedDepthwiseConv2D),
+    layers=(
+        layers.DepthwiseConv1D,
+        layers.DepthwiseConv2D,
+        keras_variants.ComputedDepthwiseConv2D,
+    ),
     weights={"depthwise_kernel": (-2, -1)},
     products=lambda call: multiply_sizes((call.output.elements, *_find_kernel_size(call))),
     # TFLite's reference kernels refuse 4 bits, and CMSIS-NN computes some layers wrongly.
@@ -343,7 +343,7 @@ TRANSPOSE_CONV = dataclasses.replace(
     doc="transposed convolutions along one axis or two",
     layers=(
         *(layers.Conv1DTranspose, layers.Conv2DTranspose),
-        *(ComputedConv1DTranspose, ComputedConv2DTranspose),
+        *(keras_variants.ComputedConv1DTranspose, keras_variants.ComputedConv2DTranspose),
     ),
     attributes=_transpose_attributes,
     defaults={**CONV.defaults, "output_padding": None},
@@ -367,8 +367,7 @@ def _accepts_affine(call: Call, attributes: Attributes) -> str | None:
 
 
 def _emit_affine(e: Emission) -> None:
-    weights = weight_constants(e, lambda q: q.reshape(1, 1, 1, -1), 3)
-    inputs = [e.inputs[0], *weights]
+    inputs = [e.inputs[0], *weight_constants(e, lambda q: q.reshape(1, 1, 1, -1), 3)]
     emit_on_images(e, "DEPTHWISE_CONV_2D", inputs, depthMultiplier=1, **ONE_PIXEL)
 
 
@@ -380,7 +379,7 @@ AFFINE = Op(
     doc="one factor and offset for each channel: BatchNormalization that is not folded",
     layers=(
         *(layers.BatchNormalization, layers.Rescaling, layers.Normalization),
-        *(RescaledBatchNormalization, RescaledNormalization),
+        *(keras_variants.RescaledBatchNormalization, keras_variants.RescaledNormalization),
     ),
     paths=("applications.convnext.LayerScale",),
     attributes=_affine_attributes,

@@ -13,6 +13,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,12 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call, multiply_sizes
 from keras_qat.helper_layers.keras_variants import ComputedDense
 from keras_qat.keras2.backend import layers
+from keras_qat.ops import weighted_sums
 from keras_qat.ops.emission import ONE_PIXEL, Emission, emit_on_images
 from keras_qat.ops.matmul import Axes, emit_product, expand_ellipsis, find_positions, parse_equation
 from keras_qat.ops.movement import transpose
 from keras_qat.ops.op import Arguments, Attributes, Op
-from keras_qat.ops.weighted_sums import (
-    RECENT,
-    Rounding,
-    Sums,
-    compute_weighted,
-    prepare_sums,
-    weight_constants,
-)
+from keras_qat.ops.weighted_sums import RECENT, Sums, compute_weighted
 from keras_qat.ops.weights import Weights, count_terms
 
 FORM = "fully_connected" if RECENT else "convolution"
@@ -57,8 +52,8 @@ def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
     is_double = is_connected and a.family.dense == "double"
     # XNNPACK computes weights of 4 bits in pairs.
     is_paired = is_connected and count_terms(tuple(a.weights.q.shape), channels) % 2 == 0
-    rounding: Rounding = "double" if is_double else "fixed"
-    return prepare_sums(a, channels, rounding, None if is_paired else "up")
+    rounding: weighted_sums.Rounding = "double" if is_double else "fixed"
+    return weighted_sums.prepare_sums(a, channels, rounding, None if is_paired else "up")
 
 
 def _emit_product(
@@ -68,13 +63,13 @@ def _emit_product(
     if _is_fully_connected(e.attributes, e.wide):
         e.add(
             "FULLY_CONNECTED",
-            [x, *weight_constants(e, arrange, 0)],
+            [x, *weighted_sums.weight_constants(e, arrange, 0)],
             [end],
             fusedActivationFunction=e.activation,
             keepNumDims=len(e.shape(x)) > 2,
         )
     else:
-        weights = weight_constants(e, lambda q: arrange(q)[:, None, None], 0)
+        weights = weighted_sums.weight_constants(e, lambda q: arrange(q)[:, None, None], 0)
         emit_on_images(e, "CONV_2D", [x, *weights], end, **ONE_PIXEL)
 
 
@@ -119,7 +114,7 @@ def _read_einsum(call: Call) -> Attributes:
 
 def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
     axes = parse_equation(attributes["equation"])
-    if not (axes.are_matrices and axes.summed and axes.columns) or axes.batch:
+    if not (axes.are_matrices and axes.sum_axes and axes.columns) or axes.batch:
         return f"{attributes['equation']} is no product with a matrix"
     sizes = dict(zip(axes.output, call.output.shape, strict=True))
     if any(axis in axes.rows and sizes[axis] != 1 for axis in attributes["bias_axes"]):
@@ -127,22 +122,18 @@ def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
     return None
 
 
-def _accept_per_channel(count: int) -> Callable[[Call, Attributes], str | None]:
-    """Returns an `accepts` for weights that end in `count` axes of the result, in order.
+def _accept_per_channel(count: int, call: Call, attributes: Attributes) -> str | None:
+    """Accepts weights that end in `count` axes of the result, in order.
 
     Other equations are left to the row with one scale for all weights.
     """
-
-    def accepts(call: Call, attributes: Attributes) -> str | None:
-        reason = _accepts_einsum(call, attributes)
-        if reason is not None:
-            return reason
-        axes, bias_axes = parse_equation(attributes["equation"]), attributes["bias_axes"]
-        is_last = len(axes.result) == count and axes.second.endswith(axes.result)
-        is_whole = axes.output.endswith(axes.result) and set(bias_axes) == set(axes.result)
-        return None if is_last and (is_whole or not bias_axes) else ""
-
-    return accepts
+    reason = _accepts_einsum(call, attributes)
+    if reason is not None:
+        return reason
+    axes, bias_axes = parse_equation(attributes["equation"]), attributes["bias_axes"]
+    is_last = len(axes.result) == count and axes.second.endswith(axes.result)
+    is_whole = axes.output.endswith(axes.result) and set(bias_axes) == set(axes.result)
+    return None if is_last and (is_whole or not bias_axes) else ""
 
 
 def _prepare_einsum(a: Arguments) -> Sums:
@@ -150,14 +141,14 @@ def _prepare_einsum(a: Arguments) -> Sums:
     weights = _expand_bias(a.weights, axes, a.attributes)
     columns = math.prod(_find_result_sizes(axes, weights.q))
     make: Any = np if isinstance(weights.q, np.ndarray) else tf
-    q = make.transpose(weights.q, find_positions(axes.summed + axes.result, axes.second))
+    q = make.transpose(weights.q, find_positions(axes.sum_axes + axes.result, axes.second))
     weights = dataclasses.replace(weights, q=make.reshape(q, (-1, columns)))
     return _prepare(dataclasses.replace(a, weights=weights), (-1,))
 
 
 def _compute_einsum(a: Arguments) -> tf.Tensor:
     axes = parse_equation(a.attributes["equation"])
-    x = transpose(a.q[0], find_positions(axes.rows + axes.summed, axes.first))
+    x = transpose(a.q[0], find_positions(axes.rows + axes.sum_axes, axes.first))
     flat = tf.reshape(x, [-1, a.prepared.kernel.shape[0]])
     y = compute_weighted(dataclasses.replace(a, q=[flat]), tf.matmul)
     sizes = dict(zip(axes.output, a.call.output.shape, strict=True))
@@ -185,11 +176,11 @@ def _expand_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weight
 def _emit_einsum(e: Emission) -> None:
     axes = parse_equation(e.attributes["equation"])
     order, sizes = (
-        find_positions(axes.summed + axes.result, axes.second),
+        find_positions(axes.sum_axes + axes.result, axes.second),
         _find_result_sizes(axes, e.weights.q),
     )
     depth = e.weights.q.size // math.prod(sizes)
-    x = e.transpose(e.inputs[0], find_positions(axes.rows + axes.summed, axes.first))
+    x = e.transpose(e.inputs[0], find_positions(axes.rows + axes.sum_axes, axes.first))
     stay = e.shape(x)[: len(axes.rows)]
     x = e.make_reshaped(x, (*stay, depth), "flat")
     weights = _expand_bias(e.weights, axes, e.attributes)
@@ -205,7 +196,7 @@ def _emit_einsum(e: Emission) -> None:
 def _count_einsum(call: Call) -> int | None:
     axes = parse_equation(_read_einsum(call)["equation"])
     sizes = dict(zip(axes.first, call.inputs[0].shape, strict=True))
-    return multiply_sizes((call.output.elements, *(sizes[axis] for axis in axes.summed)))
+    return multiply_sizes((call.output.elements, *(sizes[axis] for axis in axes.sum_axes)))
 
 
 EINSUM_DENSE = dataclasses.replace(
@@ -218,7 +209,7 @@ EINSUM_DENSE = dataclasses.replace(
     layers=(layers.EinsumDense,),
     attributes=_read_einsum,
     defaults={},
-    accepts=_accept_per_channel(1),
+    accepts=partial(_accept_per_channel, 1),
     folds_batch_norm=False,
     products=_count_einsum,
 )
@@ -227,7 +218,7 @@ EINSUM_DENSE_HEADS = dataclasses.replace(
     EINSUM_DENSE,
     name="einsum_dense_heads",
     doc="products with a matrix, with columns split in two axes: the projections of attention",
-    accepts=_accept_per_channel(2),
+    accepts=partial(_accept_per_channel, 2),
     weights={"kernel": (-2, -1)},
 )
 

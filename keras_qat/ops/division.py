@@ -22,7 +22,7 @@ from keras_qat.ops.composed import (
     compute_wide_scale,
     wide_params,
 )
-from keras_qat.ops.elementwise import MULTIPLY, accepts_up_to
+from keras_qat.ops.elementwise import MULTIPLY, accepts_two
 from keras_qat.ops.emission import Shape
 from keras_qat.ops.op import Attributes, Op
 from keras_qat.ops.requantize import REQUANTIZE
@@ -76,7 +76,7 @@ DIVIDE = Op(
     doc="quotients of two tensors, with 16 bits inside; the largest quotient for divisions by 0",
     layers=(Quotient,),
     kinds=("divide",),
-    accepts=lambda call, attributes: NO_WIDE or accepts_up_to(5)(call, attributes),
+    accepts=lambda call, attributes: NO_WIDE or accepts_two(5, call, attributes),
     max_axes=5,
     bits=(8,),
     quantizes_constants=True,

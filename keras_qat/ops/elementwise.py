@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic import fixed_point
 from keras_qat.arithmetic.control_flow import Predicate, cond, trace_once
-from keras_qat.arithmetic.fixed_point import (
-    get_exponent,
-    multiply,
-    power_of_two,
-    shift,
-    to_fixed_point,
-)
+from keras_qat.arithmetic.fixed_point import multiply, shift, to_fixed_point
 from keras_qat.arithmetic.plain_operations import product
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
 from keras_qat.graph.calls import Call
@@ -76,7 +72,7 @@ class _Sum:
 
 
 def _prepare_add(a: Arguments) -> _Sum | tuple[tf.Tensor, ...]:
-    if _in_float32(a):
+    if _computes_in_float32(a):
         return mlas.prepare_sum(a)
     native, sign = _find_native(a.params, a.output), a.attributes["sign"]
     first, second = (x.scale for x in a.params)
@@ -90,13 +86,13 @@ def _prepare_add(a: Arguments) -> _Sum | tuple[tf.Tensor, ...]:
 
 def _add(a: Arguments) -> tf.Tensor:
     """Computes a + b or a - b, in a scale that kernels support and then in the output's."""
-    if _in_float32(a):
+    if _computes_in_float32(a):
         return mlas.add(a.q, a.prepared, a.family.halves)
     prepared: _Sum = a.prepared
     return prepared.native.convert(_add_once(a, prepared.once) if prepared.once else _add_twice(a))
 
 
-def _in_float32(a: Arguments) -> bool:
+def _computes_in_float32(a: Arguments) -> bool:
     return a.family.additions == "float32" and not a.wide
 
 
@@ -139,8 +135,10 @@ def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ..
     from 2^8 on, which `_find_native` excludes.
     """
     ratios = [single(scale / output) for scale in (a, b)]
-    bits = 20 - get_exponent(tf.maximum(*ratios))
-    first, second = (tf.cast(tf.round(factor * power_of_two(bits)), tf.int32) for factor in ratios)
+    bits = 20 - fixed_point.get_exponent(tf.maximum(*ratios))
+    first, second = (
+        tf.cast(tf.round(factor * fixed_point.power_of_two(bits)), tf.int32) for factor in ratios
+    )
     half = shift(tf.ones_like(bits), bits - 1)
     is_accepted = tf.reduce_all([factor >= 2.0**-10 for factor in ratios])
     return first, sign * second, tf.cast(bits, tf.int32), tf.cast(half, tf.int32), is_accepted
@@ -223,7 +221,7 @@ def _find_native_of_product(params: Sequence[QuantParams], output: QuantParams) 
 
 def _prepare_multiply(a: Arguments) -> _Product | tuple[tf.Tensor, tf.Tensor]:
     """Prepares a product. XNNPACK computes in float32 if the ratio is from 2^-16 to 2^8."""
-    if _in_float32(a):
+    if _computes_in_float32(a):
         return mlas.prepare_product(a)
     if a.wide:
         factor = ratio(a.family, *(x.scale for x in a.params), by=a.output.scale)
@@ -246,7 +244,7 @@ def _multiply(a: Arguments) -> tf.Tensor:
 
     XNNPACK computes a tensor times itself by a table of squares.
     """
-    if _in_float32(a):
+    if _computes_in_float32(a):
         return mlas.multiply(a.q, a.prepared, a.family.halves)
     prepared: _Product = a.prepared
     x, y = a.q
@@ -263,28 +261,20 @@ def _multiply(a: Arguments) -> tf.Tensor:
     return result if prepared.native is None else prepared.native.convert(result)
 
 
-def accepts_up_to(rank: int, floats: bool = True) -> Callable[[Call, Attributes], str | None]:
-    """Returns an `accepts` for two inputs, which are broadcast if they have at most `rank` axes.
+def accepts_two(rank: int, call: Call, attributes: Attributes, floats: bool = True) -> str | None:
+    """Accepts two inputs, which are broadcast if they have at most `rank` axes.
 
     With `floats`, the output has to be float values.
     """
-
-    def accepts(call: Call, attributes: Attributes) -> str | None:
-        leaves = tf.nest.flatten((call.args, call.kwargs))
-        shapes = [tuple(x.shape) for x in inputs_and_constants(call)]
-        if any(isinstance(leaf, tf.Variable) for leaf in leaves):
-            return "a variable"
-        if len(shapes) != 2:
-            return "not two inputs"
-        if len(set(shapes)) > 1 and max(map(len, shapes)) > rank:
-            return f"broadcast with more than {rank} axes"
-        return accept_float(call) if floats else None
-
-    return accepts
-
-
-def _emit_sum(e: Emission) -> None:
-    _emit_wide(e, "ADD" if e.attributes["sign"] > 0 else "SUB", _find_native, potScaleInt16=False)
+    leaves = tf.nest.flatten((call.args, call.kwargs))
+    shapes = [tuple(x.shape) for x in inputs_and_constants(call)]
+    if any(isinstance(leaf, tf.Variable) for leaf in leaves):
+        return "a variable"
+    if len(shapes) != 2:
+        return "not two inputs"
+    if len(set(shapes)) > 1 and max(map(len, shapes)) > rank:
+        return f"broadcast with more than {rank} axes"
+    return accept_float(call) if floats else None
 
 
 def _emit_multiply(e: Emission) -> None:
@@ -318,14 +308,16 @@ def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **option
 ADD = Op(
     "add",
     _add,
-    _emit_sum,
+    lambda e: _emit_wide(
+        e, "ADD" if e.attributes["sign"] > 0 else "SUB", _find_native, potScaleInt16=False
+    ),
     prepare=_prepare_add,
     doc="sums of two tensors, or of one and a constant",
     layers=(layers.Add,),
     kinds=("add",),
     attributes=lambda call: {"sign": 1},
     defaults={"sign": 1},
-    accepts=accepts_up_to(6),
+    accepts=partial(accepts_two, 6),
     can_merge_relu=True,
     elementwise=True,
     quantizes_constants=True,
@@ -370,7 +362,7 @@ def _make_extremum(name: str, function: Callable[[Any, Any], Any], layer: type) 
         kinds=(name,),
         attributes=lambda call: {},
         defaults={},
-        accepts=accepts_up_to(5),
+        accepts=partial(accepts_two, 5),
         output=SharedRange(),
         can_merge_relu=False,
     )

@@ -116,7 +116,7 @@ class Emission:
     ) -> int:
         """Adds a constant: an array, or integers as int32. Its name starts with the node's.
 
-        `options` are those of `Builder.constant`.
+        `options` are arguments of `Builder.constant`.
         """
         if not isinstance(values, (np.ndarray, np.generic)):
             values = np.array(values, np.int32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -22,18 +22,9 @@ from keras_qat.helper_layers.elementwise_functions import (
 )
 from keras_qat.helper_layers.operations import ROUNDINGS, Positions
 from keras_qat.keras2.backend import keras, layers
+from keras_qat.ops import lookup
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.lookup import (
-    Entries,
-    Kernel,
-    accept_float,
-    compute_in_float32,
-    emit_positions,
-    list_values,
-    look_up,
-    lookup_row,
-    make_entries,
-)
+from keras_qat.ops.lookup import Kernel, accept_float, compute_in_float32, lookup_row
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange
 
 _activations = keras.activations
@@ -63,14 +54,10 @@ def _read_relu_options(call: Call) -> Attributes:
     }
 
 
-def _accept_option(name: str, value: object) -> Callable[[Call, Attributes], str | None]:
-    """Returns an `accepts` for layers with this value of an option, and for operations."""
-
-    def accepts(call: Call, attributes: Attributes) -> str | None:
-        is_other = getattr(call.layer, name, value) != value
-        return "" if is_other else accept_float(call)
-
-    return accepts
+def _accept_option(name: str, value: object, call: Call, attributes: Attributes) -> str | None:
+    """Accepts layers with this value of an option, and operations."""
+    is_other = getattr(call.layer, name, value) != value
+    return "" if is_other else accept_float(call)
 
 
 _NON_NEGATIVE = OwnRange(non_negative=True)
@@ -128,7 +115,7 @@ LOOKUPS: tuple[Op, ...] = (
         layers=(Logarithm,),
         kinds=("log",),
         functions=(tf.math.log,),
-        accepts=_accept_option("plus_one", False),
+        accepts=partial(_accept_option, "plus_one", False),
         kernel=Kernel("LOG", compute_in_float32(_log)),
     ),
     lookup_row(
@@ -138,7 +125,7 @@ LOOKUPS: tuple[Op, ...] = (
         layers=(SquareRoot,),
         kinds=("sqrt",),
         functions=(tf.sqrt,),
-        accepts=_accept_option("inverse", False),
+        accepts=partial(_accept_option, "inverse", False),
         output=_NON_NEGATIVE,
     ),
     lookup_row(
@@ -148,7 +135,7 @@ LOOKUPS: tuple[Op, ...] = (
         layers=(SquareRoot,),
         kinds=("rsqrt",),
         functions=(tf.math.rsqrt,),
-        accepts=_accept_option("inverse", True),
+        accepts=partial(_accept_option, "inverse", True),
         output=_NON_NEGATIVE,
     ),
     lookup_row(
@@ -162,29 +149,12 @@ LOOKUPS: tuple[Op, ...] = (
 )
 
 
-def _power(x: tf.Tensor, exponent: float) -> tf.Tensor:
-    """Computes x ** exponent, of 0 in place of a negative x if the exponent is not an integer."""
-    return tf.pow(x if exponent == int(exponent) else tf.maximum(x, 0.0), exponent)
-
-
 def _read_exponent(call: Call) -> float | None:
     """Returns the exponent of a power of a tensor; None if it is not a number."""
     if isinstance(call.layer, Power):
         return call.layer.exponent
     x, exponent = get_operands(call, "x", "y")
     return read_scalar(exponent) if isinstance(x, Value) else None
-
-
-def _accepts_power(call: Call, attributes: Attributes) -> str | None:
-    if attributes["exponent"] is None:
-        return "with an exponent that is no number"
-    return accept_float(call)
-
-
-def _accepts_quotient(call: Call, attributes: Attributes) -> str | None:
-    if math.isnan(attributes["numerator"]):
-        return ""
-    return accept_float(call)
 
 
 def _read_numerator(call: Call) -> float:
@@ -223,17 +193,21 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
         "log(1 + x)",
         layers=(Logarithm,),
         kinds=("log1p",),
-        accepts=_accept_option("plus_one", True),
+        accepts=partial(_accept_option, "plus_one", True),
     ),
     lookup_row(
         "power",
-        _power,
+        lambda x, exponent: tf.pow(
+            x if exponent == int(exponent) else tf.maximum(x, 0.0), exponent
+        ),
         "powers with a constant exponent; 0 for negative inputs if the exponent is not an integer",
         layers=(Power,),
         kinds=("pow",),
         attributes=lambda call: {"exponent": _read_exponent(call)},
         needs=("exponent",),
-        accepts=_accepts_power,
+        accepts=lambda call, a: (
+            "with an exponent that is no number" if a["exponent"] is None else accept_float(call)
+        ),
     ),
     lookup_row(
         "reciprocal",
@@ -243,7 +217,7 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
         kinds=("reciprocal", "divide"),
         attributes=lambda call: {"numerator": _read_numerator(call)},
         defaults={"numerator": 1.0},
-        accepts=_accepts_quotient,
+        accepts=lambda call, a: "" if math.isnan(a["numerator"]) else accept_float(call),
     ),
 )
 
@@ -257,13 +231,13 @@ _LARGEST = 2.0**23 - 1
 def _tabulate_integers(x: QuantParams, rounding: str) -> tf.Tensor:
     """Returns the integer of each quantized value, the lowest first, as training computes it."""
     x = x.as_tensors()
-    values = ROUNDINGS[rounding](single((list_values(x) - x.zero_point) * x.scale))
+    values = ROUNDINGS[rounding](single((lookup.list_values(x) - x.zero_point) * x.scale))
     return tf.clip_by_value(values, -_LARGEST, _LARGEST)
 
 
-def _prepare_positions(a: Arguments) -> Entries:
+def _prepare_positions(a: Arguments) -> lookup.Entries:
     (x,) = a.params
-    return make_entries(x, a.q[0].dtype, _tabulate_integers(x, a.attributes["rounding"]))
+    return lookup.make_entries(x, a.q[0].dtype, _tabulate_integers(x, a.attributes["rounding"]))
 
 
 def _emit_positions(e: Emission) -> None:
@@ -272,7 +246,7 @@ def _emit_positions(e: Emission) -> None:
     entries = _tabulate_integers(e.input_params, e.attributes["rounding"]).numpy().astype(np.int32)
     lowest = int(entries.min())
     digits = max(1, -(-int(entries.max() - lowest).bit_length() // 8))
-    positions = emit_positions(e, entries.size)
+    positions = lookup.emit_positions(e, entries.size)
     # Bytes are signed, so each is 128 too low.
     total = e.constant("lowest", lowest + sum(128 << 8 * digit for digit in range(digits)))
     for digit in range(digits):
@@ -294,7 +268,7 @@ def _emit_positions(e: Emission) -> None:
 
 POSITIONS = Op(
     "positions",
-    lambda a: tf.cast(look_up(a.q[0], a.prepared), tf.int32),
+    lambda a: tf.cast(lookup.look_up(a.q[0], a.prepared), tf.int32),
     _emit_positions,
     prepare=_prepare_positions,
     doc="integers from floats, such as `tf.cast` of a position",

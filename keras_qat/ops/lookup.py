@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -117,20 +118,16 @@ def emit_positions(e: Emission, size: int) -> int:
     return positions
 
 
-def compute_in_float64(function: Callable[..., tf.Tensor]) -> Table:
-    """Returns the table of a float function, rounded half away from zero.
+def compute_in_float64(function: Callable[..., tf.Tensor], a: Arguments) -> tf.Tensor:
+    """Computes the table of a float function, rounded half away from zero.
 
     Infinite results become the end of the range, and NaN becomes zero.
     """
-
-    def table(a: Arguments) -> tf.Tensor:
-        (q,), (x,), output = a.q, a.params, a.output
-        values = function(q * x.scale, **a.attributes)
-        values = tf.where(tf.math.is_nan(values), tf.zeros_like(values), values)
-        low, high = (end - output.zero_point for end in (output.lowest, output.highest))
-        return tf.clip_by_value(round_half_away(values / output.scale), low, high)
-
-    return table
+    (q,), (x,), output = a.q, a.params, a.output
+    values = function(q * x.scale, **a.attributes)
+    values = tf.where(tf.math.is_nan(values), tf.zeros_like(values), values)
+    low, high = (end - output.zero_point for end in (output.lowest, output.highest))
+    return tf.clip_by_value(round_half_away(values / output.scale), low, high)
 
 
 def compute_in_float32(
@@ -202,7 +199,7 @@ def lookup_row(
         kernel: TFLite's kernel, for 8 bits.
         fields: other fields of the row.
     """
-    generic = compute_in_float64(function)
+    generic = partial(compute_in_float64, function)
     tabulate = _make_tabulator(generic, REFERENCE)
 
     def has_kernel(wide: bool, attributes: Attributes) -> bool:

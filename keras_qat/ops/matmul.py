@@ -35,7 +35,7 @@ class Axes:
         return "".join(a for a in self.first if a in self.second and a in self.output)
 
     @property
-    def summed(self) -> str:
+    def sum_axes(self) -> str:
         """The axes of both tensors that the output lacks."""
         return "".join(a for a in self.first if a in self.second and a not in self.output)
 
@@ -87,7 +87,7 @@ def emit_product(
         e: the operator.
         add: adds the product, given its output.
         shape: shape of the product.
-        full: its shape with all axes of the output, several of which are one axis of matrices.
+        full: its shape with all axes of the output, before they are merged for matrices.
         order: the order of these axes in the output.
     """
     (output,) = e.outputs
@@ -230,7 +230,7 @@ def _contract_attributes(call: Call) -> Attributes:
     if equation:
         axes, (first, second) = parse_equation(equation), call.inputs
         sizes = _find_sizes(axes, first.shape, second.shape)
-        depth = multiply_sizes([sizes[axis] for axis in axes.summed])
+        depth = multiply_sizes([sizes[axis] for axis in axes.sum_axes])
     return {"equation": equation, "depth": depth}
 
 
@@ -254,9 +254,9 @@ def _accepts_contract(call: Call, attributes: Attributes) -> str | None:
         return "no product of matrices"
     first, second = (value.shape for value in call.inputs)
     sizes = [dict(zip(axes.first, first, strict=True)), dict(zip(axes.second, second, strict=True))]
-    if any(sizes[0][axis] != sizes[1][axis] for axis in axes.batch + axes.summed):
+    if any(sizes[0][axis] != sizes[1][axis] for axis in axes.batch + axes.sum_axes):
         return "axes that are repeated for the other tensor"
-    is_plain = len(axes.rows) == len(axes.columns) == len(axes.summed) == 1
+    is_plain = len(axes.rows) == len(axes.columns) == len(axes.sum_axes) == 1
     if not is_plain and max(shape.count(None) for shape in (first, second, call.output.shape)) > 1:
         return "sizes that are not known before run time"
     return None
@@ -267,15 +267,15 @@ def _emit_contract(e: Emission) -> None:
     axes, (first, second) = parse_equation(e.attributes["equation"]), e.inputs
     sizes = _find_sizes(axes, e.shape(first), e.shape(second))
     # Whether the summed axes come last in the second tensor.
-    turned = axes.second == axes.batch + axes.columns + axes.summed
+    turned = axes.second == axes.batch + axes.columns + axes.sum_axes
 
     def make_matrices(source: int, term: str, axis_groups: tuple[str, str], name: str) -> int:
         order = find_positions(axes.batch + "".join(axis_groups), term)
         source = e.transpose(source, order, name=f"{name}_transposed")
         return e.make_reshaped(source, _group_axes(sizes, axes.batch, axis_groups), name)
 
-    inner = (axes.columns, axes.summed) if turned else (axes.summed, axes.columns)
-    left = make_matrices(first, axes.first, (axes.rows, axes.summed), "first")
+    inner = (axes.columns, axes.sum_axes) if turned else (axes.sum_axes, axes.columns)
+    left = make_matrices(first, axes.first, (axes.rows, axes.sum_axes), "first")
     right = make_matrices(second, axes.second, inner, "second")
     output = axes.batch + axes.rows + axes.columns
     emit_product(
@@ -295,7 +295,7 @@ def _count_contract(call: Call) -> int | None:
 
 
 def _group_axes(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
-    """Returns the shape of matrices, in which several axes are one axis."""
+    """Returns the shape of matrices, with each group of axes merged."""
     lead = [batch] if len(batch) > MAX_AXES - 2 else list(batch)
     return tuple(multiply_sizes([sizes[axis] for axis in group]) for group in (*lead, *groups))
 

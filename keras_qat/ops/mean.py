@@ -35,8 +35,8 @@ class Step(NamedTuple):
 
     Args:
         axes: the axes of the mean, which then have size 1.
-        parts: into how many parts to split the axis, each of which is averaged; 0 to average the
-            axes. The last part is padded with zeros: at most 1 / `MOST_WIDE` of all values.
+        parts: number of parts of the axis, to average each of them; 0 to average the axes. The last
+            part is padded with zeros: at most 1 / `MOST_WIDE` of all values.
         size: the size of each part.
     """
 
@@ -46,7 +46,7 @@ class Step(NamedTuple):
 
     @property
     def mean_axes(self) -> tuple[int, ...]:
-        """The axes of the mean once the parts are an axis."""
+        """The axes of the mean after `split`."""
         return (self.axes[0] + 1,) if self.parts else self.axes
 
     def padding(self, shape: Sizes) -> list[tuple[int, int]]:
@@ -58,7 +58,7 @@ class Step(NamedTuple):
         ]
 
     def split(self, shape: Sizes) -> list[int | None]:
-        """Returns the shape in which the parts are an axis."""
+        """Returns the shape with an axis of parts."""
         (axis,) = self.axes
         return [*shape[:axis], self.parts, self.size, *shape[axis + 1 :]]
 
@@ -194,7 +194,7 @@ def _emit(e: Emission) -> None:
 
 
 def _split(e: Emission, source: int, step: Step, name: str) -> int:
-    """Reshapes the parts of a step to an axis, padded with zeros."""
+    """Pads an axis with zeros, and splits it as in `Step.split`."""
     shape, padding = e.shape(source), step.padding(e.shape(source))
     if any(after for _, after in padding):
         filled = [size and size + after for size, (_, after) in zip(shape, padding, strict=True)]

@@ -1,4 +1,7 @@
-"""Helpers of operators that only move values, and operators that do nothing at inference."""
+"""Helpers of operators that only move values, and operators that do nothing at inference.
+
+TFLite's converter emits layers that no other function emits (`emit_by_converter`).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.arithmetic.kernel_families import REFERENCE
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Call, Value
 from keras_qat.helper_layers.operations import CarryMask, Regularize, TrainingOnly
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.emit_by_converter import emit_by_converter
+from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.op import Arguments, Attributes, Emit, Op, SharedRange
+from keras_qat.tflite.op_versions import choose_version
+from keras_qat.tflite.schema import OPERATORS, SCOPE, TYPES, new, operator_code, unpack
+from keras_qat.tflite.splice import splice_model
 from keras_qat.tracing.replaced_functions import OwnGradient
 
 Part = tuple[int | None, int | None, int]
@@ -24,7 +32,7 @@ MAX_SLICED = 5
 
 
 def call_on_values(a: Arguments) -> Any:
-    """Calls the layer on values relative to the zero point, so that zeros are zeros."""
+    """Calls the layer on values relative to the zero point, which keeps zeros."""
 
     def convert(value: Any) -> Any:
         return tf.cast(value, a.q[0].dtype) if value.dtype.is_floating else value
@@ -51,6 +59,12 @@ def read_integers(argument: Any) -> tuple[int, ...] | None:
     if any(part is None or isinstance(part, Value) for part in known):
         return None
     return tuple(int(value) for part in known for value in np.ravel(part))
+
+
+def read_integer(argument: Any, default: int | None = None) -> int | None:
+    """Returns an argument as an integer; None if it is known only at run time."""
+    known = read_integers(default if argument is None else argument)
+    return known[0] if known else None
 
 
 def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
@@ -117,6 +131,98 @@ def emit_slice(
 
 def _mask(flags: Iterable[bool]) -> int:
     return sum(1 << bit for bit, flag in enumerate(flags) if flag)
+
+
+MOVES = {
+    *("BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION", "DEPTH_TO_SPACE", "EXPAND_DIMS"),
+    *("GATHER", "GATHER_ND", "IF", "MAXIMUM", "MAX_POOL_2D", "MINIMUM", "MIRROR_PAD", "PACK"),
+    *("PAD", "PADV2", "RANK", "REDUCE_MAX", "REDUCE_MIN", "RESHAPE", "RESIZE_NEAREST_NEIGHBOR"),
+    *("REVERSE_V2", "SELECT", "SELECT_V2", "SHAPE", "SLICE", "SPACE_TO_BATCH_ND"),
+    *("SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE"),
+    *("UNPACK", "WHILE"),
+}
+"""Operators that only move, copy or select values, or count them."""
+
+
+def emit_by_converter(e: Emission) -> None:
+    """Adds the operators of TFLite's converter for a call's layer, with quantized values.
+
+    Raises:
+        ValueError: if the layer does more than move its values.
+    """
+    node, params = e.node, e.node.output.params
+    model = unpack(_convert(node))
+    if params is not None:
+        _quantize(model, params, node)
+    (signature,), main = model.signatureDefs, model.subgraphs[0]
+    by_name = {f"x{number}": index for number, index in enumerate(e.inputs)}
+    by_name |= {f"y{number}": index for number, index in enumerate(e.outputs)}
+    named = [*signature.inputs, *signature.outputs]
+    ends = {entry.tensorIndex: by_name[entry.name.decode()] for entry in named}
+    inputs, outputs = ([ends[int(index)] for index in end] for end in (main.inputs, main.outputs))
+    splice_model(e.builder, model, inputs, outputs, params, prefix=f"{SCOPE}/{node.name}/")
+
+
+def _convert(node: Node) -> bytes:
+    """Returns a TFLite file of the layer alone, in float."""
+    specs = [
+        tf.TensorSpec(x.shape, x.dtype, f"x{number}")
+        for number, x in enumerate(node.inputs)
+        if isinstance(x, Tensor)
+    ]
+
+    def serve(*tensors: Any) -> dict[str, Any]:
+        result = Arguments(REFERENCE, {}, [], [], None, node.call).run_layer(list(tensors))  # type: ignore[arg-type]
+        return {f"y{number}": y for number, y in enumerate(tf.nest.flatten(result))}
+
+    function = tf.function(serve, input_signature=specs, autograph=False)
+    module = tf.Module()
+    module.weights = list(node.call.layer.weights)
+    concrete = function.get_concrete_function()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], module)
+    contents: bytes = converter.convert()
+    return contents
+
+
+def _quantize(model: Any, params: QuantParams, node: Node) -> None:
+    """Replaces all float values of a file by quantized values."""
+    dtype = TYPES[params.dtype.name]
+    for graph in model.subgraphs:
+        floats = {
+            index for index, tensor in enumerate(graph.tensors) if tensor.type == TYPES["float32"]
+        }
+        for operator in graph.operators:
+            name = OPERATORS[operator_code(model.operatorCodes[operator.opcodeIndex])]
+            read = floats.intersection(map(int, [*operator.inputs, *operator.outputs]))
+            if read and name not in MOVES:
+                raise _make_error(node, f"TFLite's converter makes {name} of it")
+        for index in floats:
+            if not _quantize_constant(model, graph.tensors[index], params):
+                raise _make_error(node, "it has constants that are not 0")
+            graph.tensors[index].type = dtype
+        for operator in graph.operators:
+            number = operator_code(model.operatorCodes[operator.opcodeIndex])
+            code = {"builtinCode": number, "deprecatedBuiltinCode": min(number, 127)}
+            version = choose_version(number, operator, graph.tensors)
+            model.operatorCodes.append(new("OperatorCodeT", **code, version=version))
+            operator.opcodeIndex = len(model.operatorCodes) - 1
+
+
+def _make_error(node: Node, why: str) -> ValueError:
+    kind = type(node.call.layer).__name__
+    return ValueError(f"{node.name}: {kind} does more than to move its values: {why}.")
+
+
+def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
+    """Quantizes a constant, and returns whether it is zero: any range can hold zeros."""
+    data = model.buffers[tensor.buffer].data
+    if data is None:
+        return True
+    values = np.asarray(data, np.uint8).view(np.float32)
+    zeros = np.full(values.shape, params.zero_point, params.dtype)
+    model.buffers.append(new("BufferT", data=zeros.view(np.uint8).reshape(-1)))
+    tensor.buffer = len(model.buffers) - 1
+    return not values.any()
 
 
 def _accepts_identity(call: Call, attributes: Attributes) -> str | None:

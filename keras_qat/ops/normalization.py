@@ -64,7 +64,7 @@ LEAST_WEIGHTS = 200.0
 def _tabulate_inverses() -> np.ndarray:
     """Returns 32767 / sqrt(variance) for the positions that `_invert` computes.
 
-    The first positions are unused. Then follow those of small variances, and the shared ones.
+    The first positions are unused. Then follow small variances, and the shared entries.
     """
     shared = np.arange(MOST // 16 + 3)[FINE // 16 + 1 :] * 16
     variances = np.concatenate([np.zeros(FINE // 16), np.arange(FINE), shared])
@@ -80,7 +80,7 @@ class _View(NamedTuple):
     Args:
         split: their shape with groups as an axis.
         order: the order of axes that puts values normalized together last.
-        rows: the shape in which these values are a matrix of one row.
+        rows: the shape with these values as a matrix of one row.
         shape: the shape for the multiplication by gamma.
         weights: the shape of gamma and beta.
     """

@@ -62,7 +62,7 @@ class FixedRange:
     is_bound: bool = False
 
     def params(self, bits: int) -> QuantParams:
-        """Returns the parameters of TFLite's kernels: those of 8 bits for fewer than 8."""
+        """Returns the parameters of TFLite's kernels, for 8 or 16 bits."""
         limits = self.wide if bits == 16 else (self.minimum, self.maximum)
         return _from_range(*limits, 16 if bits == 16 else 8)
 
@@ -86,7 +86,7 @@ class Arguments:
         params: the quantization parameters of each input, as float64 scalar tensors.
         output: the quantization parameters of the result.
         call: the call, for operators that compute with its layer, on integers.
-        weights: the weights of a weighted operator, else None.
+        weights: the weights of a weighted operator, or None.
         merges_relu: whether results below zero count as zero.
         sized: whether the file knows the batch size, even if the call does not.
         prepared: the result of the row's `prepare`.
@@ -151,7 +151,7 @@ class Op:
         paths: module paths of layer classes that Keras does not export, as of `get_class_path`.
         kinds: the kinds of operations on symbolic tensors that it computes.
         functions: the activation functions that it computes.
-        attributes: reads the options of a call. Everything else uses its result.
+        attributes: reads the options of a call. All other code uses its result.
         needs: names of the attributes that `register_op` requires.
         defaults: default values of the other attributes.
         accepts: returns the reason why a call has no integer kernel, in a few words that `plan`
@@ -170,16 +170,16 @@ class Op:
         can_merge_relu: whether kernels can compute a ReLU after it.
         clips: whether it is a ReLU that the operator before it can compute.
         elementwise: whether it computes all axes alike, wherever the channels are.
-        alias: whether its output is its input at run time, so that nothing is computed.
-        only_rounds: whether it passes on float values, so that it only rounds.
-        is_constant: whether files hold its output, of which only the range depends on its input.
+        alias: whether its output is its input at run time, without a computation.
+        only_rounds: whether it only rounds float values.
+        is_constant: whether files hold its output, and only its range depends on the input.
         reads_only_weights: whether it computes from weights alone, without the values of its
             inputs. Its range is then the current minimum and maximum of the result.
         has_mark: whether its output may contain one outlier as a mark.
         is_table: whether its inputs are indices, which are not quantized. If it has weights, they
             are a table of entries with the quantization parameters of the output.
-        gates: number of gates in the columns of its weights, each of which has its own scale. With
-            several gates, training simulates the gates and the states between steps.
+        gates: number of gates in the columns of its weights, each with a scale. With several gates,
+            training simulates the gates and the states between steps.
         multiplies_tensors: whether it adds up products of two tensors.
         falls_back_to_input_range: whether an output without a quantizer has the range of the
             inputs, as means in `recipes.contrib` do.

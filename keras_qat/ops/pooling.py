@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -16,10 +17,10 @@ from keras_qat.ops.movement import (
     get_rank,
     make_movement,
     read_axes,
-    read_integers,
+    read_integer,
     read_window,
 )
-from keras_qat.ops.op import Arguments, Attributes, Emit, Op, OwnRange, SharedRange
+from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, SharedRange
 from keras_qat.tflite.schema import TYPES
 
 PADDINGS = {"SAME": 0, "VALID": 1}
@@ -52,30 +53,25 @@ def _accepts_pool(call: Call, attributes: Attributes) -> str | None:
     return None if attributes["padding"] in PADDINGS else "explicit paddings"
 
 
-def _emit_pool(code: str) -> Emit:
-    def emit(e: Emission) -> None:
-        # Sequences are images of height 1.
-        (height, width), (down, right) = (
-            as_pair(e.attributes[name]) for name in ("pool", "strides")
-        )
-        emit_on_images(
-            e,
-            code,
-            [e.source],
-            padding=PADDINGS[e.attributes["padding"]],
-            strideH=down,
-            strideW=right,
-            filterHeight=height,
-            filterWidth=width,
-        )
-
-    return emit
+def _emit_pool(code: str, e: Emission) -> None:
+    # Sequences are images of height 1.
+    (height, width), (down, right) = (as_pair(e.attributes[name]) for name in ("pool", "strides"))
+    emit_on_images(
+        e,
+        code,
+        [e.source],
+        padding=PADDINGS[e.attributes["padding"]],
+        strideH=down,
+        strideW=right,
+        filterHeight=height,
+        filterWidth=width,
+    )
 
 
 MAX_POOLING = make_movement(
     "max_pooling",
     "the largest value of windows",
-    _emit_pool("MAX_POOL_2D"),
+    partial(_emit_pool, "MAX_POOL_2D"),
     layers=(layers.MaxPooling1D, layers.MaxPooling2D),
     kinds=("max_pool",),
     attributes=_pool_attributes,
@@ -101,7 +97,7 @@ AVERAGE_POOLING = dataclasses.replace(
     name="average_pooling",
     prepare=lambda a: a.params[0].zero_point,
     compute=_average,
-    emit=_emit_pool("AVERAGE_POOL_2D"),
+    emit=partial(_emit_pool, "AVERAGE_POOL_2D"),
     doc="the mean of windows",
     integers=(),
     output=SharedRange(rounds=True),
@@ -120,18 +116,15 @@ def _reduce_attributes(call: Call) -> Attributes:
     return {"axes": read_axes(axis, rank), "keepdims": bool(keepdims)}
 
 
-def emit_reduce(code: str) -> Emit:
-    def emit(e: Emission) -> None:
-        axes = e.constant("axes", e.attributes["axes"])
-        e.add(code, [e.source, axes], keepDims=e.attributes["keepdims"])
-
-    return emit
+def emit_reduce(code: str, e: Emission) -> None:
+    axes = e.constant("axes", e.attributes["axes"])
+    e.add(code, [e.source, axes], keepDims=e.attributes["keepdims"])
 
 
 REDUCE_MAX = make_movement(
     "reduce_max",
     "the largest value along axes",
-    emit_reduce("REDUCE_MAX"),
+    partial(emit_reduce, "REDUCE_MAX"),
     layers=tuple(getattr(layers, f"GlobalMaxPooling{n}D") for n in (1, 2, 3)),
     kinds=("reduce_max",),
     attributes=_reduce_attributes,
@@ -143,7 +136,7 @@ REDUCE_MAX = make_movement(
 REDUCE_MIN = dataclasses.replace(
     REDUCE_MAX,
     name="reduce_min",
-    emit=emit_reduce("REDUCE_MIN"),
+    emit=partial(emit_reduce, "REDUCE_MIN"),
     doc="the smallest value along axes",
     layers=(),
     kinds=("reduce_min",),
@@ -182,34 +175,30 @@ def _make_boolean_reduction(name: str, code: str, words: str) -> Op:
     )
 
 
-REDUCE_ANY = _make_boolean_reduction("reduce_any", "REDUCE_MAX", "some truth values")
-REDUCE_ALL = _make_boolean_reduction("reduce_all", "REDUCE_MIN", "all truth values")
+REDUCE_ANY = _make_boolean_reduction("reduce_any", "REDUCE_MAX", "some booleans")
+REDUCE_ALL = _make_boolean_reduction("reduce_all", "REDUCE_MIN", "all booleans")
 
 
 def _arg_attributes(call: Call) -> Attributes:
-    axis = get_argument(call, "axis")
-    axis = call.kwargs.get("dimension", axis)
+    axis = call.kwargs.get("dimension", get_argument(call, "axis"))
     axes = read_axes(axis or 0, get_rank(call))
     return {"axis": axes[0] if axes else None}
 
 
-def _emit_arg(code: str) -> Emit:
-    def emit(e: Emission) -> None:
-        source = e.source
-        if e.wide:  # The kernels support int8 and int32.
-            wider = e.temporary("int32", e.shape(source), "int32")
-            e.cast(source, wider)
-            source = wider
-        axis = e.constant("axis", e.attributes["axis"])
-        e.add(code, [source, axis], outputType=TYPES[e.node.output.dtype])
-
-    return emit
+def _emit_arg(code: str, e: Emission) -> None:
+    source = e.source
+    if e.wide:  # The kernels support int8 and int32.
+        wider = e.temporary("int32", e.shape(source), "int32")
+        e.cast(source, wider)
+        source = wider
+    axis = e.constant("axis", e.attributes["axis"])
+    e.add(code, [source, axis], outputType=TYPES[e.node.output.dtype])
 
 
 ARGMAX = make_movement(
     "argmax",
     "where the largest value is",
-    _emit_arg("ARG_MAX"),
+    partial(_emit_arg, "ARG_MAX"),
     compute=lambda a: a.run_layer(a.q),
     output=OwnRange(),
     kinds=("argmax",),
@@ -221,15 +210,10 @@ ARGMAX = make_movement(
 ARGMIN = dataclasses.replace(
     ARGMAX,
     name="argmin",
-    emit=_emit_arg("ARG_MIN"),
+    emit=partial(_emit_arg, "ARG_MIN"),
     doc="where the smallest value is",
     kinds=("argmin",),
 )
-
-
-def _top_k_attributes(call: Call) -> Attributes:
-    known = read_integers(1 if (count := get_argument(call, "k")) is None else count)
-    return {"count": known[0] if known else None}
 
 
 TOP_K = make_movement(
@@ -239,7 +223,7 @@ TOP_K = make_movement(
     # Of equal values, the lower index comes first, as in TFLite.
     compute=lambda a: tuple(tf.math.top_k(a.q[0], a.attributes["count"])),
     kinds=("top_k",),
-    attributes=_top_k_attributes,
+    attributes=lambda call: {"count": read_integer(get_argument(call, "k"), 1)},
     needs=("count",),
     integers=(),
 )

@@ -228,7 +228,7 @@ def register_op(
     models load. Registrations are not saved: repeat them before you export a loaded model.
 
     Args:
-        layer_class: the layer's class; subclasses need their own registrations.
+        layer_class: the layer's class; subclasses need separate registrations.
         op: name of the operator, as in the first column of docs/operators.md: "softmax", "minimum",
             "leaky_relu", or "move" for a layer that only moves values.
         attributes: the operator's options in this layer: a dict, or a function that reads them from

@@ -20,10 +20,6 @@ def _multiplies_by_inverse(a: Arguments) -> bool:
     return a.family.quantize == "times_inverse" and a.output.bits != 16
 
 
-def _prepare_quantize(a: Arguments) -> tf.Tensor:
-    return single(1.0 / a.output.scale) if _multiplies_by_inverse(a) else a.output.scale
-
-
 def _quantize(a: Arguments) -> tf.Tensor:
     """Quantizes float values: halves to even, or away from zero in TFLite's kernel."""
     x = tf.cast(a.q[0], tf.float64)
@@ -35,7 +31,7 @@ def _quantize(a: Arguments) -> tf.Tensor:
 
 
 class Multiplier(NamedTuple):
-    """A ratio of scales by which integers are multiplied, in one of two ways.
+    """A ratio of scales, and two ways to multiply integers by it.
 
     Args:
         fixed: the ratio in fixed point; None if it is never used.
@@ -50,21 +46,21 @@ class Multiplier(NamedTuple):
     steps: tf.Tensor | None = None
 
     def multiply(
-        self, in_int64: Callable[[], Any], dtype: tf.DType, in_other: Callable[[Any], Any]
+        self, in_int64: Callable[[], Any], dtype: tf.DType, compute: Callable[[Any], Any]
     ) -> tf.Tensor:
         """Multiplies integers by the ratio, like the kernel family.
 
         Args:
             in_int64: computes the integers in int64, for the multiplication in fixed point.
             dtype: the type of its result.
-            in_other: computes the result in the family's own way, given `other`.
+            compute: computes the result in the family's own way, given `other`.
         """
 
-        def in_fixed_point() -> tf.Tensor:
+        def multiply_in_fixed_point() -> tf.Tensor:
             x = in_int64() if self.steps is None else in_int64() * self.steps
             return tf.cast(multiply(x, self.fixed), dtype)
 
-        return cond(self.is_other, lambda: in_other(self.other), in_fixed_point)
+        return cond(self.is_other, lambda: compute(self.other), multiply_in_fixed_point)
 
 
 def prepare_requantization(
@@ -98,14 +94,14 @@ def requantize(q: tf.Tensor, multiplier: Multiplier) -> tf.Tensor:
     as the family rounds halves.
     """
 
-    def in_other(factor: Any) -> tf.Tensor:
+    def compute(factor: Any) -> tf.Tensor:
         if isinstance(factor, tuple):
             before, after, halves = factor
             real = single(tf.cast(q, tf.float64) * before)
             return tf.cast(halves(single(real / after)), q.dtype)
         return tf.floor((q * tf.cast(factor, q.dtype) + 128.0) * 2.0**-8)
 
-    return multiplier.multiply(lambda: tf.cast(q, tf.int64), q.dtype, in_other)
+    return multiplier.multiply(lambda: tf.cast(q, tf.int64), q.dtype, compute)
 
 
 QUANTIZE = Op(
@@ -113,7 +109,7 @@ QUANTIZE = Op(
     _quantize,
     lambda e: e.builder.quantize(e.inputs[0], e.outputs[0]),
     doc="float values to quantized values",
-    prepare=_prepare_quantize,
+    prepare=lambda a: single(1.0 / a.output.scale) if _multiplies_by_inverse(a) else a.output.scale,
     only_rounds=True,
 )
 REQUANTIZE = dataclasses.replace(

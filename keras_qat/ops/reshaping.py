@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from keras_qat.graph.calls import Call
@@ -11,9 +13,15 @@ from keras_qat.graph.operations import get_argument, get_kind, get_operands, rea
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.emit_by_converter import emit_by_converter
-from keras_qat.ops.movement import get_rank, get_source, make_movement, read_integers
-from keras_qat.ops.op import Attributes, Emit, Op, OwnRange
+from keras_qat.ops.movement import (
+    emit_by_converter,
+    get_rank,
+    get_source,
+    make_movement,
+    read_integer,
+    read_integers,
+)
+from keras_qat.ops.op import Attributes, OwnRange
 from keras_qat.tflite.schema import TYPES
 
 
@@ -44,7 +52,7 @@ RESHAPE = make_movement(
 
 
 def _is_of_one(call: Call) -> bool:
-    """Whether all reduced axes have size 1, so that the call only reshapes."""
+    """Whether all reduced axes have size 1. Then the call only reshapes."""
     before, after = get_source(call).shape, call.output.shape
     if not before or not after or before[0] != after[0]:
         return False
@@ -89,34 +97,30 @@ TRANSPOSE = make_movement(
 
 def _block_attributes(call: Call) -> Attributes:
     size, data_format = get_operands(call, "block_size", "data_format")
-    known = read_integers(size)
-    return {"size": known[0] if known else None, "data_format": data_format or "NHWC"}
+    return {"size": read_integer(size), "data_format": data_format or "NHWC"}
 
 
 ORDER = (0, 1, 3, 2, 4, 5)
 """Order of batch, rows, row in block, columns, column in block and channels, and the reverse."""
 
 
-def _emit_blocks(code: str) -> Emit:
-    def emit(e: Emission) -> None:
-        # There are no 16-bit kernels, so it is a transposition.
-        source, (target,), size = e.source, e.outputs, e.attributes["size"]
-        if not e.wide:
-            e.add(code, [source], blockSize=size)
-            return
-        batch, height, width, channels = e.shape(source)
-        split: tuple[int | None, ...] = (batch, height, width, size, size, channels // size**2)
-        if code == "SPACE_TO_DEPTH":
-            split = (batch, height // size, size, width // size, size, channels)
-        e.reshape(e.transpose(e.make_reshaped(source, split, "split"), ORDER), target)
-
-    return emit
+def _emit_blocks(code: str, e: Emission) -> None:
+    # There are no 16-bit kernels, so it is a transposition.
+    source, (target,), size = e.source, e.outputs, e.attributes["size"]
+    if not e.wide:
+        e.add(code, [source], blockSize=size)
+        return
+    batch, height, width, channels = e.shape(source)
+    split: tuple[int | None, ...] = (batch, height, width, size, size, channels // size**2)
+    if code == "SPACE_TO_DEPTH":
+        split = (batch, height // size, size, width // size, size, channels)
+    e.reshape(e.transpose(e.make_reshaped(source, split, "split"), ORDER), target)
 
 
 DEPTH_TO_SPACE = make_movement(
     "depth_to_space",
     "channels as blocks of pixels",
-    _emit_blocks("DEPTH_TO_SPACE"),
+    partial(_emit_blocks, "DEPTH_TO_SPACE"),
     kinds=("depth_to_space",),
     attributes=_block_attributes,
     needs=("size",),
@@ -127,7 +131,7 @@ DEPTH_TO_SPACE = make_movement(
 SPACE_TO_DEPTH = dataclasses.replace(
     DEPTH_TO_SPACE,
     name="space_to_depth",
-    emit=_emit_blocks("SPACE_TO_DEPTH"),
+    emit=partial(_emit_blocks, "SPACE_TO_DEPTH"),
     doc="blocks of pixels as channels",
     kinds=("space_to_depth",),
 )
@@ -193,15 +197,12 @@ def _padding_attributes(call: Call) -> Attributes:
     return attributes
 
 
-def _accept_modes(*modes: str) -> Any:
-    def accepts(call: Call, attributes: Attributes) -> str | None:
-        mode = attributes["mode"]
-        if mode not in modes:
-            return "" if mode in MODES else f"mode={mode!r}"
-        is_zero = attributes.get("value", 0.0) == 0.0
-        return None if is_zero else "pads with numbers other than 0"
-
-    return accepts
+def _accepts_padding(modes: Collection[str], call: Call, attributes: Attributes) -> str | None:
+    mode = attributes["mode"]
+    if mode not in modes:
+        return "" if mode in MODES else f"mode={mode!r}"
+    is_zero = attributes.get("value", 0.0) == 0.0
+    return None if is_zero else "pads with numbers other than 0"
 
 
 def _emit_padding(e: Emission) -> None:
@@ -212,31 +213,26 @@ def _emit_padding(e: Emission) -> None:
         e.add("PAD", [e.source, paddings])
 
 
-def _make_padding(name: str, doc: str, *modes: str, **fields: Any) -> Op:
-    return make_movement(
-        name,
-        doc,
-        _emit_padding,
-        kinds=("pad",),
-        attributes=_padding_attributes,
-        accepts=_accept_modes(*modes),
-        max_axes=5,
-        **fields,
-    )
-
-
-PAD = _make_padding(
+PAD = make_movement(
     "pad",
     "padding with zeros",
-    "CONSTANT",
+    _emit_padding,
     layers=(layers.ZeroPadding1D, layers.ZeroPadding2D, layers.ZeroPadding3D),
+    kinds=("pad",),
+    attributes=_padding_attributes,
     needs=("paddings",),
     defaults={"mode": "CONSTANT"},
+    accepts=partial(_accepts_padding, ("CONSTANT",)),
+    max_axes=5,
 )
 
-MIRROR_PAD = _make_padding(
+MIRROR_PAD = make_movement(
     "mirror_pad",
     "padding with copies of values next to the edge",
-    *MODES,
+    _emit_padding,
+    kinds=("pad",),
+    attributes=_padding_attributes,
     needs=("paddings", "mode"),
+    accepts=partial(_accepts_padding, MODES),
+    max_axes=5,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,7 @@ from keras_qat.arithmetic.plain_operations import quotient
 from keras_qat.graph.calls import Call
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.emit_by_converter import emit_by_converter
-from keras_qat.ops.movement import emit_slice, get_source, make_movement
+from keras_qat.ops.movement import emit_by_converter, emit_slice, get_source, make_movement
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 
 
@@ -43,20 +43,17 @@ def _crop(old: Sequence[Any], new: Sequence[Any]) -> Any:
     return ((top, top + rows, 1), (left, left + columns, 1)) if rows * columns else None
 
 
-def _accepts(interpolation: str) -> Any:
-    def accepts(call: Call, attributes: Attributes) -> str | None:
-        asked = attributes["interpolation"]
-        if asked != interpolation:
-            return "" if interpolation == "nearest" else f"interpolation={asked!r}"
-        if len(get_source(call).shape) != 4:
-            return "not of images"
-        if not attributes["channels_last"]:
-            return "data_format='channels_first'"
-        if interpolation == "bilinear" and not attributes["height"] * attributes["width"]:
-            return "sizes that are not known before run time"
-        return None
-
-    return accepts
+def _accepts(interpolation: str, call: Call, attributes: Attributes) -> str | None:
+    asked = attributes["interpolation"]
+    if asked != interpolation:
+        return "" if interpolation == "nearest" else f"interpolation={asked!r}"
+    if len(get_source(call).shape) != 4:
+        return "not of images"
+    if not attributes["channels_last"]:
+        return "data_format='channels_first'"
+    if interpolation == "bilinear" and not attributes["height"] * attributes["width"]:
+        return "sizes that are not known before run time"
+    return None
 
 
 def _row(interpolation: str, code: str, pixels: str, **fields: Any) -> Op:
@@ -83,7 +80,7 @@ def _row(interpolation: str, code: str, pixels: str, **fields: Any) -> Op:
         attributes=read_resize_options,
         needs=("height", "width"),
         defaults={"crop": (), "channels_last": True, "interpolation": interpolation},
-        accepts=_accepts(interpolation),
+        accepts=partial(_accepts, interpolation),
         integers=("uint8",) if interpolation == "nearest" else (),
         **fields,
     )

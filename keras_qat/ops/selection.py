@@ -25,7 +25,7 @@ from keras_qat.ops.composed import (
     requantize_each,
     wide_params,
 )
-from keras_qat.ops.elementwise import accepts_up_to
+from keras_qat.ops.elementwise import accepts_two
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import accept_float
 from keras_qat.ops.movement import read_integers
@@ -55,7 +55,7 @@ def _make_comparison(name: str, code: str, sign: str) -> Op:
     def emit(e: Emission) -> None:
         params, targets = e.all_params, []
         sources: list[Any] = list(e.inputs)
-        if params[0] != params[1]:  # Else they share a grid.
+        if params[0] != params[1]:  # Otherwise they share a grid.
             inputs = list(zip(e.inputs, params, strict=True))
             sources = requantize_each(Emitting(e), inputs, _find_common(params))
         for index, source in enumerate(sources):  # Kernels would round int8 again.
@@ -80,7 +80,7 @@ def _accepts_comparison(call: Call, attributes: Attributes) -> str | None:
     if not all(value.is_float for value in call.inputs):
         return ""
     on_one_grid = any(set(value.shape) == {1} for value in call.inputs)  # With a number, OnGrid.
-    return (None if on_one_grid else NO_WIDE) or accepts_up_to(4, floats=False)(call, attributes)
+    return (None if on_one_grid else NO_WIDE) or accepts_two(4, call, attributes, False)
 
 
 COMPARISONS: tuple[Op, ...] = tuple(
@@ -111,10 +111,6 @@ def _prepare_select(a: Arguments) -> list[Any]:
     return prepared
 
 
-def _select(a: Arguments) -> tf.Tensor:
-    return tf.where(a.q[0], *requantize_each(Computing(a, a.prepared), get_inputs(a)[1:], a.output))
-
-
 def _emit_select(e: Emission) -> None:
     inputs = list(zip(e.inputs[1:], e.all_params, strict=True))
     e.add("SELECT_V2", [e.inputs[0], *requantize_each(Emitting(e), inputs, e.params)])
@@ -122,7 +118,9 @@ def _emit_select(e: Emission) -> None:
 
 SELECT = Op(
     "select",
-    _select,
+    lambda a: tf.where(
+        a.q[0], *requantize_each(Computing(a, a.prepared), get_inputs(a)[1:], a.output)
+    ),
     _emit_select,
     prepare=_prepare_select,
     doc="values of one of two tensors, selected by a boolean tensor",

@@ -20,6 +20,7 @@ from keras_qat.ops.movement import (
     emit_slice,
     get_source,
     make_movement,
+    read_integer,
     read_integers,
 )
 from keras_qat.ops.op import Attributes, Op, SharedRange
@@ -71,18 +72,13 @@ def _read_indices(indices: Any, rank: int) -> Attributes:
             added.append(axis)
             axis += 1
         elif isinstance(item, dict):
-            begin, end, step = (_read_integer(item[name]) for name in ("start", "stop", "step"))
+            begin, end, step = (read_integer(item[name]) for name in ("start", "stop", "step"))
             parts.append((begin, end, step or 1))
             axis += 1
         else:
             dropped.append(len(parts))
-            parts.append((_read_integer(item), None, 1))
+            parts.append((read_integer(item), None, 1))
     return {"parts": tuple(parts), "dropped": tuple(dropped), "added": tuple(added)}
-
-
-def _read_integer(index: Any) -> int | None:
-    known = read_integers(index)
-    return known[0] if known else None
 
 
 def _emit_slice(e: Emission) -> None:
@@ -156,9 +152,8 @@ SPLIT = make_movement(
 
 
 def _unstack_attributes(call: Call) -> Attributes:
-    axis = get_argument(call, "axis")
-    axes = read_integers(axis or 0)
-    return {"axis": axes[0] if axes else None, "count": len(flatten_values(call.outputs))}
+    axis = read_integer(get_argument(call, "axis") or 0)
+    return {"axis": axis, "count": len(flatten_values(call.outputs))}
 
 
 UNSTACK = make_movement(

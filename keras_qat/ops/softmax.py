@@ -3,11 +3,11 @@
 There are four kernels of softmax: with exponentials from a table in float32, from a table of
 uint16, in fixed point, and in int16.
 
-A softmax of many values (`SOFTMAX_OF_MANY`) computes in 16 bits, and its results have a range of
-their own. If 512 values are nearly equal, each result is 1/512, less than a step of 1/256. TFLite's
+A softmax of many values (`SOFTMAX_OF_MANY`) computes in 16 bits, and its output has a quantizer. If
+512 values are nearly equal, each result is 1/512, less than a step of 1/256. TFLite's
 8-bit reference kernel even ends the process if exponentials add up to 512 or more. With 64 values
 each result is four steps, which leaves 20 dB. But XNNPACK is five times as fast with 8 bits, so
-they are kept for fewer than 512 values, unless the whole tensor is small.
+they are kept for fewer than 512 values, unless the tensor is small.
 """
 
 from __future__ import annotations
@@ -265,8 +265,8 @@ SOFTMAX = Op(
 MANY = 511
 """With more values, the mean of the results is at most half a step of 8 bits."""
 SOME, FEW_IN_ALL = 63, 2**13
-"""With more values, the mean is at most four steps. In a tensor of so few values, 16 bits take at
-most 0.1 ms longer."""
+"""With more values, the mean is at most four steps. In a tensor of so few values, 16 bits cost at
+most 0.1 ms."""
 
 SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
 """Parameters of the results of the 16-bit kernel."""

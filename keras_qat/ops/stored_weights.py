@@ -64,11 +64,8 @@ EMBEDDING = Op(
 
 
 def _emit_indices(e: Emission) -> None:
-    (source,), (target,) = e.inputs, e.outputs
-    if e.dtype(source) == "int32":
-        e.builder.copy(source, target)
-    else:
-        e.cast(source, target)
+    add = e.builder.copy if e.dtype(e.inputs[0]) == "int32" else e.cast
+    add(e.inputs[0], e.outputs[0])
 
 
 INDICES_OF_REALS = Op(

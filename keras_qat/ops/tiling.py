@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,16 @@ from keras_qat.graph.operations import get_argument, get_operands
 from keras_qat.helper_layers.operations import ReverseSteps, Roll
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.emit_by_converter import emit_by_converter
 from keras_qat.ops.movement import (
     MAX_SLICED,
+    emit_by_converter,
     emit_slice,
     get_rank,
     make_movement,
     read_axes,
     read_integers,
 )
-from keras_qat.ops.op import Attributes, Emit
+from keras_qat.ops.op import Attributes
 
 Entries = list[tuple[int, Any]]
 """Axes, each with the indices of its entries, or the number of copies of an unknown size."""
@@ -121,26 +122,22 @@ def _repeat_attributes(call: Call) -> Attributes:
     return {"times": ((axes[0] % rank, times),)}
 
 
-def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any]) -> Emit:
-    """Returns an emitter of a GATHER for each axis, with the order of `entries`."""
-
-    def emit(e: Emission) -> None:
-        source, changes = e.source, e.attributes[attribute]
-        shape = e.shape(source)
-        if any(shape[axis] is None for axis, _ in changes):
-            emit_by_converter(e)
-        else:
-            _emit_gathers(
-                e, source, [(axis, entries(np.arange(shape[axis]), n)) for axis, n in changes]
-            )
-
-    return emit
+def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any], e: Emission) -> None:
+    """Adds a GATHER for each axis, with the order of `entries`."""
+    source, changes = e.source, e.attributes[attribute]
+    shape = e.shape(source)
+    if any(shape[axis] is None for axis, _ in changes):
+        emit_by_converter(e)
+    else:
+        _emit_gathers(
+            e, source, [(axis, entries(np.arange(shape[axis]), n)) for axis, n in changes]
+        )
 
 
 REPEAT = make_movement(
     "repeat",
     "entries of an axis, each several times",
-    _emit_entries("times", np.repeat),
+    partial(_emit_entries, "times", np.repeat),
     layers=(layers.UpSampling1D, layers.UpSampling3D),
     kinds=("repeat",),
     attributes=_repeat_attributes,
@@ -205,7 +202,7 @@ def _roll_attributes(call: Call) -> Attributes:
 ROLL = make_movement(
     "roll",
     "values shifted along an axis, from its end back to its start",
-    _emit_entries("shifts", np.roll),
+    partial(_emit_entries, "shifts", np.roll),
     layers=(Roll,),
     attributes=_roll_attributes,
     needs=("shifts",),

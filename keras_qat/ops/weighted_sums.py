@@ -79,7 +79,7 @@ def prepare_sums(
         rounding: how TFLite's kernel rounds. XNNPACK's int8 kernels multiply in float32 and round
             halves to even.
         of_int4: how TFLite's optimized kernel rounds with weights in 4 bits if XNNPACK leaves them
-            to it; else None.
+            to it, or None.
     """
     weights: Weights = a.weights
     how: Rounding | Literal["family"] = rounding
@@ -106,7 +106,7 @@ def _fits(a: Arguments, channels: tuple[int, ...]) -> Any:
     weights: Weights = a.weights
     if a.wide or count_terms(tuple(weights.q.shape), channels) <= _most(a):
         return True
-    # The range holds zero, so the parts above and below it add up to the largest value.
+    # The range holds zero, so the ranges above and below it add up to the largest value.
     reach = compute_reach(weights.q, channels) if weights.reach is None else weights.reach
     fits = reach * _largest(a) < EXACT
     return fits if tf.is_tensor(fits) else bool(fits)
@@ -128,7 +128,7 @@ def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = 
         a: the arguments.
         linear: computes the sums.
         as_matrices: computes them as one product of matrices, which GPUs do not transform; None if
-            that would take long.
+            that would be slow.
     """
     prepared: Sums = a.prepared
     sums_of_8_bits = partial(_sums_of_8_bits, a, linear, as_matrices)
@@ -199,7 +199,7 @@ def _sums_of_8_bits(
     def compute_in_groups() -> Any:
         channels, inputs = a.prepared.channels, kernel.shape[-2]
         count = count_terms(tuple(kernel.shape), channels)
-        size = _most(a) * inputs // count  # Channels whose products fit.
+        size = _most(a) * inputs // count  # Channels with products that fit.
         if channels != (-1,) or x.shape[-1] != inputs or not size:
             sums = linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64))
         else:

@@ -21,7 +21,7 @@ class Weights:
         name: attribute of the layer that holds the weight; "" for an affine operator.
         q: quantized values, -127 to 127, in the layer's shape; one for each channel of an affine
             operator. None in `Arguments` once they are prepared.
-        scale: size of one step: float32 numbers in float64, shaped to broadcast against `q`.
+        scale: size of one step: float32 values in float64, shaped to broadcast against `q`.
         bias: integers in units of input scale x weight scale, one for each output channel; or None.
         bits: bits that the weights were trained with, 2 to 8.
         reach: the largest sum of an output channel's weights of one sign, float64 or a tensor. Sums
@@ -30,7 +30,7 @@ class Weights:
             zero point for weights. It is 0 except for wide asymmetric 8-bit ranges.
         packed: whether files hold the weights in 4 bits, two in a byte.
         divisor: common divisor of all values if the quotients fit in 4 bits, an integer or one for
-            each channel; else None. Scales of weights trained with few bits are made finer.
+            each channel, or None. Scales of weights trained with few bits are made finer.
         gates: number of column blocks with a scale each, in an LSTM.
         inner: quantization parameters of tensors inside the operator, by name.
         recurrent: weights of a recurrent operator for its previous output.

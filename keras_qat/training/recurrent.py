@@ -82,7 +82,7 @@ class _InTraining:
     def tanh(self, x: tf.Tensor, name: str) -> Any:
         return self.note(name, tf.tanh(x))
 
-    def from_one(self, x: tf.Tensor) -> Any:
+    def subtract_from_one(self, x: tf.Tensor) -> Any:
         return self.note("sigmoid", 1.0 - x)
 
     def split(self, x: tf.Tensor, count: int) -> list[Any]:

@@ -1,6 +1,6 @@
-"""Reads and writes the states that a recurrent layer keeps between calls.
+"""Reads and writes the states that a stateful layer keeps between calls.
 
-The states are the layer's own variables, in real numbers, as in training and `reset_states`.
+The states are the layer's float variables, as in training and `reset_states`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ from keras_qat.ops.emission import Emission
 
 
 def read_states(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
-    """Returns the states of a layer as quantized values less their zero points, in int64.
-
-    States are rounded, as training leaves them between quantized values.
-    """
+    """Returns the rounded states of a layer relative to their zero points, in int64."""
     quantized = []
     for state, own in zip(layer.states, params, strict=True):
         q = tf.cast(tf.round(tf.cast(state, tf.float64) / own.scale), tf.int64)
@@ -32,7 +29,7 @@ def read_states(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
 def store_states(
     layer: Any, params: Sequence[QuantParams], states: Sequence[Any], result: Any
 ) -> Any:
-    """Makes a layer keep states, and returns `result` once it has."""
+    """Assigns the states of a layer, and then returns `result`."""
     done = [
         variable.assign(
             tf.cast(tf.cast(q, tf.float64) * own.scale, variable.dtype), read_value=False
@@ -44,12 +41,12 @@ def store_states(
 
 
 class StateVariable:
-    """A state in a 16-bit variable of a file, for operators that keep no state themselves.
+    """A state in a 16-bit variable of a file, for operators that keep no state.
 
     Args:
-        e: the emission that writes the file.
-        shape: the state's shape, without open sizes.
-        params: the state's parameters, as operators read it.
+        e: the emission.
+        shape: the state's shape, without unknown sizes.
+        params: the parameters of the state for operators that read it.
     """
 
     def __init__(self, e: Emission, shape: tuple[int | None, ...], params: QuantParams) -> None:
@@ -59,17 +56,17 @@ class StateVariable:
         self.variable = e.builder.variable(e.temporary("kept", column, wide))
 
     def read(self) -> int:
-        """Reads the state that the last run wrote, zeros in the first run."""
+        """Adds a read of the state after the last run; zeros in the first run."""
         column = self.e.temporary("before", self.e.shape(self.variable), self.params)
         self.e.add("QUANTIZE", [self.variable], [column])
         return self.e.make_reshaped(column, self.shape, "begun")
 
     def write(self, state: int) -> int:
-        """Writes a state with SVDF, with weights of 1 and a memory of one step, and returns it.
+        """Adds an SVDF with weights of 1 and a memory of one step to write a state, and returns it.
 
         SVDF updates its variable in place. An operator with the variable as its output would form a
-        cycle with the reader, which LiteRT does not hand to XNNPACK. Other operators have to read
-        the result, or compilers would remove the SVDF.
+        cycle with the reader, which LiteRT does not delegate to XNNPACK. Other operators have to
+        read the result, or compilers would remove the SVDF.
         """
         e, scale = self.e, self.params.scale
         column = e.make_reshaped(state, e.shape(self.variable), "column")
@@ -82,6 +79,6 @@ class StateVariable:
             self.variable,
         ]
         written = e.temporary("written", e.shape(column), self.params)
-        relu = schema.ActivationFunctionType.RELU  # Kernels require it, but do not compute it.
+        relu = schema.ActivationFunctionType.RELU  # Required by kernels, but not computed.
         e.add("SVDF", inputs, [written], rank=1, fusedActivationFunction=relu)
         return e.make_reshaped(written, self.shape, "ended")

@@ -1,13 +1,13 @@
 """LSTM: TFLite's one operator for all steps of a sequence.
 
-Its gates are computed in int16 with 12 bits behind the point, sigmoids and hyperbolic tangents of
-them with 15, by TFLite and TFLite Micro in ways of their own. The cell state is int16 with 11 bits
-behind the point, so it ends at 16; the hidden state is int8 from -1 to 127/128, as is the output.
-TFLite Micro also has a kernel that reads int16, whose hidden state and output are int16.
+Its gates are int16 with 12 fractional bits, and their sigmoids and hyperbolic tangents have 15,
+which TFLite and TFLite Micro compute differently. The cell state is int16 with 11 fractional bits,
+so it ends at 16. The hidden state and the output are int8 from -1 to 127/128. TFLite Micro also has
+a kernel with int16 for the input, the hidden state and the output.
 
-The operator keeps its states from one run of a file to the next, as a `stateful` layer does. Others
-start with zeros each time, so a file writes zeros into them first, for as many examples as it is
-given.
+The operator keeps its states from one run of a file to the next, like a `stateful` layer. Other
+layers start with zeros each time, so their file first writes zeros into the states, for as many
+examples as the input has.
 """
 
 from __future__ import annotations
@@ -21,52 +21,38 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.arithmetic.fixed_point import (
-    divide,
-    multiply,
-    multiply_sums,
-    saturate,
-    shift_back,
-    to_fixed_point,
-)
+from keras_qat.arithmetic import fixed_point, sigmoid_and_tanh
+from keras_qat.arithmetic.fixed_point import divide, saturate, to_fixed_point
 from keras_qat.arithmetic.kernel_families import TFLM
 from keras_qat.arithmetic.quant_params import QuantParams, ratio
-from keras_qat.arithmetic.sigmoid_and_tanh import (
-    compute_int16_sigmoid,
-    compute_int16_tanh,
-    prepare_sigmoid,
-    prepare_tanh,
-    sigmoid_table,
-    tanh_table,
-)
 from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.keras_variants import has_mask_input
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import Part, emit_slice
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
-from keras_qat.ops.recurrent.count_products import count_steps
 from keras_qat.ops.recurrent.kept_states import read_states, store_states
+from keras_qat.ops.recurrent.step_math import count_steps
 from keras_qat.ops.weights import Weights
 
 HIDDEN = FixedRange(-1.0, 127 / 128)
-"""The range of the output, which the next step reads too."""
+"""The range of the output, which is the hidden state."""
 
 CELL = QuantParams(np.float32(2.0**-11), 0, 16)
-"""The cell state: scales of it are powers of two."""
+"""Parameters of the cell state."""
 
 GATE = QuantParams(np.float32(2.0**-12), 0, 16)
 """Parameters of the inputs of sigmoids and hyperbolic tangents."""
 
 BITS = 15
-"""Bits behind the point of what comes out of them."""
+"""Fractional bits of their results."""
 
 TANH = (keras.activations.tanh, tf.tanh)
 _SIGMOID = (keras.activations.sigmoid, tf.sigmoid)
 
 
 def read_form(call: Call) -> Attributes:
-    """Returns `backwards`, `sequences` (all steps are returned) and `keeps` (its states)."""
+    """Returns `backwards`, `sequences` (return all steps) and `keeps` (is stateful)."""
     return {
         "backwards": bool(call.layer.go_backwards),
         "sequences": bool(call.layer.return_sequences),
@@ -84,7 +70,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def explain_form(call: Call, axes: int = 3) -> str | None:
-    """Returns why a recurrent layer does not go once through one sequence; None if it does."""
+    """Returns why a recurrent layer does not compute one sequence from zeros; None if it does."""
     layer = call.layer
     is_masked = any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None
     if is_masked and not has_mask_input(layer):
@@ -97,14 +83,14 @@ def explain_form(call: Call, axes: int = 3) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Numbers:
-    """The prepared numbers of an LSTM.
+class _Prepared:
+    """The prepared parameters of an LSTM.
 
     Args:
         kernel, bias: the weights of the inputs, and the bias.
-        factor: the multipliers that bring sums of inputs to the scale of the gates.
+        factor: the multipliers from sums of inputs to the scale of the gates.
         recurrent: the weights of the hidden state.
-        fed_back: the multipliers that bring sums of the hidden state to that scale.
+        fed_back: the multipliers from sums of the hidden state to that scale.
         tables: sigmoid and tanh of gates, tanh of the cell state.
     """
 
@@ -116,111 +102,118 @@ class _Numbers:
     tables: list[Any]
 
 
-def _rounding(a: Arguments) -> Arguments:
+def _choose_family(a: Arguments) -> Arguments:
     """Returns the arguments with a kernel family that has an LSTM of these bits."""
-    if a.wide and not a.family.int16_lstm:  # A model for TFLite Micro, asked for other rounding.
+    if a.wide and not a.family.int16_lstm:  # A model for TFLite Micro, with other rounding.
         return dataclasses.replace(a, family=TFLM)
     return a
 
 
-def _prepare(a: Arguments) -> _Numbers:
-    a = _rounding(a)
+def _prepare(a: Arguments) -> _Prepared:
+    a = _choose_family(a)
     weights: Weights = a.weights
     own = weights.recurrent
     assert own is not None
-    # Sums of products with 128 and 127 are exact in float32 up to so many units.
+    # With fewer units, float32 adds up products of 128 and 127 exactly.
     is_small = own.q.shape[0] < 2**24 // (128 * 127) and not a.wide
-    return _Numbers(
+    return _Prepared(
         tf.cast(weights.q, tf.float64),
         None if weights.bias is None else tf.cast(weights.bias, tf.float64),
         _to_gates(a, weights.scale, a.params[0].scale),
         tf.cast(own.q, tf.float32 if is_small else tf.float64),
         _to_gates(a, own.scale, a.output.scale),
-        _tables(a),
+        _tabulate(a),
     )
 
 
 def _compute(a: Arguments) -> Any:
-    a = _rounding(a)
+    a = _choose_family(a)
     (x,), prepared = a.q, a.prepared
     if a.attributes["backwards"]:
         x = tf.reverse(x, [1])
     sums = tf.tensordot(tf.cast(x, tf.float64), prepared.kernel, 1)
     if prepared.bias is not None:
         sums += prepared.bias
-    products = saturate(_as_gates(a, sums, prepared.factor), BITS)
+    products = saturate(_scale_to_gates(a, sums, prepared.factor), BITS)
     own_bits, held = 15 if a.wide else 7, prepared.recurrent.dtype
     sigmoid, tanh, tanh_of_cell = prepared.tables
 
     def step(states: Any, products: Any) -> Any:
         hidden, cell = states
-        fed_back = _as_gates(a, tf.matmul(hidden, prepared.recurrent), prepared.fed_back)
+        fed_back = _scale_to_gates(a, tf.matmul(hidden, prepared.recurrent), prepared.fed_back)
         if a.family.lstm == "tflite_micro":
             fed_back = saturate(fed_back, BITS)
         gates = tf.split(saturate(products + fed_back, BITS), 4, -1)
-        takes, keeps, gives = (_look_up(sigmoid, gates[index]) for index in (0, 1, 3))
-        remains = _scaled(a, keeps * cell, BITS)
-        added = _scaled(a, takes * _look_up(tanh, gates[2]), 2 * BITS - 11)
+        accepts, keeps, outputs = (_look_up(sigmoid, gates[index]) for index in (0, 1, 3))
+        remains = _divide(a, keeps * cell, BITS)
+        added = _divide(a, accepts * _look_up(tanh, gates[2]), 2 * BITS - 11)
         cell = saturate(remains + added, BITS)
-        hidden = _rounded_twice(gives * _look_up(tanh_of_cell, cell), 2 * BITS - own_bits)
+        hidden = _divide_twice(outputs * _look_up(tanh_of_cell, cell), 2 * BITS - own_bits)
         return tf.cast(saturate(hidden, own_bits), held), cell
 
-    hidden, cells = tf.scan(step, tf.transpose(products, [1, 0, 2]), _before(a, x))
+    hidden, cells = tf.scan(step, tf.transpose(products, [1, 0, 2]), _find_first_states(a, x))
     if a.attributes["keeps"]:
         last = hidden[-1], cells[-1]
-        hidden = store_states(a.call.layer, _params_of_states(a), last, hidden)
+        hidden = store_states(a.call.layer, _get_state_params(a), last, hidden)
     hidden = tf.cast(hidden, a.q[0].dtype)
     return tf.transpose(hidden, [1, 0, 2]) if a.attributes["sequences"] else hidden[-1]
 
 
-def _before(a: Arguments, x: Any) -> tuple[Any, Any]:
-    """Returns the states before the first step: zeros, or those that the layer has kept."""
+def _find_first_states(a: Arguments, x: Any) -> tuple[Any, Any]:
+    """Returns the states before the first step: zeros, or the states of a stateful layer."""
     units, held = a.prepared.recurrent.shape[0], a.prepared.recurrent.dtype
     if a.attributes["keeps"]:
-        hidden, cell = read_states(a.call.layer, _params_of_states(a))
+        hidden, cell = read_states(a.call.layer, _get_state_params(a))
         return tf.cast(hidden, held), cell
     batch = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
     return tf.zeros([batch, units], held), tf.zeros([batch, units], tf.int64)
 
 
-def _params_of_states(a: Arguments) -> tuple[QuantParams, QuantParams]:
+def _get_state_params(a: Arguments) -> tuple[QuantParams, QuantParams]:
     return HIDDEN.params(a.params[0].bits).as_tensors(), CELL.as_tensors()
 
 
 def _to_gates(a: Arguments, scale: Any, of_input: Any) -> tuple[Any, Any]:
-    """Returns multipliers that bring sums of products to the scale of the gates."""
+    """Returns multipliers from sums of products to the scale of the gates."""
     scale = tf.reshape(tf.cast(scale, tf.float64), [-1])
     return to_fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
 
 
-def _as_gates(a: Arguments, sums: Any, factor: tuple[Any, Any]) -> Any:
-    """Brings sums of products to the scale of the gates."""
-    return (multiply_sums if a.wide else multiply)(tf.cast(sums, tf.int64), factor)
+def _scale_to_gates(a: Arguments, sums: Any, factor: tuple[Any, Any]) -> Any:
+    return (fixed_point.multiply_sums if a.wide else fixed_point.multiply)(
+        tf.cast(sums, tf.int64), factor
+    )
 
 
-def _scaled(a: Arguments, product: Any, bits: int) -> Any:
+def _divide(a: Arguments, product: Any, bits: int) -> Any:
     """Computes product / 2^bits, rounded as the kernel family does."""
     if a.family.lstm == "tflite_micro":
-        return _rounded_twice(product, bits)
+        return _divide_twice(product, bits)
     return divide(product, tf.constant(bits, tf.int64))
 
 
-def _rounded_twice(product: Any, bits: int) -> Any:
+def _divide_twice(product: Any, bits: int) -> Any:
     """Computes product / 2^bits as a multiplier of 31 bits and a shift do, rounding twice."""
-    return divide(shift_back(product + 1, 1), tf.constant(bits - 1, tf.int64))
+    return divide(fixed_point.shift_back(product + 1, 1), tf.constant(bits - 1, tf.int64))
 
 
-def _tables(a: Arguments) -> list[Any]:
-    """Returns the tables of sigmoid and tanh of gates, and of tanh of cells, for each int16."""
+def _tabulate(a: Arguments) -> list[Any]:
+    """Tabulates sigmoid and tanh of gates, and tanh of cells, for each int16."""
     if a.family.lstm == "tflite":
-        tables: Any = sigmoid_table(3), tanh_table(3), tanh_table(4)
+        tables: Any = (
+            sigmoid_and_tanh.sigmoid_table(3),
+            sigmoid_and_tanh.tanh_table(3),
+            sigmoid_and_tanh.tanh_table(4),
+        )
     else:
         q = tf.range(-(2**15), 2**15, dtype=tf.int64)
         gate, cell = (params.as_tensors().scale for params in (GATE, CELL))
         tables = (
-            compute_int16_sigmoid(q, prepare_sigmoid(a.family, gate)),
-            compute_int16_tanh(q, prepare_tanh(a.family, gate)),
-            compute_int16_tanh(q, prepare_tanh(a.family, cell)),
+            sigmoid_and_tanh.compute_int16_sigmoid(
+                q, sigmoid_and_tanh.prepare_sigmoid(a.family, gate)
+            ),
+            sigmoid_and_tanh.compute_int16_tanh(q, sigmoid_and_tanh.prepare_tanh(a.family, gate)),
+            sigmoid_and_tanh.compute_int16_tanh(q, sigmoid_and_tanh.prepare_tanh(a.family, cell)),
         )
     return [tf.cast(table, tf.int16) for table in tables]
 
@@ -245,8 +238,8 @@ def _emit(e: Emission) -> None:
         e.builder.variable(e.temporary(name, (batch, units), like))
         for name, like in (("hidden", HIDDEN.params(16 if e.wide else 8)), ("cell", CELL))
     )
-    kernels, scales = _gates(e, weights, "kernel")
-    recurrent, _ = _gates(e, weights.recurrent, "recurrent")
+    kernels, scales = _emit_gates(e, weights, "kernel")
+    recurrent, _ = _emit_gates(e, weights.recurrent, "recurrent")
     bias_type = np.int64 if e.wide else np.int32
     biases = [
         e.constant(f"bias_{gate}", part.astype(bias_type), scales=input_scale * scale)
@@ -269,14 +262,14 @@ def _emit(e: Emission) -> None:
         fusedActivationFunction=schema.ActivationFunctionType.TANH,
     )
     if not e.attributes["keeps"]:
-        times = _times(e, x)
-        e.builder.once_known(lambda: _zeros(e, x, (hidden, cell), times))
+        times = _count_sequences(e, x)
+        e.builder.once_known(lambda: _emit_zeros(e, x, (hidden, cell), times))
     if sequence != output:
         whole_axis = (None, None, 1)
         emit_slice(e, sequence, output, [whole_axis, (-1, None, 1), whole_axis], dropped=[1])
 
 
-def _gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np.float32]]:
+def _emit_gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np.float32]]:
     """Adds the weights of each gate, [output, input]; returns them and their scales."""
     parts = np.split(np.asarray(weights.q).astype(np.int8), 4, -1)
     scales = [np.float32(part.flat[0]) for part in np.split(np.asarray(weights.scale), 4, -1)]
@@ -287,15 +280,15 @@ def _gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np
     return tensors, scales
 
 
-def _times(e: Emission, x: int) -> int:
-    """Returns the number of sequences for each example of the file, where steps were folded."""
+def _count_sequences(e: Emission, x: int) -> int:
+    """Returns the number of sequences for each example of the file, if time was folded."""
     sequences, examples = e.shape(x)[0], e.shape(FIRST)[0]
     if sequences and examples:
         return sequences // examples
     tensors, codes = e.builder.graph.tensors, e.builder.model.operatorCodes
     producers = {int(index): op for op in e.builder.graph.operators for index in op.outputs}
     ways, seen = [(x, Fraction(1))], {x}
-    while ways:  # Back to an input, by tensors that hold all examples.
+    while ways:  # Back to an input, through tensors that hold all examples.
         after, times = ways.pop()
         if after not in producers:
             return int(times)
@@ -313,29 +306,29 @@ def _times(e: Emission, x: int) -> int:
     return 1
 
 
-def _zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
-    """Writes zeros into the states: some number of each example of the input, times zeros.
+def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
+    """Adds operators that write zeros into the states: some value of each example, times zeros.
 
-    Interpreters take memory for states when they know the sizes of the first operators. If one in
-    the file tells a size at run time, that has to be before it. So these are the very first then,
-    with the file's own input, and none of them is of those that XNNPACK computes later with others.
+    Interpreters allocate memory for states when they know the sizes of the first operators. If an
+    operator of the file determines a size at run time, that has to come before it. Then these
+    operators come first, read the file's input, and XNNPACK does not fuse them with others.
     """
     hidden, cell = states
     batch, units = e.shape(cell)
     fine = QuantParams(np.float32(CELL.scale / 2), 0, 16)
     if e.builder.knows_sizes:
-        some = _as_int16(e, _first_numbers(e, x, batch))
+        some = _cast_to_int16(e, _emit_first_values(e, x, batch))
     else:
         of_file = batch if batch is None else batch // times
-        some = _first_numbers(e, _as_int16(e, FIRST), of_file)
+        some = _emit_first_values(e, _cast_to_int16(e, FIRST), of_file)
         if times > 1:
             folded = e.temporary("folded", (of_file, times), CELL)
             e.add("MUL", [some, e.constant("none", np.zeros((1, times), np.int16), fine)], [folded])
             some = e.make_reshaped(folded, (batch, 1), "some_of_step")
     zeros = e.constant("zeros", np.zeros((1, units or 1), np.int16), fine)
     if units == 1:
-        # LiteRT computes a product in the memory of an input of the same size, and has then none
-        # for a state. A CAST to another size has its own.
+        # LiteRT computes a product in the memory of an input with the same size, and then has no
+        # memory for a state, unlike a CAST to another size.
         product = e.temporary("product", (batch, units), CELL)
         e.add("MUL", [some, zeros], [product])
         is_wide = e.dtype(hidden) == "int16"
@@ -355,7 +348,7 @@ FIRST = 0
 """The tensor of a file's first input."""
 
 
-def _as_int16(e: Emission, source: int) -> int:
+def _cast_to_int16(e: Emission, source: int) -> int:
     if e.dtype(source) == "int16":
         return source
     target = e.temporary("as_int16", e.shape(source), QuantParams(np.float32(1.0), 0, 16))
@@ -363,8 +356,8 @@ def _as_int16(e: Emission, source: int) -> int:
     return target
 
 
-def _first_numbers(e: Emission, source: int, batch: int | None) -> int:
-    """Returns a tensor with the first number of each example."""
+def _emit_first_values(e: Emission, source: int, batch: int | None) -> int:
+    """Adds the first value of each example."""
     rank = len(e.shape(source))
     if rank == 1:
         return e.make_reshaped(source, (batch, 1), "some")

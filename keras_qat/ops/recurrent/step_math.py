@@ -1,13 +1,15 @@
-"""Defines the steps of recurrent layers, whatever computes them."""
+"""The steps of recurrent layers, for training and for integers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.graph.calls import Call, multiply_sizes
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops.op import OWN, Attributes, OwnRange
 
@@ -15,18 +17,18 @@ CONV_LSTMS = (layers.ConvLSTM1D, layers.ConvLSTM2D)
 
 
 class Arithmetic(Protocol):
-    """Computes steps with values of its own kind. `name` is the name of a result's range."""
+    """Computes steps on some kind of values. `name` is the name of a result's range."""
 
     def product(self, part: str, hidden: Any) -> Any:
-        """Multiplies a hidden state by a part of the recurrent weights, and adds its bias."""
+        """Multiplies a hidden state by a part of the recurrent weights, and adds the bias."""
 
     def add(self, first: Any, second: Any, name: str, maximum: float | None = None) -> Any:
-        """Adds, with a ReLU up to `maximum` if one is given, unless the range ends there."""
+        """Adds, with a ReLU up to `maximum` unless that is None or the range ends there."""
 
     def multiply(self, first: Any, second: Any, name: str) -> Any: ...
     def sigmoid(self, x: Any, name: str) -> Any: ...
     def tanh(self, x: Any, name: str) -> Any: ...
-    def from_one(self, x: Any) -> Any:
+    def subtract_from_one(self, x: Any) -> Any:
         """Computes 1 - x."""
 
     def split(self, x: Any, count: int) -> list[Any]:
@@ -34,14 +36,14 @@ class Arithmetic(Protocol):
 
 
 States = tuple[Any, ...]
-"""The states after a step; the first is the layer's output."""
+"""The states after a step. The first one is the layer's output."""
 
 Step = Callable[[Arithmetic, Mapping[str, Any], States], States]
-"""Computes the next states from the products of a step's input, by part, and the states."""
+"""Computes the next states from the states and the products of a step's input, by part."""
 
 
 def _gates(m: Arithmetic, inputs: Mapping[str, Any], hidden: Any, hard: bool, name: str) -> Any:
-    """Computes sigmoids of sums. A hard sigmoid is a range: its slope is in the weights."""
+    """Computes sigmoids of sums. A hard sigmoid is a range, with its slope in the weights."""
     fed_back = m.product("gates", hidden)
     if hard:
         return m.add(inputs["gates"], fed_back, name, maximum=1.0)
@@ -60,20 +62,20 @@ def gru_step(
         rest = m.product("candidate", m.multiply(resets, hidden, "hidden"))
     candidate = m.tanh(m.add(inputs["candidate"], rest, "candidate"), "hidden")
     remains = m.multiply(keeps, hidden, "hidden")
-    return (m.add(remains, m.multiply(m.from_one(keeps), candidate, "hidden"), "hidden"),)
+    return (m.add(remains, m.multiply(m.subtract_from_one(keeps), candidate, "hidden"), "hidden"),)
 
 
 def lstm_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, hard: bool) -> States:
     """Computes gates i, f, o and a candidate; returns o tanh(c) of the cell c = f c + i candidate.
 
-    As in TFLite's own LSTM, everything between the products and the hidden state has 16 bits.
+    As in TFLite's LSTM, values between the products and the hidden state have 16 bits.
     """
     hidden, cell = states
-    takes, keeps, gives = m.split(_gates(m, inputs, hidden, hard, "unit"), 3)
+    accepts, keeps, outputs = m.split(_gates(m, inputs, hidden, hard, "unit"), 3)
     total = m.add(inputs["candidate"], m.product("candidate", hidden), "candidate")
-    added = m.multiply(takes, m.tanh(total, "unit"), "cell")
+    added = m.multiply(accepts, m.tanh(total, "unit"), "cell")
     cell = m.add(m.multiply(keeps, cell, "cell"), added, "cell")
-    return m.multiply(gives, m.tanh(cell, "unit"), "hidden"), cell
+    return m.multiply(outputs, m.tanh(cell, "unit"), "hidden"), cell
 
 
 def simple_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, relu: bool) -> States:
@@ -87,13 +89,11 @@ def simple_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, relu: 
 def make_step(attributes: Attributes) -> Step:
     """Returns the step of a layer with these attributes."""
     if "relu" in attributes:
-        return lambda m, inputs, states: simple_step(m, inputs, states, attributes["relu"])
+        return partial(simple_step, relu=attributes["relu"])
     hard = attributes["hard"]
     if "reset_after" in attributes:
-        return lambda m, inputs, states: gru_step(
-            m, inputs, states, attributes["reset_after"], hard
-        )
-    return lambda m, inputs, states: lstm_step(m, inputs, states, hard)
+        return partial(gru_step, reset_after=attributes["reset_after"], hard=hard)
+    return partial(lstm_step, hard=hard)
 
 
 def names_of_states(attributes: Attributes) -> tuple[str, ...]:
@@ -102,12 +102,12 @@ def names_of_states(attributes: Attributes) -> tuple[str, ...]:
 
 
 def has_cell(attributes: Attributes) -> bool:
-    """Returns whether a layer has the steps of an LSTM."""
+    """Whether a layer has the steps of an LSTM."""
     return "relu" not in attributes and "reset_after" not in attributes
 
 
 def convolves(attributes: Attributes) -> bool:
-    """Returns whether a layer convolves its inputs and states, which are images."""
+    """Whether a layer convolves its inputs and states, which are images."""
     return "padding" in attributes
 
 
@@ -118,7 +118,7 @@ HARD_SIGMOID = keras.activations.hard_sigmoid
 class Part(NamedTuple):
     """A part of a layer's weights: blocks of columns for slope * (product + offset).
 
-    The slope is in the weights' scales, and the offset in the bias of the inputs.
+    The scales of the weights include the slope, and the bias of the inputs the offset.
     """
 
     blocks: tuple[slice, ...]
@@ -141,7 +141,7 @@ def find_weight_parts(layer: Any) -> dict[str, Part]:
 
 
 def compute_offsets(layer: Any) -> np.ndarray:
-    """Returns the offset of each column, in real numbers."""
+    """Returns the offset of each column."""
     blocks = {
         block.start: (block, part.offset)
         for part in find_weight_parts(layer).values()
@@ -161,9 +161,9 @@ def select_columns(x: Any, part: Part) -> Any:
 
 
 def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
-    """Returns the observed ranges inside a step: of products of inputs and states, and of sums.
+    """Returns the observed ranges inside a step: products of inputs and of states, and sums.
 
-    Sums in 16 bits have fixed ranges. Products that are widened to 16 bits have zero point 0.
+    Sums in 16 bits have fixed ranges. Products that become 16 bits have zero point 0.
     """
     if attributes.get("relu"):
         return {"input_sum": OWN, "state_sum": OWN, "hidden": OwnRange(non_negative=True)}
@@ -175,3 +175,17 @@ def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
     if attributes.get("hard"):
         del ranges["gates"]
     return ranges
+
+
+def count_steps(gates: int, call: Call) -> int | None:
+    """Counts the multiply-accumulates of a recurrent layer: each step multiplies all weights.
+
+    A ConvLSTM does so at each position of an image.
+    """
+    layer, (_, steps, *sizes) = call.layer, call.inputs[0].shape
+    units: int = layer.units if hasattr(layer, "units") else layer.filters
+    weights = None if sizes[-1] is None else gates * units * (sizes[-1] + units)
+    if not hasattr(layer, "kernel_size"):
+        return multiply_sizes((steps, weights))
+    positions = call.output.shape[2 if layer.return_sequences else 1 : -1]
+    return multiply_sizes((steps, weights, *positions, *layer.kernel_size))

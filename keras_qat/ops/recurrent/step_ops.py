@@ -1,20 +1,19 @@
-"""Computes steps of recurrent layers in integers, and writes them to files, by operators' rows."""
+"""Computes steps of recurrent layers in integers, and emits them, with the rows of operators."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.ops import elementwise
 from keras_qat.ops.activations import ACTIVATIONS
-from keras_qat.ops.composed import Computing, Emitting, Machine, Preparing, Quantized
+from keras_qat.ops.composed import Emitting, Machine, Quantized
 from keras_qat.ops.conv import CONV
 from keras_qat.ops.dense import DENSE
-from keras_qat.ops.emission import Emission
+from keras_qat.ops.emission import Emission, Shape
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.ops.recurrent.lstm import HIDDEN
 from keras_qat.ops.recurrent.step_math import Part, convolves, find_weight_parts, select_columns
@@ -25,7 +24,7 @@ SIGMOID, TANH = (next(op for op in ACTIVATIONS if op.name == name) for name in (
 assert isinstance(SIGMOID.output, FixedRange)
 
 UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
-"""Parameters of 16 bits up to 1, 10 and 20. TFLite has other kernels for powers of two."""
+"""16-bit parameters up to 1, 10 and 20. TFLite has other kernels for powers of two."""
 
 FIXED: dict[str, FixedRange | QuantParams] = {
     "hidden": HIDDEN,
@@ -37,7 +36,7 @@ FIXED: dict[str, FixedRange | QuantParams] = {
 """Name of a tensor inside a step -> its range, unless an inner range has that name."""
 
 ONE = QuantParams(np.float32(1 / 128), -128, 8)
-"""Parameters of the constant 1, whose quantized value is 0."""
+"""Parameters of the constant 1, with the quantized value 0."""
 
 
 def get_fixed_params(name: str) -> QuantParams:
@@ -53,13 +52,14 @@ def get_inner_params(weights: Weights, name: str) -> QuantParams:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """A `step_math.Arithmetic` that uses an operator's row for everything that a step does.
+    """A `step_math.Arithmetic` that uses an operator's row for each operation of a step.
 
     Args:
-        machine: prepares, computes or writes the rows.
+        machine: prepares, computes or emits the rows.
         parts: parts of the weights, by name.
         attributes: attributes of the layer's operator.
-        weights: weights for the inputs, which include the recurrent weights.
+        weights: weights for the inputs, which include the recurrent weights. If rows compute, only
+            the inner ranges remain.
     """
 
     machine: Machine
@@ -67,77 +67,78 @@ class Steps:
     attributes: Attributes
     weights: Weights
 
-    def named(self, name: str) -> QuantParams:
+    def get_params(self, name: str) -> QuantParams:
+        """Returns the parameters of a tensor inside a step."""
         return get_inner_params(self.weights, name)
 
-    def input_product(self, part: str, x: Quantized) -> Quantized:
-        """Returns the product of inputs with a part of their weights."""
+    def multiply_input(self, part: str, x: Quantized) -> Quantized:
+        """Multiplies inputs by a part of their weights."""
         options = {name: self.attributes[name] for name in CONV.defaults if name in self.attributes}
-        return self._product(x, self.weights, self.parts[part], f"input_{part}", options)
+        return self._multiply_weights(x, self.weights, part, f"input_{part}", options)
 
     def product(self, part: str, hidden: Quantized) -> Quantized:
         assert self.weights.recurrent is not None
         options = {**CONV.defaults, "padding": "same"}
-        return self._product(
-            hidden, self.weights.recurrent, self.parts[part], f"state_{part}", options
+        return self._multiply_weights(
+            hidden, self.weights.recurrent, part, f"state_{part}", options
         )
 
-    def _product(
-        self, x: Quantized, weights: Weights, part: Part, name: str, convolved: Attributes
+    def _multiply_weights(
+        self, x: Quantized, weights: Weights, part: str, name: str, options: Attributes
     ) -> Quantized:
-        row, attributes = (
-            (CONV, convolved) if convolves(self.attributes) else (DENSE, DENSE.defaults)
-        )
-        part_weights = _part_of(weights, part)
+        row, attributes = (CONV, options) if convolves(self.attributes) else (DENSE, DENSE.defaults)
+        some = _select_part(weights, self.parts[part])
         return self.machine.run(
-            row, [x], self.named(name), weights=part_weights, attributes=attributes
+            row, [x], self.get_params(name), weights=some, attributes=attributes
         )
 
     def add(
         self, first: Quantized, second: Quantized, name: str, maximum: float | None = None
     ) -> Quantized:
-        return self._of_two(elementwise.ADD, [first, second], self.named(name), maximum)
+        return self._run_on_two(elementwise.ADD, [first, second], name, maximum)
 
     def multiply(self, first: Quantized, second: Quantized, name: str) -> Quantized:
-        return self._of_two(elementwise.MULTIPLY, [first, second], self.named(name))
+        return self._run_on_two(elementwise.MULTIPLY, [first, second], name)
 
-    def _of_two(
-        self, op: Op, prepared: list[Quantized], params: QuantParams, maximum: float | None = None
+    def _run_on_two(
+        self, op: Op, inputs: list[Quantized], name: str, maximum: float | None = None
     ) -> Quantized:
-        """Runs a row in 8 bits, or in 16 bits if an input or the output has 16."""
-        if all(item.bits == 8 for item in (params, *(own for _, own in prepared))):
-            return self.machine.run(op, prepared, params, maximum=maximum)
+        """Runs a row in 8 bits, or in 16 bits if an input or the output has 16 bits."""
+        params = self.get_params(name)
+        if all(item.bits == 8 for item in (params, *(own for _, own in inputs))):
+            return self.machine.run(op, inputs, params, maximum=maximum)
         wide = params if params.bits == 16 else UNIT
-        inputs = [x if x[1].bits == 16 else self.machine.widen(x) for x in prepared]
+        inputs = [x if x[1].bits == 16 else self.machine.widen(x) for x in inputs]
         result = self.machine.run(op, inputs, wide, maximum=maximum)
-        return result if wide is params else self.requantized(result, params)
+        return result if wide is params else self.requantize(result, params)
 
     def sigmoid(self, x: Quantized, name: str) -> Quantized:
-        return self.machine.run(SIGMOID, [x], self.named(name))
+        return self.machine.run(SIGMOID, [x], self.get_params(name))
 
     def tanh(self, x: Quantized, name: str) -> Quantized:
-        return self.machine.run(TANH, [x], self.named(name))
+        return self.machine.run(TANH, [x], self.get_params(name))
 
-    def from_one(self, x: Quantized) -> Quantized:
-        return self.machine.run(elementwise.SUBTRACT, [self._zero(ONE), x], self.named("sigmoid"))
+    def subtract_from_one(self, x: Quantized) -> Quantized:
+        params = self.get_params("sigmoid")
+        return self.machine.run(elementwise.SUBTRACT, [self._add_zero(ONE), x], params)
 
-    def requantized(self, x: Quantized, params: QuantParams) -> Quantized:
+    def requantize(self, x: Quantized, params: QuantParams) -> Quantized:
         return self.machine.run(REQUANTIZE, [x], params)
 
     def split(self, x: Quantized, count: int) -> list[Quantized]:
         return self.machine.split(x, count)
 
-    def _zero(self, params: QuantParams) -> Quantized:
-        """Returns a constant with the quantized value 0."""
+    def _add_zero(self, params: QuantParams) -> Quantized:
+        """Adds a constant with the quantized value 0."""
         return self.machine.constant("constant", np.zeros([]), params)
 
     def zeros(self, like: Quantized, name: str) -> Quantized:
-        """Returns zeros for any number of examples: a number times zero."""
-        zero = QuantParams(np.float32(1.0), 0, self.named(name).bits)
-        return self.multiply(self._zero(zero), like, name)
+        """Returns zeros for any number of examples: values times zero."""
+        zero = QuantParams(np.float32(1.0), 0, self.get_params(name).bits)
+        return self.multiply(self._add_zero(zero), like, name)
 
 
-def _part_of(weights: Weights, part: Part) -> Weights:
+def _select_part(weights: Weights, part: Part) -> Weights:
     """Returns some columns of weights, with their scales and biases."""
     if weights.q is None:  # They were prepared.
         return weights
@@ -149,20 +150,16 @@ def _part_of(weights: Weights, part: Part) -> Weights:
     return dataclasses.replace(weights, q=q, scale=scale, bias=bias, inner={}, recurrent=None)
 
 
-def preparing(a: Arguments, prepared: list[Any]) -> Steps:
-    """Returns steps that prepare rows, in order."""
-    return Steps(Preparing(a, prepared), find_weight_parts(a.call.layer), a.attributes, a.weights)
+def make_steps(a: Arguments, machine: Machine, weights: Weights) -> Steps:
+    """Returns steps that prepare rows, or compute them."""
+    return Steps(machine, find_weight_parts(a.call.layer), a.attributes, weights)
 
 
-def computing(a: Arguments, weights: Weights, prepared: Iterable[Any]) -> Steps:
-    """Returns steps that compute, with weights of which only the inner ranges are left."""
-    return Steps(Computing(a, prepared), find_weight_parts(a.call.layer), a.attributes, weights)
-
-
-def writing(e: Emission) -> Steps:
-    """Returns steps that write operators to a file."""
-    image: tuple[int | None, ...] = ()
+def make_emitting_steps(e: Emission) -> Steps:
+    """Returns steps that add operators to a file."""
+    image: Shape = ()
     if convolves(e.attributes):
         image = e.shape(e.outputs[0])[2 if e.attributes["sequences"] else 1 : -1]
         image = image if len(image) == 2 else (1, *image)
-    return Steps(Emitting(e, image), find_weight_parts(e.node.call.layer), e.attributes, e.weights)
+    parts = find_weight_parts(e.node.call.layer)
+    return Steps(Emitting(e, image), parts, e.attributes, e.weights)

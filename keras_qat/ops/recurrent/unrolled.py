@@ -1,8 +1,8 @@
 """Unrolls GRU, SimpleRNN and ConvLSTM, for which TFLite has no operators.
 
-The inputs of all steps are multiplied at once. Then each step multiplies its hidden state and does
-the rest elementwise. `step_math` defines the steps, `step_ops` computes them in integers and writes
-them to files, and the training layers compute them in float. All steps share the weights and one
+The inputs of all steps are multiplied at once. Then each step multiplies its hidden state and
+computes the rest elementwise. `step_math` defines the steps, `step_ops` computes them in integers
+and emits them, and the training layers compute them in float. All steps share the weights and one
 range for each tensor.
 """
 
@@ -16,20 +16,13 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, flatten_values
-from keras_qat.helper_layers.keras_variants import (
-    MaskedGRU,
-    MaskedLSTM,
-    MaskedSimpleRNN,
-    has_mask_input,
-    returns_zeros_if_masked,
-)
+from keras_qat.helper_layers import keras_variants
 from keras_qat.keras2.backend import keras, layers
-from keras_qat.ops.composed import Quantized
+from keras_qat.ops.composed import Computing, Preparing, Quantized
 from keras_qat.ops.conv import CONV
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import emit_slice
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, get_held_dtype
-from keras_qat.ops.recurrent.count_products import count_steps
 from keras_qat.ops.recurrent.kept_states import StateVariable, read_states, store_states
 from keras_qat.ops.recurrent.lstm import HIDDEN, TANH, explain_form, read_form
 from keras_qat.ops.recurrent.step_math import (
@@ -37,37 +30,39 @@ from keras_qat.ops.recurrent.step_math import (
     HARD_SIGMOID,
     States,
     convolves,
+    count_steps,
     inner_ranges,
     make_step,
     names_of_states,
 )
-from keras_qat.ops.recurrent.step_ops import SIGMOID, Steps, computing, preparing, writing
+from keras_qat.ops.recurrent.step_ops import SIGMOID, Steps, make_emitting_steps, make_steps
 from keras_qat.ops.weights import Weights
 
 MOST_STEPS = 64
-"""The most steps of a file. Each adds 3 operators of a SimpleRNN, 13 of a GRU, 18 of a ConvLSTM."""
+"""The maximum number of steps. Each adds 3 operators of a SimpleRNN, 13 of a GRU or 18 of a
+ConvLSTM."""
 
 
 def _prepare(a: Arguments) -> dict[str, Any]:
     """Prepares the rows of the inputs' products, an initial state, a step and the output.
 
-    Returns their numbers by name, and the ranges inside, without the weights.
+    Returns their prepared parameters by name, and the weights without values.
     """
     weights: Weights = a.weights
     prepared: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}
-    m = {name: preparing(a, of_name) for name, of_name in prepared.items()}
+    m = {name: make_steps(a, Preparing(a, own), weights) for name, own in prepared.items()}
     x, params = a.q[0], a.params[0]
     source = tf.TensorSpec([None, *x.shape[2:]], x.dtype), params
-    inputs = {part: m["inputs"].input_product(part, source) for part in m["inputs"].parts}
-    of_states = [m["step"].named(name) for name in names_of_states(a.attributes)]
+    inputs = {part: m["inputs"].multiply_input(part, source) for part in m["inputs"].parts}
+    of_states = [m["step"].get_params(name) for name in names_of_states(a.attributes)]
     assert weights.recurrent is not None
     units = weights.recurrent.q.shape[-2]
     states = tuple((tf.TensorSpec([None, units], get_held_dtype(own)), own) for own in of_states)
     if has_initial_state(a):
-        m["first"].requantized((a.q[1], a.params[1]), of_states[0])
+        m["first"].requantize((a.q[1], a.params[1]), of_states[0])
     make_step(a.attributes)(m["step"], inputs, states)
     if "hidden" in weights.inner:
-        m["last"].requantized(states[0], a.output)
+        m["last"].requantize(states[0], a.output)
     cleared: dict[str, Any] = {"q": None, "scale": None, "bias": None, "reach": None}
     recurrent = dataclasses.replace(weights.recurrent, **cleared)
     return prepared | {"weights": dataclasses.replace(weights, **cleared, recurrent=recurrent)}
@@ -77,14 +72,14 @@ def _compute(a: Arguments) -> Any:
     prepared, weights = a.prepared, a.prepared["weights"]
 
     def machine(name: str) -> Steps:
-        return computing(a, weights, prepared[name])
+        return make_steps(a, Computing(a, prepared[name]), weights)
 
     m, x, params = machine("inputs"), a.q[0], a.params[0]
     if a.attributes["backwards"]:
         x = tf.reverse(x, [1])
-    inputs = {part: _input_products(m, part, (x, params)) for part in m.parts}
+    inputs = {part: _multiply_inputs(m, part, (x, params)) for part in m.parts}
     step, names = make_step(a.attributes), names_of_states(a.attributes)
-    state_params = [m.named(name).as_tensors() for name in names]
+    state_params = [m.get_params(name).as_tensors() for name in names]
 
     def step_once(states: Any, values: dict[str, Any]) -> Any:
         products = {part: (values[part], inputs[part][1]) for part in inputs}
@@ -95,14 +90,14 @@ def _compute(a: Arguments) -> Any:
         is_there = values[_MASK][:, None]
         return tuple(tf.where(is_there, *pair) for pair in zip(after, states, strict=True))
 
-    in_order = {part: _steps_first(q) for part, (q, _) in inputs.items()}
+    in_order = {part: _swap_steps(q) for part, (q, _) in inputs.items()}
     zeros, layer = tf.zeros_like(list(in_order.values())[-1][0]), a.call.layer
     if a.attributes["masked"]:
         mask = tf.cast(a.q[1], tf.bool)
-        in_order[_MASK] = _steps_first(tf.reverse(mask, [1]) if a.attributes["backwards"] else mask)
+        in_order[_MASK] = _swap_steps(tf.reverse(mask, [1]) if a.attributes["backwards"] else mask)
     initial = [zeros] * len(names)
     if has_initial_state(a):
-        initial = [machine("first").requantized((a.q[1], a.params[1]), state_params[0])[0]]
+        initial = [machine("first").requantize((a.q[1], a.params[1]), state_params[0])[0]]
     if a.attributes["keeps"]:
         initial = read_states(layer, state_params)
     initial = [tf.cast(q, get_held_dtype(p)) for q, p in zip(initial, state_params, strict=True)]
@@ -112,75 +107,77 @@ def _compute(a: Arguments) -> Any:
         result = tf.where(in_order[_MASK][..., None], result, tf.zeros_like(result))
     if a.attributes["keeps"]:
         result = store_states(layer, state_params, [state[-1] for state in states], result)
-    result = _steps_first(result) if a.attributes["sequences"] else result[-1]
+    result = _swap_steps(result) if a.attributes["sequences"] else result[-1]
     if "hidden" not in weights.inner:
         return result
-    return machine("last").requantized((result, state_params[0]), a.output)[0]
+    return machine("last").requantize((result, state_params[0]), a.output)[0]
 
 
 _MASK = "mask"
-"""Name of the mask's steps beside the products of inputs, which have the names of their parts."""
+"""Name of the mask's steps among the products of inputs, which are named after their parts."""
 
 
 def has_initial_state(a: Arguments | Emission) -> bool:
-    """Returns whether a layer is given its first state. No layer has both, it and a mask."""
+    """Whether the first state is an input. No layer has both this and a mask."""
     count = len(a.inputs) if isinstance(a, Emission) else len(a.q)
     return count > 1 and not a.attributes["masked"]
 
 
-def _input_products(m: Steps, part: str, x: Quantized) -> Quantized:
-    """Returns the products of all steps with a part of the weights; images join the batch."""
+def _multiply_inputs(m: Steps, part: str, x: Quantized) -> Quantized:
+    """Multiplies the inputs of all steps by a part of the weights; images become one batch."""
     q, params = x
     if not convolves(m.attributes):
-        return m.input_product(part, x)
+        return m.multiply_input(part, x)
     steps = q.shape[1]
-    products, params = m.input_product(part, (tf.reshape(q, [-1, *q.shape[2:]]), params))
+    products, params = m.multiply_input(part, (tf.reshape(q, [-1, *q.shape[2:]]), params))
     return tf.reshape(products, [-1, steps, *products.shape[1:]]), params
 
 
-def _steps_first(x: Any) -> Any:
+def _swap_steps(x: Any) -> Any:
     """Swaps the axes of examples and steps."""
     return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
 
 
 def _emit(e: Emission) -> None:
-    (output,), m = e.outputs, writing(e)
-    products, steps = _written(e, m), e.shape(e.inputs[0])[1]
+    (output,), m = e.outputs, make_emitting_steps(e)
+    products, steps = _emit_products(e, m), e.shape(e.inputs[0])[1]
     assert steps is not None
     step, hidden_states = make_step(e.attributes), list[Quantized]()
-    masks = _masks(e, steps) if e.attributes["masked"] else None
+    masks = _emit_masks(e, steps) if e.attributes["masked"] else None
     states: States = ()
     stored: StateVariable | None = None
     for index in range(steps)[:: -1 if e.attributes["backwards"] else 1]:
         inputs = products(index)
         if not states:
-            first, stored = _begun(e, m, list(inputs.values())[-1])
+            first, stored = _emit_first_states(e, m, list(inputs.values())[-1])
             states = first
         after = step(m, inputs, states)
-        states = after if masks is None else _where(e, masks[index], after, states)
-        given = states[:1]
+        states = after if masks is None else _emit_selection(e, masks[index], after, states)
+        returned = states[:1]
         if masks is not None and e.attributes["zeroes"]:
-            given = _where(e, masks[index], given, first[:1])
-        hidden_states.append(given[0])
+            returned = _emit_selection(e, masks[index], returned, first[:1])
+        hidden_states.append(returned[0])
     if stored:
         hidden_states[-1] = stored.write(states[0][0]), stored.params
     _emit_output(e, hidden_states, output)
 
 
-def _begun(e: Emission, m: Steps, like: Quantized) -> tuple[States, StateVariable | None]:
-    """Returns the states before the first step: zeros, an input, or a state that the file keeps."""
-    hidden = m.named("hidden")
+def _emit_first_states(
+    e: Emission, m: Steps, like: Quantized
+) -> tuple[States, StateVariable | None]:
+    """Adds the states before the first step: zeros, an input, or a state that the file keeps."""
+    hidden = m.get_params("hidden")
     if e.attributes["keeps"]:
         stored = StateVariable(e, e.shape(like[0]), hidden)
         return ((stored.read(), hidden),), stored
     if has_initial_state(e):
         initial: Any = e.inputs[1], e.node.inputs[1].params
-        return (initial if initial[1] == hidden else m.requantized(initial, hidden),), None
+        return (initial if initial[1] == hidden else m.requantize(initial, hidden),), None
     return tuple(m.zeros(like, name) for name in names_of_states(e.attributes)), None
 
 
-def _masks(e: Emission, steps: int) -> list[int]:
-    """Writes the mask of each step, [batch, 1]."""
+def _emit_masks(e: Emission, steps: int) -> list[int]:
+    """Adds the mask of each step, [batch, 1]."""
     mask, (batch, _) = e.inputs[1], e.shape(e.inputs[1])
     masks = [e.temporary(f"mask/{step}", (batch, 1), "bool") for step in range(steps)]
     for step, target in enumerate(masks):
@@ -188,8 +185,8 @@ def _masks(e: Emission, steps: int) -> list[int]:
     return masks
 
 
-def _where(e: Emission, mask: int, after: States, before: States) -> States:
-    """Writes the states after a step: those from before it where a mask is False."""
+def _emit_selection(e: Emission, mask: int, after: States, before: States) -> States:
+    """Adds the states after a step, or before it if a mask is False."""
     states = list[Quantized]()
     for (new, params), (old, _) in zip(after, before, strict=True):
         chosen = e.temporary("state", e.shape(new), new)
@@ -198,25 +195,25 @@ def _where(e: Emission, mask: int, after: States, before: States) -> States:
     return tuple(states)
 
 
-def _written(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized]]:
-    """Returns a function that writes the products of a step's input, by part.
+def _emit_products(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized]]:
+    """Returns a function that adds the products of a step's input, by part.
 
-    Products of all steps are written at once. Products of images, which take more memory, are
-    written with their step.
+    It adds the products of all steps at once. Products of images, which need more memory, are added
+    with their step.
     """
     source: Any = e.inputs[0], e.node.inputs[0].params
     if not convolves(e.attributes):
-        of_steps = {part: _steps(e, m.input_product(part, source), part) for part in m.parts}
+        of_steps = {part: _emit_steps(e, m.multiply_input(part, source), part) for part in m.parts}
         return lambda index: {part: products[index] for part, products in of_steps.items()}
     (x, params), (batch, steps, *sizes) = source, e.shape(e.inputs[0])
     if len(sizes) == 2:
         x = e.make_reshaped(x, (batch, steps, 1, *sizes), "images")
-    images = _steps(e, (x, params), "image")
-    return lambda index: {part: m.input_product(part, images[index]) for part in m.parts}
+    images = _emit_steps(e, (x, params), "image")
+    return lambda index: {part: m.multiply_input(part, images[index]) for part in m.parts}
 
 
 def _emit_output(e: Emission, hidden_states: list[Quantized], output: int) -> None:
-    """Writes the output: all hidden states, or the last one."""
+    """Adds the output: all hidden states, or the last one."""
     hidden, params = hidden_states[-1]
     native = output
     if "hidden" in e.weights.inner:
@@ -239,8 +236,8 @@ def _emit_output(e: Emission, hidden_states: list[Quantized], output: int) -> No
         e.builder.quantize(native, output)
 
 
-def _steps(e: Emission, x: Quantized, name: str) -> list[Quantized]:
-    """Splits a sequence into its steps."""
+def _emit_steps(e: Emission, x: Quantized, name: str) -> list[Quantized]:
+    """Adds an UNPACK of a sequence to its steps."""
     index, params = x
     batch, steps, *sizes = e.shape(index)
     assert steps is not None
@@ -253,7 +250,7 @@ def _steps(e: Emission, x: Quantized, name: str) -> list[Quantized]:
 
 
 def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str | None]:
-    """Returns a function that accepts layers whose attributes hold one of the allowed functions."""
+    """Returns an `accepts` for layers with one of the allowed functions in each attribute."""
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         is_image = convolves(attributes)
@@ -284,18 +281,17 @@ def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str 
     return accepts
 
 
-def _form(call: Call) -> Attributes:
-    """Returns the attributes of `LSTM`, whether sigmoids are hard, and what a mask does.
+def _read_attributes(call: Call) -> Attributes:
+    """Returns the attributes of `LSTM`, whether sigmoids are hard, and the effect of a mask.
 
-    `zeroes`: masked steps return zeros, as inside of Bidirectional, and not the step before.
-
-    A GRU has `reset_after`, a SimpleRNN `relu`, and a ConvLSTM the attributes of a convolution.
+    With `zeroes`, masked steps return zeros, as inside of Bidirectional, and not the step before. A
+    GRU has `reset_after`, a SimpleRNN `relu`, and a ConvLSTM the attributes of a convolution.
     """
-    layer, masked = call.layer, has_mask_input(call.layer)
+    layer, masked = call.layer, keras_variants.has_mask_input(call.layer)
     form = {
         **read_form(call),
         "masked": masked,
-        "zeroes": masked and returns_zeros_if_masked(layer),
+        "zeroes": masked and keras_variants.returns_zeros_if_masked(layer),
     }
     if isinstance(layer, layers.SimpleRNN):
         return {**form, "relu": layer.activation in RELU}
@@ -317,8 +313,8 @@ GRU = Op(
     prepare=_prepare,
     doc=f"GRU over up to {MOST_STEPS} steps, unrolled; its output has 256 steps from -1 to 1; "
     "its state may be given",
-    layers=(layers.GRU, MaskedGRU),
-    attributes=_form,
+    layers=(layers.GRU, keras_variants.MaskedGRU),
+    attributes=_read_attributes,
     accepts=_accepts("tanh and sigmoid or hard_sigmoid", **GATES),
     integers=(),
     bits=(8,),
@@ -342,7 +338,7 @@ MASKED_LSTM = dataclasses.replace(
     GRU,
     name="masked_lstm",
     doc=f"LSTM with a mask over up to {MOST_STEPS} steps, unrolled; output as for GRU",
-    layers=(MaskedLSTM,),
+    layers=(keras_variants.MaskedLSTM,),
     converts={},
     products=partial(count_steps, 4),
 )
@@ -351,7 +347,7 @@ SIMPLE_RNN = dataclasses.replace(
     GRU,
     name="simple_rnn",
     doc=f"SimpleRNN over up to {MOST_STEPS} steps, unrolled, with tanh; output as for GRU",
-    layers=(layers.SimpleRNN, MaskedSimpleRNN),
+    layers=(layers.SimpleRNN, keras_variants.MaskedSimpleRNN),
     products=partial(count_steps, 1),
     accepts=_accepts("tanh and relu", activation=TANH),
 )
