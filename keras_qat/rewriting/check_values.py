@@ -28,11 +28,6 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> st
     """Returns the names of outputs that differ from the float model's, and warns about them.
 
     Layers and operations may be misunderstood when they are expanded.
-
-    Args:
-        graph: the float model as it was read.
-        lowered: the lowered graph of the float model.
-        qat: the quantization-aware model, with the weights of the float model.
     """
     traced = {call.within[0].name: None for call in lowered.calls if call.within}
     has_states = any(getattr(call.layer, "stateful", False) for call in graph.calls)

@@ -212,9 +212,6 @@ def make_exact(model: keras.Model) -> None:
     Its class becomes `QuantizedModel`. Its layers, weights, names and compilation do not change.
     Recipe, kernels and target are those of the model that the layers were made for. An output that
     a quantizer reads in that model is quantized by it.
-
-    Args:
-        model: a functional or Sequential model, such as `keras.Model(qat.inputs, inner)`.
     """
     outputs = tf.nest.map_structure(_quantize_output, get_nested_outputs(model))
     # Keras changes the bases of a class when it makes the first functional model of it.

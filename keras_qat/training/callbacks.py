@@ -236,13 +236,7 @@ class FreezeOscillations(StepCallback):
 
 
 def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
-    """Warns about callbacks for which an epoch before the end of a delay may remain the best.
-
-    Args:
-        delay: a `QuantDelay`.
-        model: its model.
-        epoch: the index of the first epoch.
-    """
+    """Warns about callbacks for which an epoch before the end of a delay may remain the best."""
     done = steps_done(model)
     left = delay.steps - done
     if left <= 1:
@@ -272,12 +266,7 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
 
 
 def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) -> str:
-    """Returns the effect on a callback if a float epoch remains the best; "" without one.
-
-    Args:
-        callback: a callback of Keras or a class derived from it.
-        quantized: the index of the first quantized epoch, if it is known.
-    """
+    """Returns the effect on a callback if a float epoch remains the best; "" without one."""
     kinds = keras.callbacks
     if isinstance(callback, kinds.EarlyStopping):
         is_late = quantized is not None and callback.start_from_epoch >= quantized - 1
@@ -292,13 +281,7 @@ def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) ->
 
 
 class Oscillations:
-    """Statistics of how often the weights of a kernel jump back to their previous level.
-
-    Args:
-        weights: the variable.
-        quantizer: its `WeightQuantizer`.
-        momentum: the momentum of the moving averages.
-    """
+    """Statistics of how often the weights of a kernel jump back to their previous level."""
 
     def __init__(self, weights: Any, quantizer: WeightQuantizer, momentum: float) -> None:
         self.weights, self.quantizer, self.momentum = weights, quantizer, momentum

@@ -297,10 +297,6 @@ def list_weights(
 ) -> list[tuple[Any, tuple[int, ...]]]:
     """Returns the weights of a float model, each with the axes of its output channels.
 
-    Args:
-        model: the model, as `fit` trains it.
-        names: names of layers; None for all.
-
     Raises:
         ValueError: if the model is quantized already, or has no such layers.
     """

@@ -41,10 +41,7 @@ def run_on_replicas(
 ) -> Any:
     """Runs a function on all replicas of a strategy, and returns its result, equal on all of them.
 
-    Args:
-        strategy: the strategy of a model.
-        function: function of tensors; it ends with `mean_over_replicas`.
-        args: its arguments on one device.
+    The function ends with `mean_over_replicas`.
     """
     if strategy.num_replicas_in_sync == 1:
         return function(*args)

@@ -27,9 +27,6 @@ class FirstBatch:
 
     Only the first batch of a few calls is read outside of the traced function, so no other batch
     takes longer.
-
-    Args:
-        model: a functional quantization-aware model.
     """
 
     def __init__(self, model: keras.Model) -> None:

@@ -99,13 +99,6 @@ def simulate_unrolled(
     """Computes a recurrent layer with quantized weights, and observes the tensors of its steps.
 
     Tensors inside a step are rounded to the ranges from before the call.
-
-    Args:
-        layer: the layer.
-        inner: the quantizers of the tensors inside a step, by name.
-        x: its input, or a list of the input and the initial state, or of the input and its mask.
-        weights: the quantized weights, by their paths.
-        phase: the phase of the call.
     """
     ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
     applies = {name: x.applies(phase, *ranges[name]) for name, x in inner.items()}
@@ -294,15 +287,7 @@ def get_biases(
 def simulate_lstm(
     layer: keras.layers.Layer, x: tf.Tensor, weights: dict[str, Any], phase: Phase, bits: int = 8
 ) -> Any:
-    """Computes an LSTM with given weights, and fake-quantizes its states from step to step.
-
-    Args:
-        layer: the layer, without masks and initial states.
-        x: its input.
-        weights: its weights, by their paths.
-        phase: the phase of the call.
-        bits: bits of the hidden state: 16 if activations have 16, else 8.
-    """
+    """Computes an LSTM with given weights, and fake-quantizes its states from step to step."""
     limits = HIDDEN.wide if bits == 16 else (HIDDEN.minimum, HIDDEN.maximum)
     highest = float(CELL.highest * CELL.scale)
 
@@ -351,9 +336,6 @@ class Stream:
     """A separate set of states for a model, which starts at zeros.
 
     Within `with stream:` the model has the states of the stream, afterwards its own again.
-
-    Args:
-        states: the model's variables.
     """
 
     def __init__(self, states: Sequence[Any]) -> None:

@@ -86,12 +86,7 @@ def shapes_are_enough() -> bool:
 
 
 def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
-    """Shows a note if the model around a call is a plain one, which differs from its file.
-
-    Args:
-        recipe: the recipe of the quantization-aware layer or model that is called.
-        training: the argument of the call.
-    """
+    """Shows a note if the model around a call is a plain one, which differs from its file."""
     model, of_model = backend.find_calling_layer()
     if not is_graph_model(model) or hasattr(type(model), "exact_inference"):
         return

@@ -23,11 +23,6 @@ def find_least_squares_limits(
     """Returns the limit of each output channel with the smallest mean squared quantization error.
 
     The result broadcasts against the weights. A channel of zeros has the limit 1.
-
-    Args:
-        weights: the weights.
-        channel_axes: axes of the output channels, counted from the end.
-        bits: 2 to 8.
     """
     reduced = tuple(axis for axis in range(-weights.ndim, 0) if axis not in channel_axes)
     full = np.max(np.abs(weights), axis=reduced, keepdims=True)

@@ -135,7 +135,7 @@ def test_messages():
         callbacks.Prune(pattern="4:2")
     with pytest.raises(ValueError, match="at least 0 and below 1"):
         callbacks.Prune(1.0)
-    with pytest.raises(ValueError, match="behind begin=5"):
+    with pytest.raises(ValueError, match="greater than begin=5"):
         callbacks.Polynomial(0.5, 5, 5)
     with pytest.raises(ValueError, match="every=0"):
         callbacks.Prune(every=0)

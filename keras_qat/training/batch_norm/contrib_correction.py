@@ -208,11 +208,7 @@ class CorrectedFold:
         return tf.ones_like(offset), offset
 
     def batch_moments(self, z: tf.Tensor = None) -> tuple[Any, Any, Any]:
-        """Returns mean, variance and count of the float kernel's outputs on all replicas.
-
-        Args:
-            z: these outputs, if they are computed.
-        """
+        """Returns mean, variance and count of the float kernel's outputs on all replicas."""
         mean, variance, size = self.local_moments(z)
         count = tf.cast(size, mean.dtype)
         return (

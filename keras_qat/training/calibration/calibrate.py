@@ -196,13 +196,7 @@ def _set_range(
 ) -> None:
     """Sets the range of an observer, or averages it with its current range.
 
-    Args:
-        model: the model.
-        observer: the observer.
-        ends: the range of the data.
-        count: how many batches that range counts as.
-        reset: whether to forget the observer's range.
-        values: values of an input that have to lie far from ties.
+    The range counts as `count` batches. `values` of an input have to lie far from ties.
     """
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     low, high = ends

@@ -41,10 +41,8 @@ MARK = 0.01
 def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
     """Returns sentences on features and tensors that the ranges of a model lose.
 
-    Args:
-        graph: a quantization-aware model.
-        data: examples, an array for each input. Without data, features are judged by the
-            statistics of the layer that normalizes them.
+    Without an array of examples for each input, features are judged by the statistics of the layer
+    that normalizes them.
     """
     features = _explain_by_statistics(graph) if data is None else explain_lost_features(graph, data)
     return [*features, *_explain_lost_tensors(graph)]
@@ -71,10 +69,7 @@ def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[
 def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str:
     """Returns two sentences if tensors span too little of the range that they share, else "".
 
-    Args:
-        ends: name -> the smallest and the largest value of each tensor.
-        shared: the range.
-        bits: bits of its quantized values.
+    `ends` has the smallest and the largest value of each tensor, by name.
     """
     low, high = shared
     most = span_of_lost(shared, bits)
@@ -99,12 +94,6 @@ def find_lost_features(
     """Returns index -> span of the features that span too little of the range of all features.
 
     Features with few different values, such as a pixel that is mostly 0, are lost in no range.
-
-    Args:
-        low, high: the extremes of each feature.
-        examples: some examples.
-        shared: the range.
-        bits: bits of its quantized values.
     """
     spans = high - low
     lost = np.flatnonzero((spans > 0) & (spans < span_of_lost(shared, bits)))
@@ -260,11 +249,7 @@ def find_outliers(
 ) -> Outliers | None:
     """Finds outliers that alone set a tensor's range, and leave few quantized values for the rest.
 
-    Args:
-        values: a sample of the tensor.
-        extremes: its smallest and largest value, which may be missing in the sample.
-        ends: its range.
-        bits: bits of its quantized values.
+    The extremes may be missing in `values`, a sample of the tensor.
     """
     low, high = ends
     rest = np.sort(np.clip(np.append(values.astype(np.float64).ravel(), extremes), low, high))

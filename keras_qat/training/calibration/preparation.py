@@ -105,12 +105,7 @@ class Sample(NamedTuple):
 
 
 def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
-    """Returns why data seem to be prepared differently than in training; "" if they do not.
-
-    Args:
-        graph: the quantization-aware model.
-        samples: a sample of each input with float values, by name.
-    """
+    """Returns why data seem to be prepared differently than in training; "" if they do not."""
     layers = [call.layer for call in graph.calls]
     is_little = any(len(sample.x) < _FEWEST for sample in samples.values())
     if is_little or any(getattr(layer, "stateful", False) for layer in layers):

@@ -83,12 +83,6 @@ def fake_quantize_weights_learned(
     """Rounds weights to 2^bits - 1 levels from -`limits` to `limits`, if `quantizing`.
 
     Weights beyond the limits are clipped. The gradients are those of LSQ.
-
-    Args:
-        quantizing: whether to quantize.
-        weights: the weights.
-        limits: the limit of each output channel, shaped to broadcast.
-        bits: 2 to 8.
     """
     levels = 2 ** (bits - 1) - 1
     axes = [axis for axis, size in enumerate(limits.shape) if size == 1]

@@ -202,11 +202,6 @@ def compute_average_weight(
 
     The weight is computed in float64, so scalars and vectors, CPUs and GPUs agree on the float32
     result.
-
-    Args:
-        batches: number of batches so far, float32.
-        decay: the decay of the average, float32.
-        frozen: whether all averages are frozen; None if they are not.
     """
     count = batches + 1.0
     one, decay = tf.constant(1.0, tf.float64), tf.cast(decay, tf.float64)

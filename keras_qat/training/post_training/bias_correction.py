@@ -77,13 +77,7 @@ def bias_correction(
 def _find_shift(
     wrapper: QuantizeWrapper, variable: tf.Variable, in_float: tf.Tensor, quantized: tf.Tensor
 ) -> Any:
-    """Returns the shift of a wrapper's outputs, 0 for channels if two halves do not agree.
-
-    Args:
-        wrapper: the layer.
-        variable: the variable to shift. The result has its shape.
-        in_float, quantized: the layer's inputs in the float model and in the quantized one.
-    """
+    """Returns the shift of a wrapper's outputs, 0 for channels if two halves do not agree."""
     fold = fold_modes.FOLDS[wrapper.fold]
     activation = wrapper.activation or tf.identity
     middle = int(in_float.shape[0] + 1) // 2

@@ -224,12 +224,7 @@ def _minimize(
 
 
 class Levels:
-    """The weights of a wrapper: the level below each, and the fraction of a step above it.
-
-    Args:
-        wrapper: a wrapper with one quantized weight.
-        ranges: "mse" or "minmax", as `weights` of `learn_rounding`.
-    """
+    """The weights of a wrapper: the level below each, and the fraction of a step above it."""
 
     def __init__(self, wrapper: QuantizeWrapper, ranges: str) -> None:
         self.layer = wrapper.layer

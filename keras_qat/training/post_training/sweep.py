@@ -155,13 +155,7 @@ def _is_relu(call: Call | None) -> bool:
 
 
 def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call, list[Tensors]]]:
-    """Yields the calls of a part, each with the tensors of all batches just before it.
-
-    Args:
-        part: the calls.
-        inputs: the tensors that the part reads, for each batch.
-        phase: the phase in which the calls are computed.
-    """
+    """Yields the calls of a part, each with the tensors of all batches just before it."""
     batches = [{value: tensors[value] for value in part.reads} for tensors in inputs]
     last = {value: call for call in part.calls for value in call.inputs}
     for call in part.calls[:-1]:

@@ -38,11 +38,6 @@ def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool
     """Returns whether surely no user code runs between the steps of an epoch of `fit`.
 
     Code in a `tf.data` pipeline runs ahead of the steps, and does not count.
-
-    Args:
-        model: the model that is trained.
-        x: the data passed to `fit`.
-        callbacks: its callbacks.
     """
     hooks = [getattr(item, hook, item) for item in callbacks for hook in HOOKS]
     arrays = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)

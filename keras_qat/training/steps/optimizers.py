@@ -82,10 +82,6 @@ class SharedUpdate:
 def update_together(optimizer: keras.optimizers.Optimizer, pairs: Sequence[Pair]) -> list[Pair]:
     """Updates small variables together; the result is bit-exact with separate updates.
 
-    Args:
-        optimizer: an optimizer of Keras. Only those in `ELEMENTWISE` are supported.
-        pairs: the gradients and their variables.
-
     Returns:
         The pairs that remain to be updated.
     """
@@ -200,10 +196,6 @@ def check_optimizer(trained: keras.Model, weights: Sequence[tf.Variable]) -> Non
 
     Keras' optimizers make their variables for the first weights that they update, and cannot update
     others.
-
-    Args:
-        trained: the model that `fit` trains.
-        weights: the weights that it trains.
     """
     optimizer = trained.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)

@@ -122,12 +122,7 @@ def _count_batches(layers: list[keras.layers.Layer]) -> dict[Any, tuple[tf.Tenso
 
 
 class _Kernel:
-    """A weight and its quantizer; its channels are its last axes.
-
-    Args:
-        quantizer: its `WeightQuantizer`.
-        weight: the weight.
-    """
+    """A weight and its quantizer; its channels are its last axes."""
 
     def __init__(self, quantizer: Any, weight: tf.Tensor) -> None:
         self.quantizer, self.weight = quantizer, weight
