@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -20,27 +20,27 @@ from keras_qat.tracing.layer_weights import find_weight_holders, is_constant_mas
 
 
 class ReadsWeight(keras.layers.Lambda):
-    """An operation that reads a layer's weight, and has to be opened.
+    """An operation that reads a layer's weight, and has to be traced.
 
     Args:
-        function: computes it.
-        reason: why it cannot stay as it is.
+        function: computes the operation.
+        reason: why it must be replaced.
     """
 
-    def __init__(self, function: Any, reason: str, **kwargs: Any) -> None:
+    def __init__(self, function: Callable[..., Any], reason: str, **kwargs: Any) -> None:
         super().__init__(function, **kwargs)
         self.reason = reason
 
 
-def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, Graph]:
+def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras.Model, Graph]:
     """Returns the functional or Sequential Keras 2 model to quantize, and its graph.
 
-    The model is the user's unless that is subclassed or does not know its input's shape.
+    The model is the user's, except if that is subclassed or its input's shape is unknown.
 
     Args:
         model: the user's model.
         inputs: symbolic inputs for a subclassed model.
-        half: whether the model may compute in half precision; else a float32 copy is used.
+        half: whether the model may compute in half precision; otherwise a float32 copy is used.
 
     Raises:
         ValueError: if the model cannot be read, holds float64, or reads variables of no
@@ -48,103 +48,101 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[Any, 
     """
     model = as_functional(model, inputs)
     check_readable(model)
-    model = _with_known_input(model if half else convert_to_float32(model))
+    model = _set_input_shape(model if half else convert_to_float32(model))
     with use_float32():
         graph = fold_known_sizes(read_model(model))
     graph.output_names = get_output_names(model)
     check_precision(graph)
-    return model, _with_readers_of_weights(graph)
+    return model, _replace_weight_reads(graph)
 
 
-def _with_readers_of_weights(graph: Graph) -> Graph:
-    """Makes layers of operations that read a layer's weight, as in a tied embedding.
+def _replace_weight_reads(graph: Graph) -> Graph:
+    """Replaces operations that read a layer's weight, as in a tied embedding, by `ReadsWeight`.
 
-    A layer that is given another's weight, as a mask of windows, is given what such a layer reads.
+    If a layer has another layer's weight as an argument, as a mask of windows, a `ReadsWeight`
+    passes it on.
 
     Raises:
-        ValueError: if one reads a variable that no layer has.
+        ValueError: if a variable belongs to no layer.
     """
     layers = dict.fromkeys(inner for call in graph.calls for inner in list_layers(call.layer))
-
-    def reader(variable: Any) -> Any:
-        """Returns a function that reads a variable from its layer; None if it has none."""
-        for holder, own in (pair for layer in layers for pair in find_weight_holders(layer)):
-            for attribute, held in own.items():
-                variables = [id(leaf) for leaf in tf.nest.flatten(held)]
-                if id(variable) in variables:
-                    index = variables.index(id(variable))
-                    return lambda: tf.nest.flatten(getattr(holder, attribute))[index]
-        return None
-
-    def as_layers(call: Call) -> list[Call]:
-        given = call.args, call.kwargs
-        variables = [leaf for leaf in tf.nest.flatten(given) if isinstance(leaf, tf.Variable)]
-        readers = {id(variable): reader(variable) for variable in variables}
-        if not readers:
-            return [call]
-        reason = (
-            f"'{call.name}' reads {variables[0].name}, which is no weight of its own, and which "
-            f"Keras can neither copy nor save with it. Make one layer of your own of both: a "
-            f"class with the variable as a weight, and this operation in its call."
-        )
-        if None in readers.values():
-            raise ValueError(reason)
-        if not is_operation(call.layer):
-            return _with_arguments(call, variables, readers, reason)
-
-        def compute(tensors: Any) -> Any:
-            known = iter(tensors)
-
-            def current(leaf: Any) -> Any:
-                if isinstance(leaf, Value):
-                    return next(known)
-                return readers[id(leaf)]() if id(leaf) in readers else leaf
-
-            args, kwargs = tf.nest.map_structure(current, given)
-            return call.layer.function(*args, **kwargs)
-
-        layer = ReadsWeight(compute, reason, name=call.layer.name)
-        return [Call(layer, (call.inputs,), {}, call.outputs, call.name)]
-
-    calls = [part for call in graph.calls for part in as_layers(call)]
+    calls = [new for call in graph.calls for new in _replace_call(call, list(layers))]
     return dataclasses.replace(graph, calls=calls)
 
 
-def _read(reader: Any, _: Any) -> Any:
-    return reader()
+def _replace_call(call: Call, layers: list[keras.layers.Layer]) -> list[Call]:
+    given = call.args, call.kwargs
+    variables = [leaf for leaf in tf.nest.flatten(given) if isinstance(leaf, tf.Variable)]
+    if not variables:
+        return [call]
+    readers = {id(variable): _find_reader(variable, layers) for variable in variables}
+    reason = (
+        f"'{call.name}' reads {variables[0].name}, which is no weight of its own, and which "
+        f"Keras can neither copy nor save with it. Make one custom layer of both: a class with "
+        f"the variable as a weight, and this operation in its call."
+    )
+    if None in readers.values():
+        raise ValueError(reason)
+    if not is_operation(call.layer):
+        return _pass_weights(call, variables, readers, reason)
+
+    def compute(tensors: list[tf.Tensor]) -> Any:
+        remaining = iter(tensors)
+
+        def read(leaf: Any) -> Any:
+            if isinstance(leaf, Value):
+                return next(remaining)
+            return readers[id(leaf)]() if id(leaf) in readers else leaf
+
+        args, kwargs = tf.nest.map_structure(read, given)
+        return call.layer.function(*args, **kwargs)
+
+    layer = ReadsWeight(compute, reason, name=call.layer.name)
+    return [Call(layer, (call.inputs,), {}, call.outputs, call.name)]
 
 
-def _with_arguments(
-    call: Call, variables: list[Any], readers: dict[int, Any], reason: str
+def _find_reader(variable: tf.Variable, layers: list[keras.layers.Layer]) -> Any:
+    """Returns a function that reads a variable from its layer; None if it has none."""
+    for holder, own in (pair for layer in layers for pair in find_weight_holders(layer)):
+        for attribute, held in own.items():
+            variables = [id(leaf) for leaf in tf.nest.flatten(held)]
+            if id(variable) in variables:
+                index = variables.index(id(variable))
+                return lambda: tf.nest.flatten(getattr(holder, attribute))[index]
+    return None
+
+
+def _pass_weights(
+    call: Call, variables: list[tf.Variable], readers: dict[int, Any], reason: str
 ) -> list[Call]:
-    """Returns calls of layers that read variables, and the call, which is given what they read."""
+    """Returns calls of layers that read variables, and the call with their outputs."""
     calls, values = [], dict[int, Value]()
     read = {id(v): v for v in variables if not is_constant_mask(v)}
-    for index, variable in enumerate(read.values()):
+    for index, (key, variable) in enumerate(read.items()):
         name = f"{call.name}/weight_{index}"
-        layer = ReadsWeight(partial(_read, readers[id(variable)]), reason, name=name)
-        value = values[id(variable)] = Value(name, tuple(variable.shape), variable.dtype.name)
-        calls.append(Call(layer, (call.inputs[0],), {}, value, name))
+        layer = ReadsWeight(lambda _, read=readers[key]: read(), reason, name=name)
+        values[key] = Value(name, tuple(variable.shape), variable.dtype.name)
+        calls.append(Call(layer, (call.inputs[0],), {}, values[key], name))
 
-    def given(leaf: Any) -> Any:
+    def replace(leaf: Any) -> Any:
         if isinstance(leaf, tf.Variable) and is_constant_mask(leaf):
             return tf.constant(leaf.numpy())
         return values.get(id(leaf), leaf)
 
-    args, kwargs = tf.nest.map_structure(given, (call.args, call.kwargs))
+    args, kwargs = tf.nest.map_structure(replace, (call.args, call.kwargs))
     return [*calls, dataclasses.replace(call, args=args, kwargs=kwargs)]
 
 
-def _with_known_input(model: Any) -> Any:
-    """Returns the model, or a copy whose input shape comes from its first Normalization.
+def _set_input_shape(model: keras.Model) -> keras.Model:
+    """Returns the model, or a copy with the input shape of its first Normalization.
 
-    Keras knows no sizes of the input of a Sequential model without `keras.Input`. An adapted
-    Normalization knows the sizes of the axes that it normalizes along.
+    A Sequential model without `keras.Input` has an unknown input shape. An adapted Normalization
+    knows the sizes of the axes that it normalizes along.
 
     Raises:
         ValueError: if another Normalization has an input of unknown size.
     """
-    unknown = [layer for layer in model._flatten_layers() if _sizes(layer)]
+    unknown = [layer for layer in model._flatten_layers() if _find_missing_sizes(layer)]
     if not unknown:
         return model
     if not isinstance(model, keras.Sequential) or unknown != [model.layers[0]]:
@@ -153,19 +151,19 @@ def _with_known_input(model: Any) -> Any:
             f"input of known shape: keras.Input(shape), as the first layer of a Sequential model."
         )
     shape = list(model.input_shape)
-    for axis, size in _sizes(model.layers[0]).items():
+    for axis, size in _find_missing_sizes(model.layers[0]).items():
         shape[axis] = size
     inputs = keras.Input(batch_shape=shape, dtype=model.inputs[0].dtype, name=model.input_names[0])
-    changes = [{"batch_input_shape": shape}] + [{}] * len(model.layers[1:])
-    layers = [clone(layer, **more) for layer, more in zip(model.layers, changes, strict=True)]
+    first, *others = model.layers
+    layers = [clone(first, batch_input_shape=shape), *map(clone, others)]
     copy = keras.Sequential([inputs, *layers], name=model.name)
     copy.set_weights(model.get_weights())
     for layer in layers:
-        layer.finalize_state()  # Normalization derives what it computes with from its weights.
+        layer.finalize_state()  # Normalization derives other values from its weights.
     return copy
 
 
-def _sizes(layer: Any) -> dict[int, int]:
+def _find_missing_sizes(layer: keras.layers.Layer) -> dict[int, int]:
     """Returns the sizes that a Normalization knows of axes whose size its input lacks."""
     if not isinstance(layer, keras.layers.Normalization) or not layer.built or layer.axis is None:
         return {}

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from keras_qat.graph.calls import Call, flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
@@ -16,7 +18,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import clone
 
 Range = tuple[float, float]
-"""The least and the greatest real value."""
+"""The smallest and the largest float value."""
 
 
 class Quantization(NamedTuple):
@@ -35,7 +37,7 @@ class Quantization(NamedTuple):
     float_layers: list[str]
 
 
-def load(path: Path) -> Any:
+def load(path: Path) -> keras.Model:
     """Loads a model that tfmot quantized.
 
     Raises:
@@ -53,48 +55,48 @@ def load(path: Path) -> Any:
         return keras.models.load_model(str(path), compile=False)
 
 
-def _load_archive(path: Path) -> Any:
-    """Loads a `.keras` file, which Keras itself cannot: tfmot's layers would be built twice."""
+def _load_archive(path: Path) -> keras.Model:
+    """Loads a `.keras` file. Keras itself cannot, because it would build tfmot's layers twice."""
 
-    def without_shapes(config: dict[str, Any]) -> dict[str, Any]:
+    def drop_shapes(config: dict[str, Any]) -> dict[str, Any]:
         config.pop("build_config", None)
         return config
 
     with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
-        config = json.loads(archive.read("config.json"), object_hook=without_shapes)
+        config = json.loads(archive.read("config.json"), object_hook=drop_shapes)
         model = keras.utils.deserialize_keras_object(config)
         for layer in model.layers:
-            if _is(layer, "QuantizeWrapper"):
-                # Past Keras, which would track it.
+            if _has_class(layer, "QuantizeWrapper"):
+                # Bypasses Keras, which would track it.
                 object.__setattr__(layer, "load_own_variables", partial(_load_wrapper, layer))
         model.load_weights(archive.extract("model.weights.h5", folder))
     return model
 
 
-def _load_wrapper(wrapper: Any, store: Any) -> None:
-    """Loads a wrapper's own variables, before which the file has weights of the layer inside."""
+def _load_wrapper(wrapper: keras.layers.Layer, store: Any) -> None:
+    """Loads a wrapper's own variables. In the file, the inner layer's weights come before them."""
     variables = [*wrapper._trainable_weights, *wrapper._non_trainable_weights]
     first = len(store) - len(variables)
     for index, variable in enumerate(variables, start=first):
         variable.assign(store[str(index)][()])
 
 
-def _is(layer: Any, name: str) -> bool:
-    """Whether a layer is of one of tfmot's classes, which need not be installed."""
+def _has_class(layer: object, name: str) -> bool:
+    """Returns whether a layer is of one of tfmot's classes, which need not be installed."""
     return any(
         kind.__name__ == name and kind.__module__.startswith("tensorflow_model_optimization")
         for kind in type(layer).__mro__
     )
 
 
-def read(model: Any) -> tuple[Any, Quantization]:
-    """Returns the float model inside a tfmot model, and how that was quantized.
+def read(model: keras.Model) -> tuple[keras.Model, Quantization]:
+    """Returns the float model inside a tfmot model, and its quantization.
 
     Raises:
         ValueError: if tfmot has not quantized the model, or it was not trained.
     """
     graph = read_model(model)
-    if not any(_is(call.layer, "QuantizeWrapper") for call in graph.calls):
+    if not any(_has_class(call.layer, "QuantizeWrapper") for call in graph.calls):
         raise ValueError(f"'{model.name}' was not quantized by tfmot: it has no QuantizeWrapper.")
     quantization = Quantization({}, {}, {}, [])
     copies: dict[Any, Any] = {}
@@ -102,11 +104,11 @@ def read(model: Any) -> tuple[Any, Quantization]:
         layer = call.layer
         if layer in copies:
             continue
-        if _is(layer, "QuantizeLayer"):
+        if _has_class(layer, "QuantizeLayer"):
             (source,) = flatten_values(call.args)
             if layer.quantizer is not None:
-                quantization.ranges[source.name] = _range(layer, layer.name)
-        elif _is(layer, "QuantizeWrapper"):
+                quantization.ranges[source.name] = _read_range(layer, layer.name)
+        elif _has_class(layer, "QuantizeWrapper"):
             copies[layer] = _read_wrapper(layer, quantization)
         else:
             copies[layer] = clone(layer)
@@ -117,18 +119,18 @@ def read(model: Any) -> tuple[Any, Quantization]:
 
     plain = rebuild_model(graph, apply=apply)
     for layer, copy in copies.items():
-        values = {_last_part(weight): weight for weight in layer.weights}
+        values = _name_weights(layer)
         for weight in copy.weights:
-            weight.assign(values[_last_part(weight)])
+            weight.assign(values[_get_short_name(weight)])
     inputs = {value.name for value in flatten_values(graph.inputs)}
     trained = [ends for name, ends in quantization.ranges.items() if name not in inputs]
-    if set(trained) == {(-6.0, 6.0)}:  # What tfmot begins with.
+    if set(trained) == {(-6.0, 6.0)}:  # tfmot's initial range.
         raise ValueError(f"'{model.name}' was not trained after tfmot quantized it.")
     return plain, quantization
 
 
-def _read_wrapper(wrapper: Any, quantization: Quantization) -> Any:
-    """Returns a copy of the layer in a wrapper, and notes its bits and ranges."""
+def _read_wrapper(wrapper: keras.layers.Layer, quantization: Quantization) -> keras.layers.Layer:
+    """Returns a copy of the layer in a wrapper, and adds its bits and ranges to a quantization."""
     layer, config = wrapper.layer, wrapper.quantize_config
     weights = [quantizer for _, quantizer in config.get_weights_and_quantizers(layer)]
     activations = [quantizer for _, quantizer in config.get_activations_and_quantizers(layer)]
@@ -139,14 +141,13 @@ def _read_wrapper(wrapper: Any, quantization: Quantization) -> Any:
     ):
         if quantizers and hasattr(quantizers[0], "num_bits"):
             bits[layer.name] = int(quantizers[0].num_bits)
-    names = {_last_part(weight) for weight in wrapper.weights}
     for kind, tensor in (
         ("pre_activation", f"{layer.name}_before_activation"),
         ("post_activation", layer.name),
         ("output", layer.name),
     ):
-        if f"{kind}_min" in names:
-            quantization.ranges[tensor] = _range(wrapper, kind)
+        if f"{kind}_min" in _name_weights(wrapper):
+            quantization.ranges[tensor] = _read_range(wrapper, kind)
     activation: Any = getattr(layer, "activation", None)
     if type(activation).__name__ == "QuantizeAwareActivation":
         activation = activation.activation
@@ -155,10 +156,14 @@ def _read_wrapper(wrapper: Any, quantization: Quantization) -> Any:
     return clone(layer, **({"activation": activation} if callable(activation) else {}))
 
 
-def _range(layer: Any, prefix: str) -> Range:
-    ends = {_last_part(weight): weight for weight in layer.weights}
+def _read_range(layer: keras.layers.Layer, prefix: str) -> Range:
+    ends = _name_weights(layer)
     return float(ends[f"{prefix}_min"].numpy()), float(ends[f"{prefix}_max"].numpy())
 
 
-def _last_part(weight: Any) -> str:
+def _name_weights(layer: keras.layers.Layer) -> dict[str, tf.Variable]:
+    return {_get_short_name(weight): weight for weight in layer.weights}
+
+
+def _get_short_name(weight: tf.Variable) -> str:
     return str(weight.name).split("/")[-1].removesuffix(":0")

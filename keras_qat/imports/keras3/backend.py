@@ -1,11 +1,22 @@
-"""Finds Keras 3, and checks and reads its models."""
+"""Finds Keras 3, checks its models, and refuses its objects in models of Keras 2."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
 
 from keras_qat.keras2 import backend as keras2
+
+if TYPE_CHECKING:
+    from keras import Model as Keras3Model
+    from keras.layers import Layer as Keras3Layer
+else:
+    Keras3Model = Keras3Layer = Any
+
+_OTHER_NAMES = {"PyDataset": "Sequence"}
+"""Class of Keras 3 -> its name in Keras 2, if that differs."""
 
 
 def keras_3() -> Any:
@@ -18,8 +29,7 @@ def keras_3() -> Any:
         import keras
     except ImportError:
         keras = None
-    # With TensorFlow 2.15 the package `keras` is Keras 2.
-    if keras is None or not hasattr(keras, "KerasTensor") or keras2.keras is keras:
+    if not _is_keras_3(keras):
         raise ImportError(
             "Models of Keras 3 need Keras 3 beside Keras 2, with TensorFlow 2.16 or later: "
             "pip install 'keras-qat[keras3]' 'tensorflow>=2.16'"
@@ -27,20 +37,23 @@ def keras_3() -> Any:
     return keras
 
 
-def loaded_keras_3() -> Any:
-    """Returns the module `keras` of Keras 3 if it is loaded, as TensorFlow does itself, or None."""
+def find_loaded_keras_3() -> Any:
+    """Returns the module `keras` of Keras 3 if it is loaded, e.g. by TensorFlow, or None."""
     keras = sys.modules.get("keras")
+    return keras if _is_keras_3(keras) else None
+
+
+def _is_keras_3(module: object) -> bool:
     # With TensorFlow 2.15 the package `keras` is Keras 2.
-    is_keras_3 = hasattr(keras, "KerasTensor") and keras2.keras is not keras
-    return keras if is_keras_3 else None
+    return hasattr(module, "KerasTensor") and keras2.keras is not module
 
 
 def refuse_files(package: str, name: str, advice: str) -> None:
-    """Lets Keras 3 answer files with a class of Keras 2 by advice, and not by their contents.
+    """Makes Keras 3 raise an error with advice for files with a certain class of Keras 2.
 
-    Where Keras 3 is not loaded, nothing is done.
+    It has no effect if Keras 3 is not loaded.
     """
-    keras = loaded_keras_3()
+    keras = find_loaded_keras_3()
     if keras is None:
         return
 
@@ -49,30 +62,30 @@ def refuse_files(package: str, name: str, advice: str) -> None:
             return {}
 
         @classmethod
-        def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        def from_config(cls, config: dict[str, Any], custom_objects: object = None) -> Any:
             raise ValueError(advice)
 
     keras.saving.register_keras_serializable(package, name)(Refused)
 
 
-def is_of_keras_3(value: Any) -> bool:
+def is_of_keras_3(value: object) -> bool:
     """Returns whether a value's class is of Keras 3 or derives from one, without importing it."""
-    roots = {base.__module__.split(".")[0] for base in type(value).__mro__}
-    return "keras" in roots and not isinstance(value, keras2.keras.layers.Layer)
+    packages = {base.__module__.split(".")[0] for base in type(value).__mro__}
+    return "keras" in packages and not isinstance(value, keras2.keras.layers.Layer)
 
 
-def is_layer(value: Any) -> bool:
+def is_layer(value: object) -> bool:
     """Returns whether a value is a layer of Keras 3. Models are layers too."""
     return isinstance(value, keras_3().layers.Layer)
 
 
-def is_model(value: Any) -> bool:
+def is_model(value: object) -> bool:
     """Returns whether a value is a model of Keras 3."""
     return isinstance(value, keras_3().Model)
 
 
 def check_model(model: Any) -> None:
-    """Raises a `ValueError` that says what to do if a model of Keras 3 cannot be read."""
+    """Raises a `ValueError` with a solution if a model of Keras 3 cannot be read."""
     keras = keras_3()
     name, kind = getattr(model, "name", model), type(model).__name__
     if not isinstance(model, keras.Model):
@@ -95,3 +108,53 @@ def check_model(model: Any) -> None:
             f"{kind} '{name}' is a subclassed model of Keras 3: its call() cannot be read as "
             f"layers. Express it in the functional style, keras.Model(inputs, outputs)."
         )
+
+
+class RefusesKeras3:
+    """A model of Keras 2 that refuses objects of Keras 3 with advice. Losses of Keras 3 work."""
+
+    def _validate_compile(self, optimizer: object, metrics: object, **kwargs: Any) -> None:
+        """Checks the arguments of `compile`. Keras does not compile a loaded model with its own."""
+        _refuse_objects("optimizer", "optimizers", optimizer)
+        _refuse_objects("metrics", "metrics", metrics)
+        super()._validate_compile(optimizer, metrics, **kwargs)  # type: ignore[misc]
+
+    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains as Keras documents it."""
+        return super().fit(x, *args, **_check(x, kwargs))  # type: ignore[misc]
+
+    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Returns losses and metrics as Keras documents it."""
+        return super().evaluate(x, *args, **_check(x, kwargs))  # type: ignore[misc]
+
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns outputs as Keras documents it."""
+        return super().predict(x, *args, **_check(x, kwargs))  # type: ignore[misc]
+
+
+def _check(x: object, kwargs: dict[str, Any]) -> dict[str, Any]:
+    _refuse_objects("x", "utils", x)
+    _refuse_objects("callbacks", "callbacks", kwargs.get("callbacks"))
+    return kwargs
+
+
+def _refuse_objects(argument: str, module: str, values: object) -> None:
+    """Raises a `TypeError` if an argument is, or contains, an object of Keras 3.
+
+    Args:
+        argument: the argument's name.
+        module: the module of Keras with such objects.
+        values: the argument: an object, or a structure of several.
+    """
+    if find_loaded_keras_3() is None:
+        return
+    for value in tf.nest.flatten(values):
+        kind = type(value)
+        bases = [base for base in kind.__mro__ if base.__module__.split(".")[0] == "keras"]
+        if bases:
+            base_name = bases[0].__name__
+            twin = f"keras_qat.keras.{module}.{_OTHER_NAMES.get(base_name, base_name)}"
+            advice = f"Use {twin}" if kind is bases[0] else f"Derive it from {twin}"
+            raise TypeError(
+                f"{argument}: {kind.__name__} is of Keras 3, and the model of Keras 2. {advice}."
+            )

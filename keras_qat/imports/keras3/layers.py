@@ -1,4 +1,4 @@
-"""Converts layers of Keras 3 to Keras 2: classes, and the options that differ."""
+"""Converts layers of Keras 3 to Keras 2: classes, and options that differ."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.imports.keras3 import activations
-from keras_qat.imports.keras3.backend import is_layer, keras_3
+from keras_qat.imports.keras3.backend import Keras3Layer, is_layer, keras_3
+from keras_qat.imports.keras3.operations import find_activation
 from keras_qat.keras2.backend import keras
 
-RENAMED: dict[str, dict[str, str]] = {"LeakyReLU": {"negative_slope": "alpha"}}
+_RENAMED: dict[str, dict[str, str]] = {"LeakyReLU": {"negative_slope": "alpha"}}
 """Layer class -> its options that have another name in Keras 2."""
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {"data_format": ("channels_last",), "rms_scaling": (False,)}
-"""Option that Keras 2 lacks in some layers -> values that mean what Keras 2 does without it."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {"data_format": ("channels_last",), "rms_scaling": (False,)}
+"""Option that Keras 2 lacks in some layers -> values that mean the same as no option."""
 
-WITHOUT_EFFECT = {"encoding", "seed", "use_cudnn", "value_range", "vocabulary_size"}
+_WITHOUT_EFFECT = {"encoding", "seed", "use_cudnn", "value_range", "vocabulary_size"}
 """Options that Keras 2 lacks in some layers and that change no output at inference."""
 
-APPLICATIONS = {
+_APPLICATIONS = {
     "CustomScaleLayer": keras.applications.InceptionResNetV2,
     "LayerScale": keras.applications.ConvNeXtTiny,
     "StochasticDepth": keras.applications.ConvNeXtTiny,
@@ -29,25 +29,30 @@ APPLICATIONS = {
 """Layer class of `keras.applications` -> a constructor from the module that defines it."""
 
 _BASE = {"activity_regularizer", "dtype", "name", "trainable", "zero_output_for_mask"}
-"""Options that Keras 2 takes as `**kwargs`."""
+"""Options that Keras 2 accepts as `**kwargs`."""
 
-_PLURAL = {"initializer": "initializers", "regularizer": "regularizers"}
-_PLURAL["constraint"] = "constraints"
+_MODULES = {
+    "initializer": "initializers",
+    "regularizer": "regularizers",
+    "constraint": "constraints",
+}
 
 
-def counterpart(layer: Any, custom: Mapping[str, Any]) -> Any:
+def find_counterpart(layer: Keras3Layer, custom: Mapping[str, type]) -> Any:
     """Returns the Keras 2 class, or the user's replacement, for a layer; None if there is none."""
     name = type(layer).__name__
     if name in custom:
         return custom[name]
     if not _is_keras_class(layer):
         return None
-    if name in APPLICATIONS:
-        return getattr(inspect.getmodule(APPLICATIONS[name]), name)
+    if name in _APPLICATIONS:
+        return getattr(inspect.getmodule(_APPLICATIONS[name]), name)
     return getattr(keras.layers, name, None)
 
 
-def convert_layer(layer: Any, custom: Mapping[str, Any], convert: Callable[[Any], Any]) -> Any:
+def convert_layer(
+    layer: Keras3Layer, custom: Mapping[str, type], convert: Callable[[Keras3Layer], Any]
+) -> keras.layers.Layer:
     """Makes an unbuilt Keras 2 layer that computes what a layer of Keras 3 does.
 
     Args:
@@ -58,33 +63,40 @@ def convert_layer(layer: Any, custom: Mapping[str, Any], convert: Callable[[Any]
     Raises:
         ValueError: if Keras 2 lacks the layer or one of its options.
     """
-    make = counterpart(layer, custom)
+    make = find_counterpart(layer, custom)
     if make is None:
-        raise _refusal(layer, "Keras 2 has no such class")
+        raise _make_error(layer, "Keras 2 has no such class")
     if type(layer).__name__ == "Lambda" and _is_keras_class(layer):
-        return _lambda(layer)
-    config = {key: _value(layer, key, value, convert) for key, value in _config(layer).items()}
+        return keras.layers.Lambda(
+            layer.function,
+            output_shape=layer._output_shape,
+            arguments=layer.arguments,
+            name=layer.name,
+            dtype=layer.dtype_policy.name,
+        )
+    config = {
+        key: _convert_option(layer, key, value, convert)
+        for key, value in _read_config(layer).items()
+    }
     if type(layer).__name__ in custom:
         return make(**config)
-    known = _options(make)
-    for key in list(config):
-        if key in known:
-            continue
-        if key not in WITHOUT_EFFECT and not _is_neutral(layer, key):
-            raise _refusal(layer, f"Keras 2 does not have its option {key}={config[key]!r}")
+    known = _list_options(make)
+    for key in [key for key in config if key not in known]:
+        if key not in _WITHOUT_EFFECT and not _is_neutral(layer, key):
+            raise _make_error(layer, f"Keras 2 does not have its option {key}={config[key]!r}")
         del config[key]
     try:
         return make(**config)
     except (TypeError, ValueError) as error:
-        raise _refusal(layer, f"Keras 2 refuses its options: {error}") from error
+        raise _make_error(layer, f"Keras 2 refuses its options: {error}") from error
 
 
-def _config(layer: Any) -> dict[str, Any]:
+def _read_config(layer: Keras3Layer) -> dict[str, Any]:
     """Returns a layer's configuration with Keras 2's names and the entries that Keras 3 omits."""
     name, config = type(layer).__name__, layer.get_config()
     if _is_keras_class(layer):
         if name == "Bidirectional":
-            _plain_bidirectional(config)
+            _remove_default_backward_layer(config)
         if hasattr(layer, "get_vocabulary"):  # Keras 3 omits an adapted one.
             words = layer.get_vocabulary(include_special_tokens=False)
             config["vocabulary"] = np.asarray(words).tolist()
@@ -93,12 +105,12 @@ def _config(layer: Any) -> dict[str, Any]:
             config["output_padding"] = layer.output_padding
         if name == "Discretization":
             config["bin_boundaries"], config["num_bins"] = layer.bin_boundaries, None
-    renamed = RENAMED.get(name, {})
+    renamed = _RENAMED.get(name, {})
     return {renamed.get(key, key): value for key, value in config.items()}
 
 
-def _plain_bidirectional(config: dict[str, Any]) -> None:
-    """Removes the backward layer if it equals the forward layer but for its direction."""
+def _remove_default_backward_layer(config: dict[str, Any]) -> None:
+    """Removes the backward layer if only its direction differs from the forward layer."""
     forward, backward = (dict(config[key]["config"]) for key in ("layer", "backward_layer"))
     for half in (forward, backward):
         del half["name"], half["go_backwards"]
@@ -106,93 +118,79 @@ def _plain_bidirectional(config: dict[str, Any]) -> None:
         del config["backward_layer"]
 
 
-def _value(layer: Any, key: str, value: Any, convert: Callable[[Any], Any]) -> Any:
-    """Converts an entry of a configuration of Keras 3 for Keras 2."""
+def _convert_option(
+    layer: Keras3Layer, key: str, value: Any, convert: Callable[[Keras3Layer], Any]
+) -> Any:
     inner = getattr(layer, key, None)
     if isinstance(inner, (list, tuple)) and inner and all(map(is_layer, inner)):
-        return [convert(layer) for layer in inner]
+        return [convert(item) for item in inner]
     if key == "layer" and type(layer).__name__ == "Bidirectional":
         inner = layer.forward_layer
     if is_layer(inner):
         return convert(inner)
     if key.endswith("activation") and callable(inner):
-        activation = activations.to_keras_2(inner, keras_3())
+        activation = find_activation(inner, keras_3())
         if activation is None:
-            raise _refusal(layer, f"Keras 2 does not have its activation '{inner.__name__}'")
+            raise _make_error(layer, f"Keras 2 does not have its activation '{inner.__name__}'")
         return activation
     if key == "dtype":
-        return _policy(layer)
-    kind = _PLURAL.get(key.rsplit("_", 1)[-1])
-    if kind and isinstance(value, dict):
-        return _part(layer, kind, value)
+        policy = layer.dtype_policy
+        if getattr(policy, "quantization_mode", None):
+            raise _make_error(layer, f"it is quantized already, by the policy '{policy.name}'")
+        return str(policy.name)
+    module = _MODULES.get(key.rsplit("_", 1)[-1])
+    if module and isinstance(value, dict):
+        return _convert_object(layer, module, value)
     if isinstance(value, dict) and value.get("class_name") == "__numpy__":
         return np.array(value["config"]["value"], value["config"]["dtype"])
     return value
 
 
-def _policy(layer: Any) -> str:
-    """Returns the name of a layer's dtype policy."""
-    policy = layer.dtype_policy
-    if getattr(policy, "quantization_mode", None):
-        raise _refusal(layer, f"it is quantized already, by the policy '{policy.name}'")
-    return str(policy.name)
-
-
-def _part(layer: Any, kind: str, value: dict[str, Any]) -> Any:
+def _convert_object(layer: Keras3Layer, module: str, value: dict[str, Any]) -> Any:
     """Makes an initializer (any will do, as weights are copied), regularizer or constraint."""
-    part_class = getattr(getattr(keras, kind), value["class_name"], None)
-    if part_class is None or not str(value["module"]).startswith("keras"):
-        if kind == "initializers":
+    make = getattr(getattr(keras, module), value["class_name"], None)
+    if make is None or not str(value["module"]).startswith("keras"):
+        if module == "initializers":
             return "zeros"
-        raise _refusal(layer, f"Keras 2 does not have its {value['class_name']} ({kind})")
-    known = _options(part_class)
-    return part_class(**{key: entry for key, entry in value["config"].items() if key in known})
+        raise _make_error(layer, f"Keras 2 does not have its {value['class_name']} ({module})")
+    known = _list_options(make)
+    return make(**{key: entry for key, entry in value["config"].items() if key in known})
 
 
-def _lambda(layer: Any) -> Any:
-    """Makes a Keras 2 Lambda with the same function, which computes with TensorFlow."""
-    return keras.layers.Lambda(
-        layer.function,
-        output_shape=layer._output_shape,
-        arguments=layer.arguments,
-        name=layer.name,
-        dtype=layer.dtype_policy.name,
-    )
-
-
-def _options(layer_class: Any) -> set[str]:
-    """Returns the names of the options that a class of Keras 2 takes."""
+def _list_options(kind: type) -> set[str]:
+    """Returns the names of the options that a class of Keras 2 accepts."""
     names = set(_BASE)
-    for base in _initialized(layer_class):
+    for base, parameters in _list_constructors(kind):
         if base is keras.layers.Layer:
             break
-        names.update(inspect.signature(vars(base)["__init__"]).parameters)
+        names.update(parameters)
     return names
 
 
-def _initialized(layer_class: Any) -> list[Any]:
-    """Returns a class and its base classes that define an `__init__`."""
-    return [base for base in layer_class.__mro__[:-1] if "__init__" in vars(base)]
-
-
-def _is_neutral(layer: Any, key: str) -> bool:
-    """Returns whether an option has a value that means what Keras 2 does without it."""
-    value = layer.get_config()[key]
-    if value is None or value in NEUTRAL.get(key, ()):
-        return True
-    signatures = [inspect.signature(vars(base)["__init__"]) for base in _initialized(type(layer))]
-    defaults = [
-        signature.parameters[key].default for signature in signatures if key in signature.parameters
+def _list_constructors(kind: type) -> list[tuple[type, Mapping[str, inspect.Parameter]]]:
+    """Returns a class and its base classes that define an `__init__`, with its parameters."""
+    return [
+        (base, inspect.signature(vars(base)["__init__"]).parameters)
+        for base in kind.__mro__[:-1]
+        if "__init__" in vars(base)
     ]
+
+
+def _is_neutral(layer: Keras3Layer, key: str) -> bool:
+    """Returns whether an option has a value that means the same as no option in Keras 2."""
+    value = layer.get_config()[key]
+    if value is None or value in _NEUTRAL.get(key, ()):
+        return True
+    constructors = _list_constructors(type(layer))
+    defaults = [parameters[key].default for _, parameters in constructors if key in parameters]
     return bool(defaults) and bool(value == defaults[0])
 
 
-def _is_keras_class(layer: Any) -> bool:
-    """Returns whether a layer's class is Keras 3's own."""
+def _is_keras_class(layer: Keras3Layer) -> bool:
     return type(layer).__module__.split(".")[0] == "keras"
 
 
-def _refusal(layer: Any, reason: str) -> ValueError:
+def _make_error(layer: Keras3Layer, reason: str) -> ValueError:
     name = type(layer).__name__
     return ValueError(
         f"Layer '{layer.name}' ({name}) of Keras 3 cannot be converted: {reason}. Change that, or "

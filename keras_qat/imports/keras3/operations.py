@@ -1,8 +1,8 @@
-"""Converts operations of Keras 3 on symbolic tensors (`x + y`, `keras.ops.relu(x)`) to Keras 2.
+"""Converts functions of Keras 3 to Keras 2: activations, and operations on symbolic tensors.
 
-Keras 3's operations compute with TensorFlow functions, and Keras 2 makes a layer of each function
-that is called on its symbolic tensors. So most operations convert by calling them on Keras 2's
-tensors. `OPERATIONS` lists those that fail that way or would become needlessly many layers.
+Keras 3's operations (`x + y`, `keras.ops.relu(x)`) call TensorFlow functions, and Keras 2 makes a
+layer of each function that is called on its symbolic tensors. So most operations convert by calling
+them on Keras 2's tensors. `OPERATIONS` lists those that fail or would become too many layers.
 """
 
 from __future__ import annotations
@@ -15,12 +15,117 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.helper_layers.operations import Contract
-from keras_qat.keras2.backend import keras
+from keras_qat.keras2.backend import is_symbolic, keras, register
+
+
+@register
+def relu6(x: tf.Tensor) -> tf.Tensor:
+    """Clips `x` to 0..6."""
+    return tf.nn.relu6(x)
+
+
+@register
+def leaky_relu(x: tf.Tensor) -> tf.Tensor:
+    """Multiplies negative values by 0.2."""
+    return tf.nn.leaky_relu(x, 0.2)
+
+
+@register
+def hard_sigmoid(x: tf.Tensor) -> tf.Tensor:
+    """Computes relu6(x + 3) / 6. Keras 2's function of this name clips 0.2 x + 0.5."""
+    return tf.nn.relu6(x + 3.0) * (1.0 / 6.0)
+
+
+@register
+def hard_silu(x: tf.Tensor) -> tf.Tensor:
+    """Computes x * hard_sigmoid(x), also called hard swish."""
+    return x * hard_sigmoid(x)
+
+
+@register
+def hard_tanh(x: tf.Tensor) -> tf.Tensor:
+    """Clips `x` to -1..1."""
+    return tf.clip_by_value(x, -1.0, 1.0)
+
+
+@register
+def log_sigmoid(x: tf.Tensor) -> tf.Tensor:
+    """Computes log(sigmoid(x))."""
+    return tf.math.log_sigmoid(x)
+
+
+@register
+def log_softmax(x: tf.Tensor) -> tf.Tensor:
+    """Computes log(softmax(x)) along the last axis."""
+    return tf.nn.log_softmax(x)
+
+
+@register
+def celu(x: tf.Tensor) -> tf.Tensor:
+    """Computes exp(x) - 1 for negative values, and returns others unchanged."""
+    return tf.nn.elu(x)
+
+
+@register
+def glu(x: tf.Tensor) -> tf.Tensor:
+    """Multiplies one half of the channels by the sigmoid of the other."""
+    values, gates = tf.split(x, 2, axis=-1)
+    return values * tf.sigmoid(gates)
+
+
+@register
+def squareplus(x: tf.Tensor) -> tf.Tensor:
+    """Computes (x + sqrt(x^2 + 4)) / 2."""
+    return (x + tf.sqrt(tf.square(x) + 4.0)) / 2.0
+
+
+@register
+def soft_shrink(x: tf.Tensor) -> tf.Tensor:
+    """Moves `x` towards 0 by 0.5."""
+    return tf.sign(x) * tf.nn.relu(tf.abs(x) - 0.5)
+
+
+@register
+def hard_shrink(x: tf.Tensor) -> tf.Tensor:
+    """Sets values within 0.5 of 0 to 0."""
+    return tf.where(tf.abs(x) > 0.5, x, tf.zeros_like(x))
+
+
+@register
+def tanh_shrink(x: tf.Tensor) -> tf.Tensor:
+    """Computes x - tanh(x)."""
+    return x - tf.tanh(x)
+
+
+_SAME = ["elu", "exponential", "gelu", "linear", "mish", "relu", "selu", "sigmoid", "softmax"]
+_SAME += ["softplus", "softsign", "tanh"]
+_DEFINED_HERE: list[Any] = [celu, glu, hard_shrink, hard_sigmoid, hard_silu, hard_tanh, leaky_relu]
+_DEFINED_HERE += [log_sigmoid, log_softmax, relu6, soft_shrink, squareplus, tanh_shrink]
+
+ACTIVATIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(keras.activations, name) for name in _SAME},
+    **{function.__name__: function for function in _DEFINED_HERE},
+    "silu": keras.activations.swish,
+}
+"""Name of a function in Keras 3's `keras.activations` -> the function for Keras 2."""
+
+
+def find_activation(activation: Callable[..., Any], keras_3: Any) -> Callable[..., Any] | None:
+    """Returns the Keras 2 function for an activation function of Keras 3; None if there is none.
+
+    Args:
+        activation: the function. A custom function stays unchanged.
+        keras_3: the module `keras` of Keras 3.
+    """
+    name = getattr(activation, "__name__", "")
+    if getattr(keras_3.activations, name, None) is activation:
+        return ACTIVATIONS.get(name)
+    return activation
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A TensorFlow function that computes what an operation does.
+    """A TensorFlow function that computes the same as an operation.
 
     Args:
         function: called with the operation's tensors.
@@ -31,7 +136,7 @@ class Row:
     options: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def _reduction(function: Any) -> Row:
+def _make_reduction(function: Callable[..., Any]) -> Row:
     return Row(function, {"axis": "axis", "keepdims": "keepdims"})
 
 
@@ -41,13 +146,13 @@ def _einsum(*operands: Any, subscripts: str) -> Any:
     return tf.einsum(subscripts, *operands)
 
 
-def _swap(x: Any, first: int, second: int) -> Any:
+def _swap(x: tf.Tensor, first: int, second: int) -> tf.Tensor:
     axes = list(range(len(x.shape)))
     axes[first], axes[second] = axes[second], axes[first]
     return tf.transpose(x, axes)
 
 
-def _move(x: Any, source: Any, destination: Any) -> Any:
+def _move(x: tf.Tensor, source: Any, destination: Any) -> tf.Tensor:
     rank = len(x.shape)
     moved = {
         to % rank: origin % rank
@@ -57,8 +162,8 @@ def _move(x: Any, source: Any, destination: Any) -> Any:
     return tf.transpose(x, [moved[at] if at in moved else next(remaining) for at in range(rank)])
 
 
-def _position(function: Any) -> Callable[..., Any]:
-    def compute(x: Any, axis: int | None, keepdims: bool) -> Any:
+def _make_arg_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    def compute(x: tf.Tensor, axis: int | None, keepdims: bool) -> tf.Tensor:
         if axis is None:
             raise NotImplementedError("without an axis")
         indices = function(x, axis, output_type=tf.int32)
@@ -67,8 +172,8 @@ def _position(function: Any) -> Callable[..., Any]:
     return compute
 
 
-def _take(x: Any, indices: Any, axis: int | None) -> Any:
-    if axis is None or tf.is_tensor(indices) or hasattr(indices, "node"):
+def _take(x: tf.Tensor, indices: Any, axis: int | None) -> tf.Tensor:
+    if axis is None or tf.is_tensor(indices) or is_symbolic(indices):
         raise NotImplementedError("only numbers along an axis can be taken")
     indices = np.asarray(indices)
     if np.any(indices < 0):
@@ -77,14 +182,14 @@ def _take(x: Any, indices: Any, axis: int | None) -> Any:
 
 
 def _attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    mask: Any = None,
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    bias: tf.Tensor | None = None,
+    mask: tf.Tensor | None = None,
     scale: float | None = None,
     **options: Any,
-) -> Any:
+) -> tf.Tensor:
     """Computes attention on [batch, steps, heads, head size], Keras 3's layout."""
     if bias is not None or mask is not None or any(options.values()):
         raise NotImplementedError("it has a mask, a bias or a cap")
@@ -93,13 +198,13 @@ def _attention(
     return Contract("bhqk,bkhd->bqhd")([tf.nn.softmax(scores), value])
 
 
-_MEAN, _MAX, _MIN = map(_reduction, (tf.reduce_mean, tf.reduce_max, tf.reduce_min))
+_MEAN, _MAX, _MIN = map(_make_reduction, (tf.reduce_mean, tf.reduce_max, tf.reduce_min))
 
 OPERATIONS: dict[str, Row] = {
     "Amax": _MAX,
     "Amin": _MIN,
-    "Argmax": Row(_position(tf.argmax), {"axis": "axis", "keepdims": "keepdims"}),
-    "Argmin": Row(_position(tf.argmin), {"axis": "axis", "keepdims": "keepdims"}),
+    "Argmax": Row(_make_arg_function(tf.argmax), {"axis": "axis", "keepdims": "keepdims"}),
+    "Argmin": Row(_make_arg_function(tf.argmin), {"axis": "axis", "keepdims": "keepdims"}),
     "DotProductAttention": Row(_attention, {"causal": "is_causal", "cap": "attn_logits_soft_cap"}),
     "Einsum": Row(_einsum, {"subscripts": "subscripts"}),
     "Matmul": Row(tf.matmul),
@@ -109,19 +214,18 @@ OPERATIONS: dict[str, Row] = {
     "Min": _MIN,
     "Moveaxis": Row(_move, {"source": "source", "destination": "destination"}),
     "OneHot": Row(tf.one_hot, {"depth": "num_classes", "axis": "axis", "dtype": "dtype"}),
-    "Sum": _reduction(tf.reduce_sum),
+    "Sum": _make_reduction(tf.reduce_sum),
     "Squeeze": Row(tf.squeeze, {"axis": "axis"}),
     "Swapaxes": Row(_swap, {"first": "axis1", "second": "axis2"}),
     "Take": Row(_take, {"axis": "axis"}),
 }
 """Class of an operation of Keras 3 -> the row that computes it."""
 
-SAME_TYPE = {"Amax", "Amin", "Einsum", "Matmul", "Max", "Mean", "Min", "Sum"}
-"""Operations whose rows need one type for inputs and outputs; with others Keras 3 converts
-types."""
+_SAME_TYPE = {"Amax", "Amin", "Einsum", "Matmul", "Max", "Mean", "Min", "Sum"}
+"""Operations with one type of inputs and outputs in their rows. Keras 3 would convert types."""
 
 
-def call_operation(operation: Any, args: Any, kwargs: Any, dtypes: set[str]) -> Any:
+def call_operation(operation: Any, args: Any, kwargs: dict[str, Any], dtypes: set[str]) -> Any:
     """Calls an operation of Keras 3 on tensors of Keras 2.
 
     Args:
@@ -135,7 +239,7 @@ def call_operation(operation: Any, args: Any, kwargs: Any, dtypes: set[str]) -> 
     """
     name = type(operation).__name__
     row = OPERATIONS.get(name)
-    if row and len(dtypes) > 1 and name in SAME_TYPE:
+    if row and len(dtypes) > 1 and name in _SAME_TYPE:
         row = None
     try:
         if row is None:
