@@ -11,7 +11,7 @@ from keras_qat.graph.calls import Call, Value, flatten_values, multiply_sizes
 from keras_qat.graph.operations import read_scalar
 from keras_qat.helper_layers.elementwise_functions import SoftmaxOfMany
 from keras_qat.helper_layers.operations import HardSwish, Regularize
-from keras_qat.imports.keras3 import activations as keras_3
+from keras_qat.imports.keras3 import operations as keras_3
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_layer

@@ -10,8 +10,8 @@ from typing import Any
 from keras_qat.config import recipes
 from keras_qat.config.recipe import Recipe
 from keras_qat.imports import tfmot
+from keras_qat.imports.keras3 import give_weights
 from keras_qat.imports.keras3.backend import check_model
-from keras_qat.imports.keras3.weights import give_weights
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.readability import check_readable
 from keras_qat.messages import warn_caller

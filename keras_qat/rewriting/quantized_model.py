@@ -17,8 +17,7 @@ from keras_qat.config.targets.target import Target
 from keras_qat.graph.precision import ScalesLoss, compute_in_float32, use_float32
 from keras_qat.graph.read_model import list_symbols
 from keras_qat.graph.rebuild_model import find_used_inputs
-from keras_qat.imports.keras3.backend import refuse_files
-from keras_qat.imports.keras3.parts import RefusesKeras3
+from keras_qat.imports.keras3.backend import RefusesKeras3, refuse_files
 from keras_qat.integer_graph.keras_inference import Inference
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import KeepsTrainable, keras

@@ -221,9 +221,7 @@ def _pair_layers(source: Keras3Layer, converted: Any) -> Iterator[tuple[Any, Any
             yield from _pair_layers(layer, counterpart)
 
 
-def _pair_weights(
-    source: Keras3Layer, converted: keras.layers.Layer
-) -> list[tuple[Any, Any]]:
+def _pair_weights(source: Keras3Layer, converted: keras.layers.Layer) -> list[tuple[Any, Any]]:
     """Pairs the weights of a layer of Keras 3 with its counterpart's; none for models."""
     if is_model(source) or is_model(getattr(source, "layer", None)):
         return []
