@@ -173,7 +173,7 @@ class OperationCall(keras.layers.Layer):
     """
 
     def __init__(
-        self, operation: keras.layers.Layer | dict[str, Any], arguments: str, **kwargs: Any
+        self, operation: keras.layers.Layer | dict[str, Any], arguments: str, **kwargs: object
     ) -> None:
         super().__init__(autocast=False, **kwargs)
         is_config = isinstance(operation, dict)

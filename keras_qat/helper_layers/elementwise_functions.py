@@ -97,7 +97,7 @@ class Formula(SameShape):
 
     options = ("formula",)
 
-    def __init__(self, formula: str, **kwargs: Any) -> None:
+    def __init__(self, formula: str, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.formula = formula
 
@@ -136,7 +136,7 @@ class Logarithm(SameShape):
 
     options = ("plus_one",)
 
-    def __init__(self, plus_one: bool = False, **kwargs: Any) -> None:
+    def __init__(self, plus_one: bool = False, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.plus_one = plus_one
 
@@ -157,7 +157,7 @@ class Power(SameShape):
 
     options = ("exponent",)
 
-    def __init__(self, exponent: float, **kwargs: Any) -> None:
+    def __init__(self, exponent: float, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.exponent = exponent
 
@@ -176,7 +176,7 @@ class Reciprocal(SameShape):
 
     options = ("numerator",)
 
-    def __init__(self, numerator: float = 1.0, **kwargs: Any) -> None:
+    def __init__(self, numerator: float = 1.0, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.numerator = numerator
 
@@ -197,7 +197,7 @@ class SquareRoot(SameShape):
 
     options = ("inverse",)
 
-    def __init__(self, inverse: bool = False, **kwargs: Any) -> None:
+    def __init__(self, inverse: bool = False, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.inverse = inverse
 
@@ -229,7 +229,7 @@ class SoftmaxOfMany(SameShape):
 
     options = ("axis",)
 
-    def __init__(self, axis: int = -1, **kwargs: Any) -> None:
+    def __init__(self, axis: int = -1, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.axis = axis
 

@@ -33,7 +33,7 @@ class _Computed(layers.Layer):
     """Name of the computed weight."""
 
     def __init__(
-        self, *args: Any, source: keras.layers.Layer | dict[str, Any], **kwargs: Any
+        self, *args: object, source: keras.layers.Layer | dict[str, Any], **kwargs: object
     ) -> None:
         super().__init__(*args, **kwargs)
         is_config = isinstance(source, dict)
@@ -45,7 +45,7 @@ class _Computed(layers.Layer):
         super().build(input_shape)
         self.__dict__.pop(self.computed)  # The None that `add_weight` returned to Keras.
 
-    def add_weight(self, name: str | None = None, *args: Any, **kwargs: Any) -> Any:
+    def add_weight(self, name: str | None = None, *args: object, **kwargs: object) -> Any:
         return None if name == self.computed else super().add_weight(name, *args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -111,11 +111,11 @@ class _WithMaskInput(layers.Layer):
     Keras passes masks in an attribute of the sequence (`_keras_mask`). Files need them as tensors.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.input_spec = [keras.layers.InputSpec(ndim=3), keras.layers.InputSpec(ndim=2)]
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, inputs: Any, *args: object, **kwargs: object) -> Any:
         # Keras' recurrent layers would interpret the second tensor as a state.
         return layers.Layer.__call__(self, inputs, *args, **kwargs)
 
@@ -165,7 +165,7 @@ def returns_zeros_if_masked(layer: keras.layers.Layer) -> bool:
 class _Rescaled:
     """Multiplies its input by `input_scale`, a power of two for each channel, first."""
 
-    def __init__(self, *, input_scale: Sequence[float], **kwargs: Any) -> None:
+    def __init__(self, *, input_scale: Sequence[float], **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.input_scale = list(map(float, input_scale))
 

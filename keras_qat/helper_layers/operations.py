@@ -35,7 +35,7 @@ class CarryMask(SameShape):
     Layers, losses and metrics can then read the mask of a tensor that operations compute.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
 
@@ -53,7 +53,7 @@ class Contract(HelperLayer):
 
     options = ("equation",)
 
-    def __init__(self, equation: str, **kwargs: Any) -> None:
+    def __init__(self, equation: str, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.equation = equation
 
@@ -78,7 +78,7 @@ class RestoreTime(HelperLayer):
 
     options = ("steps",)
 
-    def __init__(self, steps: int, **kwargs: Any) -> None:
+    def __init__(self, steps: int, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.steps = steps
 
@@ -134,7 +134,7 @@ class MaskScores(HelperLayer):
         below: float = 12.0,
         limit: float | None = None,
         above: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(**kwargs)
         self.hidden, self.below, self.limit, self.above = hidden, below, limit, above
@@ -186,7 +186,7 @@ class OnGrid(HelperLayer):
 
     options = ("number",)
 
-    def __init__(self, number: Any, **kwargs: Any) -> None:
+    def __init__(self, number: Any, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.number = number
 
@@ -210,7 +210,7 @@ class Regularize(SameShape):
         activity_regularizer: as for Keras layers.
     """
 
-    def __init__(self, activity_regularizer: Any, **kwargs: Any) -> None:
+    def __init__(self, activity_regularizer: Any, **kwargs: object) -> None:
         super().__init__(activity_regularizer=activity_regularizer, **kwargs)
         self.supports_masking = True
 
@@ -233,7 +233,7 @@ class Roll(HelperLayer):
 
     options = ("shifts", "axes")
 
-    def __init__(self, shifts: Sequence[int], axes: Sequence[int], **kwargs: Any) -> None:
+    def __init__(self, shifts: Sequence[int], axes: Sequence[int], **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.shifts, self.axes = list(shifts), list(axes)
 
@@ -259,7 +259,7 @@ class TrainingOnly(SameShape):
         model: the model, or its configuration.
     """
 
-    def __init__(self, model: keras.Model | dict[str, Any], **kwargs: Any) -> None:
+    def __init__(self, model: keras.Model | dict[str, Any], **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.model: Any = load_nested_model(model) if isinstance(model, dict) else model
 
@@ -304,7 +304,7 @@ class Positions(SameShape):
 
     options = ("rounding",)
 
-    def __init__(self, rounding: str, **kwargs: Any) -> None:
+    def __init__(self, rounding: str, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.rounding = rounding
 
@@ -346,7 +346,7 @@ class WeightTensor(HelperLayer):
         frozen: Sequence[int] = (),
         regularizers: Sequence[Any] = (),
         constraints: Sequence[Any] = (),
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(**kwargs)
         self.shapes = [tuple(shape) for shape in shapes]

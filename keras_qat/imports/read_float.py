@@ -27,7 +27,7 @@ class ReadsWeight(keras.layers.Lambda):
         reason: why it must be replaced.
     """
 
-    def __init__(self, function: Callable[..., Any], reason: str, **kwargs: Any) -> None:
+    def __init__(self, function: Callable[..., Any], reason: str, **kwargs: object) -> None:
         super().__init__(function, **kwargs)
         self.reason = reason
 

@@ -65,7 +65,7 @@ class KeepsTrainable:
 
 
 def add_scalar(
-    layer: keras.layers.Layer, name: str, value: float, dtype: str = "float32", **options: Any
+    layer: keras.layers.Layer, name: str, value: float, dtype: str = "float32", **options: object
 ) -> tf.Variable:
     """Adds a scalar weight that does not train and is equal on all replicas."""
     return layer.add_weight(
@@ -245,7 +245,7 @@ def make_training_variables(model: keras.Model, batches: object, training: bool)
     func_graph.func_graph_from_py_func("measure", measure, (targets, outputs, weights), {})
 
 
-def make_tf_function(function: Callable[..., Any], **options: Any) -> Any:
+def make_tf_function(function: Callable[..., Any], **options: object) -> Any:
     """Makes a `tf.function` without warnings of frequent tracing, because each model makes one."""
     return silence_retracing(tf.function(function, autograph=False, **options))
 
@@ -334,7 +334,7 @@ def patch_members(owner: object, **members: Any) -> Iterator[None]:
 
     def dispatch(new: Callable[..., Any], old: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(old)
-        def call_by_thread(*args: Any, **kwargs: Any) -> Any:
+        def call_by_thread(*args: object, **kwargs: object) -> Any:
             return (new if threading.get_ident() == thread else old)(*args, **kwargs)
 
         return call_by_thread

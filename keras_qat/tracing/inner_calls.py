@@ -46,7 +46,7 @@ def trace_inner_calls(
     call, is_inside = keras.layers.Layer.__call__, False
     known, keeping = {id(layer) for layer in outer._flatten_layers()}, set[int]()
 
-    def call_inner(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+    def call_inner(layer: keras.layers.Layer, *args: object, **kwargs: object) -> Any:
         nonlocal is_inside
         if is_inside:
             return call(layer, *args, **kwargs)
@@ -114,12 +114,12 @@ def _is_known(layer: keras.layers.Layer) -> bool:
     return get_package(type(layer)) in KNOWN
 
 
-def _call_rnn_inline(layer: keras.layers.Layer, inputs: Any, **kwargs: Any) -> Any:
+def _call_rnn_inline(layer: keras.layers.Layer, inputs: Any, **kwargs: object) -> Any:
     layer.build(tf.nest.map_structure(lambda x: x.shape, inputs))
     return layer.call(inputs, **kwargs)
 
 
-def _call_inline(layer: keras.layers.Layer, *args: Any, **kwargs: Any) -> Any:
+def _call_inline(layer: keras.layers.Layer, *args: object, **kwargs: object) -> Any:
     """Calls a layer's own code, with the Keras masks of its inputs and outputs."""
     if not args:
         args = (kwargs.pop(next(iter(kwargs))),)
@@ -181,7 +181,7 @@ def trace_attention_dropout(layer: keras.layers.Layer) -> contextlib.AbstractCon
         _dropouts[layer] = layers.Dropout(layer.dropout, name="dropout")
     apply, drop = layer._apply_scores, _dropouts[layer]
 
-    def apply_scores(scores: Any, value: Any, **options: Any) -> Any:
+    def apply_scores(scores: Any, value: Any, **options: object) -> Any:
         weights = drop(apply(scores, value, **options)[1])
         return tf.matmul(weights, value), weights
 

@@ -147,7 +147,7 @@ def let_assign(
     """
 
     def make_assign(name: str, variable: tf.Variable) -> Callable[..., Any]:
-        def assign(value: Any, *args: Any, **kwargs: Any) -> Any:
+        def assign(value: Any, *args: object, **kwargs: object) -> Any:
             assigned[id(variable)] = vars(layer)[name] = value
             value.assign = assign
             return value

@@ -29,7 +29,7 @@ def record_transforms() -> Iterator[None]:
 
     def record(transform: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(transform)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             on_symbols = any(map(is_symbolic, tf.nest.flatten((args, kwargs))))
             return (operation_class()(transform) if on_symbols else transform)(*args, **kwargs)
 
@@ -67,7 +67,7 @@ def deny_eager_execution() -> Iterator[None]:
 def skip_assertions() -> Iterator[None]:
     """Runs a block in which TensorFlow's assertions, which need concrete values, always pass."""
 
-    def accept(x: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def accept(x: Any = None, *args: object, **kwargs: object) -> Any:
         return x
 
     names = [name for name in dir(tf.debugging) if name.startswith("assert_")]
@@ -140,7 +140,7 @@ def draw_largest() -> Iterator[None]:
     def uniform(low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
         return high if size is None else draw(low, high, size)
 
-    def unit(*sizes: Any, **options: Any) -> Any:
+    def unit(*sizes: int, **options: Any) -> Any:
         return draw(size=sizes or options.get("size")) if sizes or options else 1.0
 
     numpy_names = "random", "rand", "random_sample"
@@ -163,7 +163,7 @@ def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
     sample_before = bernoulli.sample
 
     def draw_anew(draw: Callable[..., Any]) -> Callable[..., Any]:
-        def call(shape: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(shape: Any, *args: object, **kwargs: object) -> Any:
             if isinstance(shape, (list, tuple)):  # An unknown size, as in x.shape[0].
                 shape = [tf.shape(x)[0] if size is None else size for size in shape]
             is_known = not any(map(is_symbolic, tf.nest.flatten((shape, args, kwargs))))
@@ -174,7 +174,7 @@ def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
 
         return call
 
-    def sample(self: Any, sample_shape: Any = (), *args: Any, **kwargs: Any) -> Any:
+    def sample(self: Any, sample_shape: Any = (), *args: object, **kwargs: object) -> Any:
         if self.batch_shape.rank != 0 or not tf.executing_eagerly():
             return sample_before(self, sample_shape, *args, **kwargs)
         return tf.cast(tf.random.uniform(sample_shape) < float(self.probs), self.dtype)
@@ -199,7 +199,7 @@ class OwnGradient(SameShape):
         model: the model, or its configuration.
     """
 
-    def __init__(self, model: keras.Model | dict[str, Any] | None, **kwargs: Any) -> None:
+    def __init__(self, model: keras.Model | dict[str, Any] | None, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.model: Any = load_nested_model(model) if isinstance(model, dict) else model
 

@@ -47,7 +47,7 @@ def _prefer(new: Callable[..., Any], old: Callable[..., Any]) -> Callable[..., A
     Inner layers are built in graphs, which always use `old`.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         with contextlib.suppress(NotKnown):
             if tf.executing_eagerly():
                 return new(*args, **kwargs)
@@ -69,9 +69,9 @@ def _scan(
     fn: Callable[[Any, Any], Any],
     elems: Any,
     initializer: Any = None,
-    *args: Any,
+    *args: object,
     reverse: bool = False,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     if args:
         raise NotKnown
@@ -85,20 +85,20 @@ def _scan(
 
 
 def _foldl(
-    fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, **kwargs: Any
+    fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, **kwargs: object
 ) -> Any:
     rows = _split_steps(elems)
     return functools.reduce(fn, rows if initializer is None else [initializer, *rows])
 
 
 def _foldr(
-    fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, **kwargs: Any
+    fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, **kwargs: object
 ) -> Any:
     rows = _split_steps(elems)[::-1]
     return functools.reduce(fn, rows if initializer is None else [initializer, *rows])
 
 
-def _map(fn: Callable[[Any], Any], elems: Any, *args: Any, **kwargs: Any) -> Any:
+def _map(fn: Callable[[Any], Any], elems: Any, *args: object, **kwargs: object) -> Any:
     if tf.nest.flatten(elems)[0].shape[:1] == [None]:
         return map_examples(fn, elems)
     results = list(map(fn, _split_steps(elems)))
@@ -109,9 +109,9 @@ def _while_loop(
     cond: Callable[..., Any],
     body: Callable[..., Any],
     loop_vars: Any,
-    *args: Any,
+    *args: object,
     maximum_iterations: Any = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     state, most = loop_vars, MOST_STEPS
     if maximum_iterations is not None:
@@ -141,7 +141,7 @@ def _find_known(x: Any) -> Any:
     return value
 
 
-def _rnn(step_function: Callable[..., Any], inputs: Any, *args: Any, **kwargs: Any) -> Any:
+def _rnn(step_function: Callable[..., Any], inputs: Any, *args: object, **kwargs: object) -> Any:
     """Unrolls `K.rnn` over a known number of steps."""
     flat = tf.nest.flatten(inputs)
     steps = flat[0].shape[0 if kwargs.get("time_major") else 1]

@@ -113,21 +113,21 @@ def check_model(model: Any) -> None:
 class RefusesKeras3:
     """A model of Keras 2 that refuses objects of Keras 3 with advice. Losses of Keras 3 work."""
 
-    def _validate_compile(self, optimizer: object, metrics: object, **kwargs: Any) -> None:
+    def _validate_compile(self, optimizer: object, metrics: object, **kwargs: object) -> None:
         """Checks the arguments of `compile`. Keras does not compile a loaded model with its own."""
         _refuse_objects("optimizer", "optimizers", optimizer)
         _refuse_objects("metrics", "metrics", metrics)
         super()._validate_compile(optimizer, metrics, **kwargs)  # type: ignore[misc]
 
-    def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, x: Any = None, *args: object, **kwargs: object) -> Any:
         """Trains as Keras documents it."""
         return super().fit(x, *args, **_check(x, kwargs))  # type: ignore[misc]
 
-    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, x: Any = None, *args: object, **kwargs: object) -> Any:
         """Returns losses and metrics as Keras documents it."""
         return super().evaluate(x, *args, **_check(x, kwargs))  # type: ignore[misc]
 
-    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+    def predict(self, x: Any, *args: object, **kwargs: object) -> Any:
         """Returns outputs as Keras documents it."""
         return super().predict(x, *args, **_check(x, kwargs))  # type: ignore[misc]
 

@@ -188,7 +188,7 @@ def _attention(
     bias: tf.Tensor | None = None,
     mask: tf.Tensor | None = None,
     scale: float | None = None,
-    **options: Any,
+    **options: object,
 ) -> tf.Tensor:
     """Computes attention on [batch, steps, heads, head size], Keras 3's layout."""
     if bias is not None or mask is not None or any(options.values()):
