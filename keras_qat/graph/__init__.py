@@ -1,1 +1,1 @@
-"""A Keras model as a graph of layer calls, and what is known about its tensors."""
+"""Represents a Keras model as a graph of layer calls, and analyzes its tensors."""

@@ -1,4 +1,4 @@
-"""A Keras model as a list of layer calls, in the order in which they compute."""
+"""Represents a Keras model as a list of layer calls in topological order."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Value:
 class Call:
     """A call of a layer.
 
-    A new call becomes the producer of those outputs that have no producer yet. It takes over the
-    other outputs when it becomes part of a graph.
+    A new call becomes the producer of its outputs if they have no producer yet. It takes over the
+    others when it becomes part of a graph.
 
     Args:
         layer: the layer, from the model or created by `lower`.
@@ -125,18 +125,18 @@ class Call:
 
 @dataclasses.dataclass
 class Graph:
-    """A model as calls in the order in which they compute.
+    """A model as a list of calls in topological order.
 
     Args:
         name: the model's name.
-        inputs: a structure of `Value`s, as the model takes it.
-        outputs: a structure of `Value`s, as the model returns it.
+        inputs: a structure of `Value`s, like the model's inputs.
+        outputs: a structure of `Value`s, like the model's outputs.
         output_names: the model's names for its outputs.
         calls: the calls that the outputs depend on.
         weights: layer created by `lower` -> the initial values of its weights.
         loss_only: calls that only added losses and metrics depend on. They are not exported.
-        opaque: name of each call whose layer could not be traced -> the reason.
-        in_float: name of each call that must not read quantized values -> the reason.
+        opaque: name of a call -> the reason why its layer could not be traced.
+        in_float: name of a call -> the reason why it must not read quantized values.
     """
 
     name: str
@@ -205,7 +205,7 @@ def split_loss_only(calls: list[Call], outputs: object) -> tuple[list[Call], lis
 
 
 def drop_unused_calls(graph: Graph) -> Graph:
-    """Returns the graph without calls whose outputs are never read, such as a layer's state."""
+    """Returns the graph without unused calls, such as those for a layer's state."""
     read = flatten_values([graph.outputs, *(call.inputs for call in graph.loss_only)])
     return dataclasses.replace(graph, calls=split_loss_only(graph.calls, read)[0])
 

@@ -1,7 +1,6 @@
 """Propagates Keras masks (`_keras_mask`), which mark the padding of sequences, through a graph.
 
-Embedding and Masking create a mask. Each later layer computes the mask of its output from those of
-its inputs.
+Embedding and Masking create a mask. Each later layer computes its output mask from its input masks.
 """
 
 from __future__ import annotations

@@ -36,15 +36,15 @@ TESTS_FOR_NAN: dict[str, Callable[..., tf.Tensor]] = {
 """Operation -> the same, as comparisons of tensors with themselves."""
 
 _REPLACES = READS_SHAPES.union(("where", "multiply_no_nan"))
-"""Operations whose results hold no NaN, if the model replaces it."""
+"""Operations that return no NaN if the model replaces it."""
 
 _COMPUTES = ("add", "subtract", "multiply", "divide", "cast")
 _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
-"""Operations and layers that, like those that move elements, return NaN for NaN."""
+"""Operations and layers that return NaN for NaN, besides operations that move elements."""
 
 
 def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
-    """Returns each input in which the model replaces NaN, with the calls that may read NaN.
+    """Returns inputs with NaN that the model replaces, and for each the calls that may read NaN.
 
     An input is left out if other calls, such as a layer with a kernel, would also read its NaN.
     """

@@ -1,8 +1,8 @@
 """The table of TensorFlow functions: their names and kinds. Reads the arguments of their calls.
 
 Keras records a function that is called on a symbolic tensor as a layer with the function's name in
-TensorFlow, such as "math.add" or "compat.v1.shape". `get_kind` returns the kind, "add" or "shape",
-which is what other modules compare.
+TensorFlow, such as "math.add" or "compat.v1.shape". Other modules only compare the kind that
+`get_kind` returns, "add" or "shape".
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def moves_elements(call: Call) -> bool:
 def get_operands(call: Call, *names: str) -> list[Any]:
     """Returns arguments of a call by name; None for missing ones.
 
-    The names are those of TensorFlow 2, also for functions of TensorFlow 1 with other names.
+    The names are TensorFlow 2's, also for functions of TensorFlow 1 with other names.
     """
     function = call.layer.function if is_operation(call.layer) else type(call.layer).call
     positional = zip(_list_parameters(function), call.args, strict=False)

@@ -23,12 +23,12 @@ _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 """Type of a layer's outputs -> the policy that computes in it with weights in float32."""
 
 _POLICY = threading.RLock()
-"""Held while the global policy is changed, so that threads do not restore each other's policy."""
+"""Held while the global policy is changed. Threads would restore each other's policies."""
 
 
 @contextlib.contextmanager
 def use_policy(name: str) -> Iterator[None]:
-    """Runs a block in which new layers have this policy, whatever the global policy is."""
+    """Makes this policy the global policy inside a `with` block."""
     with _POLICY:
         before = keras.mixed_precision.global_policy()
         keras.mixed_precision.set_global_policy(name)
@@ -39,7 +39,7 @@ def use_policy(name: str) -> Iterator[None]:
 
 
 def use_float32() -> contextlib.AbstractContextManager[None]:
-    """Runs a block in which new layers compute in float32, whatever the global policy is."""
+    """Makes new layers compute in float32 inside a `with` block."""
     return use_policy("float32")
 
 
@@ -55,7 +55,7 @@ def get_policy(dtype: str) -> str:
 
 @contextlib.contextmanager
 def compute_in_float32(layer: keras.layers.Layer) -> Iterator[None]:
-    """Runs a block in which a layer and all layers inside it compute in float32."""
+    """Makes a layer and all layers inside it compute in float32 inside a `with` block."""
     half = [inner for inner in list_layers(layer) if is_half(inner.compute_dtype)]
     before = [inner.dtype_policy for inner in half]
     for inner in half:
@@ -81,7 +81,7 @@ def cast_constants(arguments: object) -> Any:
 
 
 class ScalesLoss:
-    """A Keras model whose loss is scaled if a layer computes in float16.
+    """A Keras model that scales its loss if a layer computes in float16.
 
     Keras' `compile` only checks the policy of the model itself, which is float32 for inference.
     """

@@ -33,7 +33,7 @@ _SLICES_AND_SEGMENTS = (
     *("getitem", "slice", "strided_slice"),
     *(f"unsorted_segment_{kind}" for kind in ("sum", "mean", "sqrt_n", "max", "min")),
 )
-"""Operations whose arguments may depend on a fixed batch size, such as all nodes of one graph."""
+"""Operations with arguments that may depend on a fixed batch size, as for all nodes of a graph."""
 
 _CHANGES_ROWS = {
     *("tile", "repeat", "concat", "split", "gather", "gather_nd"),
@@ -166,7 +166,7 @@ def find_size(value: Value) -> Any:
 
 
 def find_measured_tensors(sizes: list[Value]) -> Iterator[Value]:
-    """Yields the tensors whose shapes these sizes are computed from."""
+    """Yields the tensors with the shapes that these sizes are computed from."""
 
     def read_sizes(size: Value) -> list[Value]:
         call = size.producer
@@ -197,7 +197,7 @@ def use_python_integers(call: Call) -> Call | None:
 
 
 def counts_examples(value: object) -> bool:
-    """Returns whether a tensor holds the index of each example, from 0 on, and nothing else."""
+    """Returns whether a tensor only holds the index of each example, from 0 on."""
     if not isinstance(value, Value) or (runs := evaluate(value)) is None:
         return False
     like = next(find_measured_tensors([value]), None)

@@ -1,6 +1,6 @@
 """Helper layers for elementwise functions, with finite values and gradients in training.
 
-Quantization rounds small values to zero, where logarithms, inverses and their slopes are infinite.
+Quantization rounds small values to zero. Logarithms, inverses and their slopes are infinite there.
 """
 
 from __future__ import annotations

@@ -58,27 +58,27 @@ class _ComputedKernel(_Computed):
 
 @register
 class ComputedConv1D(_ComputedKernel, layers.Conv1D):
-    """A `Conv1D` whose kernel is computed."""
+    """A `Conv1D` with a computed kernel."""
 
 
 @register
 class ComputedConv2D(_ComputedKernel, layers.Conv2D):
-    """A `Conv2D` whose kernel is computed."""
+    """A `Conv2D` with a computed kernel."""
 
 
 @register
 class ComputedConv1DTranspose(_ComputedKernel, layers.Conv1DTranspose):
-    """A `Conv1DTranspose` whose kernel is computed."""
+    """A `Conv1DTranspose` with a computed kernel."""
 
 
 @register
 class ComputedConv2DTranspose(_ComputedKernel, layers.Conv2DTranspose):
-    """A `Conv2DTranspose` whose kernel is computed."""
+    """A `Conv2DTranspose` with a computed kernel."""
 
 
 @register
 class ComputedDepthwiseConv2D(_Computed, layers.DepthwiseConv2D):
-    """A `DepthwiseConv2D` whose kernel is computed."""
+    """A `DepthwiseConv2D` with a computed kernel."""
 
     computed = "depthwise_kernel"
     depthwise_kernel = _Weight()
@@ -86,7 +86,7 @@ class ComputedDepthwiseConv2D(_Computed, layers.DepthwiseConv2D):
 
 @register
 class ComputedDense(_ComputedKernel, layers.Dense):
-    """A `Dense` whose kernel is computed."""
+    """A `Dense` with a computed kernel."""
 
 
 COMPUTED: dict[type, type] = {
@@ -101,7 +101,7 @@ COMPUTED: dict[type, type] = {
 
 
 def has_computed_kernel(layer: object) -> bool:
-    """Returns whether a layer computes its kernel, so that it cannot be assigned."""
+    """Returns whether a layer computes its kernel, which therefore cannot be assigned."""
     return isinstance(layer, _Computed)
 
 
@@ -182,7 +182,7 @@ class RescaledBatchNormalization(_Rescaled, layers.BatchNormalization):
 
     Args:
         input_scale: the constant of each channel.
-        kwargs: as for `BatchNormalization`. Its statistics are those of the product.
+        kwargs: as for `BatchNormalization`. Its statistics describe the product.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
@@ -195,7 +195,7 @@ class RescaledNormalization(_Rescaled, layers.Normalization):
 
     Args:
         input_scale: the constant of each channel.
-        kwargs: as for `Normalization`. Its statistics are those of the product.
+        kwargs: as for `Normalization`. Its statistics describe the product.
     """
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:

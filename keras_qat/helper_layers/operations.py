@@ -13,7 +13,7 @@ from keras_qat.keras2.configurations import load_nested_model
 
 
 class HelperLayer(keras.layers.Layer):
-    """A layer whose configuration holds the attributes that are named in `options`."""
+    """A layer that saves the attributes named in `options` in its configuration."""
 
     options: tuple[str, ...] = ()
 
@@ -22,7 +22,7 @@ class HelperLayer(keras.layers.Layer):
 
 
 class SameShape(HelperLayer):
-    """A layer whose output has the shape of its input."""
+    """A layer with an output of its input's shape."""
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         return tf.TensorShape(input_shape)
@@ -110,7 +110,7 @@ class ReverseSteps(SameShape):
 
 @register
 class MaskScores(HelperLayer):
-    """Lowers masked attention scores, so that softmax returns almost nothing for them.
+    """Lowers masked attention scores: softmax then returns almost nothing for them.
 
     Other consumers ignore masked scores as well. A minimum ignores those above all others.
 
@@ -120,7 +120,7 @@ class MaskScores(HelperLayer):
     Args:
         causal: counts of query and key steps if later steps are masked, too, or a mask
             [..., steps, steps] that is true for visible key steps of each query step, or None.
-        hidden: whether masks are inverted: True, or not 0, where a score is masked.
+        hidden: whether masks are inverted: True, or not 0, for masked scores.
         below: distance of masked scores below the smallest score: exp(-12) is 6e-6. The usual -1e9
             would leave no quantization steps for the other scores. It is 0 for a maximum of them.
         limit: an upper bound of masked scores, or None.
@@ -180,8 +180,7 @@ class OnGrid(HelperLayer):
     Args:
         number: the constant, or a nested list of constants.
 
-    Shapes: the input is the tensor; the output has as many axes, with size 1 before those of the
-        constants.
+    Shapes: the input is the tensor; the output has as many axes, with leading sizes of 1.
     """
 
     options = ("number",)

@@ -164,7 +164,7 @@ def _set_input_shape(model: keras.Model) -> keras.Model:
 
 
 def _find_missing_sizes(layer: keras.layers.Layer) -> dict[int, int]:
-    """Returns the sizes that a Normalization knows of axes whose size its input lacks."""
+    """Returns sizes that a Normalization knows, but not its input, by axis."""
     if not isinstance(layer, keras.layers.Normalization) or not layer.built or layer.axis is None:
         return {}
     shapes = [node.input_shapes for node in layer.inbound_nodes]

@@ -52,7 +52,7 @@ register = keras.utils.register_keras_serializable(package="keras_qat")
 
 
 class KeepsTrainable:
-    """A model whose layers keep their `trainable` flags when loaded from a SavedModel.
+    """A model that keeps the `trainable` flags of its layers when loaded from a SavedModel.
 
     Keras creates the model from its configuration and then sets the model's own flag, which
     overwrites the flags of nested layers. `None` stops Keras from setting it.
@@ -95,7 +95,7 @@ def is_building() -> bool:
 
 
 def find_calling_layer() -> tuple[Any, Any]:
-    """Returns the layer or model inside whose `call` this is, or None, and its `training`."""
+    """Returns the layer or model that is being called, or None, and its `training` argument."""
     context = _base_layer.base_layer_utils.call_context()
     return context.layer, context.training
 
@@ -167,10 +167,10 @@ def get_attention_components(layer: keras.layers.MultiHeadAttention) -> dict[str
 
 @contextlib.contextmanager
 def replace_rnn(rnn: Callable[..., Any], *layers: keras.layers.Layer) -> Iterator[None]:
-    """Runs a block in which recurrent layers use `rnn` instead of `keras.backend.rnn`.
+    """Makes recurrent layers use `rnn` instead of `keras.backend.rnn` inside a `with` block.
 
-    Replaces the function in Keras' module, where all recurrent layers look it up, custom ones too.
-    LSTM and GRU do not use their GPU kernels in this block.
+    Replaces the function in Keras' module because all recurrent layers, custom ones too, look it up
+    there. LSTM and GRU do not use their GPU kernels in this block.
     """
     module: Any = inspect.getmodule(keras.backend.rnn)
     inner = [item for layer in layers for item in layer._flatten_layers()]
@@ -251,8 +251,8 @@ def make_tf_function(function: Callable[..., Any], **options: object) -> Any:
 
 
 AUTOGRAPH_AS_USUAL = tf.__internal__.autograph.control_status_ctx()
-"""Scope in which Keras lets AutoGraph convert the `call` of custom layers, inside of functions
-that are not converted themselves."""
+"""Scope that lets AutoGraph convert the `call` of custom layers inside of functions that are not
+converted themselves."""
 
 without_autograph = tf.autograph.experimental.do_not_convert
 """Runs Python code unchanged, also in a `tf.function` that AutoGraph has converted for Keras."""
@@ -264,7 +264,7 @@ FEW_CALLS = 20
 def trace_after_few_calls(function: Callable[[], Any]) -> Callable[[], Any]:
     """Returns a function that is traced after `FEW_CALLS` calls, when tracing pays off.
 
-    It calls the graph directly: a lookup by arguments takes longer than reading weights.
+    It calls the graph directly, because a lookup by arguments is slower than reading weights.
     """
     get_graph = functools.cache(make_tf_function(function).get_concrete_function)
     calls = itertools.count()
@@ -280,7 +280,7 @@ def silence_retracing(function: Any) -> Any:
 
 @contextlib.contextmanager
 def allow_any_batch_sizes() -> Iterator[None]:
-    """Runs a block in which Keras does not warn if a model's inputs differ in their first sizes.
+    """Suppresses Keras' warning about inputs with different first sizes inside a `with` block.
 
     Inputs that represent weights have no batch.
     """
@@ -298,7 +298,7 @@ def allow_any_batch_sizes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Runs a block that creates many permanent objects, without garbage collection."""
+    """Pauses garbage collection while a block creates many permanent objects."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -314,7 +314,7 @@ _TURN = threading.RLock()
 
 
 def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Decorator: threads take turns, because functions swap weights of layers."""
+    """Decorator: only one thread runs at a time, because functions swap weights of layers."""
 
     @functools.wraps(verb)
     def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
@@ -326,7 +326,7 @@ def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
 
 @contextlib.contextmanager
 def patch_members(owner: object, **members: Any) -> Iterator[None]:
-    """Runs a block in which members of a module or a class are replaced.
+    """Replaces members of a module or a class inside a `with` block.
 
     Other threads still call the original functions.
     """
@@ -355,7 +355,7 @@ def patch_members(owner: object, **members: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def swap_attributes(layer: object, **attributes: Any) -> Iterator[None]:
-    """Runs a block with attributes of a layer replaced, such as its kernel by a quantized one.
+    """Replaces attributes of a layer, such as its kernel, inside a `with` block.
 
     The layer's own `call` then uses the replacement with all of its options. This bypasses Keras'
     attribute tracking, so the layer keeps its weights. Attributes of the class are hidden.

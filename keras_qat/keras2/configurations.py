@@ -81,8 +81,8 @@ class CustomObjects(NamedTuple):
 def collect_custom_objects(layers: Iterable[keras.layers.Layer]) -> CustomObjects:
     """Collects the custom classes of layers, initializers and the like, and custom functions.
 
-    If several functions that regularize or constrain share a name, they are left out, because they
-    cannot be told apart. The model's values replace those of initializers.
+    Regularizer or constraint functions that share a name are ambiguous and left out. The results of
+    initializers do not matter, because the weights are overwritten.
     """
     layers = list(layers)
     kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
@@ -120,7 +120,7 @@ def can_find_activation(function: Callable[..., Any]) -> bool:
 
 @contextlib.contextmanager
 def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> Iterator[None]:
-    """Runs a block in which Keras can create layers with custom objects from configurations.
+    """Lets Keras create layers with custom objects from configurations inside a `with` block.
 
     Custom classes need not be registered.
 
@@ -161,10 +161,10 @@ def serialize(layer: keras.layers.Layer) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _use_current_format() -> Iterator[None]:
-    """Runs a block in which Keras reads configurations in the format of `serialize`.
+    """Makes Keras read configurations in the format of `serialize` inside a `with` block.
 
-    While Keras loads an .h5 file, it expects that file's format, in which it does not find
-    registered classes by their names.
+    While Keras loads an .h5 file, it expects the format of such files. It has no names of
+    registered classes.
     """
     with swap_attributes(_serialization, in_tf_saved_model_scope=lambda: False):
         yield

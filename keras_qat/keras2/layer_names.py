@@ -56,7 +56,7 @@ def is_of_keras(layer: object) -> bool:
 
 @contextlib.contextmanager
 def use_attribute_names(layer: keras.layers.Layer) -> Iterator[None]:
-    """Runs a block in which custom layers, and layers inside them, are named after attributes.
+    """Names custom layers, and layers inside them, after attributes inside a `with` block.
 
     The names that Keras assigns differ in every copy, because they include a global counter.
     """
@@ -72,7 +72,7 @@ def use_attribute_names(layer: keras.layers.Layer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_unique_names(layer: keras.layers.Layer) -> Iterator[None]:
-    """Runs a block in which all layers inside a layer have different names.
+    """Gives all layers inside a layer different names inside a `with` block.
 
     A Keras model requires that. In `build`, Keras' counter starts again, so layers created there
     may repeat earlier names.

@@ -30,7 +30,7 @@ def flat_inputs(model: keras.Model, x: Any) -> list[tf.Tensor]:
 
 
 def set_known_sizes(model: keras.Model, x: Any) -> None:
-    """Sets the static shapes of symbolic data to those of a functional model's inputs.
+    """Copies the static shapes of a functional model's inputs to symbolic data.
 
     Data from a `Sequence` or a generator has no static shape, which unrolled layers need.
     """
@@ -248,7 +248,7 @@ def list_nodes(model: keras.Model) -> list[Node]:
 def take_nodes(outputs: list[KerasTensor]) -> list[Node]:
     """Returns Keras' nodes of the calls that outputs depend on, in the order of computation.
 
-    The nodes are removed from the layers, so that these can be called in a model.
+    Also removes the nodes from the layers, which can then be called in a model.
     """
     nodes = list(_find_nodes(outputs, set()))
     for layer in {id(node.layer): node.layer for node in nodes}.values():

@@ -33,7 +33,7 @@ KINDS: dict[str, Kind] = {
     "sparse_categorical_crossentropy": "classes",
     "squared_hinge": "decisions",
 }
-"""Keras loss -> what an output trained with it holds."""
+"""Keras loss -> the kind of values in an output that is trained with it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class CompiledLoss:
 
     Args:
         name: its function's name, such as `mean_squared_error`.
-        kind: what the output holds, by `KINDS`; "custom" for a custom loss.
+        kind: the kind of values in the output, by `KINDS`; "custom" for a custom loss.
         function: computes an error for each example from targets and predictions.
     """
 
@@ -103,8 +103,8 @@ def _read_loss(loss: Any) -> CompiledLoss | None:
 def take_losses(layer: keras.layers.Layer) -> Iterator[list[tuple[Any, Any]]]:
     """Removes the losses that a layer adds while a block of a traced function runs.
 
-    They are tensors of that function. If the layer kept them, Keras would read them outside, where
-    they are not defined. The function must return them instead.
+    They are tensors of that function. If the layer kept them, Keras would read them outside of the
+    function. The function must return them instead.
 
     Yields:
         A list. When the block ends, it has a pair of layer and loss for each loss.

@@ -78,7 +78,7 @@ def _describe_other_object(model: Any, kind: str) -> str:
     if isinstance(model, (bytes, list, tuple, dict, np.ndarray, tf.data.Dataset)):
         return f"{expected} {kind}: arguments come in the order model, file, data."
     if inspect.isfunction(model):
-        return f"{expected} the function {model.__name__}: pass what it returns."
+        return f"{expected} the function {model.__name__}: pass its result."
     if hasattr(model, "signatures"):
         return (
             f"{expected} {kind}, as tf.saved_model.load returns. Load it as a Keras model, which "

@@ -1,1 +1,1 @@
-"""Traces a custom layer: runs its `call` on symbolic tensors, which gives calls of other layers."""
+"""Traces custom layers: runs their `call` on symbolic tensors to get calls of other layers."""

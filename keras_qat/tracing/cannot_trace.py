@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_qat.keras2.backend import keras
 
 READS_OTHERS = "it reads a tensor that is none of its arguments"
-"""Why a layer cannot be traced alone if it reads what an earlier call kept in an attribute."""
+"""Why a layer cannot be traced alone if it reads a tensor that an earlier call kept."""
 
 
 class CannotTrace(Exception):

@@ -76,7 +76,7 @@ def make_symbols_of_values(outputs: object) -> Any:
 
 @contextlib.contextmanager
 def read_sizes_as_integers() -> Iterator[None]:
-    """Runs a block in which Python reads symbolic tensors that depend on sizes alone as integers.
+    """Lets Python read symbolic size expressions as integers inside a `with` block.
 
     Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`, also in code
     that AutoGraph converts. TensorFlow and Keras still see symbolic tensors. Keras interprets

@@ -33,10 +33,10 @@ from keras_qat.tracing.cannot_trace import MustTraceInline
 def trace_inner_calls(
     tape: tf.GradientTape, outer: keras.layers.Layer, lenders: Sequence[Any] = ()
 ) -> Iterator[None]:
-    """Runs a block in which a tape ignores variables that inner layers read in their own call.
+    """Makes a tape ignore variables of inner layers inside a `with` block.
 
     Some layers are traced inline, as if their code were part of the call of `outer`:
-    - layers whose weights `outer` borrows (`lenders`), and layers around those
+    - layers with weights that `outer` borrows (`lenders`), and layers around them
     - a custom layer without weights that the call creates, because its attributes may be read
     - the steps of a recurrent layer around a cell of that kind
 
@@ -174,7 +174,7 @@ _dropouts: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def trace_attention_dropout(layer: keras.layers.Layer) -> contextlib.AbstractContextManager[None]:
-    """Returns a block in which Keras' attention uses a Dropout layer, which can be traced."""
+    """Makes Keras' attention use a Dropout layer, which can be traced, inside a `with` block."""
     if type(layer) not in (layers.Attention, layers.AdditiveAttention) or not layer.dropout:
         return contextlib.nullcontext()
     if layer not in _dropouts:

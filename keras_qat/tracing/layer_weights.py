@@ -18,7 +18,7 @@ from keras_qat.messages import LIBRARIES, get_package
 from keras_qat.tracing.concrete_sizes import HELD, is_called_by_user
 
 _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
-"""Prefixes of attributes in which Keras tracks other attributes."""
+"""Prefixes of attributes that Keras uses to track other attributes."""
 
 _NO_HOLDERS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
 
@@ -65,7 +65,7 @@ def _is_custom_object(value: object) -> bool:
 
 
 def make_stand_in(variable: tf.Variable) -> tf.Tensor | KerasTensor:
-    """Returns what code reads instead of a variable: the values of a mask, or a symbolic tensor.
+    """Returns the tensor that code reads instead of a variable: constant for a mask, or symbolic.
 
     The symbolic tensor has the methods of a variable. Python reads integers that do not train, such
     as a flag or a counter, as values.
@@ -113,7 +113,7 @@ def replace_variables(value: object, symbols: dict[int, Any]) -> Any:
 
 @contextlib.contextmanager
 def list_symbols_as_weights(symbols: dict[int, Any]) -> Iterator[None]:
-    """Runs a block in which custom code finds symbols in `layer.weights` and the like.
+    """Lets custom code find symbols in `layer.weights` and the like inside a `with` block.
 
     Args:
         symbols: id of a variable -> the symbol that replaces it.

@@ -1,4 +1,4 @@
-"""Lists what is replaced in TensorFlow and Keras while the code of a layer is traced.
+"""Lists the replacements in TensorFlow and Keras while the code of a layer is traced.
 
 Most functions of TensorFlow accept Keras' symbolic tensors, but not all, and Python can neither
 count nor compare them. Each entry of `PATCHES` supports one kind of code.
@@ -41,9 +41,9 @@ class Patch:
     """One replacement.
 
     Args:
-        name: what holds while it is active.
-        apply: returns the block in which it is active, for a `Trace`.
-        why: what goes wrong without it.
+        name: its effect.
+        apply: returns a context manager for a `Trace`.
+        why: the problem without it.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Patch:
 
 @contextlib.contextmanager
 def apply_patches(trace: Trace) -> Iterator[None]:
-    """Runs a block in which all patches are active."""
+    """Activates all patches inside a `with` block."""
     with contextlib.ExitStack() as block:
         for patch in PATCHES:
             block.enter_context(patch.apply(trace))
@@ -152,4 +152,4 @@ PATCHES = (
         "code asks `isinstance(x, tf.Tensor)` or `tf.is_tensor(x)`",
     ),
 )
-"""All patches, in the order in which they become active."""
+"""All patches, in the order of their activation."""

@@ -25,7 +25,7 @@ _TENSOR = tf.Tensor
 
 @contextlib.contextmanager
 def record_transforms() -> Iterator[None]:
-    """Runs a block in which `tf.signal.rfft` and the like accept symbolic tensors."""
+    """Makes `tf.signal.rfft` and the like accept symbolic tensors inside a `with` block."""
 
     def record(transform: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(transform)
@@ -42,7 +42,7 @@ def record_transforms() -> Iterator[None]:
 
 @contextlib.contextmanager
 def run_functions_eagerly() -> Iterator[None]:
-    """Runs a block in which `tf.function` calls Python: it does not accept symbolic tensors."""
+    """Makes `tf.function`, which accepts no symbolic tensors, call Python inside a `with` block."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -53,7 +53,7 @@ def run_functions_eagerly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deny_eager_execution() -> Iterator[None]:
-    """Runs a block in which `tf.executing_eagerly()` is False for custom code, as in Keras."""
+    """Makes `tf.executing_eagerly()` False for custom code, as in Keras, inside a `with` block."""
     is_eager = tf.executing_eagerly
 
     def executing_eagerly() -> bool:
@@ -65,7 +65,7 @@ def deny_eager_execution() -> Iterator[None]:
 
 @contextlib.contextmanager
 def skip_assertions() -> Iterator[None]:
-    """Runs a block in which TensorFlow's assertions, which need concrete values, always pass."""
+    """Disables TensorFlow's assertions, which need concrete values, inside a `with` block."""
 
     def accept(x: Any = None, *args: object, **kwargs: object) -> Any:
         return x
@@ -77,7 +77,7 @@ def skip_assertions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def keep_convolutions() -> Iterator[None]:
-    """Runs a block in which `tf.nn.convolution` of a sequence is `tf.nn.conv1d`.
+    """Replaces `tf.nn.convolution` of a sequence by `tf.nn.conv1d` inside a `with` block.
 
     With dilations, TensorFlow would insert a reshape before and after the convolution. Keras calls
     the function in another module than custom code does.
@@ -115,7 +115,7 @@ class _AnyTensor(type):
 
 @contextlib.contextmanager
 def count_symbols_as_tensors() -> Iterator[None]:
-    """Runs a block in which type checks accept symbolic tensors as tensors.
+    """Makes type checks accept symbolic tensors as tensors inside a `with` block.
 
     TensorFlow and Keras look up their types elsewhere, so this only affects other code.
     """
@@ -130,7 +130,7 @@ def count_symbols_as_tensors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def draw_largest() -> Iterator[None]:
-    """Runs a block in which `random` and `numpy.random` return their largest values.
+    """Makes `random` and `numpy.random` return their largest values inside a `with` block.
 
     A trace keeps the values for good. With the largest ones, LayerDrop omits no layer:
     `if training and np.random.uniform(0, 1) < self.layerdrop: continue`.
@@ -153,11 +153,11 @@ def draw_largest() -> Iterator[None]:
 
 @contextlib.contextmanager
 def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
-    """Runs a block in which TensorFlow draws new random values in each step.
+    """Makes TensorFlow draw new random values in each step inside a `with` block.
 
     Without a symbolic argument, as in `tf.random.normal(w.shape)`, it would draw them only once.
-    DeBERTa drops values by TensorFlow's Bernoulli distribution, which accepts no symbolic sizes,
-    so that is replaced by `tf.random.uniform`.
+    DeBERTa drops values by TensorFlow's Bernoulli distribution, which accepts no symbolic sizes.
+    `tf.random.uniform` replaces it.
     """
     bernoulli = tf.compat.v1.distributions.Bernoulli
     sample_before = bernoulli.sample
@@ -223,7 +223,7 @@ class OwnGradient(SameShape):
 
 @contextlib.contextmanager
 def record_custom_gradients() -> Iterator[None]:
-    """Runs a block in which functions with a custom gradient accept symbolic tensors."""
+    """Makes functions with a custom gradient accept symbolic tensors inside a `with` block."""
     module: Any = inspect.getmodule(tf.custom_gradient)
     call_eagerly = module._eager_mode_decorator
     created: list[Any] = []

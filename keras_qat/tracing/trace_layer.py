@@ -1,4 +1,4 @@
-"""Traces a layer: runs its `call` on symbolic tensors, which gives calls of other layers.
+"""Traces a layer: runs its `call` on symbolic tensors to get calls of other layers.
 
 Python code in a layer runs only once, while it is traced. Therefore a layer is only traced if the
 calls compute the same as the layer on random inputs, and the same in training.
@@ -69,8 +69,8 @@ def trace_layer(
     Args:
         call: the call.
         masks: input of the call -> its Keras mask.
-        lenders: other layers whose weights the layer borrows, and variables that no layer holds.
-            Calls of these layers are traced, too, and the variables become constants.
+        lenders: other layers with weights that this layer borrows, and variables of no layer. Calls
+            of these layers are traced, too, and the variables become constants.
 
     Raises:
         CannotTrace: if the layer cannot be traced.

@@ -88,7 +88,7 @@ def follow_training(trained: Trace, tested: Trace) -> None:
 
 
 def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace:
-    """Returns a trace of inference that computes something else in training, in float.
+    """Returns a trace of both phases. The section that only training computes stays in float.
 
     Either sections of the layer differ, as in stochastic depth, or all of a layer without weights,
     as in a layer that adds noise in training and rounds at inference.
@@ -157,7 +157,7 @@ class _TrainingSections:
         self.starts: dict[tuple[int, int], Any] = {}
         """Ids of a tensor of each trace -> the start of the section between them.
 
-        It is the first tensor if they are equal, and None if they differ in anything else.
+        It is the first tensor if they are equal, and None if they do not correspond.
         """
         self.side_inputs: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
         """Ids of a section's start and end -> other tensors that it reads, in both traces."""
@@ -168,7 +168,7 @@ class _TrainingSections:
     def combine(self) -> Any | None:
         """Returns the outputs of training with a `TrainingOnly` for each section.
 
-        None if the traces differ in anything else.
+        It is None if the traces do not correspond.
         """
         ends = [tf.nest.flatten(trace.outputs) for trace in (self.trained, self.tested)]
         if len(ends[0]) != len(ends[1]) or not all(map(self._corresponds, *ends)):
@@ -300,7 +300,7 @@ def _flatten_arguments(node: Node) -> list[Any]:
 def _sort_nodes(trace: Trace) -> list[Node]:
     """Returns the nodes of a trace in an order that one more layer in a branch does not change.
 
-    The nodes of a node's first argument come before those of its second.
+    Nodes that compute a node's first argument come before nodes that compute its second.
     """
     producers = _find_producers(trace)
     order: dict[Node, None] = {}
@@ -315,7 +315,7 @@ def _sort_nodes(trace: Trace) -> list[Node]:
 
 
 def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
-    """Numbers the tensors of a trace. The output of `noise` has the index of its input."""
+    """Assigns indices to the tensors of a trace. Outputs of `noise` share their inputs' indices."""
     indices = {id(tensor): index for index, tensor in enumerate(trace.model.inputs)}
     count = len(indices)
     for node in _sort_nodes(trace):

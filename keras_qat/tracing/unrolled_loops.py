@@ -21,7 +21,7 @@ MOST_STEPS = 32
 
 @contextlib.contextmanager
 def unroll_loops() -> Iterator[None]:
-    """Runs a block in which loops with a known trip count over symbolic tensors are unrolled.
+    """Unrolls loops with a known trip count over symbolic tensors inside a `with` block.
 
     These are `tf.scan`, `tf.foldl`, `tf.foldr`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop`
     and `K.rnn`. `tf.cond` executes one branch if the condition depends on sizes alone, and a

@@ -102,7 +102,7 @@ def _list_layers(layer: Keras3Layer) -> Iterator[Keras3Layer]:
 
 
 class _Converter:
-    """Converts each layer once, so that shared layers stay shared.
+    """Converts each layer only once, because shared layers stay shared.
 
     Args:
         custom: name of a class that Keras 2 lacks -> the class to use.

@@ -53,7 +53,7 @@ def find_counterpart(layer: Keras3Layer, custom: Mapping[str, type]) -> Any:
 def convert_layer(
     layer: Keras3Layer, custom: Mapping[str, type], convert: Callable[[Keras3Layer], Any]
 ) -> keras.layers.Layer:
-    """Makes an unbuilt Keras 2 layer that computes what a layer of Keras 3 does.
+    """Makes an unbuilt Keras 2 layer that computes the same as a layer of Keras 3.
 
     Args:
         layer: the layer.
