@@ -20,7 +20,7 @@ from keras_qat.integer_graph.float_nodes import (
 )
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layer_names import use_attribute_names
+from keras_qat.keras2.layers_and_models import use_attribute_names
 from keras_qat.messages import pluralize
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.tflite.builder import Builder

@@ -27,7 +27,7 @@ from keras_qat.graph.operations import (
     is_operation,
 )
 from keras_qat.keras2.backend import infer_output_shape, keras
-from keras_qat.keras2.layer_names import is_of_keras
+from keras_qat.keras2.layers_and_models import is_of_keras
 
 _SLICES_AND_SEGMENTS = (
     *("getitem", "slice", "strided_slice"),

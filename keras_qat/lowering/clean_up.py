@@ -13,8 +13,7 @@ from keras_qat.graph.calls import Call, Graph, Value, flatten_values, is_batch_n
 from keras_qat.graph.facts import Facts, StructuralKeys, describe_argument
 from keras_qat.graph.operations import get_kind, is_operation
 from keras_qat.keras2.backend import layers
-from keras_qat.keras2.layer_names import is_of_keras
-from keras_qat.keras2.layers_and_models import accepts_training
+from keras_qat.keras2.layers_and_models import accepts_training, is_of_keras
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, rewrite_calls
 from keras_qat.lowering.read_operations import HIDES, Uniform, find_uniform
 from keras_qat.ops.registry import find_op

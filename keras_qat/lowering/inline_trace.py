@@ -16,8 +16,7 @@ from keras_qat.graph.rebuild_model import call_in_layer, rebuild_model
 from keras_qat.graph.sizes import fold_known_sizes, set_static_shapes
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import allow_any_batch_sizes, layers
-from keras_qat.keras2.layer_names import name_inner_calls
-from keras_qat.keras2.layers_and_models import list_layers, rename
+from keras_qat.keras2.layers_and_models import list_layers, name_inner_calls, rename
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, find_calls_before
 from keras_qat.lowering.masked_scores import has_constant_mask
 from keras_qat.tracing.cannot_trace import CannotTrace

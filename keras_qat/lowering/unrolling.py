@@ -17,8 +17,7 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.graph.facts import Facts
 from keras_qat.keras2.backend import layers, swap_attributes
-from keras_qat.keras2.layer_names import is_of_keras
-from keras_qat.keras2.layers_and_models import list_layers
+from keras_qat.keras2.layers_and_models import is_of_keras, list_layers
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.recurrent import find_float_reason, find_unrolling_obstacle, split_recurrent
 from keras_qat.ops.op import SharedRange

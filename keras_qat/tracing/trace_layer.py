@@ -30,8 +30,7 @@ from keras_qat.keras2.backend import (
     set_keras_mask,
     without_autograph,
 )
-from keras_qat.keras2.layer_names import use_unique_names
-from keras_qat.keras2.layers_and_models import accepts_training, list_nodes
+from keras_qat.keras2.layers_and_models import accepts_training, list_nodes, use_unique_names
 from keras_qat.keras2.readability import describe_error, get_first_line
 from keras_qat.tracing.cannot_trace import READS_OTHERS, CannotTrace, MustTraceInline, ReadsWeights
 from keras_qat.tracing.check_trace import drop_none, find_deviation
