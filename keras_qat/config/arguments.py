@@ -1,4 +1,4 @@
-"""Checks arguments before any work is done."""
+"""Checks arguments before any work is done, and suggests replacements for unknown ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], Function]:
-    """Decorates a function or a class so that arguments which do not fit get an answer.
+    """Decorates a function or a class to explain arguments that do not fit.
 
     Args:
-        hint: a sentence for arguments that are missing or too many.
-        instead: argument that people try -> what to pass instead. Others are answered with the
-            nearest argument of the function, or with all of them.
+        hint: a sentence for missing or excess arguments.
+        instead: argument that people try -> its replacement. For other unknown arguments the error
+            suggests the nearest argument of the function, or lists all of them.
     """
 
     def decorate(function: Function) -> Function:
@@ -44,7 +44,7 @@ def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], F
                     near = "" if argument in instead else suggest(argument, parameters)
                     message = f"{name}() has no argument {argument!r}{answer}{near}"
                     raise TypeError(message) from None
-                text = str(inspect.Signature(_without_types(parameters, is_method)))
+                text = str(inspect.Signature(_remove_types(parameters, is_method)))
                 text = re.sub(r"<function (\w+) at \w+>", r"\1", text)
                 message = f"{name}: {error}. Call it as {name}{text}. {hint}".strip()
                 raise TypeError(message) from None
@@ -55,15 +55,15 @@ def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], F
     return decorate
 
 
-def _without_types(
+def _remove_types(
     parameters: Mapping[str, inspect.Parameter], is_method: bool
 ) -> list[inspect.Parameter]:
-    """Returns the parameters that callers give, as they are shown in a message."""
+    """Returns the parameters of callers, as shown in a message."""
     shown = list(parameters.values())[int(is_method) :]
     return [parameter.replace(annotation=inspect.Parameter.empty) for parameter in shown]
 
 
-def range_of(input_range: Any) -> tuple[float, float] | None:
+def read_input_range(input_range: Any) -> tuple[float, float] | None:
     """Returns the minimum and maximum of inputs, widened to include zero as quantization needs.
 
     Raises:
@@ -75,20 +75,20 @@ def range_of(input_range: Any) -> tuple[float, float] | None:
     is_range = ends.shape == (2,) and ends.dtype.kind in "iuf" and np.isfinite(ends).all()
     if not is_range or not ends[0] < ends[1]:
         raise ValueError(
-            f"input_range={input_range!r}: give the minimum and the maximum of the inputs, for "
+            f"input_range={input_range!r}: pass the minimum and the maximum of the inputs, for "
             f"example (0.0, 1.0)."
         )
     return min(float(ends[0]), 0.0), max(float(ends[1]), 0.0)
 
 
-def switch(name: str, value: Any) -> bool:
+def switch(name: str, value: object) -> bool:
     """Returns a bool argument.
 
     Raises:
         TypeError: if it is not a bool. Otherwise "off" would count as True.
     """
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}={value!r}: give True or False.")
+        raise TypeError(f"{name}={value!r}: pass True or False.")
     return bool(value)
 
 

@@ -1,4 +1,4 @@
-"""What a recipe is: a description of how to quantize a model, as data."""
+"""Defines recipes, which describe as data how to quantize a model."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Override:
         layers: a layer's name, a prefix of names, a pattern with `*`, or a class name.
         weight_bits: 2 to 8, or None for the recipe's bits.
         activation_bits: 2 to 8, or None for the recipe's bits.
-        quantize: False to leave the layers in float; True to undo an earlier False, and to quantize
-            layers that stay in float by default: LayerNormalization and GroupNormalization.
-        open: False to compute custom layers in float as a whole; True to open layers that
-            normalize, too; None for the default.
+        quantize: False to keep the layers float; True to undo an earlier False, and to quantize
+            layers that stay float by default: LayerNormalization and GroupNormalization.
+        open: False to keep custom layers float without tracing them; True to also trace layers that
+            normalize; None for the default.
     """
 
     layers: str
@@ -40,7 +40,7 @@ class Override:
                 name = self.layers.__name__
             if isinstance(self.layers, (list, tuple)):
                 raise ValueError(
-                    f"override({self.layers!r}): name one layer, class or pattern, and call "
+                    f"override({self.layers!r}): pass one layer, class or pattern, and call "
                     f"override once for each."
                 )
             raise ValueError(
@@ -75,16 +75,16 @@ class Recipe:
         freeze_bn_delay: first training step that freezes BatchNormalization, or None;
             `callbacks.FreezeBatchNorm` overrides it.
         overrides: settings that differ for some layers; later ones win. See `override`.
-        end_bits: bits of the first and last layers; None for the same as the others. They hold for
-            weights, inputs and outputs of these layers, and for activations that no weighted layer
+        end_bits: bits of the first and last layers; None for the same as the others. They apply to
+            weights, inputs and outputs of these layers, and to activations that no weighted layer
             multiplies, such as terms of sums. Activations never get fewer bits than `activations`.
-        unpacked_bits: bits of weights that no file packs two in a byte, where fewer than 8 would
-            save nothing: all but those of convolutions and dense layers. None for the same as the
-            others.
-        without_float: whether LayerNormalization, GroupNormalization and layers of users that
-            normalize are computed in integers too, which is slower where there is float, and
-            positions that are made of real numbers, which rounding moves. Targets without float
-            and `strict=True` set it.
+        unpacked_bits: bits of weights that files cannot pack two to a byte, so fewer than 8 would
+            save nothing: all weights except those of convolutions and dense layers. None for the
+            same as the others.
+        without_float: whether LayerNormalization, GroupNormalization and custom layers that
+            normalize are computed in integers too, which is slower on targets with float, and
+            indices that are computed from float values, which rounding changes. Targets without
+            float and `strict=True` set it.
     """
 
     name: str
@@ -114,8 +114,8 @@ class Recipe:
             if override.activation_bits is not None and wide:
                 raise ValueError(
                     f"activation_bits={override.activation_bits} for '{override.layers}': all "
-                    f"activations of recipe '{self.name}' have 16 bits, as TFLite's kernels take "
-                    f"no mixture. Leave layers in float with quantize=False."
+                    f"activations of recipe '{self.name}' have 16 bits, and TFLite's kernels do "
+                    f"not mix widths. Keep layers float with quantize=False."
                 )
 
     @answers_unknown(
@@ -133,17 +133,16 @@ class Recipe:
     ) -> Recipe:
         """Returns a copy of the recipe with other settings for some layers. Later calls win.
 
-        The recipe itself stays as it is: assign the result, or pass it to `quantize_model`.
+        The recipe itself does not change: assign the result, or pass it to `quantize_model`.
 
         Args:
             layers: a layer's name, a prefix of names, a pattern with `*`, or a class name.
             weight_bits: 2 to 8, or None for the recipe's bits.
             activation_bits: 2 to 8, or None for the recipe's bits.
-            quantize: False to leave the layers in float; True to undo an earlier False, and to
-                quantize layers that stay in float by default: LayerNormalization and
-                GroupNormalization.
-            open: False to compute custom layers in float as a whole; True to open layers that
-                normalize, too; None for the default.
+            quantize: False to keep the layers float; True to undo an earlier False, and to quantize
+                layers that stay float by default: LayerNormalization and GroupNormalization.
+            open: False to keep custom layers float without tracing them; True to also trace layers
+                that normalize; None for the default.
 
         Raises:
             ValueError: on bits outside 2 to 8, or without any setting.
@@ -158,13 +157,13 @@ class Recipe:
         return result
 
     def preserve(self, what: specs.Preserve) -> Recipe:
-        """Returns the recipe with training that keeps zeros or clusters of the weights.
+        """Returns the recipe with training that preserves zeros or clusters of the weights.
 
         Args:
-            what: "zeros" keeps zero weights at zero, also in the file, so that a pruned model stays
-                pruned. "clusters" keeps equal weights of a layer equal, as in a clustered model,
-                and zeros at zero; in the file, equal weights of one output channel stay equal, as
-                each channel has its own scale. Finding clusters takes time in each step.
+            what: "zeros" keeps zero weights at zero, also in the file: a pruned model stays pruned.
+                "clusters" keeps equal weights of a layer equal, as in a clustered model, and zeros
+                at zero. In the file only equal weights of one output channel stay equal, because
+                each channel has its own scale. Clustering slows down each step.
 
         Raises:
             ValueError: if the recipe quantizes folded weights, with one range for the tensor.

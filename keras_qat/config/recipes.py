@@ -1,4 +1,4 @@
-"""The recipes that there are, and `get`, which finds one by its name."""
+"""The recipes, and `get`, which finds one by its name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 Ranges = Literal["moving_average", "learned", "learned_clipping"]
 
 
-_ANY = "weight_bits=4, or take keras_qat.recipes.low_bits(4, 4)"
+_ANY = "weight_bits=4, or use keras_qat.recipes.low_bits(4, 4)"
 """The answer to `bits=4`."""
 
 
@@ -107,7 +107,7 @@ def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") ->
 
 
 def power_of_two(ema_decay: float = 0.999) -> Recipe:
-    """Returns a recipe whose scales are all powers of two, one for each tensor, zero points 0.
+    """Returns a recipe with power-of-two scales, one for each tensor, and zero points of 0.
 
     Chips without multipliers for scales shift instead, such as Espressif's with ESP-DL. Weights and
     activations have 8 bits. Scales are rounded up, by up to a factor of two, which costs up to one
@@ -172,9 +172,10 @@ def int4_weights(
     """Returns a recipe with 4-bit weights and int8 activations: half the size of `int8`.
 
     `export_tflite` writes the weights as int8, which every kernel runs at full speed, or, after
-    `qat.pack_int4 = True`, two to a byte. Only convolutions and dense layers can be packed: other
-    weights, as of depthwise convolutions, keep 8 bits, which costs no byte and loses less
-    (`int8(weight_bits=4)` gives all of them 4). The model needs `learn_rounding` or training.
+    `qat.pack_int4 = True`, two to a byte. Only convolutions and dense layers can be packed. Other
+    weights, such as those of depthwise convolutions, keep 8 bits, which costs no space and is more
+    accurate (`int8(weight_bits=4)` uses 4 bits for all). The model needs `learn_rounding` or
+    training.
     Sensitive layers can get more bits: `end_bits`, `override(name, weight_bits=8)`, `search_bits`.
 
     Args:
@@ -193,7 +194,7 @@ def int4_weights(
     return dataclasses.replace(base, name="int4_weights", end_bits=end_bits, unpacked_bits=8)
 
 
-@answers_unknown(bits="two numbers, low_bits(4, 4): of weights and of activations")
+@answers_unknown(bits="low_bits(4, 4): bits of weights, then of activations")
 def low_bits(
     weights: int = 4,
     activations: int = 4,
@@ -255,7 +256,7 @@ def contrib(
         weight_narrow_range: whether weights leave out the lowest code. It is False in the
             rewriter's first version.
         quantize_folded_weights_use_ema: whether the range of folded weights is a moving average, an
-            option of the first version. Their quantization is then delayed like that of
+            option of the first version. Their quantization is then delayed as for
             activations.
         delay_weights: whether `quant_delay` applies to weights. In the first version it applied
             only to folded weights with a moving average.
@@ -320,8 +321,8 @@ def get(recipe: str | Recipe) -> Recipe:
         return NAMED[recipe]()
     if hasattr(recipe, "shape"):
         raise ValueError(
-            f"Expected a recipe, got {type(recipe).__name__}. quantize_model takes no data: pass "
-            f"them to calibrate, or to fit."
+            f"Expected a recipe, got {type(recipe).__name__}. quantize_model needs no data: pass "
+            f"them to calibrate or fit."
         )
     name = getattr(recipe, "__name__", None)
     if name in NAMED:

@@ -35,13 +35,13 @@ class QuantSpec:
     Args:
         bits: 2 to 8; also 16, for activations with a symmetric, not narrow range.
         symmetric: whether the range is symmetric around zero.
-        narrow_range: whether the lowest code is unused, which leaves 2^bits - 1 codes. TFLite
-            expects this for weights.
+        narrow_range: whether the lowest quantized value is unused, which leaves 2^bits - 1 values.
+            TFLite expects this for weights.
         per_channel: one range for each output channel instead of one for the tensor.
-        observer: how the range is found. `moving_average` averages the batches' extremes, of a
-            short training those of the last tenth. `shadowed_moving_average` averages all, as
-            TensorFlow 1 does, with its shadow variables. `last_value` takes the extremes of the
-            last training batch. `current_value` takes those of the tensor itself and stores
+        observer: how the range is found. `moving_average` averages the batches' extremes, in short
+            trainings only over the last tenth of them. `shadowed_moving_average` averages all, as
+            TensorFlow 1 does, with its shadow variables. `last_value` uses the extremes of the last
+            training batch. `current_value` uses the current extremes of the tensor and stores
             nothing (for weights). `learned` trains the range by the rounding and clipping error
             (LSQ), `learned_clipping` by the clipping error alone (PACT).
         ema_decay: decay per step of the moving averages.
@@ -50,13 +50,13 @@ class QuantSpec:
         delayed: whether quantization starts only at the layer's `quantize_from` step.
         initial_range: range before any data. By default a quantizer that has seen no data passes
             values through.
-        preserve: what training keeps of weights: "zeros", or "clusters" of equal values.
-        off_ties: whether a range is wider than observed by 1/1019 (where `calibrate` sees values
-            that need more, up to 1 %). Pixels scaled by `x / 127.5 - 1` all lie halfway between
-            two codes if their own range is divided into 255 steps, as does 0.5 in a range of 0 to
-            1. Of 254.75 steps no such fraction is a tie, so all kernels round alike.
+        preserve: property of weights that training keeps: "zeros", or "clusters" of equal values.
+        off_ties: whether a range is wider than observed by 1/1019, or up to 1 % if `calibrate` sees
+            values that need more. Pixels scaled by `x / 127.5 - 1` all lie halfway between two
+            quantized values if their range is divided into 255 steps, as does 0.5 in a range of 0
+            to 1. With 254.75 steps no such fraction is a tie, so all kernels round alike.
         power_of_two: whether scales are powers of two, which some chips multiply by as shifts. The
-            scale of the observed range is rounded up, so that nothing is clipped.
+            scale of the observed range is rounded up to avoid clipping.
 
     Raises:
         ValueError: on other bits, an unknown observer, a decay outside 0 to 1, or scales that are
@@ -112,8 +112,8 @@ class FixedSpec:
     """Specification of a range that the runtime fixes, e.g. 0 to 255/256 for a softmax.
 
     Args:
-        minimum: real value of the lowest code.
-        maximum: real value of the highest code.
+        minimum: float value of the lowest quantized value.
+        maximum: float value of the highest quantized value.
         bits: 2 to 8, or 16.
 
     Raises:
@@ -138,8 +138,8 @@ class SharedSpec:
 
     Args:
         source: name of the tensor that has the range.
-        rounds: whether values fall between the codes and are rounded again (average pooling), or
-            are only moved (max pooling, reshaping).
+        rounds: whether results fall between quantized values and are rounded again (average
+            pooling), or values only move (max pooling, reshaping).
     """
 
     source: str
@@ -156,7 +156,7 @@ def check_bits(bits: Any, wide: bool = False) -> int:
     """Returns bits as an `int`; raises a `ValueError` unless they are 2 to 8, or 16 with `wide`."""
     number = as_integer(bits)
     if number is None or not (2 <= number <= 8 or (wide and number == 16)):
-        raise ValueError(f"bits={bits!r}: quantization takes an integer from 2 to 8.")
+        raise ValueError(f"bits={bits!r}: quantization needs an integer from 2 to 8.")
     return number
 
 
@@ -174,7 +174,7 @@ def to_config(spec: QuantSpec | FixedSpec | None) -> dict[str, Any] | None:
 
 
 def from_config(config: Any) -> Any:
-    """Makes a specification from the data of `to_config`; returns a specification or None as it is.
+    """Makes a specification from the data of `to_config`. Specifications and None are unchanged.
 
     Raises:
         ValueError: if the data is not from `to_config`.

@@ -1,6 +1,6 @@
 """Reads a written TFLite file back and compares it with the resolved graph: translation validation.
 
-Nothing is computed: structure and numbers are compared, in a tenth of an export's time.
+Only structure and constants are compared, which takes a tenth of an export's time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.messages import warn_caller
@@ -20,39 +22,38 @@ ALIGNMENT = 16
 """Bytes to which the schema aligns constants."""
 
 
-def check_contents(contents: bytes, written: Any, graph: ResolvedGraph) -> None:
-    """Compares a TFLite file's bytes with what was to be written.
+def check_contents(contents: bytes, written: schema.ModelT, graph: ResolvedGraph) -> None:
+    """Compares a TFLite file with the objects that were packed and with the resolved graph.
+
+    Differences are faults of this library. Bytes that differ from the packed objects are an error.
+    Operators that seem to differ from the graph's are a warning, because this check may be wrong.
 
     Args:
         contents: the file.
         written: the `ModelT` that was packed into it.
         graph: the resolved graph that was written, with explicit padding merged.
 
-    What differs is a fault of this library. Bytes that are not what was packed are an error.
-    Operators that seem to be other than the graph's are a warning: this check may be wrong too, and
-    `verify` tells.
-
     Raises:
-        RuntimeError: if the bytes are not what was packed.
+        RuntimeError: if the bytes differ from `written`.
     """
     file = unpack(contents)
-    damage = [*_differences(written, file, "file"), *_misaligned(contents, file)]
-    report(f"The TFLite file of '{graph.name}'", damage, _other_operators(graph, file))
+    damage = [*_find_differences(written, file, "file"), *_find_misaligned(contents, file)]
+    report(f"The TFLite file of '{graph.name}'", damage, _compare_operators(graph, file))
 
 
 def report(file: str, damage: Iterable[str], differences: Iterable[str]) -> None:
-    """Raises a `RuntimeError` of damage. Warns of differences from the resolved graph."""
+    """Raises a `RuntimeError` for damage. Warns of differences from the resolved graph."""
     please = "This is a fault of keras_qat: please report it with the model."
     if some := list(damage)[:5]:
         raise RuntimeError(f"{file} is damaged: {'; '.join(some)}. {please}")
     if some := list(differences)[:5]:
         warn_caller(
             f"{file} may compute something other than the model: {'; '.join(some)}. "
-            f"keras_qat.verify tells. {please}"
+            f"Check it with keras_qat.verify. {please}"
         )
 
 
-def _differences(ours: Any, theirs: Any, path: str) -> Iterator[str]:
+def _find_differences(ours: Any, theirs: Any, path: str) -> Iterator[str]:
     """Compares two objects of the schema field by field. Missing and empty lists are equal."""
     if hasattr(ours, "__dict__"):
         if theirs is None:
@@ -60,34 +61,34 @@ def _differences(ours: Any, theirs: Any, path: str) -> Iterator[str]:
             return
         for name, value in vars(ours).items():
             if not name.startswith("_"):
-                yield from _differences(value, getattr(theirs, name, None), f"{path}.{name}")
+                yield from _find_differences(value, getattr(theirs, name, None), f"{path}.{name}")
     elif isinstance(ours, list) and ours and hasattr(ours[0], "__dict__"):
         count = 0 if theirs is None else len(theirs)
         if count != len(ours):
             yield f"{path} has {count} entries instead of {len(ours)}"
             return
-        for index, (own, other) in enumerate(zip(ours, theirs, strict=True)):
-            yield from _differences(own, other, f"{path}[{index}]")
+        for index, pair in enumerate(zip(ours, theirs, strict=True)):
+            yield from _find_differences(*pair, f"{path}[{index}]")
     elif isinstance(ours, (list, np.ndarray)):
         own, other = np.asarray(ours), np.asarray([] if theirs is None else theirs)
         if own.size != other.size or not np.array_equal(own.reshape(-1), other.reshape(-1)):
-            yield f"{path} has other numbers"
+            yield f"{path} has other values"
     elif ours != theirs and not (not ours and not theirs):
         yield f"{path} is {theirs!r} instead of {ours!r}"
 
 
-def _misaligned(contents: bytes, file: Any) -> Iterator[str]:
+def _find_misaligned(contents: bytes, file: schema.ModelT) -> Iterator[str]:
     start = np.frombuffer(contents, np.uint8).ctypes.data
     for index, buffer in enumerate(file.buffers):
         if isinstance(buffer.data, np.ndarray) and (buffer.data.ctypes.data - start) % ALIGNMENT:
             yield f"the data of buffer {index} is not aligned to {ALIGNMENT} bytes"
 
 
-def _other_operators(graph: ResolvedGraph, file: Any) -> Iterator[str]:
-    """Compares the file's tensors, and what each is computed from, with the resolved graph's."""
+def _compare_operators(graph: ResolvedGraph, file: schema.ModelT) -> Iterator[str]:
+    """Compares the file's tensors, and the inputs of each, with the resolved graph."""
     main = file.subgraphs[0]
     computed = {int(index) for operator in main.operators for index in operator.outputs}
-    # The sizes that a RESHAPE is given may be called as a tensor is, which comes last.
+    # The sizes for a RESHAPE may have the same name as a tensor, so computed tensors come last.
     in_order = sorted(range(len(main.tensors)), key=computed.__contains__)
     by_name = {main.tensors[index].name.decode(): index for index in in_order}
     indices: dict[Tensor, int] = {}
@@ -116,16 +117,16 @@ def _other_operators(graph: ResolvedGraph, file: Any) -> Iterator[str]:
             producers[index] = operator
         ready.update(map(int, operator.outputs))
     for tensor, index in indices.items():
-        yield from _other_tensor(tensor, main.tensors[index])
+        yield from _compare_tensor(tensor, main.tensors[index])
     for node in graph.nodes:
         if node.op is not None and not node.op.is_constant:
             outputs = {indices[tensor] for tensor in node.outputs if tensor in indices}
-            operators, reached = _operators_of(outputs, known, producers)
+            operators, reached = _find_operators(outputs, known, producers)
             inputs = {tensor for tensor in node.inputs if isinstance(tensor, Tensor)}
             read = {indices[tensor] for tensor in inputs & indices.keys()}
-            # Float layers that compute nothing have no tensor, and zeros of a state are made of the
-            # model's input, which knows the number of examples.
-            # Sizes that a RESHAPE is given as tensors may be known in a file.
+            # Float layers that compute nothing have no tensor. Zeros of a state are computed from
+            # the model's input, which has the number of examples. Tensors that are sizes for a
+            # RESHAPE may be constants in a file.
             needed = {indices[tensor] for tensor in inputs & indices.keys() if tensor.params}
             if inputs <= indices.keys() and not needed <= reached <= read | file_inputs:
                 names = [
@@ -134,14 +135,14 @@ def _other_operators(graph: ResolvedGraph, file: Any) -> Iterator[str]:
                 ]
                 yield f"'{node.name}' is computed from {names[0]} instead of {names[1]}"
             weights = node.weights
-            # Tables have the output's scale, int4 is packed, and cells have other constants.
+            # Tables have the output's scale, int4 is packed, and cells have further constants.
             if weights is not None and not (
                 node.op.is_table or weights.packed or weights.recurrent
             ):
-                yield from _other_weights(node, weights, file, operators)
+                yield from _compare_weights(node, weights, file, operators)
 
 
-def _other_tensor(tensor: Tensor, written: Any) -> Iterator[str]:
+def _compare_tensor(tensor: Tensor, written: schema.TensorT) -> Iterator[str]:
     name, dtype = tensor.name, TYPE_NAMES.get(written.type)
     signature = written.shape if written.shapeSignature is None else written.shapeSignature
     for shape, unknown in ((written.shape, 1), (signature, -1)):
@@ -159,10 +160,10 @@ def _other_tensor(tensor: Tensor, written: Any) -> Iterator[str]:
         yield f"'{name}' has other quantization parameters"
 
 
-def _operators_of(
+def _find_operators(
     outputs: set[int], known: set[int], producers: dict[int, Any]
 ) -> tuple[list[Any], set[int]]:
-    """Follows operators back to tensors of other nodes. Returns the operators and these tensors."""
+    """Returns the operators between a node's outputs and tensors of other nodes, and these."""
     operators, reached, pending = {}, set(), list(outputs)
     while pending:
         operator = producers.get(pending.pop())
@@ -177,9 +178,11 @@ def _operators_of(
     return list(operators.values()), reached
 
 
-def _other_weights(node: Node, weights: Weights, file: Any, operators: list[Any]) -> Iterator[str]:
-    """Compares the sum of all weights of a scale: files order axes anew, and hold parts apart."""
-    ours = totals([weights_of(weights)])
+def _compare_weights(
+    node: Node, weights: Weights, file: schema.ModelT, operators: list[Any]
+) -> Iterator[str]:
+    """Compares the sums of weights with equal scales. Files may reorder axes or split weights."""
+    ours = sum_by_scale([get_scales_and_weights(weights)])
     stored = []
     for index in {int(index) for operator in operators for index in operator.inputs}:
         tensor = file.subgraphs[0].tensors[index]
@@ -189,19 +192,19 @@ def _other_weights(node: Node, weights: Weights, file: Any, operators: list[Any]
             shape[tensor.quantization.quantizedDimension] = -1
             values = data.view(np.int8).reshape(tensor.shape)
             stored.append((tensor.quantization.scale.reshape(shape), values))
-    theirs = totals(stored)
+    theirs = sum_by_scale(stored)
     if any(theirs.get(scale) != total for scale, total in ours.items()):
-        yield f"the weights of '{node.name}' are others"
+        yield f"the weights of '{node.name}' differ"
 
 
-def weights_of(weights: Weights) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the scales of weights, with as many axes as the weights have, and the weights."""
+def get_scales_and_weights(weights: Weights) -> tuple[NDArray, NDArray]:
+    """Returns the scales of weights, with the rank of the weights, and the weights."""
     q, scale = np.asarray(weights.q), np.asarray(weights.scale, np.float32)
     return scale.reshape((1,) * (q.ndim - scale.ndim) + scale.shape), q
 
 
-def totals(weights: list[tuple[np.ndarray, np.ndarray]]) -> dict[float, float]:
-    """Returns the sum of all weights of each scale, for scales that broadcast against weights."""
+def sum_by_scale(weights: list[tuple[NDArray, NDArray]]) -> dict[float, float]:
+    """Returns the sum of all weights of each scale. Scales broadcast against weights."""
     if not weights:
         return {}
     sums = [
@@ -211,5 +214,5 @@ def totals(weights: list[tuple[np.ndarray, np.ndarray]]) -> dict[float, float]:
     scales, inverse = np.unique(
         np.concatenate([scale.reshape(-1) for scale, _ in weights]), return_inverse=True
     )
-    totals = np.bincount(inverse, np.concatenate(sums))
-    return dict(zip(scales.tolist(), totals.tolist(), strict=True))
+    sums_by_scale = np.bincount(inverse, np.concatenate(sums))
+    return dict(zip(scales.tolist(), sums_by_scale.tolist(), strict=True))

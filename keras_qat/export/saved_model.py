@@ -1,7 +1,7 @@
-"""Export to SavedModel: the resolved graph, in the integer arithmetic of `predict`.
+"""Exports to SavedModel: the resolved graph, in the integer arithmetic of `predict`.
 
-ONNX files, and models that simulate quantization as recipe `contrib`, have fake quantization in its
-place. BatchNormalization is folded, weights are the file's, and every range is a constant.
+ONNX files, and models that simulate quantization such as those of recipe `contrib`, have fake
+quantization instead. BatchNormalization is folded, and weights and ranges are constants.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes import pack_if_requested
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import replacing
-from keras_qat.keras2.backend import one_at_a_time, swap_attributes
+from keras_qat.keras2.backend import keras, one_at_a_time, swap_attributes
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.recurrent.step_ops import get_inner_params
@@ -34,16 +34,15 @@ from keras_qat.training.recurrent import simulate_lstm, simulate_steps
 
 
 @one_at_a_time
-def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
-    """Writes the inference function as a SavedModel, which returns what `predict` returns.
+def export_saved_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
+    """Writes the inference function as a SavedModel, with the same results as `predict`.
 
-    It loads where only TensorFlow is installed. Its signature `serving_default` takes the model's
-    inputs by name and returns its outputs by name, in float.
+    It needs only TensorFlow to load. Its signature `serving_default` has the model's inputs and
+    outputs by name, in float.
 
     Args:
         model: a trained quantization-aware model.
-        path: the directory to write. An existing SavedModel is replaced once the new one
-            is complete.
+        path: the directory to write. An existing SavedModel is only replaced at the end.
 
     Raises:
         ValueError: if the model is not quantized or a quantizer has no usable range.
@@ -56,58 +55,56 @@ def export_saved_model(model: Any, path: str | os.PathLike[str]) -> None:
     check_before_export(model, path, directory=True)
     graph = resolve_to_export(model)
     graph.origin.warn()
-    module = inference_module(graph) if graph.origin.simulates else exact_module(graph)
+    module = make_inference_module(graph) if graph.origin.simulates else make_exact_module(graph)
     with replacing(Path(path)) as scratch:
         tf.saved_model.save(module, str(scratch), signatures={"serving_default": module.serve})
 
 
-def exact_module(graph: ResolvedGraph) -> tf.Module:
-    """Makes a module whose `serve` computes as the model's kernels do, as `predict`.
-
-    Returns:
-        What `inference_module` returns.
-    """
+def make_exact_module(graph: ResolvedGraph) -> tf.Module:
+    """Makes a module whose `serve` rounds as the model's kernels do, like `predict`."""
     family = graph.origin.family
     graph = pack_if_requested(graph, None, family)
     prepared = prepare(graph, family)
 
-    def compute(inputs: list[Any]) -> dict[str, Any]:
+    def compute(inputs: list[tf.Tensor]) -> dict[str, tf.Tensor]:
         quantized = list(map(prepared.quantize, inputs, graph.inputs.values()))
         tensors = run(graph, quantized, family, compute_in_float, prepared)
         return {name: prepared.dequantize(tensors[x], x) for name, x in graph.outputs.items()}
 
-    return _module(graph, compute)
+    return _make_module(graph, compute)
 
 
-def inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Module:
+def make_inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Module:
     """Makes a module whose `serve` computes the folded, fake-quantized model.
 
     Args:
         graph: the graph.
         for_onnx: whether it becomes an ONNX file. Tensors that keep the quantized values of their
-            input are then fake-quantized too, as runtimes look for operators with quantization on
-            both sides, and layers in float are made of operations that converters take.
+            input are then fake-quantized too, because runtimes look for operators with quantization
+            on both sides. Float layers use operations that converters support.
 
     Returns:
         A module with a `tf.function` `serve`: inputs by position in the model's order, named
         after the model's inputs; outputs as a dict by output name.
     """
-    return _module(graph, lambda inputs: _outputs(graph, inputs, for_onnx))
+    return _make_module(graph, lambda inputs: _simulate(graph, inputs, for_onnx))
 
 
-def _module(graph: ResolvedGraph, compute: Callable[[list[Any]], dict[str, Any]]) -> tf.Module:
-    """Makes a module of a function of the inputs, with the weights that it reads."""
+def _make_module(
+    graph: ResolvedGraph, compute: Callable[[list[tf.Tensor]], dict[str, tf.Tensor]]
+) -> tf.Module:
+    """Makes a module from a function of the inputs, with the weights that it reads."""
     if graph.origin.states:
         raise ValueError(
-            f"'{graph.name}' keeps states (stateful=True), which a SavedModel or ONNX file of it "
-            f"would not. Export it with export_tflite."
+            f"'{graph.name}' keeps states (stateful=True), which SavedModel and ONNX files do not "
+            f"support. Export it with export_tflite."
         )
     signature = [
         tf.TensorSpec(tensor.shape, tensor.dtype, name=name)
         for name, tensor in graph.inputs.items()
     ]
 
-    def serve(*inputs: Any) -> dict[str, Any]:
+    def serve(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
         return compute(list(inputs))
 
     module = tf.Module()
@@ -123,46 +120,48 @@ def _module(graph: ResolvedGraph, compute: Callable[[list[Any]], dict[str, Any]]
     return module
 
 
-def _outputs(graph: ResolvedGraph, inputs: list[Any], for_onnx: bool) -> dict[str, Any]:
-    real: dict[Tensor, Any] = {
-        tensor: x if tensor.params is None else _rounded(x, tensor.params)
+def _simulate(
+    graph: ResolvedGraph, inputs: list[tf.Tensor], for_onnx: bool
+) -> dict[str, tf.Tensor]:
+    values: dict[Tensor, tf.Tensor] = {
+        tensor: x if tensor.params is None else _fake_quantize(x, tensor.params)
         for tensor, x in zip(graph.inputs.values(), inputs, strict=True)
     }
     for node in graph.nodes:
-        numbers = [real[x] for x in node.inputs if not isinstance(x, Constant)]
+        read = [values[x] for x in node.inputs if not isinstance(x, Constant)]
         with tf.name_scope(node.name.replace(":", "_")):
-            results = tf.nest.flatten(_computed(node, numbers, for_onnx))
-        real.update(zip(node.outputs, results, strict=True))
-    return {name: real[tensor] for name, tensor in graph.outputs.items()}
+            results = tf.nest.flatten(_compute_node(node, read, for_onnx))
+        values.update(zip(node.outputs, results, strict=True))
+    return {name: values[tensor] for name, tensor in graph.outputs.items()}
 
 
-def _computed(node: Node, numbers: list[Any], for_onnx: bool) -> Any:
+def _compute_node(node: Node, inputs: list[tf.Tensor], for_onnx: bool) -> Any:
     if node.op is None:
-        return compute_in_float(node, numbers, for_file=for_onnx)
-    results = numbers if node.op.only_rounds else _called(node, numbers, for_onnx)
+        return compute_in_float(node, inputs, for_file=for_onnx)
+    results = inputs if node.op.only_rounds else _call_layer(node, inputs, for_onnx)
     params = node.output.params
-    if node.maximum is not None and not (params and _clips_as(params, node.maximum)):
+    if node.maximum is not None and not (params and _clips_like_relu(params, node.maximum)):
         clip = tf.nn.relu6 if node.maximum == 6 else tf.nn.relu
         results = tf.nest.map_structure(clip, results)
     if params is None or (node.op.output == SharedRange() and not for_onnx):
         return results
-    return tf.nest.map_structure(lambda x: _rounded(x, params), results)
+    return tf.nest.map_structure(lambda x: _fake_quantize(x, params), results)
 
 
-def _clips_as(params: QuantParams, maximum: float) -> bool:
-    """Whether the ends of a range clip all that a ReLU with this maximum does."""
+def _clips_like_relu(params: QuantParams, maximum: float) -> bool:
+    """Whether a range clips at least as much as a ReLU with this maximum."""
     levels = params.highest - params.lowest
     reaches = maximum != 6 or round(maximum / float(params.scale)) >= levels
     return params.zero_point == params.lowest and reaches
 
 
-def _called(node: Node, numbers: list[Any], for_onnx: bool) -> Any:
-    """Calls the node's layer with the weights that files hold."""
+def _call_layer(node: Node, inputs: list[tf.Tensor], for_onnx: bool) -> Any:
+    """Calls the node's layer with the weights of files."""
     weights, layer = node.weights, node.call.layer
     if weights is not None and weights.recurrent is not None:
-        return _recurrent(node, weights, numbers)
+        return _call_recurrent(node, weights, inputs)
     if weights is not None and weights.name:
-        (x,) = numbers
+        (x,) = inputs
         kernel = tf.constant((weights.q * weights.scale).astype(np.float32))
         replaced = {weights.name: kernel}
         if weights.bias is not None:
@@ -173,39 +172,36 @@ def _called(node: Node, numbers: list[Any], for_onnx: bool) -> Any:
                 replaced["use_bias"] = True
         with swap_attributes(layer, **replaced), compute_in_float32(layer):
             return layer.call(x)
-    return compute_in_float(node, numbers, for_file=for_onnx)
+    return compute_in_float(node, inputs, for_file=for_onnx)
 
 
-def _recurrent(node: Node, weights: Weights, numbers: list[Any]) -> Any:
-    layer, own = node.call.layer, weights.recurrent
-    assert own is not None
-    real = {
-        part.name: tf.constant((part.q * part.scale).astype(np.float32)) for part in (weights, own)
-    }
-    if weights.bias is not None or own.bias is not None:
-        input_params, fed_back = node.inputs[0].params, get_inner_params(weights, "hidden")
-        pairs = ((weights, input_params), (own, fed_back))
+def _call_recurrent(node: Node, weights: Weights, inputs: list[tf.Tensor]) -> Any:
+    layer, recurrent = node.call.layer, weights.recurrent
+    assert recurrent is not None
+    values = {x.name: tf.constant((x.q * x.scale).astype(np.float32)) for x in (weights, recurrent)}
+    if weights.bias is not None or recurrent.bias is not None:
+        params = node.inputs[0].params, get_inner_params(weights, "hidden")
         biases = [
-            part.bias * (np.float64(read.scale) * part.scale).reshape(-1)  # type: ignore[union-attr]
-            for part, read in pairs
-            if part.bias is not None
+            x.bias * (np.float64(read.scale) * x.scale).reshape(-1)  # type: ignore[union-attr]
+            for x, read in zip((weights, recurrent), params, strict=True)
+            if x.bias is not None
         ]
         bias = np.stack(biases) if len(biases) > 1 else biases[0]
-        real["cell.bias"] = tf.constant(bias.astype(np.float32))
+        values["cell.bias"] = tf.constant(bias.astype(np.float32))
     phase = Phase(training=False, quantizing=True, frozen=True)
     with compute_in_float32(layer):
         if not weights.inner:
-            (x,) = numbers
-            return simulate_lstm(layer, x, real, phase, node.inputs[0].params.bits)  # type: ignore[union-attr]
+            (x,) = inputs
+            return simulate_lstm(layer, x, values, phase, node.inputs[0].params.bits)  # type: ignore[union-attr]
 
-        def rounded(name: str, x: Any) -> Any:
-            return _rounded(x, get_inner_params(weights, name))
+        def quantize(name: str, x: tf.Tensor) -> tf.Tensor:
+            return _fake_quantize(x, get_inner_params(weights, name))
 
-        return simulate_steps(layer, numbers, real, phase, rounded, rounded)[0]
+        return simulate_steps(layer, inputs, values, phase, quantize, quantize)[0]
 
 
-def _rounded(x: Any, params: QuantParams) -> Any:
-    """Fake-quantizes real numbers; with fewer than 8 bits to the lowest of 256 levels."""
+def _fake_quantize(x: tf.Tensor, params: QuantParams) -> tf.Tensor:
+    """Fake-quantizes float values. With fewer than 8 bits, the lowest levels are used."""
     if not x.dtype.is_floating:  # Indices beside values.
         return x
     scale, bits = float(params.scale), max(params.bits, 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily, kernel_family
-from keras_qat.config.arguments import range_of
+from keras_qat.config.arguments import read_input_range
 from keras_qat.config.targets.target import Target, get_target
 from keras_qat.graph.calls import Graph
 from keras_qat.graph.read_model import read_model
@@ -43,7 +43,7 @@ def resolve(model: keras.Model, *, input_range: tuple[float, float] | None = Non
     calls = read_model(model)
     for call in calls.calls:
         check_is_graph(call.layer)
-    resolved = resolve_calls(calls, input_range=range_of(input_range))
+    resolved = resolve_calls(calls, input_range=read_input_range(input_range))
     origin = _read_origin(model, calls)
     return dataclasses.replace(_fix_batch(resolved, origin.target), origin=origin)
 

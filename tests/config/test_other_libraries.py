@@ -35,7 +35,7 @@ def test_arguments_of_other_libraries(name):
             lambda: recipes.int8(bits=4),
             "int8() has no argument 'bits': pass weight_bits=4, or take",
         ),
-        (lambda: recipes.low_bits(bits=4), "pass two numbers, low_bits(4, 4)"),
+        (lambda: recipes.low_bits(bits=4), "pass low_bits(4, 4)"),
         (lambda: recipes.low_bits(weight_bits=4), "Did you mean 'weights'?"),
         (lambda: recipes.contrib(bits=4), "pass weight_bits=4, activation_bits=4."),
         (lambda: recipes.int16x8(bits=16), "activations have 16"),
@@ -48,7 +48,7 @@ def test_arguments_of_other_libraries(name):
         (lambda: keras_qat.export_tflite(None, input_type="uint8"), "Did you mean 'input_dtype'?"),
         (lambda: keras_qat.search_bits(None, None, 0.5, bits=4), "such as (4, 8)"),
         (lambda: keras_qat.targets.register("mine"), "needs a keras_qat.targets.Target"),
-        (lambda: keras_qat.quantize_model(None, strict="yes"), "strict='yes': give True or False"),
+        (lambda: keras_qat.quantize_model(None, strict="yes"), "strict='yes': pass True or False"),
         (lambda: specs.QuantSpec(symetric=True), "QuantSpec() has no argument 'symetric'. Did you"),
         (lambda: recipes.int8(symmetric=True), "pass keras_qat.recipes.symmetric() as the recipe."),
         (lambda: keras_qat.Recipe("int8"), "keras_qat.recipes.int8() and others make recipes."),
@@ -73,7 +73,7 @@ def test_arguments_of_other_libraries(name):
         (lambda: keras_qat.Distiller(None), "'teacher'. Call it as Distiller(student, teacher, *"),
         (
             lambda: keras_qat.strip_quantization(None, "float.keras"),
-            "folded='float.keras': give True or False",
+            "folded='float.keras': pass True or False",
         ),
     ],
 )
@@ -113,7 +113,7 @@ def test_recipes_and_targets_that_do_not_exist():
 
 
 def test_data_for_a_recipe():
-    with pytest.raises(ValueError, match=r"a recipe, got ndarray. quantize_model takes no data"):
+    with pytest.raises(ValueError, match=r"a recipe, got ndarray. quantize_model needs no data"):
         keras_qat.quantize_model(tiny_net(), np.zeros((4, 6, 6, 2)))
 
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_set_on_a_model():
     qat = keras_qat.quantize_model(tiny_net())
     with pytest.raises(ValueError, match="cannot be changed: quantize the float model anew"):
         qat.recipe = recipes.int16x8()
-    with pytest.raises(TypeError, match="pack_int4='yes': give True or False"):
+    with pytest.raises(TypeError, match="pack_int4='yes': pass True or False"):
         qat.pack_int4 = "yes"
     assert qat.recipe == recipes.int8() and not qat.pack_int4
 

@@ -28,7 +28,7 @@ def test_input_ranges_that_are_none(given, without_input_range):
         keras_qat.resolve,
         lambda qat, **options: keras_qat.simulate(qat, x, **options),
     ):
-        with pytest.raises(ValueError, match=r"input_range=.*: give the minimum and the maximum"):
+        with pytest.raises(ValueError, match=r"input_range=.*: pass the minimum and the maximum"):
             verb(qat, input_range=given)
 
 

@@ -188,7 +188,7 @@ def test_recurrent_layers(onnx, kind):
 def test_operations_that_tf2onnx_does_not_know(onnx):
     qat = keras_qat.quantize_model(functional((4,), build=tf.nn.gelu))
     observe(qat, images(8, (4,)))
-    with pytest.raises(ValueError, match=r"tf2onnx does not translate all .*: No Op .* for Erfc"):
+    with pytest.raises(ValueError, match=r"tf2onnx does not support all .*: No Op .* for Erfc"):
         keras_qat.export_onnx(qat)
 
 

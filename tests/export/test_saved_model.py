@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.export.saved_model import inference_module
+from keras_qat.export.saved_model import make_inference_module
 from keras_qat.keras2.backend import keras
 from tests.helpers import images, observe, scramble
 from tests.networks.convolutional import FAMILIES
@@ -55,7 +55,7 @@ def test_folded():
     model = scramble(residual_net())
     qat = keras_qat.quantize_model(model)
     observe(qat, images(32, (8, 8, 1)))
-    module = inference_module(keras_qat.resolve(qat))
+    module = make_inference_module(keras_qat.resolve(qat))
     operations = collections.Counter(
         operation.type for operation in module.serve.get_concrete_function().graph.get_operations()
     )

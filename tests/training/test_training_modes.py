@@ -153,7 +153,7 @@ def test_layers_that_did_not_train_before(policy, names):
 def test_switch_that_is_no_bool(name):
     qat = keras_qat.quantize_model(tiny_net())
     before = qat.get_weights()
-    with pytest.raises(TypeError, match="='off': give True or False"):
+    with pytest.raises(TypeError, match="='off': pass True or False"):
         getattr(keras_qat, name)(qat, "off")
     for weight, same in zip(qat.get_weights(), before, strict=True):
         np.testing.assert_array_equal(weight, same)
