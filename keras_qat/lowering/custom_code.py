@@ -20,10 +20,10 @@ from keras_qat.lowering.activations import ACTIVATIONS
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.expand_call import copy_outputs, expand_call
 from keras_qat.lowering.expansions import EARLY, EARLY_OF_INTEGERS
+from keras_qat.lowering.expansions.complex_numbers import find_complex_part
 from keras_qat.lowering.expansions.conv_lstm import CONVOLUTIONS, unroll_conv_lstm
 from keras_qat.lowering.expansions.keras_layers import find_layer_expansion
 from keras_qat.lowering.mask_tensors import is_recurrent
-from keras_qat.lowering.spectra import spectrum
 from keras_qat.lowering.unrolling import CELLS, find_unrolled
 from keras_qat.messages import KERAS, KNOWN, get_package
 from keras_qat.ops.registry import is_listed, is_listed_function, is_registered
@@ -171,9 +171,9 @@ def find_traceable(call: Call, forced: bool = False, unrolls: bool = False) -> C
     a row are unrolled only if `unrolls`.
     """
     function: Callable[..., Any] | None
-    if (complex_part := spectrum(call)) and (forced or not complex_part.has_kernels):
-        function, reals = complex_part.in_pairs, complex_part.reals
-        call = Call(complex_part, reals, {}, copy_outputs(call), call.name)
+    if (part := find_complex_part(call)) and (forced or not part.has_kernels):
+        function = part.compute_pairs
+        call = Call(part, part.floats, {}, copy_outputs(call), call.name)
     elif is_operation(call.layer):
         return None
     elif type(call.layer) in CONVOLUTIONS:

@@ -1,0 +1,331 @@
+"""Expands operations on complex numbers to operations on pairs of floats.
+
+TFLite has no integer kernels for complex numbers. A Fourier transform becomes a product with
+cosines and sines. Supported are transforms, products and movements, as in front ends of audio
+models, from the operations that create complex numbers to the operation that returns floats.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import ArrayLike, NDArray
+
+from keras_qat.graph.calls import Call, Value, flatten_values, map_values
+from keras_qat.graph.facts import solve
+from keras_qat.graph.operations import MOVES, get_kind, is_operation
+from keras_qat.helper_layers.elementwise_functions import Formula
+from keras_qat.lowering.expand_call import require, unwrap
+from keras_qat.tracing.cannot_trace import TooLarge
+
+Pair = tuple[Any, Any]
+"""Real and imaginary part; None for an imaginary part of zeros."""
+
+Transform = Callable[..., NDArray[Any]]
+"""A function of `np.fft`."""
+
+Lengths = ArrayLike | None
+"""The length of a transform: an integer, or a list of one."""
+
+LARGEST = 2**20
+"""The largest number of values in a matrix of cosines or sines."""
+
+
+class ComplexPart:
+    """A call that returns floats for complex numbers, with all complex operations before it.
+
+    Calling it computes the original operations on `floats`, the float tensors that they read.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self.end, self.name = call, call.layer.name
+        self.calls = _list_complex_calls(call)
+        read = dict.fromkeys(x for inner in self.calls for x in inner.inputs)
+        self.floats = [value for value in read if not _is_complex(value)]
+
+    def __call__(self, *tensors: tf.Tensor) -> tf.Tensor:
+        return self._run(tensors, _call_layer)
+
+    def compute_pairs(self, *tensors: tf.Tensor) -> tf.Tensor:
+        """Compute the same with pairs of floats."""
+        return self._run(tensors, _compute)
+
+    def _run(
+        self, tensors: tuple[tf.Tensor, ...], compute: Callable[[Call, Mapping[Value, Any]], Any]
+    ) -> tf.Tensor:
+        results: dict[Value, Any] = dict(zip(self.floats, tensors, strict=True))
+        for call in self.calls:
+            computed = compute(call, results)
+            results.update(zip(flatten_values(call.outputs), computed, strict=True))
+        return results[self.end.output]
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether TFLite has float kernels for all of it."""
+        kinds = {get_kind(call) for call in self.calls}
+        return bool(kinds.intersection(OF_REAL)) and kinds <= HAVE_KERNELS
+
+
+def find_complex_part(call: Call) -> ComplexPart | None:
+    """Return the complex part that ends in a call, if the call returns floats and all is known."""
+    is_end = any(x.is_complex for x in call.inputs) and call.output.is_float
+    if not is_end or not is_operation(call.layer):
+        return None
+    found = ComplexPart(call)
+    return found if all(get_kind(inner) in KNOWN for inner in found.calls) else None
+
+
+def _list_complex_calls(end: Call) -> list[Call]:
+    calls: dict[Call, None] = {}
+
+    def visit(call: Call) -> Generator[Call, Any, None]:
+        yield from (x.producer for x in call.inputs if x.producer and _is_complex(x))
+        calls[call] = None
+
+    solve(end, visit)
+    return list(calls)
+
+
+def _is_complex(value: Value) -> bool:
+    """Return whether a computed value is complex, or zeros used as an imaginary part."""
+    return value.producer is not None and (
+        value.is_complex or get_kind(value.producer) == "zeros_like"
+    )
+
+
+def _call_layer(call: Call, results: Mapping[Value, Any]) -> list[Any]:
+    args, kwargs = map_values(results.__getitem__, (call.args, call.kwargs))
+    return tf.nest.flatten(call.layer(*args, **kwargs))
+
+
+def _compute(call: Call, results: Mapping[Value, Any]) -> list[Any]:
+    """Return the results of a call, with pairs in place of complex tensors."""
+    kind, values = get_kind(call), [x for x in call.inputs if x.is_complex]
+    if kind == "zeros_like":
+        return [(tf.zeros_like(results[values[0]][0]), None) if values else None]
+    if kind not in SEPARABLE:
+        args, kwargs = map_values(results.__getitem__, (call.args, dict(call.kwargs)))
+        kwargs.pop("name", None)
+        return [RULES[kind](*args, **kwargs)]
+    real = _compute_separately(call, results, 0)
+    has_imag = any(results[value][1] is not None for value in values)
+    imag = _compute_separately(call, results, 1) if has_imag else [None] * len(real)
+    return list(zip(real, imag, strict=True))
+
+
+def _compute_separately(call: Call, results: Mapping[Value, Any], index: int) -> list[Any]:
+    """Return the results of a call for the real or for the imaginary part of its inputs."""
+
+    def select(value: Value) -> Any:
+        pair = results[value]
+        if not value.is_complex:
+            return pair
+        return tf.zeros_like(pair[0]) if pair[index] is None else pair[index]
+
+    return _call_layer(call, {value: select(value) for value in call.inputs})
+
+
+def _to_pair(x: Pair | ArrayLike | None) -> Pair:
+    """Return a pair unchanged, and a constant as a pair."""
+    if isinstance(x, tuple):
+        return x
+    require(x is not None)
+    constant = np.asarray(x)
+    real, imag = (part.astype(np.float32) for part in (constant.real, constant.imag))
+    return real, imag if imag.any() else None
+
+
+def _cast(x: Pair | tf.Tensor, dtype: tf.DType) -> Any:
+    if not isinstance(x, tuple):
+        require(x is not None)
+        return x, None
+    return x if tf.as_dtype(dtype).is_complex else x[0]
+
+
+def _join(real: tf.Tensor, imag: tf.Tensor) -> Pair:
+    if real is None:
+        return tf.zeros_like(imag), imag
+    is_zero = imag is None or not (tf.is_tensor(imag) or np.any(imag))
+    return real, None if is_zero else imag
+
+
+def _map_pair(function: Callable[[Any], Any], x: Pair) -> Pair:
+    real, imag = (None if part is None else function(part) for part in x)
+    return real, imag
+
+
+def _multiply(x: Any, y: Any, product: Callable[[Any, Any], Any] = operator.mul) -> Pair:
+    """Return a product of complex tensors, given the product of two floats."""
+    (a, b), (c, d) = _to_pair(x), _to_pair(y)
+
+    def multiply(left: Any, right: Any) -> Any:
+        return None if left is None or right is None else product(left, right)
+
+    real, subtracted = multiply(a, c), multiply(b, d)
+    real = real if subtracted is None else real + -subtracted
+    first, second = multiply(a, d), multiply(b, c)
+    return real, second if first is None else first if second is None else first + second
+
+
+def _exp(x: Pair) -> Pair:
+    length, angle = tf.exp(x[0]), x[1]
+    return (length, None) if angle is None else (length * tf.cos(angle), length * tf.sin(angle))
+
+
+def _require_imag(x: Pair) -> tf.Tensor:
+    require(x[1] is not None)
+    return x[1]
+
+
+def _magnitude(x: Pair) -> Any:
+    """Multiply the larger part by a function of the ratio, because squares need more bits."""
+    real, imag = x
+    if imag is None:
+        return tf.abs(real)
+    real, imag = tf.abs(real), tf.abs(imag)
+    longer = tf.maximum(real, imag)
+    ratio = tf.minimum(real, imag) / longer
+    return longer * Formula('["sqrt", ["add", 1.0, ["multiply", "x", "x"]]]', name="sqrt")(ratio)
+
+
+def _make_matrix(transform: Transform, size: int | None, *length: int) -> NDArray[Any]:
+    """Return the matrix of a transform along the last axis."""
+    size = unwrap(size)
+    if (count := size * max([size, *length])) > LARGEST:
+        raise TooLarge(
+            f"a Fourier transform of {size} values is a product with a matrix of {count:,} values, "
+            f"of which at most {LARGEST:,} are written. Use shorter frames, such as tf.signal.stft "
+            f"has, or compute the transform before the model"
+        )
+    return np.round(transform(np.eye(size), *length), 12) + 0.0  # Zeros have no sign.
+
+
+def _expand_transform(transform: Transform) -> Callable[..., Pair]:
+    """Return a Fourier transform along the last axis as a product with a matrix."""
+
+    def multiply(input: Any, fft_length: Lengths = None) -> Pair:
+        x = input if isinstance(input, tuple) else (input, None)
+        matrix = _make_matrix(transform, x[0].shape[-1], *_read_lengths(fft_length))
+        if len(x[0].shape) > 1:
+            return _multiply(x, matrix, tf.matmul)
+        rows = _map_pair(lambda part: part[None], x)  # The input may be a weight.
+        return _map_pair(lambda part: part[0], _multiply(rows, matrix, tf.matmul))
+
+    return multiply
+
+
+def _read_lengths(fft_length: Lengths) -> list[int]:
+    return [] if fft_length is None else [int(length) for length in np.ravel(fft_length)]
+
+
+def _read_length(fft_length: int | None, frame_length: int) -> int:
+    """Return the length of a transform, by default the next power of two."""
+    return 1 << (frame_length - 1).bit_length() if fft_length is None else int(fft_length)
+
+
+_FFT = _expand_transform(np.fft.fft)
+
+
+def _fft2d(input: Any) -> Pair:
+    return _swap_axes(_FFT(_swap_axes(_FFT(input))))
+
+
+def _swap_axes(x: Pair) -> Pair:
+    rank = len(x[0].shape)
+    return _map_pair(lambda part: tf.transpose(part, [*range(rank - 2), rank - 1, rank - 2]), x)
+
+
+def _irfft(input: Pair, fft_length: Lengths = None) -> Any:
+    bins, lengths = input[0].shape[-1], _read_lengths(fft_length)
+    units = (lambda x, *n: np.fft.irfft(x, *n), lambda x, *n: np.fft.irfft(1j * x, *n))
+    products = [
+        tf.matmul(part, _make_matrix(unit, bins, *lengths).astype(np.float32))
+        for part, unit in zip(input, units, strict=True)
+        if part is not None
+    ]
+    return sum(products[1:], products[0])
+
+
+def _inverse_stft(
+    stfts: Pair,
+    frame_length: int,
+    frame_step: int,
+    fft_length: int | None = None,
+    window_fn: Callable[..., Any] | None = tf.signal.hann_window,
+) -> Any:
+    rows = int(frame_length)
+    length = _read_length(fft_length, rows)
+    require(length >= rows)
+    frames = _irfft(stfts, length)[..., :rows]
+    return tf.signal.overlap_and_add(frames * _make_window(window_fn, rows), int(frame_step))
+
+
+def _make_window(window_fn: Callable[..., Any] | None, rows: int) -> NDArray[Any]:
+    if window_fn is None:
+        return np.ones(rows, np.float32)
+    with tf.init_scope():
+        return np.asarray(window_fn(rows, dtype=tf.float32))
+
+
+def _stft(
+    signals: tf.Tensor,
+    frame_length: int,
+    frame_step: int,
+    fft_length: int | None = None,
+    window_fn: Callable[..., Any] | None = tf.signal.hann_window,
+    pad_end: bool = False,
+) -> Pair:
+    """Convolve a signal with the waves in their window."""
+    *channels, size = signals.shape[1:]
+    step, rows = int(frame_step), int(frame_length)
+    require(None not in signals.shape[1:])
+    signals = tf.reshape(signals, [-1, size]) if channels else signals
+    length = _read_length(fft_length, rows)
+    bins, used = length // 2 + 1, min(rows, length)
+    waves = _make_matrix(np.fft.rfft, used, length)
+    window = _make_window(window_fn, rows)[:used, None]
+    kernel = (np.concatenate([waves.real, waves.imag], 1) * window).astype(np.float32)
+    if pad_end:
+        missing = (-(-size // step) - 1) * step + rows - size
+        signals = tf.pad(signals, [(0, 0), (0, max(0, missing))])
+    frames = (signals.shape[-1] - rows) // step + 1
+    signals = signals[:, : (frames - 1) * step + used, None]
+    y = tf.nn.conv1d(signals, kernel[:, None], step, "VALID")
+    y = tf.reshape(y, [-1, *channels, frames, 2 * bins]) if channels else y
+    return y[..., :bins], y[..., bins:]
+
+
+OF_REAL = ("stft", "rfft", "rfft2d")
+"""Transforms with float kernels in TFLite."""
+
+HAVE_KERNELS = {*OF_REAL, "abs", "real", "imag", "cast", "getitem"}
+"""Operations on complex numbers with kernels in TFLite."""
+
+RULES: dict[str, Callable[..., Any]] = {
+    "cast": _cast,
+    "complex": _join,
+    "multiply": _multiply,
+    "conj": lambda x: (x[0], None if x[1] is None else -x[1]),
+    "exp": _exp,
+    "fft": _FFT,
+    "ifft": _expand_transform(np.fft.ifft),
+    "fft2d": _fft2d,
+    "rfft": _expand_transform(np.fft.rfft),
+    "irfft": _irfft,
+    "stft": _stft,
+    "inverse_stft": _inverse_stft,
+    "real": lambda input: input[0],
+    "imag": _require_imag,
+    "abs": _magnitude,
+    "angle": lambda input: tf.atan2(_require_imag(input), input[0]),
+}
+"""Kind of an operation -> a function that computes the same with pairs."""
+
+SEPARABLE = MOVES.union(("fftshift", "ifftshift", "pad", "reduce_mean", "reduce_sum"))
+"""Kinds that compute the real and the imaginary part separately, in the same way."""
+
+KNOWN = {*RULES, "zeros_like", *SEPARABLE}
