@@ -14,8 +14,15 @@ from keras_qat.helper_layers.operations import HardSwish, Regularize
 from keras_qat.imports.keras3 import operations as keras_3
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder, replace_layer
-from keras_qat.lowering.expand_call import expand_call, get_value, require, unwrap
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder
+from keras_qat.lowering.expand_call import (
+    expand_call,
+    get_value,
+    make_symbol,
+    require,
+    trace_in_place,
+    unwrap,
+)
 from keras_qat.lowering.patterns import (
     Matcher,
     Pattern,
@@ -201,8 +208,6 @@ def widen_softmax(call: Call, context: LoweringContext) -> list[Call]:
     axis, size = attributes["axis"], multiply_sizes(call.output.shape[1:])
     count = call.output.shape[axis] or 0
     is_cheap = context.has_int16 and size is not None and size <= FEW_IN_ALL
-    return (
-        []
-        if count <= (SOME if is_cheap else MANY)
-        else replace_layer(call, context, SoftmaxOfMany, axis)
-    )
+    if count <= (SOME if is_cheap else MANY):
+        return []
+    return trace_in_place(call, lambda: SoftmaxOfMany(axis)(make_symbol(call.inputs[0])), context)

@@ -204,20 +204,6 @@ def get_suffix(tensor: str, call: str) -> str:
     return counts[0] if counts else ""
 
 
-def replace_layer(
-    call: Call,
-    context: LoweringContext,
-    make: Callable[..., Layer],
-    *args: Any,
-    inputs: Any = None,
-    **options: Any,
-) -> list[Call]:
-    """Replace a call by one layer with its name, on its input or on other inputs."""
-    parts = PartsBuilder(call, context)
-    layer = parts.new("", make, *args, **options)
-    return parts.end(layer, call.inputs[0] if inputs is None else inputs)
-
-
 def replace_calls(graph: Graph, replaced: Mapping[Call, list[Call]]) -> Graph:
     """Return the graph with some calls replaced, and without calls that nothing reads."""
     calls = [new for call in graph.calls for new in replaced.get(call, [call])]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from keras_qat.lowering.builder import replace_layer
+from keras_qat.lowering.expand_call import make_symbol, trace_in_place
 from keras_qat.lowering.expansions import OF_FLOATS
 from keras_qat.lowering.split_layers import LOWERINGS
 from tests.networks.forms.attention import CHOOSING
@@ -31,7 +31,10 @@ def test_what_is_understood_is_not_warned_of(model):
 
 
 def test_what_is_understood_otherwise_is_warned_of(model, monkeypatch):
-    wrong = lambda call, context: replace_layer(call, context, layers.LeakyReLU, alpha=-0.5)  # noqa: E731
+    def wrong(call, context):
+        compute = lambda: layers.LeakyReLU(-0.5)(make_symbol(call.inputs[0]))  # noqa: E731
+        return trace_in_place(call, compute, context)
+
     monkeypatch.delitem(OF_FLOATS, "abs")
     monkeypatch.setitem(LOWERINGS, "abs", wrong)
     with pytest.warns(UserWarning, match="does not compute what the float model does.*scores.*own"):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from keras_qat.lowering.builder import replace_layer
+from keras_qat.lowering.expand_call import make_symbol, trace_in_place
 from keras_qat.lowering.expansions import OF_FLOATS
 from keras_qat.lowering.split_layers import LOWERINGS
 from tests.helpers import rng
@@ -28,7 +28,11 @@ def misunderstood(monkeypatch):
         inputs = keras.Input((4, 3), name="x")
         scores = layers.Dense(2, name="scores")(tf.abs(inputs) + 1.0)
         model = keras.Model(inputs, after(scores) if after else scores)
-        wrong = lambda call, context: replace_layer(call, context, layers.LeakyReLU, alpha=-0.5)  # noqa: E731
+
+        def wrong(call, context):
+            compute = lambda: layers.LeakyReLU(-0.5)(make_symbol(call.inputs[0]))  # noqa: E731
+            return trace_in_place(call, compute, context)
+
         with monkeypatch.context() as patch:
             patch.delitem(OF_FLOATS, "abs")
             patch.setitem(LOWERINGS, "abs", wrong)
