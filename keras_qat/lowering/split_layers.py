@@ -110,7 +110,7 @@ LOWERINGS: dict[Any, Lowering] = {
     layers.MultiHeadAttention: split_multi_head_attention,
     layers.Activation: split_activation_layer,
 }
-"""`ALWAYS`, and lowerings of layers and operations that only TFLite's operators need.
+"""`ALWAYS`, and lowerings that only TFLite's operators need, mostly of layers with weights.
 
-Each splits weights, or makes weights of constants. The others are expansions.
+Operations and layers without weights have expansions instead.
 """
