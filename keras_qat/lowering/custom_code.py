@@ -92,7 +92,7 @@ def has_custom_activation(layer: layers.Layer) -> bool:
     return package not in KERAS and not (package == "tensorflow" and _is_known(function))
 
 
-class TracedLayer(keras.layers.Layer):
+class ExpandedLayer(keras.layers.Layer):
     """Calls a function on symbolic tensors, and the layer that it stands for on all others.
 
     Args:
@@ -182,5 +182,5 @@ def find_traceable(call: Call, forced: bool = False, unrolls: bool = False) -> C
         function = find_unrolled(call, unrolls) or find_layer_expansion(call)
     if function is None:
         return None
-    layer = TracedLayer(call, function)
+    layer = ExpandedLayer(call, function)
     return Call(layer, (list(dict.fromkeys(call.inputs)),), {}, copy_outputs(call), call.name)

@@ -9,15 +9,13 @@ from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.graph.facts import Facts
 from keras_qat.graph.operations import (
     READS_SHAPES,
-    arguments_in_order,
     get_kind,
     get_operands,
-    is_operation,
     read_array,
     read_scalar,
 )
 from keras_qat.keras2.backend import layers
-from keras_qat.lowering.read_operations import simplify_operation
+from keras_qat.lowering.read_operations import read_operation, simplify_operation
 from keras_qat.ops.registry import find_op
 
 
@@ -120,7 +118,9 @@ class ScoreLimits:
             return (yield call.output, side)
         if self._replaces_masked(call, value):
             return Distance()
-        terms = _find_terms(call)
+        arguments = read_operation(call)[1]
+        known = (arg if isinstance(arg, Value) else read_array(arg) for arg in arguments)
+        terms = [term for term in known if term is not None]
         others = [term for term in terms if term is not value]
         if len(others) != 1:
             return None
@@ -199,11 +199,3 @@ def find_line(call: Call) -> tuple[float, float] | None:
         return (constants[0], 0.0) if constants[0] else None
     # The constant of a difference comes first here: x - 1 is a sum.
     return {"add": (1.0, constants[0]), "subtract": (-1.0, constants[0])}.get(kind)
-
-
-def _find_terms(call: Call) -> list[Any]:
-    """Return the tensors and arrays that a call combines."""
-    if not is_operation(call.layer):
-        return list(call.inputs)
-    known = [arg if isinstance(arg, Value) else read_array(arg) for arg in arguments_in_order(call)]
-    return [term for term in known if term is not None]
