@@ -1,4 +1,4 @@
-"""Checks that a quantization-aware model computes what its float model does, before rounding."""
+"""Compares a quantization-aware model with its float model before any rounding."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _set_ranges(qat: keras.Model, ranges: dict[str, tfmot.Range]) -> list[str]:
 
 
 def to_keras_3(model: keras.Model, keras_3_model: Any) -> Any:
-    """Gives a Keras 3 model the weights of a model that was made from it or from an equal one.
+    """Assigns the weights of a model to its original Keras 3 model, or to an equal one.
 
     Args:
         model: the model that `from_keras_3` returned, or one that `quantize_model` made of it or of

@@ -75,7 +75,7 @@ def quantize_model(
             that accepts symbolic tensors. It is not changed. If its class defines how it trains,
             with a `train_step` say, the copy is an instance of that class too. A model that is
             already quantized is copied. So is a model that Keras made of its layers, such as an
-            embedding; the copy predicts what its file returns. A Keras 3 model is converted by
+            embedding; the copy predicts the results of its file. A Keras 3 model is converted by
             `from_keras_3`, with a warning.
         recipe: a recipe or its name. The default is the target's, or "int8" without a target.
         scope: the layers to quantize: a name, the beginning of names up to a `_`, `/`, `.` or
@@ -148,8 +148,8 @@ def quantize_model(
     qat.told_of_float = True
     if not is_quantized(qat):
         warn_caller(
-            f"recipe {recipe.name} quantizes nothing of '{model.name}', so that it stays a float "
-            f"model. keras_qat.plan(model, recipe) gives the reason for each layer."
+            f"recipe {recipe.name} quantizes nothing of '{model.name}', so it stays a float "
+            f"model. keras_qat.plan(model, recipe) lists the reason for each layer."
         )
     return qat
 
@@ -165,7 +165,7 @@ def _show_in_float(plan: Plan, name: str) -> None:
 
 
 def _agrees(model: keras.Model, name: str, value: object) -> bool:
-    """Whether a quantized model already has what an argument asks for."""
+    """Whether a quantized model already agrees with an argument."""
     if not value:
         return True
     if name == "target":
@@ -207,11 +207,11 @@ def _copy_quantized(
 
 
 def make_exact(model: keras.Model) -> None:
-    """Makes a plain model of quantize-aware layers predict what its file computes, in place.
+    """Makes a plain model of quantize-aware layers predict the results of its file, in place.
 
     Its class becomes `QuantizedModel`. Its layers, weights, names and compilation do not change.
-    Recipe, kernels and target are those of the model that the layers were made for. An output that
-    a quantizer reads in that model is quantized by it.
+    It gets the recipe, kernels and target of the model that the layers were made for. If a
+    quantizer reads an output in that model, the output is quantized.
     """
     outputs = tf.nest.map_structure(_quantize_output, get_nested_outputs(model))
     # Keras changes the bases of a class when it makes the first functional model of it.

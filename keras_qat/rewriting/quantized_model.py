@@ -193,7 +193,7 @@ class QuantizedModel(
             return inference(inputs, phase, training_argument=training, mask=mask)
 
     def simulated(self, inputs: Any, training_argument: Flag | None, mask: tf.Tensor | None) -> Any:
-        """Computes with fake quantization, as in training; the arguments are those of `call`."""
+        """Computes with fake quantization, as in training, with the arguments of `call`."""
         set_known_sizes(self, inputs)
         is_inference = backend.resolve_training(training_argument) is False
         layers = list_scheduled_layers(self)
@@ -235,7 +235,7 @@ class QuantizedModel(
             layer.recipe, layer.made_for = recipe, weakref.ref(self)
 
     def keep_float_model(self, model: keras.Model) -> None:
-        """Sets what is known about the float model."""
+        """Remembers the configuration, masks and custom classes of the float model."""
         config = None
         # Some activations, constants, and layers of a class without `get_config` have none.
         with contextlib.suppress(TypeError, ValueError, NotImplementedError):

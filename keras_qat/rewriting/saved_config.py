@@ -88,7 +88,7 @@ def split_config(config: Config) -> tuple[Config, Config]:
 def restore_model(
     model: keras.Model, config: Config, saved: Config, custom_objects: Config | None
 ) -> None:
-    """Sets what a model's configuration holds besides Keras' own entries."""
+    """Restores the entries of a model's configuration that Keras does not know."""
     restore_names(model, config)
     model.safe_mode = get_safe_mode() is not False
     if saved["recipe"] is not None:  # Unknown for a part that Keras saved before it was exact.

@@ -1,4 +1,4 @@
-"""Saving of model files in one piece, and checks of what Keras can save and load."""
+"""Saving of model files in one piece, and reasons why Keras cannot save or load a model."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ class WholeFiles:
         meanwhile, or the disk is full.
 
         Raises:
-            ValueError: if the suffix is that of an exported file, for which Keras would make a
-                directory.
+            ValueError: if the suffix belongs to an exported file. Keras would make a directory.
         """
         verb = EXPORTED.get(os.path.splitext(str(filepath))[1])
         if verb is not None:
@@ -87,7 +86,7 @@ class WholeFiles:
         return not stored.isdisjoint(layer.name for layer in self.layers if layer.weights)
 
     def load_own_variables(self, store: h5py.Group) -> None:
-        """Loads the model's own variables from a `.keras` file, before those of its layers."""
+        """Loads the model's own variables from a `.keras` file, before its layers' variables."""
         super().load_own_variables(read_at_once(store))  # type: ignore[misc]
 
     def set_weights(self, weights: list[np.ndarray]) -> None:
@@ -112,7 +111,7 @@ def read_at_once(store: h5py.Group) -> h5py.Group:
     """Moves the weights of the `.keras` file that Keras is loading into memory.
 
     HDF5 seeks backwards for every weight. Before Python 3.12 `zipfile` then reads the file from
-    its start again, which takes half a minute for large models.
+    its start again, for half a minute with large models.
 
     Args:
         store: the argument of the model's `load_own_variables`.

@@ -104,7 +104,7 @@ def _make_copy_error(reason: str) -> ValueError:
 
 
 def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
-    """Gives the float layers the weights and `trainable` flags of their quantized counterparts."""
+    """Assigns weights and `trainable` flags of the quantized layers to the float layers."""
     float_graph = read_model(plain)
     layer_of = {layer.name: layer for layer in model.layers}
 

@@ -1,1 +1,1 @@
-"""Parts of a quantization-aware model: layers, observers, schedules, calibration."""
+"""Training of quantization-aware models: layers, quantizers, schedules, calibration."""

@@ -32,13 +32,13 @@ from keras_qat.training.steps.optimizers import SharedUpdate, check_optimizer
 FIRST_STEPS = 300
 """Steps after a change for which the graph with a switch still serves.
 
-These steps take a little longer, because they observe ranges that are frozen, or quantize without
+These steps are a little slower, because they observe ranges that are frozen, or quantize without
 effect. For so few steps this costs less than tracing another graph."""
 
 SMALL_NORMS = 2**15
 """Values of an example that all BatchNormalizations compute, at most, to compute both statistics.
 
-A step of a small model takes a little longer then. A step of a large one would take much longer."""
+This slows down a step of a small model a little, and would slow down a large model a lot."""
 
 SWITCHED = "by a variable"
 """The state in a `Phase` that a variable decides while the graph runs."""
@@ -248,7 +248,7 @@ def get_phase_finder(model: keras.Model) -> PhaseFinder:
 
 
 class PhaseFinder:
-    """Finds the phase in which all layers of a model are during the next execution.
+    """Finds the phase of all layers of a model during the next execution.
 
     It reads the layers' weights each time, so any code may set them. Between undisturbed steps of
     `fit` it does not read, because a GPU has to finish a step before its weights can be read.
@@ -296,7 +296,7 @@ class PhaseFinder:
         """Returns the phase of the next training execution.
 
         Args:
-            batches: the iterator that it takes data from.
+            batches: the iterator of its data.
             undisturbed: whether only training, and code that calls `forget` or `set_thresholds`,
                 changes weights since the last execution with the same iterator.
         """

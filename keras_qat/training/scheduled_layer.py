@@ -71,7 +71,7 @@ _shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
 def shapes_only() -> Iterator[None]:
     """Runs a block in which calls of layers on symbolic tensors only compute shapes.
 
-    Keras would trace every layer, which takes most of the time of building a model.
+    Keras would otherwise trace every layer, for most of the time of building a model.
     """
     token = _shapes_only.set(True)
     try:
@@ -95,8 +95,8 @@ def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
         show_once(
             f"Keras made '{model.name}' of quantization-aware layers: it predicts as training "
             f"simulates quantization, and its file may return values that are a step off. "
-            f"keras_qat.quantize_model({model.name}) returns a copy that predicts what the file "
-            f"returns."
+            f"keras_qat.quantize_model({model.name}) returns a copy that predicts the results of "
+            f"the file."
         )
 
 
@@ -119,7 +119,7 @@ class ScheduledLayer(keras.layers.Layer):
     made_for: Callable[[], Any] | None = None
     """A weak reference to that model."""
     make_exact: Callable[[Any], None]
-    """Makes a model that users made of such layers predict what its file computes."""
+    """Makes a model that users made of such layers predict the results of its file."""
     made_in: int = 0
     """The id of the process that made its weights."""
     weight_quantizers: Mapping[str, WeightQuantizer] = MappingProxyType({})

@@ -74,7 +74,7 @@ def calibrate(
     It warns about data that seem to be prepared differently than in training, or lost in 8 bits.
 
     In a cluster (`MultiWorkerMirroredStrategy`) all workers have to call it, each with its share of
-    the data. The ranges are the same as those of all data in one process.
+    the data. The ranges are the same as in one process with all data.
 
     Args:
         model: the model.
@@ -92,8 +92,8 @@ def calibrate(
         percentile: share of the values, in percent, below the upper end, and above the lower one.
         weights: the ranges of weights per channel: "minmax" by the extremes, which changes nothing,
             or "mse" by the smallest mean squared error, which clips weights, and pays with 4 bits
-            and fewer. Do not use "mse" before `learn_rounding`, which does the same, and would take
-            the clipped weights for the float model's.
+            and fewer. Do not use "mse" before `learn_rounding`, which does the same, and would
+            reproduce the clipped weights.
         reset: whether to forget earlier observations, from training or from an earlier call.
             Otherwise ranges are averaged with them, weighted by the number of examples.
         verbose: 1 shows progress.

@@ -108,8 +108,8 @@ def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, c
     ends = {end for data in inputs for end in data.ends}
     if len(ends) == 1:
         return (
-            f"All values of the calibration data are {ends.pop():g}, so that the ranges fit no "
-            f"other data. Call calibrate again, with examples as the model was trained on."
+            f"All values of the calibration data are {ends.pop():g}, so the ranges fit no other "
+            f"data. Call calibrate again, with examples as the model was trained on."
         )
     samples = {data.name: Sample(data.first, *data.ends) for data in inputs}
     wrong = find_wrong_preparation(graph, samples)
@@ -184,7 +184,7 @@ def _explain_unresolved(graph: Graph, data: InputData) -> str:
     if data.deviations and np.median(np.concatenate(data.deviations)) < step:
         return (
             f"Input '{data.name}': half of the examples vary by less than one quantized value, "
-            f"{step:.3g}, as few numbers set the range, {low:.4g} to {high:.4g}. Leave these out, "
-            f"or call calibrate with method='percentile'."
+            f"{step:.3g}, because few values set the range, {low:.4g} to {high:.4g}. Leave these "
+            f"out, or call calibrate with method='percentile'."
         )
     return ""

@@ -201,7 +201,7 @@ _FACTORS = 2.0 ** (-np.arange(0, 48) / 4)
 _CLOSER = 2.0 ** (np.arange(-7, 8) / 32)
 """Factors that are tried around the best of `_FACTORS`."""
 _PER_LEVEL = 8
-"""Bins per quantization level in the distributions whose divergence is computed."""
+"""Bins per quantization level in the computation of the divergence."""
 
 
 def extremes(histogram: Histogram, spec: QuantSpec) -> Range:

@@ -67,7 +67,7 @@ def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[
 
 
 def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str:
-    """Returns two sentences if tensors span too little of the range that they share, else "".
+    """Returns two sentences if tensors span too little of their common range, else "".
 
     `ends` has the smallest and the largest value of each tensor, by name.
     """
@@ -276,7 +276,7 @@ def find_outliers(
 
 
 def describe_outliers(far: Outliers, low: float, high: float, bits: int) -> str:
-    """Returns two sentences on what outliers do to a tensor, "it", and what helps."""
+    """Returns two sentences on the effect of outliers on a tensor, "it", and on remedies."""
     needed = max(far.high, 0.0) - min(far.low, 0.0)
     remaining = max(1, int(needed / (high - low) * (2**bits - 1)))
     cost = (

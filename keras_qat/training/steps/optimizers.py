@@ -1,8 +1,8 @@
 """Updates by Keras' optimizers: small variables together, and one graph for all phases.
 
 An optimizer updates each variable by itself, with six operations or more. In a model with
-BatchNormalizations most operations of a step are such updates, each of a few values. Tracing them
-takes half of the time that tracing a step of a small network takes.
+BatchNormalizations most operations of a step are such updates, each of a few values. They are half
+of the time to trace a step of a small network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SMALL = 2**14
 
 _NAMES = ("SGD", "Adam", "AdamW", "Lion")
 ELEMENTWISE = tuple(getattr(keras.optimizers, name) for name in _NAMES)
-"""Optimizers whose update of an element does not depend on its position in a tensor.
+"""Optimizers that update an element independently of its position in a tensor.
 
 Optimizers with inverse square roots depend on it: TensorFlow computes eight elements at a time
 differently from the remainder."""

@@ -146,7 +146,7 @@ _Group = list[_Kernel]
 def _find_large() -> int:
     """Returns from how many elements on weights are quantized by themselves.
 
-    Concatenating weights copies them, which takes a GPU less time than launches.
+    Concatenating weights copies them. On a GPU that is faster than more launches.
     """
     return LARGE * (4 if plain_operations.has_gpu() else 1)
 
@@ -211,7 +211,7 @@ def _quantize_weights(layers: list[keras.layers.Layer]) -> QuantizedWeights:
 def _form_blocks(groups: Iterable[_Group]) -> list[list[_Group]]:
     """Puts groups into one block if few zeros make them equally long, and it does not get large.
 
-    A quarter of `_find_large` zeros takes less time than the operations of a separate block.
+    A quarter of `_find_large` zeros costs less than the operations of a separate block.
     """
     blocks: list[list[_Group]] = []
     large = _find_large()
