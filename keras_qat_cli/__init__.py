@@ -1,7 +1,7 @@
 """The command line `keras-qat`, which runs the library's functions on files.
 
-A package of its own because every import from keras_qat first imports TensorFlow, which takes
-seconds: help and completion do not wait for that. Commands import keras_qat when they run.
+It is a separate package because importing keras_qat imports TensorFlow, which takes seconds. Help
+and completion need neither: commands import keras_qat when they run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands that run models, and compare what they compute."""
+"""Commands that run models and compare their outputs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import numpy as np
 
 from keras_qat_cli import options
 from keras_qat_cli.data import Source
-from keras_qat_cli.errors import fail
-from keras_qat_cli.group import Settings, cli, show
-from keras_qat_cli.labels import Labels, measured, of_outputs, read_labels
+from keras_qat_cli.group import Settings, cli, fail, show
+from keras_qat_cli.labels import Labels, match_outputs, measure_accuracy, read_labels
 from keras_qat_cli.models import is_quantized
-from keras_qat_cli.outputs import OutputFile
+from keras_qat_cli.options import OutputFile
 
 ALL = sys.maxsize
-"""As many examples as there are."""
+"""All examples."""
 
 
 @cli.command()
@@ -59,7 +58,7 @@ def verify(
             qat,
             str(file),
             data.load(qat),
-            values_of(qat, expected),
+            get_label_values(qat, expected),
             per_layer=per_layer,
             kernels=kernels,
             batch_size=data.batch_size,
@@ -68,7 +67,7 @@ def verify(
         )
         if html is not None:
             report.to_html(html)
-    failed = shortfalls(report, min_identical, min_agreement, max_difference)
+    failed = find_shortfalls(report, min_identical, min_agreement, max_difference)
     totals = {
         "identical": report.identical,
         "agreement": report.agreement,
@@ -80,20 +79,20 @@ def verify(
         fail(f"{file} does not meet the requirements: {'; '.join(failed)}.")
 
 
-def values_of(model: Any, labels: Sequence[Labels]) -> dict[str, np.ndarray] | None:
-    """Returns labels as `verify` takes them."""
-    return {name: one.values for name, one in of_outputs(model, labels).items()} or None
+def get_label_values(model: Any, labels: Sequence[Labels]) -> dict[str, np.ndarray] | None:
+    """Returns labels as the argument `y` of `verify`."""
+    return {name: one.values for name, one in match_outputs(model, labels).items()} or None
 
 
-def shortfalls(
+def find_shortfalls(
     report: Any,
     min_identical: float | None,
     min_agreement: float | None,
     max_difference: float | None = None,
 ) -> list[str]:
-    """Lists in which way a report is not as required.
+    """Lists the requirements that a report does not meet.
 
-    Where nothing is required, the file has to be the model's, and the model good.
+    By default, the file must compute the same as the model, and the model must be good.
     """
     failed = []
     if min_agreement is None and report.verdict.words == "same but poor":
@@ -149,7 +148,7 @@ def evaluate(
     found, data = read_labels(data, labels)
     with settings.library() as keras_qat:
         loaded = settings.load(model)
-        expected = of_outputs(loaded, found)
+        expected = match_outputs(loaded, found)
         in_float = "in float"
         if is_quantized(model):
             loaded.kernels = kernels or loaded.kernels
@@ -168,22 +167,25 @@ def evaluate(
         for name, one in expected.items()
     }
     is_single = len(loaded.output_names) == 1
-    text = "\n".join(_described("" if is_single else name, **outputs[name]) for name in outputs)
+    text = "\n".join(
+        _describe_metric("" if is_single else name, **outputs[name]) for name in outputs
+    )
     show(text, next(iter(outputs.values())) if is_single else {"outputs": outputs}, as_json)
 
 
 def _measure(
     settings: Settings, model: Any, data: Source, expected: dict[str, Labels]
 ) -> dict[str, tuple[str, float]]:
-    """Returns the metric and its value for each output with labels."""
+    """Returns the name and value of the metric for each output with labels."""
     predicted = _predict(settings, model, data)
     return {
-        name: measured(predicted[name], one.values, one.source) for name, one in expected.items()
+        name: measure_accuracy(predicted[name], one.values, one.source)
+        for name, one in expected.items()
     }
 
 
-def _described(output: str, metric: str, examples: int, values: dict[str, float]) -> str:
-    """Returns lines on what was measured of an output, by its name, or "" for the only one."""
+def _describe_metric(output: str, metric: str, examples: int, values: dict[str, float]) -> str:
+    """Formats the measurements of an output. `output` is "" for the only output."""
     form = "10.2%" if metric == "accuracy" else "10.4g"
     of_output = f"{output}: " if output else ""
     lines = [f"{name:<32}{figure:>{form}}" for name, figure in reversed(values.items())]
@@ -207,7 +209,7 @@ def diagnose(settings: Settings, model: Path, data: Source, as_json: bool) -> No
 
 
 def _predict(settings: Settings, model: Any, data: Source) -> dict[str, np.ndarray]:
-    """Returns what a model predicts for each output, by name."""
+    """Returns the outputs of a model by name."""
     import tensorflow as tf
 
     from keras_qat.io.data import show_progress
@@ -237,7 +239,7 @@ def _predict(settings: Settings, model: Any, data: Source) -> dict[str, np.ndarr
 def simulate(
     settings: Settings, model: Path, data: Source, output: Path | None, kernels: Any, as_json: bool
 ) -> None:
-    """Compute the integer outputs of MODEL's file for DATA, without a file."""
+    """Compute the integer outputs of MODEL's file for DATA, without writing a file."""
     with settings.library() as keras_qat:
         from keras_qat.io.atomic_files import replacing
         from keras_qat.messages import pluralize

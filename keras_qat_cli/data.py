@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_qat_cli.models import check_modules, import_modules, takes_pixels
 
-__all__ = ["PIXELS", "Batches", "Source", "opened"]
+__all__ = ["PIXELS", "Batches", "Source", "open_array"]
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif")
 
@@ -25,16 +25,16 @@ PIXELS: dict[str, tuple[float, float]] = {
 
 
 class Source(NamedTuple):
-    """Where data is, and options for reading it.
+    """Location of data, and options for reading it.
 
     Args:
         path: an `.npy`, `.npz` or `.csv` file, a directory of images, or `module:name` of an array,
             a dataset or a function that returns batches.
         key: name of an array in an `.npz` file.
-        drop: columns of a table that are not inputs: names, or numbers from 0.
+        drop: columns of a table that are not inputs: names, or indices from 0.
         pixels: one of `PIXELS`, or None.
-        batch_size: examples at a time.
-        limit: the most examples to read.
+        batch_size: examples per batch.
+        limit: maximum number of examples.
     """
 
     path: str
@@ -45,7 +45,7 @@ class Source(NamedTuple):
     limit: int | None = None
 
     def check(self, model: Path) -> None:
-        """Raises a `ValueError` if there is no such data. Does not need TensorFlow."""
+        """Raises a `ValueError` if the data does not exist. Does not need TensorFlow."""
         path = Path(self.path)
         if path.is_dir():
             self.images()
@@ -79,7 +79,7 @@ class Source(NamedTuple):
         """Loads batches of a model's inputs.
 
         Raises:
-            ValueError: if the data does not fit the model.
+            ValueError: if the data does not match the model.
         """
         path = Path(self.path)
         if path.is_dir():
@@ -95,11 +95,11 @@ class Source(NamedTuple):
 
     def array(self, model: Any) -> Any:
         """Opens the array of an .npy file."""
-        return opened(self.path, mmap_mode="r")
+        return open_array(self.path, mmap_mode="r")
 
     def arrays(self, model: Any) -> Any:
         """Reads the arrays of an .npz file that are the model's inputs."""
-        with opened(self.path) as file:
+        with open_array(self.path) as file:
             names = set(file.files)
         if self.key is None and set(model.input_names) <= names:
             return self.arrays_named(model.input_names)
@@ -115,7 +115,7 @@ class Source(NamedTuple):
 
     def arrays_named(self, names: list[str]) -> dict[str, np.ndarray]:
         """Reads arrays of an .npz file."""
-        with opened(self.path) as file:
+        with open_array(self.path) as file:
             missing = [name for name in names if name not in file.files]
             if missing:
                 raise ValueError(
@@ -125,7 +125,7 @@ class Source(NamedTuple):
             return {name: file[name] for name in names}
 
     def columns(self) -> tuple[list[str], bool]:
-        """Returns the columns of a table, and whether its first line names them."""
+        """Returns the names of a table's columns, and whether its first line contains them."""
         with open(self.path) as file:
             first = [cell.strip().strip('"') for cell in file.readline().split(self.separator)]
         has_names = not all(map(_is_number, first))
@@ -140,11 +140,11 @@ class Source(NamedTuple):
 
     @property
     def separator(self) -> str:
-        """What stands between the columns of a table."""
+        """The character between the columns of a table."""
         return "\t" if self.path.endswith(".tsv") else ","
 
     def table(self, model: Any) -> Any:
-        """Reads rows of numbers, one per example, with or without names in the first line."""
+        """Reads a table with one row per example."""
         names, has_names = self.columns()
         used = [number for number, name in enumerate(names) if name not in self.drop]
         try:
@@ -172,7 +172,7 @@ class Source(NamedTuple):
         return table.reshape(-1, *(-1 if size is None else size for size in shape))
 
     def images(self) -> list[Path]:
-        """Finds the images of a directory and its subdirectories, sorted by name."""
+        """Returns the images of a directory and its subdirectories, sorted by name."""
         files = sorted(file for file in Path(self.path).rglob("*") if file.suffix.lower() in IMAGES)
         if not files:
             raise ValueError(f"{self.path} contains no images ({', '.join(IMAGES)}).")
@@ -194,17 +194,17 @@ READERS: dict[str, Callable[[Source, Any], Any]] = {
     ".csv": Source.table,
     ".tsv": Source.table,
 }
-"""Ending of a file -> what reads it."""
+"""Suffix of a file -> the function that reads it."""
 
 
 class Batches:
     """Batches of a model's inputs: arrays in the model's order.
 
     Args:
-        source: where the data is from.
+        source: location of the data.
         model: the model.
-        data: what was read.
-        total: number of batches, if it is known.
+        data: the data.
+        total: number of batches, or None if unknown.
     """
 
     def __init__(self, source: Source, model: Any, data: Any, total: int | None) -> None:
@@ -230,11 +230,11 @@ class Batches:
             raise ValueError(f"{self.source.path}: {error}") from error
 
 
-def opened(path: str, mmap_mode: Literal["r"] | None = None) -> Any:
+def open_array(path: str, mmap_mode: Literal["r"] | None = None) -> Any:
     """Opens an `.npy` or `.npz` file.
 
     Raises:
-        ValueError: if it is damaged, or holds Python objects in place of numbers.
+        ValueError: if it is damaged, or contains Python objects.
     """
     try:
         return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)

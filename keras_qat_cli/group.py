@@ -1,21 +1,202 @@
-"""Defines the group of commands, and the options in front of a command."""
+"""The group of commands, its options, and errors as messages with an exit code."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import sys
-from collections.abc import Iterator
+import time
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import click
 
 from keras_qat_cli import models
-from keras_qat_cli.errors import Commands, quiet, step
 from keras_qat_cli.options import Quantizing
 
-__all__ = ["Settings", "cli", "show"]
+__all__ = ["FAILED", "TROUBLE", "Commands", "Settings", "cli", "fail", "show"]
+
+FAILED, TROUBLE = 1, 2
+"""Exit codes: a check failed; arguments, files, the model or the data are not usable."""
+
+LONGEST = 1500
+"""Maximum characters of a message. Some of Keras' messages contain configurations."""
+
+
+def fail(message: str) -> None:
+    """Prints a message and exits because a check failed."""
+    click.secho(message, fg="red", err=True)
+    sys.exit(FAILED)
+
+
+@contextlib.contextmanager
+def quiet(debug: bool) -> Iterator[None]:
+    """Hides TensorFlow's C++ messages unless `debug`, and moves Python's output to stderr."""
+    with contextlib.ExitStack() as stack:
+        errors = sys.stderr
+        if not debug:
+            log = logging.getLogger("tensorflow")
+            stack.callback(log.setLevel, log.level)
+            log.setLevel(logging.ERROR)
+            errors.flush()
+            terminal = os.dup(2)
+            stack.callback(os.close, terminal)
+            stack.callback(os.dup2, terminal, 2)
+            if _writes_to_terminal(errors):
+                # It stays open, as logging keeps it.
+                errors = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 2)
+            os.close(nowhere)
+        stack.enter_context(contextlib.redirect_stderr(errors))
+        stack.enter_context(contextlib.redirect_stdout(errors))
+        yield
+
+
+def _writes_to_terminal(stream: TextIO) -> bool:
+    try:
+        return bool(stream.fileno() == 2)
+    except (OSError, AttributeError):  # A stream in memory, in tests.
+        return False
+
+
+@contextlib.contextmanager
+def step(title: str) -> Iterator[None]:
+    """Prints a title, and after the block how long it took."""
+    start = time.monotonic()
+    click.echo(f"{title} ...", err=True, nl=False)
+    try:
+        yield
+    finally:
+        click.echo(f" {time.monotonic() - start:.1f} s", err=True)
+
+
+OTHER_OPTIONS = {
+    **dict.fromkeys(("--bits", "--weight-bits", "--activation-bits"), "--recipe low_bits"),
+    **dict.fromkeys(("--int8", "--uint8", "--float16", "--dtype"), "--recipe"),
+    "--model": "the model as the first argument",
+    "--output": "the file as the last argument",
+    "--data": "the data as the second argument",
+    "--quantize": "no option, because convert always quantizes",
+    "--samples": "--limit",
+    "--epochs": "only data, because commands do not train; in Python, use quantize_model and fit",
+}
+"""Options of other tools -> what to use instead. Click would suggest misleading names."""
+
+
+OTHER_COMMANDS = {
+    "fit": "keras_qat.quantize_model and fit in Python",
+    "help": "keras-qat COMMAND --help",
+    "info": "summary",
+    "predict": "simulate, which computes the file's outputs",
+    "quantize": "convert, or calibrate to get a quantized Keras model",
+    "run": "simulate, which computes the file's outputs",
+    "test": "verify",
+    "train": "keras_qat.quantize_model and fit in Python",
+}
+"""Commands of other tools -> what to use instead."""
+
+
+class Command(click.Command):
+    """A command whose error messages name a file."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the arguments, and explains options of other tools."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name in OTHER_OPTIONS:
+                message = (
+                    f"There is no {error.option_name}: pass {OTHER_OPTIONS[error.option_name]}."
+                )
+                raise click.UsageError(message, ctx) from error
+            raise
+        except click.UsageError as error:
+            takes_labels = any(param.name == "labels" for param in self.params)
+            if takes_labels and "extra argument" in error.message:
+                message = f"{error.message} Pass labels with --labels."
+                raise click.UsageError(message, ctx) from error
+            raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        arguments = (param.name for param in self.params if isinstance(param, click.Argument))
+        files = [str(ctx.params[name]) for name in arguments if ctx.params.get(name)]
+        files += [source.rpartition("=")[2] for source in ctx.params.get("labels", ())]
+        with _errors_as_messages(ctx.find_root().params["debug"], files):
+            return super().invoke(ctx)
+
+
+class Commands(click.Group):
+    """A group of commands that prints errors as messages."""
+
+    command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the options before a command, and explains options that belong after it."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            owners = [
+                name
+                for name, command in self.commands.items()
+                if any(error.option_name in param.opts for param in command.params)
+            ]
+            if owners:
+                message = f"Put {error.option_name} after the command, such as {owners[0]}."
+                raise click.UsageError(message, ctx) from error
+            raise
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Finds the command, and explains commands of other tools."""
+        if args[0] in OTHER_COMMANDS:
+            message = f"There is no command {args[0]!r}: use {OTHER_COMMANDS[args[0]]}."
+            raise click.UsageError(message, ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _warnings_as_lines(), _errors_as_messages(ctx.params.get("debug", False)):
+            return super().invoke(ctx)
+
+
+class _Trouble(click.ClickException):
+    exit_code = TROUBLE
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Prints the library's warnings without the line of code."""
+
+    def print_warning(message: object, category: type[Warning], *_: object, **__: object) -> None:
+        if issubclass(category, UserWarning):
+            click.secho(f"Warning: {message}", fg="yellow", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = print_warning
+        yield
+
+
+@contextlib.contextmanager
+def _errors_as_messages(debug: bool, files: Sequence[str] = ()) -> Iterator[None]:
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        message = str(error.args[0] if isinstance(error, KeyError) else error) or "no message"
+        if len(message) > LONGEST:
+            message = f"{message[:LONGEST]} ... ({len(message)} characters; --debug shows all)"
+        if not isinstance(error, (ValueError, OSError, ImportError)):
+            message = f"{type(error).__name__}: {message}"
+        if files and not any(file in message for file in files):
+            message = f"{files[0]}: {message}"
+        raise _Trouble(message) from error
 
 
 class Settings(NamedTuple):
@@ -28,7 +209,7 @@ class Settings(NamedTuple):
 
     @contextlib.contextmanager
     def library(self) -> Iterator[Any]:
-        """Yields keras_qat; TensorFlow's messages are hidden while it works."""
+        """Yields keras_qat, and hides TensorFlow's messages."""
         with quiet(self.debug):
             with self.step("Loading TensorFlow"):
                 import keras_qat
@@ -37,7 +218,7 @@ class Settings(NamedTuple):
             yield keras_qat
 
     def step(self, title: str) -> contextlib.AbstractContextManager[None]:
-        """Shows what is going on, and then how long it took."""
+        """Prints a title, and after the block how long it took, unless progress is hidden."""
         return step(title) if self.verbose else contextlib.nullcontext()
 
     def load(self, path: Path, compiled: bool = False) -> Any:
@@ -46,7 +227,7 @@ class Settings(NamedTuple):
             return models.load(path, self.trust, compiled)
 
     def load_quantized(self, path: Path, quantizing: Quantizing) -> Any:
-        """Loads a quantization-aware model, or makes one of a float model."""
+        """Loads a quantization-aware model, or quantizes a float model."""
         import keras_qat
 
         model = self.load(path)

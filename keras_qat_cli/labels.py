@@ -1,4 +1,4 @@
-"""Reads labels, and measures predictions by them."""
+"""Reads labels, and measures the accuracy of predictions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_qat_cli.data import Source, opened
+from keras_qat_cli.data import Source, open_array
 
-__all__ = ["Labels", "measured", "of_outputs", "read_labels"]
+__all__ = ["Labels", "match_outputs", "measure_accuracy", "read_labels"]
 
 
 class Labels(NamedTuple):
@@ -19,7 +19,7 @@ class Labels(NamedTuple):
     Args:
         output: the output's name; "" for the only one.
         values: a label for each example.
-        source: where they are, for messages.
+        source: their location, for messages.
     """
 
     output: str
@@ -32,11 +32,11 @@ def read_labels(data: Source, labels: Sequence[str]) -> tuple[list[Labels], Sour
 
     Args:
         data: the data.
-        labels: where the labels are, as `_read` takes it; of several outputs `OUTPUT=SOURCE`. None
-            for images, whose subdirectories are the classes.
+        labels: locations of labels, as for `_read`; `OUTPUT=SOURCE` for several outputs. Empty for
+            images, whose subdirectories are the classes.
 
     Raises:
-        ValueError: if there are no such labels, or two for the same output.
+        ValueError: if labels are missing, or given twice for an output.
     """
     sources = []
     for text in labels or ("",):
@@ -54,11 +54,11 @@ def read_labels(data: Source, labels: Sequence[str]) -> tuple[list[Labels], Sour
     return found, data
 
 
-def of_outputs(model: Any, labels: Sequence[Labels]) -> dict[str, Labels]:
-    """Returns labels by the output of a model that they are of.
+def match_outputs(model: Any, labels: Sequence[Labels]) -> dict[str, Labels]:
+    """Returns labels by the name of their output.
 
     Raises:
-        ValueError: if a model of several outputs is given labels without the name of one, or there
+        ValueError: if the model has several outputs and labels lack the name of one, or if there
             is no such output.
     """
     names = list(model.output_names)
@@ -87,13 +87,13 @@ def _read(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
             of a table. None for images, whose subdirectories are the classes, sorted by name.
 
     Raises:
-        ValueError: if there are no such labels.
+        ValueError: if labels are missing.
     """
     path = Path(data.path)
     if labels is not None and Path(labels).suffix == ".npy":
         if not Path(labels).exists():
             raise ValueError(f"There is no file {labels}.")
-        values = opened(labels)
+        values = open_array(labels)
     elif labels is not None and path.suffix == ".npz":
         values = data.arrays_named([labels])[labels]
     elif labels is not None and path.suffix in (".csv", ".tsv"):
@@ -110,11 +110,11 @@ def _read(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
             f"{labels or path} contains no labels. Pass --labels with an .npy file, an array of "
             f"the .npz file or a column of the table; images are labelled by their subdirectories."
         )
-    return _as_numbers(values)[: data.limit], data
+    return _convert_to_numbers(values)[: data.limit], data
 
 
-def _as_numbers(values: np.ndarray) -> np.ndarray:
-    """Returns names of classes as numbers, in the order of the sorted names."""
+def _convert_to_numbers(values: np.ndarray) -> np.ndarray:
+    """Converts names of classes to indices, in the order of the sorted names."""
     if values.dtype.kind != "U":
         return values
     try:
@@ -123,20 +123,20 @@ def _as_numbers(values: np.ndarray) -> np.ndarray:
         return np.unique(values, return_inverse=True)[1]
 
 
-def measured(predictions: np.ndarray, labels: np.ndarray, source: str) -> tuple[str, float]:
+def measure_accuracy(predictions: np.ndarray, labels: np.ndarray, source: str) -> tuple[str, float]:
     """Returns the name of a metric and its value.
 
-    It is accuracy for classes: labels are whole numbers, or as many as the model has outputs, of
-    which one is 1. A single output is compared with 0.5 if all are between 0 and 1, else with 0.
-    For other labels it is the mean absolute error.
+    The metric is accuracy for classes, which are integers or one-hot vectors. A single entry is
+    compared with 0.5 if all are between 0 and 1, and with 0 otherwise. For other labels the metric
+    is the mean absolute error.
 
     Args:
-        predictions: what the model returns.
-        labels: a label for each.
-        source: where the labels are, for the message.
+        predictions: the model's outputs.
+        labels: a label for each example.
+        source: location of the labels, for the message.
 
     Raises:
-        ValueError: if there is not one label per example, or labels have another shape.
+        ValueError: if there is not one label per example, or their shape does not match.
     """
     if len(labels) != len(predictions):
         raise ValueError(
@@ -146,11 +146,11 @@ def measured(predictions: np.ndarray, labels: np.ndarray, source: str) -> tuple[
     classes = predictions.shape[-1]
     if labels.ndim == predictions.ndim and labels.shape[-1] == 1:
         labels = labels[..., 0]
-    is_whole = bool(np.all(labels == np.rint(labels)))
-    if is_whole and classes > 1 and labels.shape == predictions.shape:
+    is_integer = bool(np.all(labels == np.rint(labels)))
+    if is_integer and classes > 1 and labels.shape == predictions.shape:
         is_one_hot = bool(np.all(labels.sum(-1) == 1))
         labels = labels.argmax(-1) if is_one_hot else labels
-    is_class = is_whole and labels.shape == predictions.shape[:-1]
+    is_class = is_integer and labels.shape == predictions.shape[:-1]
     if is_class and classes > 1:
         return "accuracy", float(np.mean(predictions.argmax(-1) == labels))
     if is_class and labels.min() >= 0 and labels.max() <= 1:

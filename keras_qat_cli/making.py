@@ -10,17 +10,15 @@ from typing import Any
 import click
 
 from keras_qat_cli import options
-from keras_qat_cli.comparing import ALL, shortfalls, values_of
+from keras_qat_cli.comparing import ALL, find_shortfalls, get_label_values
 from keras_qat_cli.data import Source
-from keras_qat_cli.errors import fail
-from keras_qat_cli.group import Settings, cli, show
+from keras_qat_cli.group import Settings, cli, fail, show
 from keras_qat_cli.labels import read_labels
 from keras_qat_cli.models import FILES
-from keras_qat_cli.options import Calibration, Exporting, Quantizing
-from keras_qat_cli.outputs import SOURCES, OutputFile
+from keras_qat_cli.options import SOURCES, Calibration, Exporting, OutputFile, Quantizing
 
 DOUBTED = "there were warnings about the data (--accept-data ignores them)"
-"""Why a command fails if `calibrate` warned."""
+"""Reason to fail if `calibrate` warned."""
 
 SAVED = OutputFile("the model", *FILES, directory=True)
 
@@ -86,7 +84,7 @@ def export(
     as_json: bool,
 ) -> None:
     """Write a quantization-aware MODEL to FILE: .tflite, .cc, .onnx, or a SavedModel directory."""
-    arguments = exporting.chosen(file, target=target, batch_size=batch_size)
+    arguments = exporting.select(file, target=target, batch_size=batch_size)
     with settings.library() as keras_qat:
         verbs = {
             ".tflite": keras_qat.export_tflite,
@@ -136,7 +134,7 @@ def convert(
     A float model is quantized, with ranges from DATA. A trained quantization-aware model keeps its
     ranges. The file is then run on DATA and compared with the model.
     """
-    arguments = exporting.chosen(file)
+    arguments = exporting.select(file)
     expected, data = read_labels(data, labels) if labels else ([], data)
     if save is not None:
         _check_other(save, model)
@@ -144,7 +142,7 @@ def convert(
         from keras_qat.messages import pluralize
 
         qat = settings.load_quantized(model, quantizing)
-        y, doubts = values_of(qat, expected), False
+        y, doubts = get_label_values(qat, expected), False
         origin = "its own ranges"
         if not all(quantizer.calibrated for quantizer in keras_qat.quantizers(qat)):
             examples, doubts = _calibrate(settings, qat, data, calibration)
@@ -164,7 +162,7 @@ def convert(
             verbose=settings.verbose,
         )
     text = f"{file}: {len(contents)} bytes, {origin}\n{report}"
-    failed = shortfalls(report, min_identical, min_agreement)
+    failed = find_shortfalls(report, min_identical, min_agreement)
     failed += [DOUBTED] * (doubts and not accept_data)
     details = {"file": str(file), "bytes": len(contents), **report.to_dict(), "failed": failed}
     show(text, details, as_json)
@@ -173,7 +171,7 @@ def convert(
 
 
 def _check_other(path: Path, model: Path) -> None:
-    """Raises a `ValueError` if the model that is read would be replaced."""
+    """Raises a `ValueError` if a path would overwrite the input model."""
     if path.resolve() == model.resolve():
         raise ValueError(f"{path} is the input model and would be overwritten. Name another file.")
 
@@ -181,7 +179,7 @@ def _check_other(path: Path, model: Path) -> None:
 def _calibrate(
     settings: Settings, qat: Any, data: Source, calibration: Calibration
 ) -> tuple[int, bool]:
-    """Calibrates a model. Returns the number of examples, and whether the data were warned of."""
+    """Calibrates a model. Returns the number of examples, and whether there were warnings."""
     import keras_qat
     from keras_qat.io.data import show_progress
 
@@ -190,9 +188,9 @@ def _calibrate(
     def read() -> Iterator[Any]:
         yield from show_progress(batches, "Calibration", settings.verbose, batches.total)
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         keras_qat.calibrate(qat, read(), **calibration._asdict())
-    for warning in told:
+    for warning in caught:
         warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
-    return batches.examples, any(issubclass(each.category, UserWarning) for each in told)
+    return batches.examples, any(issubclass(each.category, UserWarning) for each in caught)

@@ -27,10 +27,10 @@ FILES = (".keras", ".h5", ".hdf5")
 
 
 class ModelFile(click.Path):
-    """A saved model, looked at without importing TensorFlow.
+    """A saved model, checked without importing TensorFlow.
 
     Args:
-        quantized: whether it has to be quantization-aware; None for any model.
+        quantized: whether it must be quantization-aware; None for any model.
     """
 
     def __init__(self, quantized: bool | None = None) -> None:
@@ -38,7 +38,7 @@ class ModelFile(click.Path):
         self.quantized = quantized
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Returns the path of a model that can be loaded."""
+        """Returns the path if Keras can load the model."""
         path = Path(str(super().convert(value, param, ctx)))
         is_aware = is_quantized(path)
         if is_aware and self.quantized is False:
@@ -57,7 +57,7 @@ def is_quantized(path: Path) -> bool:
 
 
 def takes_pixels(path: Path) -> bool:
-    """Returns whether a saved model has a layer that scales pixels of 0 to 255 itself."""
+    """Returns whether a saved model has a layer that scales pixels of 0 to 255."""
     scales = re.findall(
         r'"Rescaling"(?:[^{}]|\{[^{}]*?)*?"scale": ([\d.e-]+)', _configuration(path)
     )
@@ -65,10 +65,10 @@ def takes_pixels(path: Path) -> bool:
 
 
 def _configuration(path: Path) -> str:
-    """Reads what Keras saved of a model's layers, as text.
+    """Returns the configuration of a saved model as text.
 
     Raises:
-        ValueError: if the file holds no model.
+        ValueError: if the file contains no model.
     """
     if path.is_dir():
         metadata = path / "keras_metadata.pb"
@@ -105,7 +105,7 @@ def _configuration(path: Path) -> str:
 
 
 def check_modules(names: Iterable[str]) -> None:
-    """Raises a `ValueError` if there is no such module. Does not import it."""
+    """Raises a `ValueError` if a module does not exist. Does not import it."""
     _search_here()
     for name in names:
         if importlib.util.find_spec(name.partition(".")[0]) is None:
@@ -126,7 +126,7 @@ def load(path: Path, trust: bool = False, compiled: bool = False) -> Any:
 
     Args:
         path: the file or directory.
-        trust: whether code in the file may run, such as `Lambda` layers.
+        trust: whether to run code in the file, such as `Lambda` layers.
         compiled: whether to load the loss and metrics too.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,6 @@ import click
 
 from keras_qat_cli import models
 from keras_qat_cli.data import PIXELS, Source
-from keras_qat_cli.outputs import SOURCES, OutputFile
 
 Command = Callable[..., Any]
 
@@ -19,7 +19,50 @@ TARGETS = (
     *("xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65", "ethos_u85"),
     *("edgetpu", "stm32_npu", "stm32n6", "neutron", "mediatek", "esp_nn", "coral_npu"),
 )
-"""Names of `keras_qat.targets`, which cannot be asked before TensorFlow is loaded."""
+"""Names of `keras_qat.targets`, which cannot be imported before TensorFlow is loaded."""
+
+SOURCES = (".cc", ".cpp", ".cxx")
+
+
+class OutputFile(click.Path):
+    """A file or directory to write, in an existing folder.
+
+    Args:
+        what: the contents, for messages.
+        endings: allowed endings of files; none for any.
+        directory: whether to allow the directory of a SavedModel, which has no ending.
+    """
+
+    def __init__(self, what: str, *endings: str, directory: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self.what, self.endings, self.directory = what, endings, directory
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Returns the path if it can be written."""
+        path = Path(str(super().convert(value, param, ctx)))
+        is_directory = self.directory and not path.suffix[1:].isalpha()  # served.1 is a directory.
+        if self.endings and path.suffix not in self.endings and not is_directory:
+            or_directory = ", or to a directory (a name without an ending)" * self.directory
+            raise ValueError(
+                f"{path}: {self.what} is written to {', '.join(self.endings)} files{or_directory}."
+            )
+        if path.is_dir() and not is_directory:
+            raise ValueError(f"{path} is a directory. Name a file in it.")
+        has_other_files = path.is_dir() and not (path / "saved_model.pb").exists()
+        if has_other_files and any(path.iterdir()):
+            raise ValueError(f"{path} is a directory with other files. Name a new directory.")
+        if not path.parent.is_dir():
+            raise ValueError(
+                f"{path}: the directory {path.parent} does not exist. Create it first."
+            )
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ValueError(f"{path} is read-only. Choose another path.")
+        if path.suffix in models.FILES and path.suffix not in self.endings and path.exists():
+            raise ValueError(
+                f"{path} is a saved Keras model, which would be overwritten. Choose another name."
+            )
+        return path
+
 
 any_model = click.argument("model", type=models.ModelFile())
 float_model = click.argument("model", type=models.ModelFile(quantized=False))
@@ -38,7 +81,7 @@ def _kernels(*names: str) -> Callable[[Command], Command]:
 
 
 TFLITE_KERNELS = ("xnnpack", "xnnpack_arm64", "tflm", "reference")
-"""Runtimes of TFLite files, of those that `verify(kernels=)` takes."""
+"""Runtimes of TFLite files that `verify(kernels=)` supports."""
 
 COUNT = click.IntRange(1)
 COUNT.name = "integer"  # Click would print "integer range".
@@ -47,7 +90,7 @@ PERCENT = click.FloatRange(0, 100)
 PERCENT.name = "number"
 
 KERNEL_FAMILIES = (*TFLITE_KERNELS, "onnxruntime", "esp_dl")
-"""Names of `kernel_families.FAMILIES`, in the order that helps most."""
+"""Names of `kernel_families.FAMILIES`, the most common first."""
 
 tflite_kernels = _kernels(*TFLITE_KERNELS)
 kernels = _kernels(*KERNEL_FAMILIES)
@@ -66,7 +109,7 @@ min_agreement = click.option(
 
 
 def labels(text: str) -> Callable[[Any], Any]:
-    """Makes the option `--labels`, once or for each of several outputs."""
+    """Returns the option `--labels`, for one output or for each of several."""
     return click.option("--labels", multiple=True, metavar="[OUTPUT=]SOURCE", help=text)
 
 
@@ -76,13 +119,13 @@ accept_data = click.option(
 
 
 class TargetName(click.Choice[str]):
-    """A target; modules of `--import` can register more."""
+    """A target. Modules of `--import` can register more."""
 
     def __init__(self) -> None:
         super().__init__(TARGETS)
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Returns the name, if it can be one."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Returns the name, if a target may have it."""
         has_modules = ctx is not None and ctx.find_root().params.get("modules")
         return value if has_modules else super().convert(value, param, ctx)
 
@@ -128,8 +171,8 @@ class Exporting(NamedTuple):
     def check(self, model: Path) -> None:
         pass
 
-    def chosen(self, file: Path, **others: Any) -> dict[str, Any]:
-        """Returns the options that were passed, and others, if such a file takes them."""
+    def select(self, file: Path, **others: Any) -> dict[str, Any]:
+        """Returns the passed options and others, if the format of the file supports them."""
         options = {**self._asdict(), "pack_int4": self.pack_int4 or None, **others}
         options = {name: value for name, value in options.items() if value is not None}
         accepted = {"input_range"}
@@ -141,28 +184,31 @@ class Exporting(NamedTuple):
         return options
 
 
-def _together(name: str, values: Any, *options: Any) -> Callable[[Command], Command]:
-    """Adds options of which a command gets the values as one argument `name`, checked.
+def _group_options(name: str, values: Any, *options: Any) -> Callable[[Command], Command]:
+    """Returns a decorator that adds options, whose values a command gets as one argument.
 
-    Their class `values` has `check(model)`, which raises an error if they cannot be used together.
+    Args:
+        name: the argument's name.
+        values: class of the argument. Its `check(model)` raises an error for invalid combinations.
+        options: the options.
     """
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
-        def with_values(*settings: Any, **arguments: Any) -> Any:
+        def call_command(*settings: Any, **arguments: Any) -> Any:
             fields = {field: arguments.pop(field) for field in values._fields}
             arguments[name] = values(**fields)
             arguments[name].check(arguments["model"])
             return command(*settings, **arguments)
 
         for option in reversed(options):
-            with_values = option(with_values)
-        return with_values
+            call_command = option(call_command)
+        return call_command
 
     return decorate
 
 
-data = _together(
+data = _group_options(
     "data",
     Source,
     click.argument("path", metavar="DATA"),
@@ -185,7 +231,7 @@ data = _together(
     click.option("--limit", type=COUNT, help="Use only the first examples, this many."),
 )
 
-quantizing = _together(
+quantizing = _group_options(
     "quantizing",
     Quantizing,
     click.option(
@@ -205,7 +251,7 @@ quantizing = _together(
     target,
 )
 
-calibration = _together(
+calibration = _group_options(
     "calibration",
     Calibration,
     click.option(
@@ -224,7 +270,7 @@ calibration = _together(
     ),
 )
 
-exporting = _together(
+exporting = _group_options(
     "exporting",
     Exporting,
     click.option(

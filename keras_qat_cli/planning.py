@@ -1,4 +1,4 @@
-"""Commands that say what quantization would do, or what a model is."""
+"""Commands that describe a model, or how it would be quantized."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import click
 
 from keras_qat_cli import options
 from keras_qat_cli.data import Source
-from keras_qat_cli.errors import fail
-from keras_qat_cli.group import Settings, cli, show
+from keras_qat_cli.group import Settings, cli, fail, show
 from keras_qat_cli.options import Quantizing
 
 

@@ -10,10 +10,9 @@ import numpy as np
 
 from keras_qat_cli import options
 from keras_qat_cli.data import Source
-from keras_qat_cli.errors import fail
-from keras_qat_cli.group import Settings, cli, show
-from keras_qat_cli.labels import of_outputs, read_labels
-from keras_qat_cli.outputs import OutputFile
+from keras_qat_cli.group import Settings, cli, fail, show
+from keras_qat_cli.labels import match_outputs, read_labels
+from keras_qat_cli.options import OutputFile
 
 
 @cli.command()
@@ -68,6 +67,6 @@ def _load(model: Any, data: Source, labels: tuple[str, ...]) -> Any:
     x = columns if len(columns) > 1 else columns[0]
     if not found:
         return x
-    by_output = of_outputs(model, found)
+    by_output = match_outputs(model, found)
     y = [by_output[name].values for name in model.output_names if name in by_output]
     return x, y if len(y) > 1 else y[0]

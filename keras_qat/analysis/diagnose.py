@@ -31,7 +31,7 @@ from keras_qat.io.inputs import get_inputs, pack_inputs
 from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.messages import silent
 from keras_qat.ops.node import Tensor
-from keras_qat.placement.layer_settings import OUT_OF_SCOPE
+from keras_qat.placement.settings import OUT_OF_SCOPE
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.rewriting.strip import strip_quantization
 from keras_qat.training.calibration.calibrate import calibrate

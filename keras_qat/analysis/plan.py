@@ -21,8 +21,8 @@ from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.passes import showing_passes
 from keras_qat.placement import place
-from keras_qat.placement.layer_selection import Scope
 from keras_qat.placement.plan import Plan
+from keras_qat.placement.settings import Scope
 from keras_qat.rewriting.rewrite import explain_missing_config, rewrite
 from keras_qat.training.fake_quantization.observers import LastValue
 from keras_qat.training.schedule import check_quantized, is_quantized, list_quantizers

@@ -33,7 +33,7 @@ from keras_qat.io.atomic_files import write_contents
 from keras_qat.io.counts import check_count
 from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.messages import pluralize, warn_caller
-from keras_qat.placement.float_notice import report_float_layers
+from keras_qat.placement.plan import report_float_layers
 from keras_qat.tflite.builder import Builder
 from keras_qat.training.readiness import check_before_export, list_some
 from keras_qat.training.recurrent import list_states

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipe import Recipe
@@ -12,26 +11,32 @@ from keras_qat.graph.calls import Call, Graph, flatten_values, split_loss_only
 from keras_qat.graph.precision import use_float32
 from keras_qat.lowering import LoweringContext, lower
 from keras_qat.placement.contrib_rules import ContribPlacement
-from keras_qat.placement.file_outputs import checked_names, ending_at, ending_inside
+from keras_qat.placement.file_outputs import add_outputs, check_names, replace_outputs
 from keras_qat.placement.int8_rules import Int8Placement
-from keras_qat.placement.layer_selection import Scope, check_scope
-from keras_qat.placement.layer_settings import Settings, may_open
-from keras_qat.placement.lost_features import planned_losses
+from keras_qat.placement.lost_features import predict_losses
 from keras_qat.placement.plan import Plan
+from keras_qat.placement.settings import Scope, Settings, check_scope, make_trace_filter
 
-RULES: dict[str, Any] = {"int8": Int8Placement, "contrib": ContribPlacement}
-"""Name of a recipe's placement -> the class that carries it out."""
+RULES: dict[str, type[Int8Placement | ContribPlacement]] = {
+    "int8": Int8Placement,
+    "contrib": ContribPlacement,
+}
+"""Name of a recipe's placement -> the class that implements it."""
 
 
 def lower_graph(
     graph: Graph,
     recipe: Recipe,
-    stays_closed: Callable[[Call], bool] = lambda call: False,
+    is_opaque: Callable[[Call], bool] = lambda call: False,
     has_int16: bool = True,
 ) -> Graph:
-    """Splits and opens the layers of a graph as a recipe asks.
+    """Splits and traces the layers of a graph as a recipe requires.
 
-    `stays_closed` names calls that are never opened.
+    Args:
+        graph: the graph.
+        recipe: the recipe.
+        is_opaque: tells whether a call is never traced.
+        has_int16: whether 16 bits may be used inside layers, see `place`.
 
     Raises:
         ValueError: if an override of `open` matches no layer.
@@ -39,9 +44,12 @@ def lower_graph(
     rules = RULES[recipe.placement]
     if not rules.lowers_activations:
         return lower(graph, LoweringContext(activations=False))
-    opens = may_open(recipe, graph.calls)
-    may = lambda call: False if stays_closed(call) else opens(call)  # noqa: E731
-    return lower(graph, LoweringContext(True, may, has_int16, not recipe.without_float))
+    filtered = make_trace_filter(recipe, graph.calls)
+
+    def may_trace(call: Call) -> bool | None:
+        return False if is_opaque(call) else filtered(call)
+
+    return lower(graph, LoweringContext(True, may_trace, has_int16, not recipe.without_float))
 
 
 def place(
@@ -53,28 +61,28 @@ def place(
     has_float: bool = True,
     has_int16: bool = True,
 ) -> Plan:
-    """Plans the quantization of every tensor of a graph, as it was read.
+    """Plans the quantization of every tensor of a graph before lowering.
 
     Args:
         read: the graph.
-        recipe, scope: what to quantize, and how.
+        recipe, scope: which layers to quantize, and how.
         family: the kernels that compute the file; a few operators exist in one family only.
-        file_outputs: names of the tensors at which files end; None for the graph's outputs.
-        has_float: False computes all layers in integers that have integer kernels, also those that
-            normalize, which otherwise stay in float.
-        has_int16: False has parts of 16 bits only where 8 bits keep nothing.
+        file_outputs: names of the tensors that files return; None for the graph's outputs.
+        has_float: False computes all layers with integer kernels in integers, including
+            normalization, which otherwise stays in float.
+        has_int16: False uses 16 bits inside layers only if 8 bits lose everything.
 
     Raises:
         ValueError: if the scope, an override of the recipe or an output matches no layer.
     """
-    names = [] if file_outputs is None else checked_names(file_outputs)
+    names = [] if file_outputs is None else check_names(file_outputs)
     given = recipe
     if not has_float:
         recipe = dataclasses.replace(recipe, without_float=True)
     with use_float32():
-        ending = ending_at(read, names, recipe) if names else read
-        graph = lower_graph(ending, recipe, has_int16=has_int16)
-        graph = ending_inside(graph, read, names) if names else graph
+        extended = add_outputs(read, names, recipe) if names else read
+        graph = lower_graph(extended, recipe, has_int16=has_int16)
+        graph = replace_outputs(graph, read, names) if names else graph
     inputs = [value.name for value in flatten_values(read.inputs)]
     check_scope(scope, [*read.calls, *read.loss_only, *graph.calls], inputs)
     plan = place_lowered(graph, recipe, scope, family, names)
@@ -90,7 +98,7 @@ def place_lowered(
 ) -> Plan:
     """Plans the quantization of every tensor of a lowered graph.
 
-    With `file_outputs` the graph's outputs are those of the model and, as a list, those of files.
+    With `file_outputs` the graph's outputs are the model's outputs and a list of the files'.
     """
     ends = graph.outputs[1] if file_outputs else graph.outputs
     after_outputs = split_loss_only(graph.calls, ends)[1] if file_outputs else []
@@ -98,5 +106,5 @@ def place_lowered(
     settings = Settings(recipe, scope, graph.calls, family, not_in_file)
     planned: Plan = RULES[recipe.placement](graph, settings).plan()
     planned.file_outputs = tuple(file_outputs or ())
-    planned.lost_features = tuple(planned_losses(graph, planned.specs))
+    planned.lost_features = tuple(predict_losses(graph, planned.specs))
     return planned

@@ -1,8 +1,8 @@
 """Follows the placement rules of `tf.contrib.quantize` in their order.
 
 The original matches operations. In this module a *layer* is a weighted operator with its bias or
-its folded BatchNormalization, and `biased` is the output of those. Each layer is matched once, by
-the first rule that fits.
+its folded BatchNormalization, and `biased` is their output. The first rule that fits matches a
+layer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from keras_qat.helper_layers.keras_variants import FusedBatchNormalization
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import find_op, match
-from keras_qat.placement import fusion_groups
-from keras_qat.placement.fusion_groups import Group
-from keras_qat.placement.layer_settings import Settings
+from keras_qat.placement.fusion_groups import Group, find_groups
 from keras_qat.placement.plan import Plan, Range
+from keras_qat.placement.settings import Settings
 
 KERNELS = {keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense}
 """Layers that the original quantizes, also as stages of SeparableConv2D."""
@@ -37,7 +36,7 @@ MERGES = {"add": "AddV2", "multiply": "Mul"}
 """Kinds that are quantized if an input is -> TensorFlow 1's operation."""
 
 PASSES = {"Reshape", "Flatten", "MaxPooling2D", "GlobalMaxPooling2D", "Dropout"}
-"""Layers that pass a quantized tensor on, as `linear` activations do."""
+"""Layers that pass on a quantized tensor, like `linear` activations."""
 
 
 class ContribPlacement:
@@ -51,7 +50,7 @@ class ContribPlacement:
         self.consumers = graph.consumers()
         self.groups = [
             group
-            for group in fusion_groups.groups(graph, folds_bias=False, affine=False)
+            for group in find_groups(graph, folds_bias=False, affine=False)
             if type(group.kernel.layer) in KERNELS
         ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
@@ -99,7 +98,7 @@ class ContribPlacement:
         for value in reversed(add.inputs):  # The original looks at the second input first.
             activation = value.producer
             if activation and self.kind(activation) in ACTIVATIONS:
-                layer, bypass = self.layer_before(activation)
+                layer, bypass = self.find_layer_before(activation)
                 if layer is not None:
                     self.quantize_layer(layer, activation, bypass, add)
                     return
@@ -108,7 +107,7 @@ class ContribPlacement:
         """Matches layer -> [Add ->] activation; quantizes the activation and a layer before Add."""
         if self.kind(activation) not in ACTIVATIONS:
             return
-        layer, bypass = self.layer_before(activation)
+        layer, bypass = self.find_layer_before(activation)
         readers = self.consumers[activation.output]
         is_normalized = len(readers) == 1 and is_batch_norm(readers[0])
         if layer is not None and not (self.kind(activation) == "linear" and is_normalized):
@@ -116,7 +115,7 @@ class ContribPlacement:
 
     def match_final_layer(self, call: Call) -> None:
         """Matches a layer that no rule above matched."""
-        layer = self.layer_of_biased(call.output) if call.outputs is not None else None
+        layer = self.find_biased_layer(call.output) if call.outputs is not None else None
         if layer is not None:
             self.quantize_layer(layer, call)
 
@@ -130,7 +129,7 @@ class ContribPlacement:
 
     def match_merge(self, merge: Call) -> None:
         """Quantizes an Add or Multiply with a quantized input."""
-        if solve(merge, self.flows_in) and self.in_scope(merge):
+        if solve(merge, self.has_quantized_input) and self.in_scope(merge):
             # The original does not pass `symmetric` on to merges.
             spec = dataclasses.replace(
                 self.settings.activations(merge.output), symmetric=False, initial_range=(-6.0, 6.0)
@@ -181,7 +180,7 @@ class ContribPlacement:
         """Returns whether a weighted layer has neither a bias nor a folded BatchNormalization."""
         return not kernel.layer.use_bias and self.group_of[kernel].batch_norm is None
 
-    def layer_of_biased(self, value: Value) -> Call | None:
+    def find_biased_layer(self, value: Value) -> Call | None:
         """Returns the layer whose bias or BatchNormalization makes this tensor.
 
         To the original, an Add onto a layer without either looks like a bias.
@@ -201,15 +200,17 @@ class ContribPlacement:
                     return producer
         return None
 
-    def layer_before(self, activation: Call) -> tuple[Call | None, Call | None]:
+    def find_layer_before(self, activation: Call) -> tuple[Call | None, Call | None]:
         """Returns the layer that an activation ends, and an Add between the two."""
         value = activation.inputs[0]
-        layer, producer = self.layer_of_biased(value), value.producer
+        layer, producer = self.find_biased_layer(value), value.producer
         if layer is not None or producer is None:
             return layer, None
         if self.kind(producer) == "kernel":
             return producer, None
-        biased = map(self.layer_of_biased, producer.inputs if self.kind(producer) == "add" else ())
+        biased = map(
+            self.find_biased_layer, producer.inputs if self.kind(producer) == "add" else ()
+        )
         layer = next(filter(None, biased), None)
         return layer, producer if layer else None
 
@@ -218,11 +219,11 @@ class ContribPlacement:
         layer: Call,
         activation: Call,
         bypass: Call | None = None,
-        behind: Call | None = None,
+        bypass_after: Call | None = None,
     ) -> None:
         """Quantizes the tensors of one match, unless the layer was matched before.
 
-        `bypass` is an Add in front of the activation, `behind` an Add after it.
+        `bypass` is an Add before the activation, `bypass_after` an Add after it.
         """
         if layer in self.matched:
             return
@@ -239,8 +240,10 @@ class ContribPlacement:
             if not self.feeds(bypass, ACTIVATIONS):
                 scope = [bypass, *self.consumers[bypass.output]]
                 self.quantize(bypass.output, merged, "add_quant", scope)
-        if behind is not None and not self.feeds(behind, {"relu", "relu6"}):
-            self.quantize(behind.output, merged, "post_activation_bypass_quant", [behind])
+        if bypass_after is not None and not self.feeds(bypass_after, {"relu", "relu6"}):
+            self.quantize(
+                bypass_after.output, merged, "post_activation_bypass_quant", [bypass_after]
+            )
 
     def quantize(
         self, value: Value, spec: QuantSpec, reason: str, scope: list[Call] | None = None
@@ -266,14 +269,14 @@ class ContribPlacement:
             or self.kind(reader) == "linear"
         )
 
-    def flows_in(self, merge: Call) -> Generator[Call, Any, bool]:
-        """Tell whether an undecided Add or Multiply has a quantized input."""
+    def has_quantized_input(self, merge: Call) -> Generator[Call, Any, bool]:
+        """Find out whether an undecided Add or Multiply has a quantized input."""
         if self.kind(merge) not in MERGES or merge.output in self.considered:
             return False
         readers = self.consumers[merge.output]
         if len(readers) == 1 and self.kind(readers[0]) in ("relu", "relu6"):
             return False
-        for value in map(self.before_passes, merge.inputs):
+        for value in map(self.trace_back, merge.inputs):
             if value in self.specs:
                 return True
             if value.producer and self.kind(value.producer) in MERGES:
@@ -283,7 +286,7 @@ class ContribPlacement:
                         return True
         return False
 
-    def before_passes(self, value: Value) -> Value:
+    def trace_back(self, value: Value) -> Value:
         """Traces a tensor back through layers that only move values."""
         while value not in self.specs and (call := value.producer):
             if type(call.layer).__name__ not in PASSES and self.kind(call) != "linear":

@@ -1,4 +1,4 @@
-"""Outputs of files that lie inside the model, and outputs that should be cut before a join."""
+"""Outputs of files inside the model, and outputs that concatenate unlike tensors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from keras_qat.ops.registry import match
 
 @dataclasses.dataclass(frozen=True)
 class JoinedOutput:
-    """An output whose parts, side by side along the last axis, have one range for all of them.
+    """An output that concatenates tensors along the last axis and has one range.
 
     Args:
         output: name of the output.
-        parts: names of the tensors that are joined.
+        parts: names of the concatenated tensors.
     """
 
     output: str
@@ -34,13 +34,13 @@ class JoinedOutput:
         )
 
 
-def joined_outputs(outputs: Iterable[Value]) -> tuple[JoinedOutput, ...]:
-    """Finds outputs that are joined of unlike parts, such as boxes and scores, in one range."""
-    joins = {value.name: joined for value in outputs if (joined := solve(value, find_joined))}
-    return tuple(JoinedOutput(name, tuple(parts)) for name, parts in joins.items())
+def find_joined_outputs(outputs: Iterable[Value]) -> tuple[JoinedOutput, ...]:
+    """Returns outputs that concatenate tensors, such as boxes and scores, in one range."""
+    found = {value.name: parts for value in outputs if (parts := solve(value, find_concatenated))}
+    return tuple(JoinedOutput(name, tuple(parts)) for name, parts in found.items())
 
 
-def find_joined(value: Value) -> Generator[Value, Any, list[str]]:
+def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
     """Find the tensors that are concatenated along the last axis, if only moves follow."""
     call = value.producer
     if call is None:
@@ -51,24 +51,24 @@ def find_joined(value: Value) -> Generator[Value, Any, list[str]]:
     parts = list(dict.fromkeys(part for part in call.inputs if part.is_float))
     axis, rank = attributes.get("axis"), len(value.shape)
     if len(parts) > 1 and axis is not None and axis % rank == rank - 1:
-        return [_before_lowering(part, call).name for part in parts]
+        return [_undo_lowering(part, call).name for part in parts]
     names: dict[str, None] = {}
     for part in parts:
         names.update(dict.fromkeys((yield part)))
     return list(names)
 
 
-def _before_lowering(value: Value, call: Call) -> Value:
+def _undo_lowering(value: Value, call: Call) -> Value:
     """Returns the tensor that a call reads in the user's model."""
     producer = value.producer
     return producer.inputs[0] if producer and producer.source is call.source else value
 
 
-def checked_names(names: Iterable[str]) -> list[str]:
+def check_names(names: Iterable[str]) -> list[str]:
     """Returns the names of outputs as a list.
 
     Raises:
-        ValueError: if they are no names, none, or one of them is there twice.
+        ValueError: if there are no names, or one occurs twice.
     """
     listed = [names] if isinstance(names, str) else list(names)
     if not listed or not all(isinstance(name, str) for name in listed):
@@ -81,11 +81,11 @@ def checked_names(names: Iterable[str]) -> list[str]:
     return listed
 
 
-def ending_at(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
-    """Returns a graph whose outputs are its own and, as a list, the named tensors that it has.
+def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
+    """Returns a graph whose outputs are its outputs and a list of the named tensors that it has.
 
     Raises:
-        ValueError: if the recipe is one of the original's, which has no outputs of its own.
+        ValueError: if the recipe does not support outputs inside the model.
     """
     if recipe.placement != "int8":
         raise ValueError(
@@ -96,13 +96,13 @@ def ending_at(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
     return dataclasses.replace(graph, outputs=(graph.outputs, ends))
 
 
-def ending_inside(lowered: Graph, read: Graph, names: list[str]) -> Graph:
-    """Returns the lowered graph of `ending_at` with an end for every name.
+def replace_outputs(lowered: Graph, read: Graph, names: list[str]) -> Graph:
+    """Returns the lowered graph of `add_outputs` with a tensor for every name.
 
-    Those that the model's own layers do not have are parts of layers, as `plan` lists them.
+    Names that the model's layers do not have belong to calls inside layers, as `plan` lists them.
 
     Raises:
-        ValueError: if there is no such tensor, it holds no real numbers, or it is an input.
+        ValueError: if there is no such tensor, or it is an input or not a float tensor.
     """
     outputs, of_layers = lowered.outputs
     known = [value.name for value in read.values()]

@@ -1,4 +1,4 @@
-"""Groups calls that are quantized as one: weighted layer, BatchNormalization, activation."""
+"""Groups calls that are quantized together: weighted layer, BatchNormalization, activation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_qat.ops.registry import find_op
 class Group:
     """Calls that one wrapper replaces: a weighted layer, its BatchNormalization, its activation.
 
-    `shared` means that the layer is called elsewhere too; each call has its own range.
+    `shared` means that the layer has other calls, each with a separate range.
     """
 
     kernel: Call
@@ -30,7 +30,7 @@ class Group:
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """Attribute that holds weights to quantize -> axes of its output channels."""
+        """Names of attributes with weights to quantize -> axes of the output channels."""
         op = find_op(self.kernel)
         return {name: axes for name, axes in op.weights.items() if name} if op else {}
 
@@ -40,22 +40,22 @@ class Group:
         return self.calls[-1].output
 
 
-def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[Group]:
+def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[Group]:
     """Finds layer -> [BatchNormalization] -> [activation] sequences.
 
-    A sequence ends at a value with several readers. A layer that is called more than once takes
-    its BatchNormalization along only if all calls share that, and never takes an activation, as
-    each call has its own range.
+    A sequence ends at a value with several consumers. The group of a layer with several calls
+    contains its BatchNormalization only if all calls share it, and never an activation, because
+    each call has a separate range.
 
     Args:
         graph: a lowered graph.
         folds_bias: whether a BatchNormalization folds into a layer that has a bias.
-        affine: whether affine layers that are not folded form groups of their own.
+        affine: whether affine layers that are not folded form groups.
     """
-    readers, counts = graph.find_single_consumers(), graph.count_calls()
+    consumers, counts = graph.find_single_consumers(), graph.count_calls()
 
-    def batch_norm_behind(call: Call) -> Call | None:
-        follower, op = readers.get(call.output), ops[call]
+    def find_batch_norm(call: Call) -> Call | None:
+        follower, op = consumers.get(call.output), ops[call]
         if follower is None or not is_batch_norm(follower):
             return None
         if op is None or not op.folds_batch_norm or (call.layer.use_bias and not folds_bias):
@@ -68,7 +68,7 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
 
     ops = {call: find_op(call) for call in graph.calls}
     weighted = {call: op for call, op in ops.items() if op is not None and op.is_weighted}
-    norms = {call: batch_norm_behind(call) for call, op in weighted.items() if not op.is_affine}
+    norms = {call: find_batch_norm(call) for call, op in weighted.items() if not op.is_affine}
     for call, norm in norms.items():
         if norm is not None:
             shared_norms = {n and n.layer for c, n in norms.items() if c.layer is call.layer}
@@ -82,7 +82,7 @@ def groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[G
         if not (call in norms or alone):
             continue
         group = Group(call, norms.get(call), shared=counts[call.layer] > 1)
-        follower = readers.get(group.output)
+        follower = consumers.get(group.output)
         clip = ops.get(follower) if follower is not None else None
         if clip is not None and clip.clips and not group.shared and not is_fixed(call):
             group.activation = follower

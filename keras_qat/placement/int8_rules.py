@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,29 +16,34 @@ from keras_qat.keras2.backend import layers
 from keras_qat.lowering.recurrent import find_float_reason
 from keras_qat.ops.op import FixedRange, Op, OwnRange, SharedRange
 from keras_qat.ops.registry import find_op, match, weights_only
-from keras_qat.placement import fusion_groups
-from keras_qat.placement.exact_inputs import may_be_labels
-from keras_qat.placement.file_outputs import joined_outputs
-from keras_qat.placement.float_notice import describe_layer
-from keras_qat.placement.fusion_groups import Group
-from keras_qat.placement.index_arithmetic import (
+from keras_qat.placement.exact_values import (
     COMPUTES_INDICES,
     FINDS_NUMBER,
-    compares,
-    cuts_in_float,
-    index_calls,
+    converts_in_float,
+    find_index_calls,
     is_table,
+    makes_bools,
+    may_be_labels,
 )
-from keras_qat.placement.layer_settings import BY_RECIPE, Settings
-from keras_qat.placement.plan import Plan, Range, join_ranges
+from keras_qat.placement.file_outputs import find_joined_outputs
+from keras_qat.placement.fusion_groups import Group, find_groups
+from keras_qat.placement.plan import Plan, Range, describe_layer, join_ranges
+from keras_qat.placement.settings import BY_RECIPE, Settings
+
+
+class Decision(NamedTuple):
+    """How a tensor is quantized, or None, and why."""
+
+    spec: Spec | None
+    reason: str
 
 
 class Int8Placement:
-    """Decides tensor by tensor, in the order of computation.
+    """Decides about each tensor, in the order of computation.
 
-    Every float tensor that an int8 kernel reads or writes gets a quantizer. Exceptions are tensors
-    that do not exist at run time, as before a fused ReLU, and those that keep their input's range.
-    The model's inputs and outputs are quantized too, so that they can be integers.
+    Every float tensor that an int8 kernel reads or writes gets a quantizer, and so do the model's
+    inputs and outputs, which can then be integers. Exceptions are tensors that do not exist at run
+    time, such as the input of a fused ReLU, and tensors that share their input's range.
     """
 
     lowers_activations = True
@@ -47,35 +52,33 @@ class Int8Placement:
         self.graph, self.settings = graph, settings
         self.bits = settings.recipe.activations.bits
         self.is_int16 = self.bits == 16
-        self.consumers, self.single_consumers = (
-            graph.consumers(),
-            graph.find_single_consumers(),
-        )
+        self.consumers, self.single_consumers = graph.consumers(), graph.find_single_consumers()
         ends = flatten_values(graph.outputs)
-        self.outputs = {value for value in ends if value.producer not in settings.behind}
+        self.outputs = {value for value in ends if value.producer not in settings.not_in_file}
         self.groups = [
             group
-            for group in fusion_groups.groups(graph)
+            for group in find_groups(graph)
             if settings.quantizes(group.kernel) and self.has_kernel(find_op(group.kernel))
             if group.kernel.name not in graph.in_float
         ]
         self.group_of = {call: group for group in self.groups for call in group.calls}
         self.index_calls: set[Call] = set()
-        self.index_calls = index_calls(
-            graph.calls, self.consumers, self.outputs, self.op, settings.recipe.without_float
+        self.index_calls = find_index_calls(
+            graph.calls, self.consumers, self.outputs, self.get_op, settings.recipe.without_float
         )
-        self.symmetric = _symmetric(graph)
+        self.symmetric = _find_symmetric(graph)
         self.float_layers: dict[str, str] = {}
         self.weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = {}
         self.specs: dict[Value, Spec] = {}
-        self.reasons: dict[Value, str] = {}
         self.roots: dict[Value, frozenset[Spec | None]] = {}
-        self.unrounded: set[Value] = set()  # Outputs in float; files may round them.
+        self.unrounded: set[Value] = set()  # Float outputs, which files may round.
 
     def plan(self) -> Plan:
-        """Decides tensors in the order of computation."""
+        """Returns the plan of the graph."""
+        self.record_float_calls()
+        reasons: dict[Value, str] = {}
         for value in self.graph.values():
-            spec, self.reasons[value] = self.decide(value)
+            spec, reasons[value] = self.decide(value)
             if spec is not None:
                 self.specs[value] = spec
         return Plan(
@@ -83,27 +86,20 @@ class Int8Placement:
             graph=self.graph,
             groups=self.groups,
             specs=self.specs,
-            reasons=self.reasons,
-            ranges=self.ranges(),
-            weights={group: self.weights_of(group) for group in self.groups},
+            reasons=reasons,
+            ranges=self.collect_ranges(),
+            weights={  # A table is held in the range of its output.
+                group: None if is_table(group.kernel) else self.settings.weights(group.kernel)
+                for group in self.groups
+            },
             float_layers=self.float_layers,
             left_in_float=self.float_layers,
             weights_only=self.weights_only,
-            inner={group: self.inside(group) for group in self.groups},
-            joined_outputs=joined_outputs(v for v in self.outputs if v in self.specs),
+            inner={group: self.find_inner_ranges(group) for group in self.groups},
+            joined_outputs=find_joined_outputs(v for v in self.outputs if v in self.specs),
         )
 
-    def weights_of(self, group: Group) -> QuantSpec | None:
-        """Returns how the weights of a group are quantized.
-
-        The entries of an embedding's table are what it gives: they are held in the range of
-        that.
-        """
-        if is_table(group.kernel):
-            return None
-        return self.settings.weights(group.kernel)
-
-    def inside(self, group: Group) -> dict[str, QuantSpec]:
+    def find_inner_ranges(self, group: Group) -> dict[str, QuantSpec]:
         """Returns the ranges inside an operator, which have 8 bits and are not learned."""
         op, attributes, _ = match(group.kernel)
         own = self.settings.activations(group.output)
@@ -117,33 +113,39 @@ class Int8Placement:
             for name, inner in (op.inner(attributes) if op else {}).items()
         }
 
+    # Which calls compute in integers
+
     def has_kernel(self, op: Op | None) -> bool:
-        """Returns whether the chosen kernels compute an operator with these activations."""
+        """Returns whether the selected kernels compute an operator with these activations."""
         return op is not None and op.has_kernel_for(self.bits, self.settings.family)
 
-    def op(self, call: Call) -> Op | None:
-        """Returns the operator of a call computed in integers; None for a call in float."""
+    def get_op(self, call: Call) -> Op | None:
+        """Returns the operator of an integer call; None for a float call."""
         op = find_op(call)
         if op is None or not self.has_kernel(op) or call in self.index_calls:
             return None
         if call.name in self.graph.in_float:
             return None
-        in_group = call in self.group_of
-        if op.is_weighted:
-            return op if in_group else None
-        return op if in_group or self.settings.quantizes(call) else None
+        is_integer = call in self.group_of or (not op.is_weighted and self.settings.quantizes(call))
+        return op if is_integer else None
 
-    def leave_in_float(self, call: Call) -> None:
-        """Records that a call computes in float, and which of its weights are still quantized."""
-        self.float_layers[call.name] = self.why_float(call)
-        paths = weights_only(call.layer) if self.settings.quantizes(call) else ()
-        if paths:
-            self.weights_only[call] = self.settings.weights(call), paths
-            self.float_layers[call.name] += "; its weights are int8"
+    def record_float_calls(self) -> None:
+        """Records the calls that compute in float, and which of their weights are quantized."""
+        for call in self.graph.calls:
+            outputs = flatten_values(call.outputs)
+            values = [*outputs, *call.inputs]
+            has_float = any(value.is_float or value.is_complex for value in values)
+            if not outputs or not has_float or self.get_op(call) is not None:
+                continue
+            self.float_layers[call.name] = self.explain_float(call)
+            paths = weights_only(call.layer) if self.settings.quantizes(call) else ()
+            if paths:
+                self.weights_only[call] = self.settings.weights(call), paths
+                self.float_layers[call.name] += "; its weights are int8"
 
-    def why_float(self, call: Call) -> str:
+    def explain_float(self, call: Call) -> str:
         """Returns the reason why a call computes in float."""
-        reason = self.settings.why_not(call)
+        reason = self.settings.find_reason(call)
         if reason is not None:
             return reason
         if call in self.index_calls:
@@ -162,91 +164,92 @@ class Int8Placement:
             return f"{rule}: {refusal}"
         return f"{rule} with a mask" if any(value.masked for value in call.inputs) else rule
 
-    def decide(self, value: Value) -> tuple[Spec | None, str]:
-        """Returns the specification of a tensor, and the reason."""
-        call = value.producer
-        own = self.settings.activations(value)
+    # How each tensor is quantized
+
+    def decide(self, value: Value) -> Decision:
+        """Decides how a tensor is quantized. All tensors before it are decided already."""
+        if not value.is_float:
+            return Decision(None, f"holds {value.dtype}")
+        if self.is_index(value):
+            return Decision(None, "indices")
+        own, call = self.settings.activations(value), value.producer
         if value in self.symmetric:
             own = dataclasses.replace(own, symmetric=True)
-        op = self.op(call) if call else None
-        numbers = [value, *call.inputs] if call and op is None else []
-        if call and any(number.is_float or number.is_complex for number in numbers):
-            self.leave_in_float(call)
-        if not value.is_float:
-            return None, f"holds {value.dtype}"
-        if self.is_index(value):
-            return None, "indices"
-        if call is None or op is None:
-            if call is None:
-                if known := self.converted_to(value):
-                    fixed_spec = FixedSpec(known.minimum, known.maximum, own.bits)
-                    return fixed_spec, "input of the model, read in a fixed range"
-                if reason := self.why_read_in_float(value):
-                    return None, f"input of the model; {reason}"
-                own = dataclasses.replace(own, off_ties=own.bits <= 8 and not own.symmetric)
-                if not self.is_read_by_file(value):
-                    return None, "input of the model that its file does not compute with"
-                if may_be_labels(value, self.graph, self.op):
-                    return None, "input of the model that only layers in float read"
-                return (own if self.is_read_by_int8(value) else None), "input of the model"
-            return self.decide_in_float(value, own, self.float_layers[call.name])
+        if call is None:
+            return self.decide_input(value, own)
+        op = self.get_op(call)
+        if op is None:
+            return self.decide_float_result(value, own, self.float_layers[call.name])
+        return self.decide_integer_result(value, own, call, op)
+
+    def decide_input(self, value: Value, own: QuantSpec) -> Decision:
+        """Decides how an input of the model is quantized."""
+        if known := self.find_conversion(value):
+            fixed = FixedSpec(known.minimum, known.maximum, own.bits)
+            return Decision(fixed, "input of the model, read in a fixed range")
+        if reason := self.explain_exact_input(value):
+            return Decision(None, f"input of the model; {reason}")
+        if not self.is_read_by_file(value):
+            return Decision(None, "input of the model that its file does not compute with")
+        if may_be_labels(value, self.graph, self.get_op):
+            return Decision(None, "input of the model that only layers in float read")
+        if not self.is_read_by_int8(value):
+            return Decision(None, "input of the model")
+        off_ties = own.bits <= 8 and not own.symmetric
+        return Decision(dataclasses.replace(own, off_ties=off_ties), "input of the model")
+
+    def decide_float_result(self, value: Value, own: QuantSpec, reason: str) -> Decision:
+        """Decides about the output of a float call, quantized only if an integer call reads it."""
+        if not self.is_read_by_int8(value):
+            return Decision(None, reason)
+        if reason == BY_RECIPE and self.only_reaches_outputs(value):
+            return self.decide_unrounded(value, own, reason)
+        readers = [reader.name for reader in self.consumers[value] if self.get_op(reader)]
+        role = f"input of {readers[0]}" if readers else "output of the model"
+        return Decision(own, f"{role}; {reason}")
+
+    def decide_unrounded(self, value: Value, own: QuantSpec, reason: str) -> Decision:
+        """Decides about a tensor that stays in float up to the outputs, which record its range."""
+        if value not in self.outputs or self.settings.in_scope is not None:
+            return Decision(None, reason)
+        self.unrounded.add(value)
+        return Decision(own, f"output of the model, of integers on request alone; {reason}")
+
+    def decide_integer_result(self, value: Value, own: QuantSpec, call: Call, op: Op) -> Decision:
+        """Decides about the output of an integer call."""
         group = self.group_of.get(call)
         if group and value is not group.output:
-            return None, f"inside {group.kernel.name}"
+            return Decision(None, f"inside {group.kernel.name}")
         if self.merges_into_activation(value, op):
-            return None, f"merged into {self.consumers[value][0].name}"
+            return Decision(None, f"merged into {self.consumers[value][0].name}")
         output = op.output
         if isinstance(output, FixedRange):
             limits = output.wide if self.is_int16 else (output.minimum, output.maximum)
             if self.settings.recipe.activations.symmetric and not self.is_int16:
-                limits = _around_zero(*limits)
-            return FixedSpec(*limits, own.bits), f"{op.name} has a fixed range"
+                limits = _center_at_zero(*limits)
+            return Decision(FixedSpec(*limits, own.bits), f"{op.name} has a fixed range")
         if isinstance(output, SharedRange):
-            sources = [source for source in _sources(call) if source in self.specs]
+            sources = [source for source in _get_sources(call) if source in self.specs]
             if not sources:
                 return self.decide_unrounded(value, own, "its input is in float")
-            roots = self.roots_of(sources)
+            roots = self.find_all_roots(sources)
             is_fixed = len(roots) == 1 and all(isinstance(spec, FixedSpec) for spec in roots)
             if is_fixed or all(isinstance(spec, QuantSpec) for spec in roots):
-                return SharedSpec(sources[0].name, output.rounds), f"{op.name} keeps it"
+                shared = SharedSpec(sources[0].name, output.rounds)
+                return Decision(shared, f"{op.name} keeps it")
         if op.clips and self.follows_pooling(call):
-            spec = SharedSpec(call.inputs[0].name, rounds=True)
-            return spec, "merged into pooling, which keeps it"
+            shared = SharedSpec(call.inputs[0].name, rounds=True)
+            return Decision(shared, "merged into pooling, which keeps it")
         if isinstance(output, OwnRange) and output.non_negative:
             own = dataclasses.replace(own, lower_bound=0.0)
-        return own, f"output of {op.name}"
+        return Decision(own, f"output of {op.name}")
 
-    def decide_in_float(self, value: Value, own: Spec, reason: str) -> tuple[Spec | None, str]:
-        """Decides on the output of a call in float: quantized only if an integer call reads it."""
-        if not self.is_read_by_int8(value):
-            return None, reason
-        if reason == BY_RECIPE and self.reaches_outputs_alone(value):
-            return self.decide_unrounded(value, own, reason)
-        readers = [reader.name for reader in self.consumers[value] if self.op(reader)]
-        role = f"input of {readers[0]}" if readers else "output of the model"
-        return own, f"{role}; {reason}"
-
-    def decide_unrounded(self, value: Value, own: Spec, reason: str) -> tuple[Spec | None, str]:
-        """Decides on a tensor that stays in float up to the outputs: only these know a range."""
-        if value not in self.outputs or self.settings.in_scope is not None:
-            return None, reason
-        self.unrounded.add(value)
-        return own, f"output of the model, of integers on request alone; {reason}"
-
-    def reaches_outputs_alone(self, value: Value) -> bool:
-        """Returns whether operators in integers do nothing with a tensor but to move its values."""
-        return all(
-            isinstance(op.output, SharedRange)
-            and len(call.inputs) == 1
-            and all(map(self.reaches_outputs_alone, flatten_values(call.outputs)))
-            for call in self.consumers[value]
-            if (op := self.op(call))
-        )
+    # Questions about a tensor's consumers
 
     def is_index(self, value: Value) -> bool:
-        """Returns whether real numbers become indices; all that may be done else is compare them.
+        """Returns whether float values become indices, and are otherwise only compared.
 
-        Tokens are often real numbers, and a mask says which of them are 0.
+        Token ids are often float values, and a mask marks those that are 0.
         """
         readers = [call for call in self.consumers[value] if type(call.layer) is not WeightTensor]
         if any(map(is_table, readers)):
@@ -254,59 +257,73 @@ class Int8Placement:
         others = [
             call
             for call in readers
-            if call not in self.index_calls and not cuts_in_float(call, self.op(call))
+            if call not in self.index_calls and not converts_in_float(call, self.get_op(call))
         ]
-        of_input = value.producer is None and value not in self.outputs
-        return of_input and len(others) < len(readers) and all(map(compares, others))
+        is_input = value.producer is None and value not in self.outputs
+        return is_input and len(others) < len(readers) and all(map(makes_bools, others))
 
-    def why_read_in_float(self, value: Value) -> str | None:
-        """Returns the reason if all readers of an input must not read quantized values."""
-        readers = [call for call in self.consumers[value] if type(call.layer) is not WeightTensor]
-        reasons = [self.graph.in_float.get(call.name) for call in readers]
+    def explain_exact_input(self, value: Value) -> str | None:
+        """Returns the reason if no consumer of an input may read quantized values."""
+        reasons = [
+            self.graph.in_float.get(call.name)
+            for call in self.consumers[value]
+            if type(call.layer) is not WeightTensor
+        ]
         return reasons[0] if reasons and all(reasons) else None
 
-    def converted_to(self, value: Value) -> FixedRange | None:
-        """Returns the fixed range that all readers convert a tensor to, if there is one."""
+    def find_conversion(self, value: Value) -> FixedRange | None:
+        """Returns the fixed range to which all consumers convert a tensor, or None."""
         ranges = {
             op.converts.get(call.inputs.index(value)) if op else None
             for call in self.consumers[value]
-            for op in [self.op(call)]
+            for op in [self.get_op(call)]
         }
         return ranges.pop() if len(ranges) == 1 else None
 
+    def only_reaches_outputs(self, value: Value) -> bool:
+        """Returns whether integer operators only move the values of a tensor."""
+        return all(
+            isinstance(op.output, SharedRange)
+            and all(map(self.only_reaches_outputs, flatten_values(call.outputs)))
+            for call in self.consumers[value]
+            if (op := self.get_op(call))
+        )
+
     def is_read_by_int8(self, value: Value) -> bool:
-        """Returns whether a tensor from outside int8 operators has to be quantized."""
-        readers = self.consumers[value]
+        """Returns whether an input or the output of a float call must be quantized."""
         is_input = value.producer is None and self.is_read_by_file(value)
-        at_the_ends = value in self.outputs or is_input
-        is_whole_model = self.settings.in_scope is None
-        return any(map(self.op, readers)) or (at_the_ends and is_whole_model)
+        is_end = value in self.outputs or is_input
+        readers = self.consumers[value]
+        return any(map(self.get_op, readers)) or (is_end and self.settings.in_scope is None)
 
     def is_read_by_file(self, value: Value) -> bool:
-        """Tell whether a tensor has a consumer other than losses and calls after the outputs.
+        """Returns whether a tensor has a consumer other than losses and calls after the outputs.
 
         Labels and sample weights that only losses read keep their exact values in training.
         """
         readers = self.consumers[value]
-        return not readers or not self.settings.behind.issuperset(readers)
+        return not readers or not self.settings.not_in_file.issuperset(readers)
 
     def merges_into_activation(self, value: Value, op: Op) -> bool:
         """Returns whether the next activation is fused into the operator of this tensor."""
         if not op.can_merge_relu or isinstance(op.output, SharedRange):
             return False
-        reader = self.op(self.single_consumers[value]) if value in self.single_consumers else None
-        return reader is not None and reader.clips
+        reader = self.single_consumers.get(value)
+        reader_op = None if reader is None else self.get_op(reader)
+        return reader_op is not None and reader_op.clips
 
     def follows_pooling(self, call: Call) -> bool:
         """Returns whether an activation is fused into pooling, whose kernels have one range."""
         (value,) = call.inputs
-        op = self.op(value.producer) if value.producer is not None else None
+        op = self.get_op(value.producer) if value.producer is not None else None
         if op is None or not op.can_merge_relu or not isinstance(op.output, SharedRange):
             return False
         return value in self.single_consumers and value in self.specs
 
-    def roots_of(self, values: Iterable[Value]) -> frozenset[Spec | None]:
-        """Returns specifications of tensors, traced back through operators that keep a range."""
+    # Shared ranges
+
+    def find_all_roots(self, values: Iterable[Value]) -> frozenset[Spec | None]:
+        """Returns the specifications from which tensors get their range."""
         return frozenset().union(*(solve(value, self.find_roots, self.roots) for value in values))
 
     def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
@@ -316,24 +333,24 @@ class Int8Placement:
             return frozenset({spec})
         assert value.producer is not None
         roots: frozenset[Spec | None] = frozenset()
-        for source in _sources(value.producer):
+        for source in _get_sources(value.producer):
             if source.is_float:
                 roots |= yield source
         return roots
 
-    def ranges(self) -> list[Range]:
-        """Returns one range for each set of tensors that `SharedSpec`s join."""
+    def collect_ranges(self) -> list[Range]:
+        """Returns one range for each set of tensors that `SharedSpec`s connect."""
         range_of: dict[Value, Range] = {}
         for value, spec in self.specs.items():
             if not isinstance(spec, SharedSpec):
                 range_of[value] = Range(spec, [value], rounds=value not in self.unrounded)
                 continue
             assert value.producer is not None
-            sources = [range_of[x] for x in _sources(value.producer) if x in range_of]
+            sources = [range_of[x] for x in _get_sources(value.producer) if x in range_of]
             op = find_op(value.producer)
             is_constant = op is not None and op.is_constant
-            if is_constant and np.any(number := value.producer.layer.number):  # 0 is in all.
-                bound = min(0.0, float(np.min(number)))
+            if is_constant and np.any(constant := value.producer.layer.number):  # All contain 0.
+                bound = min(0.0, float(np.min(constant)))
                 own = dataclasses.replace(self.settings.activations(value), lower_bound=bound)
                 sources.append(Range(own, [value]))
             joined = join_ranges(list(dict.fromkeys(sources)))
@@ -342,8 +359,8 @@ class Int8Placement:
             range_of[value] = joined
         ranges = list(dict.fromkeys(range_of.values()))
         for shared in ranges:
-            of_weights = all(map(_is_of_weights, shared.observed))
-            if isinstance(shared.spec, QuantSpec) and shared.observed and of_weights:
+            only_weights = all(map(_comes_from_weights, shared.observed))
+            if isinstance(shared.spec, QuantSpec) and shared.observed and only_weights:
                 # The range of weights is their current minimum and maximum.
                 shared.spec = dataclasses.replace(
                     shared.spec, ema_decay=0.0, observer="moving_average"
@@ -351,20 +368,20 @@ class Int8Placement:
         return ranges
 
 
-def _sources(call: Call) -> list[Value]:
-    """Returns the tensors that a call brings together; what is read in training only is none."""
+def _get_sources(call: Call) -> list[Value]:
+    """Returns the inputs of a call that share its range, without inputs for training only."""
     op = find_op(call)
     return call.inputs[:1] if op is not None and op.alias else call.inputs
 
 
-def _around_zero(minimum: float, maximum: float) -> tuple[float, float]:
-    """Returns a range of 256 levels with the zero point 0 that holds a range of 256 levels."""
+def _center_at_zero(minimum: float, maximum: float) -> tuple[float, float]:
+    """Returns a range of 256 levels with the zero point 0 that contains another such range."""
     limit = max(-minimum, maximum * 256 / 255)
     return -limit, limit * 127 / 128
 
 
-def _symmetric(graph: Graph) -> set[Value]:
-    """Returns the values that need a symmetric range, traced back through operators that keep it.
+def _find_symmetric(graph: Graph) -> set[Value]:
+    """Returns the values that need a symmetric range, including those that share it.
 
     XNNPACK multiplies two matrices only if the right-hand side's zero point is 0. In TensorFlow's
     interpreter it accepts other zero points, but computes as if they were 0.
@@ -375,13 +392,13 @@ def _symmetric(graph: Graph) -> set[Value]:
         values.update(call.inputs[index] for index in (op.symmetric if op else ()))
     for call in reversed(graph.calls):
         op = find_op(call)
-        keeps_range = op is not None and isinstance(op.output, SharedRange)
-        if keeps_range and values.intersection(flatten_values(call.outputs)):
+        shares_range = op is not None and isinstance(op.output, SharedRange)
+        if shares_range and values.intersection(flatten_values(call.outputs)):
             values.update(call.inputs)
     return values
 
 
-def _is_of_weights(value: Value) -> bool:
-    """Returns whether a tensor is computed from weights alone."""
+def _comes_from_weights(value: Value) -> bool:
+    """Returns whether a tensor is computed from weights only."""
     op = None if value.producer is None else find_op(value.producer)
     return op is not None and op.reads_only_weights

@@ -1,4 +1,4 @@
-"""Features of an input that are lost, because they share its range with far larger ones."""
+"""Features of an input that are lost because they share its range with much larger features."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ import numpy as np
 from keras_qat.config.specs import QuantSpec
 from keras_qat.graph.calls import Graph, Value, flatten_values
 from keras_qat.helper_layers.keras_variants import find_statistics
+from keras_qat.keras2.backend import keras
 
 Ends = tuple[float, float]
 
 LEVELS, FAR = 4, 32
-"""A feature or a joined tensor is lost if it spans fewer quantized values, and if the range is so
-many times as wide."""
+"""A feature or a concatenated tensor is lost if it spans fewer quantized values than `LEVELS`, and
+if the range is `FAR` times as wide."""
 SHOWN = 5
-"""Most features that a sentence lists."""
+"""Maximum number of features in a sentence."""
 UNVARIED = 2e-6
-"""Largest deviation of a feature that was the same in all training data."""
+"""Largest deviation of a feature that is constant in the training data."""
 
 
-def span_of_lost(shared: Ends, bits: int) -> float:
-    """Returns the span in a range from which on values are not lost."""
+def compute_lost_span(shared: Ends, bits: int) -> float:
+    """Returns the span in a range above which values are not lost."""
     width = shared[1] - shared[0]
     return min(LEVELS * width / (2**bits - 1), width / FAR)
 
 
-def planned_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
-    """Says which features a plan loses, by the statistics of the layers that read the inputs.
+def predict_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
+    """Describes features that a plan loses, by the statistics of layers that normalize inputs.
 
     Args:
         graph: a lowered model.
@@ -38,20 +39,20 @@ def planned_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
     readers = graph.consumers()
     for value in flatten_values(graph.inputs):
         spec = specs.get(value)
-        norms = [call.layer for call in readers[value] if seen_by(call.layer)]
+        norms = [call.layer for call in readers[value] if has_statistics(call.layer)]
         if isinstance(spec, QuantSpec) and norms:
-            yield from lost_by_statistics(value, norms[0], None, spec.bits, norms[0].name)
+            yield from describe_small_features(value, norms[0], None, spec.bits, norms[0].name)
 
 
-def seen_by(layer: Any) -> bool:
-    """Returns whether a layer holds statistics of what it reads."""
+def has_statistics(layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer has statistics of its input."""
     return bool(layer.built) and find_statistics(layer) is not None
 
 
-def lost_by_statistics(
-    value: Value, norm: Any, ends: Ends | None, bits: int, name: str
+def describe_small_features(
+    value: Value, norm: keras.layers.Layer, ends: Ends | None, bits: int, name: str
 ) -> Iterator[str]:
-    """Says which features of an input deviate too little, by the layer that normalizes it.
+    """Describes features of an input that vary too little, by the layer that normalizes it.
 
     Args:
         value: the input.
@@ -66,7 +67,7 @@ def lost_by_statistics(
     if ends is None:
         low, high = mean - 2 * deviation, mean + 2 * deviation
         ends = min(float(low.min()), 0.0), max(float(high.max()), 0.0)
-    most = span_of_lost(ends, bits) / LEVELS
+    most = compute_lost_span(ends, bits) / LEVELS
     small = np.flatnonzero((deviation > UNVARIED) & (deviation < most))
     if lost := {int(index): float(LEVELS * deviation[index]) for index in small}:
         yield describe_lost_features(value.name, lost, deviation.size, ends, name)
@@ -75,7 +76,7 @@ def lost_by_statistics(
 def describe_lost_features(
     name: str, lost: dict[int, float], count: int, ends: Ends, norm: str = ""
 ) -> str:
-    """Says which features of an input are lost, and what helps.
+    """Describes lost features of an input, and what helps.
 
     Args:
         name: the input's name.
@@ -84,7 +85,7 @@ def describe_lost_features(
         ends: the range of the input.
         norm: the name of the layer that normalizes the input; "" without one.
     """
-    kept = (
+    advice = (
         f" '{norm}' normalizes too late, unless it stays in float: quantize_model(model, "
         f"scope=lambda layer: layer.name != '{norm}')."
     )
@@ -92,10 +93,10 @@ def describe_lost_features(
     features, span, are = f"features {listed}", "span", "are"
     if len(lost) == 1:
         features, span, are = f"feature {listed}", "spans", "is"
-    is_kept = min(lost.values()) > span_of_lost(ends, 16)
+    is_kept = min(lost.values()) > compute_lost_span(ends, 16)
     finer = ", or use recipes.int16x8()" if is_kept else ""
     return (
         f"Input '{name}': {features} (of 0 to {count - 1}) {span} less than {LEVELS} quantized "
         f"values and {are} lost, because all features share one range, {ends[0]:.4g} to "
-        f"{ends[1]:.4g}. Scale all features alike before the model{finer}.{kept * bool(norm)}"
+        f"{ends[1]:.4g}. Scale all features alike before the model{finer}.{advice * bool(norm)}"
     )

@@ -1,30 +1,34 @@
-"""Defines the plan: how each tensor of a model is quantized and why, before anything is built."""
+"""The plan: how each tensor of a model is quantized and why."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.specs import FixedSpec, QuantSpec, Spec
 from keras_qat.config.targets.target import Problem, Target, describe_problems
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
-from keras_qat.messages import pluralize
+from keras_qat.graph.operations import is_operation, name_in_tensorflow
+from keras_qat.keras2.backend import keras
+from keras_qat.messages import pluralize, show_once
 from keras_qat.ops.multiply_accumulates import count_products, describe_share, integer_share
 from keras_qat.ops.registry import find_row
 from keras_qat.placement.file_outputs import JoinedOutput
 from keras_qat.placement.fusion_groups import Group
-from keras_qat.placement.layer_settings import BEHIND_THE_FILE
+from keras_qat.placement.settings import NOT_IN_FILE, REQUESTED
 
 INSIDE = "inside, one range for all steps"
 
 MUCH_MEMORY = 1024
-"""Bytes from which on a plan mentions the memory of scales."""
+"""A plan mentions the memory of scales from this number of bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PerGate(QuantSpec):
-    """Specification of an LSTM's weights, with a scale for each gate."""
+    """Specification of an LSTM's weights, with a scale per gate."""
 
     def __str__(self) -> str:
         return super().__str__().rsplit(" ", 1)[0] + " gate"
@@ -56,8 +60,8 @@ class Range:
     Args:
         spec: the specification.
         observed: the tensors whose values determine the range.
-        rounded: further tensors that are rounded to the range without being observed.
-        rounds: False for an output in float, which files round only if it is to be of integers.
+        rounded: other tensors that are rounded to the range without being observed.
+        rounds: False for a float output, which files only round for an integer output type.
     """
 
     spec: QuantSpec | FixedSpec
@@ -67,7 +71,7 @@ class Range:
 
 
 def join_ranges(ranges: list[Range]) -> Range:
-    """Returns one range for the tensors of several. A lower bound remains if all have one."""
+    """Merges ranges into one. It has a lower bound if all ranges have one."""
     first, *rest = ranges
     if not rest:
         return first
@@ -88,29 +92,30 @@ def join_ranges(ranges: list[Range]) -> Range:
 
 @dataclasses.dataclass
 class Plan:
-    """Plan of how each tensor is quantized: a table to print, data in `rows` and `to_dict`.
+    """How each tensor is quantized: prints as a table, with data in `rows` and `to_dict`.
 
     Args:
         recipe: the recipe that the plan follows.
-        graph: the model, lowered.
-        groups: calls that become one wrapper.
-        specs: how values are quantized; others stay as they are computed.
-        reasons: value -> the reason for its specification, or for having none.
+        graph: the lowered model.
+        groups: calls that one wrapper replaces.
+        specs: value -> how it is quantized. Other values are not quantized.
+        reasons: value -> the reason why it is or is not quantized.
         ranges: the quantizers: one for all values that share a range.
-        weights: how the weights of each group are quantized; None if they are not.
-        float_layers: name of each layer that computes in float -> the reason.
-        left_in_float: layers that exported files compute in float too. With the original's
-            placement, files quantize more than its quantizers do.
+        weights: how the weights of each group are quantized, or None.
+        float_layers: name of each float layer -> the reason.
+        left_in_float: layers that are also float in exported files. With recipe `contrib`, files
+            quantize more tensors than the model.
         replaced: layer -> the class of its replacement.
-        weights_only: call in float -> the specification and paths of its quantized weights.
+        weights_only: float call -> the specification and paths of its quantized weights.
         inner: ranges of tensors inside a group's operator, by name.
-        target: the target to run on, if one was named.
-        problems: what does not run on the target.
-        channel_bytes: memory that the target keeps for channels of dense layers with a scale each.
-        file_outputs: names of the tensors at which files end; none for the model's outputs. With
-            them the graph's outputs are the model's and, as a list, these.
-        joined_outputs: outputs of unlike parts in one range.
-        lost_features: sentences on features of inputs that their statistics show to be lost.
+        target: the target, or None.
+        problems: operators that do not run on the target.
+        channel_bytes: memory of the target for the scales of dense layers' channels.
+        file_outputs: names of the tensors that files return; empty for the model's outputs.
+            Otherwise the graph's outputs are the model's and a list of these tensors.
+        joined_outputs: outputs that concatenate tensors and have one range.
+        lost_features: sentences on features of inputs that are too small for the input's range,
+            according to statistics of the model.
     """
 
     recipe: Recipe
@@ -141,7 +146,7 @@ class Plan:
         return integer_share(
             (call.name not in reasons, count_products(call))
             for call in self.graph.calls
-            if reasons.get(call.name) != BEHIND_THE_FILE
+            if reasons.get(call.name) != NOT_IN_FILE
         )
 
     @property
@@ -236,3 +241,36 @@ class Plan:
                     f"some cost in accuracy"
                 )
         return "\n".join(lines)
+
+
+def report_float_layers(
+    layers: Iterable[tuple[keras.layers.Layer, str]], start: str, advice: str
+) -> None:
+    """Logs once how many layers of which classes compute in float.
+
+    Layers that the recipe or the scope leaves in float do not count.
+
+    Args:
+        layers: the user's layer and the reason of each float call; a layer counts once.
+        start: beginning of the sentence.
+        advice: text after the sentence.
+    """
+    unrequested = [(layer, reason) for layer, reason in layers if not reason.startswith(REQUESTED)]
+    if not unrequested:
+        return
+    labels = {id(layer): describe_layer(layer) for layer, _ in unrequested}
+    classes = ", ".join(f"{count} {kind}" for kind, count in Counter(labels.values()).most_common())
+    reasons = {reason for _, reason in unrequested}
+    why = f" ({reasons.pop().removeprefix('in float, ')})" if len(reasons) == 1 else ""
+    show_once(
+        f"{start} {pluralize(len(labels), 'layer')} in float: {classes}{why}. {advice}", key=classes
+    )
+
+
+def describe_layer(layer: keras.layers.Layer) -> str:
+    """Returns a layer's class name, or the name of an activation or operation."""
+    if is_operation(layer):
+        return f"tf.{name_in_tensorflow(layer)}"
+    if type(layer) is keras.layers.Activation:
+        return str(getattr(layer.activation, "__name__", layer.activation))
+    return type(layer).__name__

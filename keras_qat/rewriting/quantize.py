@@ -27,10 +27,8 @@ from keras_qat.keras2.layers_and_models import (
 )
 from keras_qat.messages import warn_caller
 from keras_qat.placement import place
-from keras_qat.placement.float_notice import report_float_layers
-from keras_qat.placement.layer_selection import Scope
-from keras_qat.placement.layer_settings import BEHIND_THE_FILE
-from keras_qat.placement.plan import Plan
+from keras_qat.placement.plan import Plan, report_float_layers
+from keras_qat.placement.settings import NOT_IN_FILE, Scope
 from keras_qat.rewriting.check_values import find_differing_outputs
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.rewrite import rewrite
@@ -128,7 +126,7 @@ def quantize_model(
     has_float = not strict and (known_target is None or known_target.has_float)
     has_int16 = known_target is None or known_target.has_int16
     plan = place(graph, recipe, scope, family, outputs, has_float, has_int16)
-    in_file = {name: why for name, why in plan.float_layers.items() if why != BEHIND_THE_FILE}
+    in_file = {name: why for name, why in plan.float_layers.items() if why != NOT_IN_FILE}
     if strict and in_file:
         lines = [f"  {name}: {reason}" for name, reason in in_file.items()]
         raise ValueError(

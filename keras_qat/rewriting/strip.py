@@ -20,7 +20,7 @@ from keras_qat.keras2.layers_and_models import assign_reshaped, clone, list_laye
 from keras_qat.keras2.readability import check_readable
 from keras_qat.lowering import LoweringContext, lower
 from keras_qat.placement import lower_graph, place_lowered
-from keras_qat.placement.fusion_groups import Group, groups
+from keras_qat.placement.fusion_groups import Group, find_groups
 from keras_qat.rewriting.check_values import draw_inputs
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.saved_config import make_float_model
@@ -182,7 +182,9 @@ def _are_read(weights: list[Any], graph: Graph) -> bool:
 def _fold(model: keras.Model) -> Any:
     """Makes a flat copy of a float model with its BatchNormalizations folded into kernels."""
     graph = lower(read_model(model), LoweringContext(activations=False))
-    folds = {group.kernel.layer: group for group in groups(graph, affine=False) if group.batch_norm}
+    folds = {
+        group.kernel.layer: group for group in find_groups(graph, affine=False) if group.batch_norm
+    }
     norms = {group.batch_norm.layer for group in folds.values() if group.batch_norm}
     copies: dict[Any, Any] = {}
 

@@ -15,7 +15,7 @@ import keras_qat
 from keras_qat.analysis.verify import OutputReport, Verdict
 from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.keras2.backend import keras
-from keras_qat_cli.labels import measured
+from keras_qat_cli.labels import measure_accuracy
 from keras_qat_cli.options import KERNEL_FAMILIES, TARGETS
 from tests.cli.running import X, run
 from tests.networks.small import functional, layers
@@ -260,13 +260,13 @@ def test_several_outputs(tmp_path):
     ],
 )
 def test_metrics(predictions, labels, expected):
-    metric, value = measured(np.array(predictions), np.array(labels), "labels.npy")
+    metric, value = measure_accuracy(np.array(predictions), np.array(labels), "labels.npy")
     assert (metric, value) == (expected[0], pytest.approx(expected[1]))
 
 
 def test_labels_of_another_shape():
     with pytest.raises(ValueError, match=r"labels.npy: labels of shape \(2, 3\) do not fit"):
-        measured(np.zeros((2, 10)), np.ones((2, 3)), "labels.npy")
+        measure_accuracy(np.zeros((2, 10)), np.ones((2, 3)), "labels.npy")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from keras_qat_cli.data import opened
+from keras_qat_cli.data import open_array
 from keras_qat_cli.models import takes_pixels
 from tests.cli.running import X, run
 from tests.networks.small import functional, layers
@@ -51,7 +51,7 @@ def test_files_without_numbers(tmp_path):
     (tmp_path / "cut.npy").write_bytes((tmp_path / "cut.npy").read_bytes()[:5])
     for name in ("objects.npy", "cut.npy", "cut.npz"):
         with pytest.raises(ValueError, match=f"{name} contains no readable array of numbers: "):
-            opened(str(tmp_path / name), mmap_mode="r")
+            open_array(str(tmp_path / name), mmap_mode="r")
 
 
 def test_columns_for_several_inputs(tmp_path):

@@ -15,7 +15,7 @@ from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
-from keras_qat.placement import fusion_groups
+from keras_qat.placement.fusion_groups import find_groups
 from tests.helpers import images
 from tests.networks.contrib import conv, identity, image, layers, relu
 
@@ -204,7 +204,7 @@ def test_called_inside_a_name_scope():
 def test_kernel_batch_norm_activation_is_one_group():
     x = image()
     y = relu(layers.BatchNormalization(name="bn")(conv(x, "layer")))
-    (group,) = fusion_groups.groups(lower(read_model(keras.Model(x, y))))
+    (group,) = find_groups(lower(read_model(keras.Model(x, y))))
     assert [call.name for call in group.calls] == ["layer", "bn", "relu"]
     assert [value.name for value in group.kernel.inputs] == ["image"]
 
@@ -213,10 +213,10 @@ def test_either_activation_ends_a_group():
     for max_value in (None, 6.0):
         x = image()
         y = relu(conv(x, "layer"), "end", max_value)
-        (group,) = fusion_groups.groups(read_model(keras.Model(x, y)))
+        (group,) = find_groups(read_model(keras.Model(x, y)))
         assert group.output.name == "end"
     y = layers.Activation("tanh", name="tanh")(conv(x, "layer"))
-    (group,) = fusion_groups.groups(read_model(keras.Model(x, y)))
+    (group,) = find_groups(read_model(keras.Model(x, y)))
     assert group.output.name == "layer"
 
 
@@ -226,7 +226,7 @@ def test_pattern_on_one_of_several_outputs():
     y = relu(conv(second, "layer"))
     assert quantized_tensors(x, y) == {"layer/kernel": "kernel", "relu": "act_quant"}
     model = keras.Model(x, y)
-    (group,) = fusion_groups.groups(lower(read_model(model)))
+    (group,) = find_groups(lower(read_model(model)))
     assert group.kernel.inputs[0].name.endswith(":1")
     quantized = keras_qat.quantize_model(model, "contrib")
     keras_qat.set_quantization(quantized, False)

@@ -15,9 +15,9 @@ from keras_qat.ops.registry import find_row
 from keras_qat.placement.lost_features import (
     LEVELS,
     Ends,
+    compute_lost_span,
     describe_lost_features,
-    lost_by_statistics,
-    span_of_lost,
+    describe_small_features,
 )
 from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
 from keras_qat.training.fake_quantization.observers import LastValue
@@ -72,7 +72,7 @@ def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str
     `ends` has the smallest and the largest value of each tensor, by name.
     """
     low, high = shared
-    most = span_of_lost(shared, bits)
+    most = compute_lost_span(shared, bits)
     lost = [name for name, (start, end) in ends.items() if 0 < end - start < most]
     if not lost:
         return ""
@@ -96,7 +96,7 @@ def find_lost_features(
     Features with few different values, such as a pixel that is mostly 0, are lost in no range.
     """
     spans = high - low
-    lost = np.flatnonzero((spans > 0) & (spans < span_of_lost(shared, bits)))
+    lost = np.flatnonzero((spans > 0) & (spans < compute_lost_span(shared, bits)))
     rows = examples.reshape(-1, examples.shape[-1])
     return {
         int(index): float(spans[index]) for index in lost if len(np.unique(rows[:, index])) > LEVELS
@@ -209,7 +209,9 @@ def _explain_by_statistics(graph: Graph) -> Iterator[str]:
     for value, norm in _find_norms(graph):
         if value in quantizers:
             ends, bits = quantizers[value].current_range(), quantizers[value].spec.bits
-            yield from lost_by_statistics(value, norm, ends, bits, norm.name.removeprefix(PREFIX))
+            yield from describe_small_features(
+                value, norm, ends, bits, norm.name.removeprefix(PREFIX)
+            )
 
 
 def find_norm(graph: Graph, name: str) -> str:

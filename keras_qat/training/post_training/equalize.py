@@ -17,7 +17,7 @@ from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering import LoweringContext, lower
 from keras_qat.messages import warn_caller
 from keras_qat.ops.registry import relu_maximum
-from keras_qat.placement.fusion_groups import Group, groups
+from keras_qat.placement.fusion_groups import Group, find_groups
 from keras_qat.training.schedule import is_quantized
 from keras_qat.training.steps.custom_training import trains_itself
 
@@ -113,7 +113,7 @@ def equalize(model: keras.Model, *, verbose: int = 0) -> Any:
 
 def _pairs(graph: Graph) -> Iterator[tuple[Group, Group | None, str]]:
     """Yields successive layers, and why they cannot be equalized (an empty reason if they can)."""
-    all_groups = groups(graph, affine=False)
+    all_groups = find_groups(graph, affine=False)
     by_kernel = {group.kernel: group for group in all_groups}
     readers = graph.find_single_consumers()
     for group in all_groups:

@@ -1,0 +1,111 @@
+"""Finds tensors that must keep their exact values: indices, masked values and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import tensorflow as tf
+
+from keras_qat.graph.calls import Call, Graph, Value, flatten_values
+from keras_qat.graph.facts import reach
+from keras_qat.lowering.mask_tensors import masks_nonzero
+from keras_qat.ops.op import Op
+from keras_qat.ops.registry import find_op, find_row, is_on_request
+
+COMPUTES_INDICES = "computes indices, which rounding would move"
+
+FINDS_NUMBER = (
+    "finds its mask_value before rounding, unless recipe.override('Masking', open=True) asks for "
+    "integers"
+)
+"""Why a Masking, and the calls that compute its mask, are in float."""
+
+
+def find_index_calls(
+    calls: list[Call],
+    consumers: Mapping[Value, list[Call]],
+    kept: Collection[Value],
+    get_op: Callable[[Call], Op | None],
+    without_float: bool = False,
+) -> set[Call]:
+    """Returns the calls whose results only become integers, by a conversion in float.
+
+    For indices, an error of one step has no bound: next to a border of
+    `tf.cast(tf.floor(16.0 * x), tf.int32)`, it selects another entry. This does not apply to the
+    index of a largest value, because rounding only moves it to a value that is about as large.
+    The calls of a Masking with another mask value than 0 also count.
+
+    Args:
+        calls: the calls of a graph, in the order of computation.
+        consumers: the calls that read each value.
+        kept: values that are quantized for another reason, such as the model's outputs.
+        get_op: returns the operator of an integer call, and None for a float call.
+        without_float: whether comparisons before indices may be in integers.
+    """
+    found: set[Call] = set()
+    maskings = {call.layer for call in calls if masks_nonzero(call)}
+    for call in reversed(calls):
+        outputs, op = flatten_values(call.outputs), get_op(call)
+        is_end = is_table(call) or converts_in_float(call, op) or call.source in maskings
+        readers = [reader for value in outputs for reader in consumers[value]]
+        is_before = readers and found.issuperset(readers) and not set(outputs).intersection(kept)
+        chooses = makes_integers(call) or (without_float and makes_bools(call))
+        can_be_integer = op is not None and (chooses or op.is_weighted)
+        if is_end or (is_before and not can_be_integer):
+            found.add(call)
+    return {
+        call
+        for call in found
+        if call.source in maskings or (get_op(call) is not None and not is_table(call))
+    }
+
+
+def converts_in_float(call: Call, op: Op | None) -> bool:
+    """Returns whether a call converts float values to integers in float.
+
+    Args:
+        call: the call.
+        op: the operator that computes it in integers; None for a float call.
+    """
+    return (
+        makes_integers(call) and op is None and (find_op(call) is None or is_on_request(call.layer))
+    )
+
+
+def makes_integers(call: Call) -> bool:
+    """Returns whether a call computes integers, but not truth values, from float values."""
+    types = [tf.as_dtype(value.dtype) for value in flatten_values(call.outputs)]
+    return any(value.is_float for value in call.inputs) and all(t.is_integer for t in types)
+
+
+def makes_bools(call: Call) -> bool:
+    """Returns whether all outputs of a call are truth values."""
+    return all(tf.as_dtype(value.dtype).is_bool for value in flatten_values(call.outputs))
+
+
+def is_table(call: Call) -> bool:
+    """Returns whether a layer's weights are a table, even without a kernel for the call."""
+    row = find_row(call.layer)
+    return row is not None and row.is_table
+
+
+def may_be_labels(value: Value, graph: Graph, get_op: Callable[[Call], Op | None]) -> bool:
+    """Returns whether only float layers read an input, while integer layers read other inputs.
+
+    An opaque layer that compares predictions with labels would compare them with rounded labels.
+
+    Args:
+        value: the input.
+        graph: its graph.
+        get_op: returns the operator of an integer call, and None for a float call.
+    """
+    consumers = graph.consumers(losses=False)
+
+    def find_float_results(x: Value) -> list[Value]:
+        return [y for c in consumers[x] if get_op(c) is None for y in flatten_values(c.outputs)]
+
+    def reaches_integers(value: Value) -> bool:
+        return any(get_op(c) for x in reach([value], find_float_results) for c in consumers[x])
+
+    others = map(reaches_integers, flatten_values(graph.inputs))
+    return bool(consumers[value]) and not reaches_integers(value) and any(others)
