@@ -130,11 +130,6 @@ def measure_accuracy(predictions: np.ndarray, labels: np.ndarray, source: str) -
     compared with 0.5 if all are between 0 and 1, and with 0 otherwise. For other labels the metric
     is the mean absolute error.
 
-    Args:
-        predictions: the model's outputs.
-        labels: a label for each example.
-        source: location of the labels, for the message.
-
     Raises:
         ValueError: if there is not one label per example, or their shape does not match.
     """

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from keras_qat.analysis.verify.causes import is_constant
 from keras_qat.analysis.verify.labels import Use
-from keras_qat.analysis.verify.signal_to_noise import compute_sqnr
+from keras_qat.analysis.verify.results import compute_sqnr
 from keras_qat.analysis.verify.verdict import GOOD, grade_figures
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe

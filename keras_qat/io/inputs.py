@@ -247,12 +247,6 @@ def describe_excess(name: str, x: NDArray, low: float, high: float) -> str:
     An example is pixels of 0 to 255 for a range of 0 to 1. Data does not match if more than
     `BEYOND` of all values are outside by more than `SLIGHT`, or if in most examples more than
     `FAR` of the values are further from the range than its width. Single outliers match.
-
-    Args:
-        name: the input's name.
-        x: some examples.
-        low: the smallest value of the range.
-        high: the largest value of the range.
     """
     width = high - low
     if not width > 0 or not x.size:

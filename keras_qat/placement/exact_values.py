@@ -61,12 +61,7 @@ def find_index_calls(
 
 
 def converts_in_float(call: Call, op: Op | None) -> bool:
-    """Returns whether a call converts float values to integers in float.
-
-    Args:
-        call: the call.
-        op: the operator that computes it in integers; None for a float call.
-    """
+    """Returns whether a call converts float values to integers; `op` is None for a float call."""
     return (
         makes_integers(call) and op is None and (find_op(call) is None or is_on_request(call.layer))
     )
@@ -93,11 +88,7 @@ def may_be_labels(value: Value, graph: Graph, get_op: Callable[[Call], Op | None
     """Returns whether only float layers read an input, while integer layers read other inputs.
 
     An opaque layer that compares predictions with labels would compare them with rounded labels.
-
-    Args:
-        value: the input.
-        graph: its graph.
-        get_op: returns the operator of an integer call, and None for a float call.
+    `get_op` returns None for a float call.
     """
     consumers = graph.consumers(losses=False)
 

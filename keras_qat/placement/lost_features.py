@@ -30,12 +30,7 @@ def compute_lost_span(shared: Ends, bits: int) -> float:
 
 
 def predict_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
-    """Describes features that a plan loses, by the statistics of layers that normalize inputs.
-
-    Args:
-        graph: a lowered model.
-        specs: how its tensors are quantized.
-    """
+    """Describes features that a plan loses, by the statistics of layers that normalize inputs."""
     readers = graph.consumers()
     for value in flatten_values(graph.inputs):
         spec = specs.get(value)

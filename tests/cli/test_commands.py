@@ -265,7 +265,7 @@ def test_metrics(predictions, labels, expected):
 
 
 def test_labels_of_another_shape():
-    with pytest.raises(ValueError, match=r"labels.npy: labels of shape \(2, 3\) do not fit"):
+    with pytest.raises(ValueError, match=r"labels.npy: labels of shape \(2, 3\) do not match"):
         measure_accuracy(np.zeros((2, 10)), np.ones((2, 3)), "labels.npy")
 
 

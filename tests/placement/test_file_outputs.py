@@ -172,10 +172,10 @@ def test_every_tensor_of_a_plan_may_end_a_file():
 @pytest.mark.parametrize(
     ("outputs", "reason"),
     [
-        (["box"], "'box', which is no tensor.*Did you mean 'boxes'"),
+        (["box"], "'box', which is not a float tensor.*Did you mean 'boxes'"),
         (["boxes", "boxes"], "'boxes' twice"),
         (["image"], "an input of the model"),
-        ([], "give the names of the layers"),
+        ([], "pass the names of the layers"),
     ],
 )
 def test_outputs_that_there_are_none_of_are_refused(outputs, reason):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.analysis.verify.signal_to_noise import compute_sqnr
+from keras_qat.analysis.verify.results import compute_sqnr
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.losses import find_losses
 

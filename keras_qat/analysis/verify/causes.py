@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from keras_qat.analysis.verify.results import TensorReport
-from keras_qat.analysis.verify.signal_to_noise import compute_sqnr
+from keras_qat.analysis.verify.results import TensorReport, compute_sqnr
 from keras_qat.graph.calls import Graph
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes import has_int4
@@ -51,13 +50,7 @@ LOST_PART = 1 / 32
 
 
 def find_mismatches(graph: ResolvedGraph, file_graph: FileGraph, contents: bytes) -> list[str]:
-    """Returns reasons why model and file do not belong together.
-
-    Args:
-        graph: the model's resolved graph.
-        file_graph: the file.
-        contents: the file's contents.
-    """
+    """Returns reasons why model and file do not belong together."""
     reasons = []
     if not any(tensor.is_quantized for tensor in file_graph.tensors):
         reasons.append(
@@ -92,13 +85,7 @@ def find_mismatches(graph: ResolvedGraph, file_graph: FileGraph, contents: bytes
 def find_excess(
     file_graph: FileGraph, inputs: Mapping[str, NDArray], rescaled: Mapping[str, Rescaling]
 ) -> list[str]:
-    """Returns a sentence for each input with many values outside its range in the file.
-
-    Args:
-        file_graph: the file.
-        inputs: the model's inputs by name.
-        rescaled: scale and offset of the inputs that are pixels in the file.
-    """
+    """Returns a sentence for each input with many values outside its range in the file."""
     sentences = []
     for name, ends in file_graph.get_input_ranges().items():
         dtype, x = file_graph.inputs[name].dtype, inputs[name]
@@ -135,13 +122,7 @@ def describe_mixing(name: str, batch_size: int) -> str:
 
 
 def find_float_faults(calls: Graph, inputs: list[NDArray], exact: list[NDArray]) -> list[str]:
-    """Returns what is wrong with the float model, regardless of quantization.
-
-    Args:
-        calls: the model's graph.
-        inputs: the examples.
-        exact: each output of the float model for these examples.
-    """
+    """Returns problems of the float model that do not depend on quantization."""
     inner = {layer.name: layer for call in calls.calls for layer in list_layers(call.layer)}
     fresh = [name for name, layer in inner.items() if _is_untrained_norm(layer)]
     if fresh:
@@ -175,10 +156,8 @@ def _is_untrained_norm(layer: keras.layers.Layer) -> bool:
 def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list[str]:
     """Returns a sentence for each output with channels that are too small for its range.
 
-    An example is an output of scores next to boxes in pixels.
-
-    Args:
-        outputs: for each output the name, its float values, and its quantized values.
+    An example is an output of scores next to boxes in pixels. `outputs` are the name, the float
+    values and the quantized values of each.
     """
     sentences = []
     for name, in_float, quantized in outputs:

@@ -40,14 +40,7 @@ def find_uses(
     exact: Sequence[NDArray],
     losses: Sequence[CompiledLoss | None],
 ) -> list[Use]:
-    """Returns what each output is used for, by its last operator, its values and its loss.
-
-    Args:
-        graph: the model's resolved graph.
-        inputs: examples.
-        exact: the outputs of the float model for these examples.
-        losses: the loss of each output.
-    """
+    """Returns what each output is used for, by its last operator, its float values and its loss."""
     image_shapes = {x.shape[1:] for x in inputs if x.ndim > 2}
     return [
         _find_use(y, loss, is_sigmoid(graph, tensor), y.shape[1:] in image_shapes)
@@ -98,12 +91,6 @@ def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bo
 
     A class is the largest entry along the last axis, a decision is a value above the middle, and
     an embedding decides which example is the nearest. For rare decisions, see `RARER_KEPT`.
-
-    Args:
-        use: what the output is used for.
-        exact: the output of the float model.
-        values: the output of the file.
-        has_sigmoid: whether a sigmoid computes the output.
     """
     if use in ("signals", "values") or not exact.size:
         return None
@@ -131,11 +118,7 @@ def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bo
 
 
 def count_most_frequent(answers: NDArray) -> int:
-    """Returns how many answers are right if each position gets its most frequent answer.
-
-    Args:
-        answers: integers or truth values, one row for each example.
-    """
+    """Returns how many answers equal the most frequent answer at their position in the row."""
     positions = answers[0].size if len(answers) > 1 else 1
     _, kinds = np.unique(answers, return_inverse=True)
     kinds = kinds.reshape(-1, positions)
@@ -183,12 +166,6 @@ def match_labels(
     losses: list[CompiledLoss | None],
 ) -> list[NDArray | None]:
     """Returns an array of labels for each output of the graph, or None.
-
-    Args:
-        graph: the model's resolved graph.
-        y: the labels of one output, or a dict or list with the labels of each; None for no labels.
-        examples: number of examples.
-        losses: the loss of each output.
 
     Raises:
         ValueError: if labels do not match the outputs or the number of examples.
@@ -247,14 +224,7 @@ def _has_integers(labels: NDArray) -> bool:
 def interpret_labels(
     labels: NDArray, exact: NDArray, use: Use, loss: CompiledLoss | None
 ) -> Labels:
-    """Decides whether labels are classes, decisions or targets.
-
-    Args:
-        labels: an array from `match_labels`.
-        exact: the output of the float model.
-        use: what the output is used for.
-        loss: the loss of the output.
-    """
+    """Decides whether labels from `match_labels` are classes, decisions or targets."""
     entries = exact.shape[-1] if exact.ndim > 1 else 1
     if labels.shape != exact.shape and entries == 1 and labels.size == exact.size:
         labels = labels.reshape(exact.shape)

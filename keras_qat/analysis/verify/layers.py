@@ -8,8 +8,7 @@ from collections.abc import Container
 import numpy as np
 from numpy.typing import NDArray
 
-from keras_qat.analysis.verify.results import Agreement, TensorReport
-from keras_qat.analysis.verify.signal_to_noise import SignalToNoise
+from keras_qat.analysis.verify.results import Agreement, SignalToNoise, TensorReport
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Value, flatten_values
@@ -206,16 +205,6 @@ def compare_layers(
     The file runs twice: in one piece, with every tensor as an output, and cut into pieces that
     get the model's quantized values as inputs.
 
-    Args:
-        resolved: the model's resolved graph.
-        file: the file.
-        inputs: the model's inputs by name.
-        file_inputs: the file's inputs by name.
-        kernels: the kernels that run the file.
-        batch_size: examples per batch.
-        verbose: 1 shows progress.
-        runtime: the package whose interpreter runs the file.
-
     Returns:
         The reports of all tensors that both have, and the layers without a tensor in the file.
 
@@ -327,14 +316,7 @@ class _Sums:
         self.range = float(low), float(high)
 
     def add(self, expected: NDArray, fed: NDArray | None, run: NDArray, exact: NDArray) -> None:
-        """Adds a batch.
-
-        Args:
-            expected: the model's values.
-            fed: the values of the file's piece; None for an input.
-            run: the values in a free run of the file.
-            exact: the float model's values.
-        """
+        """Adds the values of the model, the piece, the free run and the float model for a batch."""
         if fed is not None:
             self.fed.add(expected, fed)
         self.run.add(expected, run)

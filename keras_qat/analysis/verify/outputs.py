@@ -18,9 +18,8 @@ from keras_qat.analysis.verify.labels import (
     interpret_labels,
     is_sigmoid,
 )
-from keras_qat.analysis.verify.results import OutputReport
+from keras_qat.analysis.verify.results import OutputReport, are_alike, compute_sqnr, hardly_differs
 from keras_qat.analysis.verify.scores import score_output
-from keras_qat.analysis.verify.signal_to_noise import are_alike, compute_sqnr, hardly_differs
 from keras_qat.analysis.verify.verdict import is_clearly_good
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.integer_graph.float_inference import evaluate_all
@@ -112,13 +111,7 @@ def round_to_pixels(
     inputs: Mapping[str, NDArray],
     rescaled: Mapping[str, Rescaling],
 ) -> tuple[dict[str, NDArray], dict[str, NDArray], list[str]]:
-    """Rounds inputs to pixels where the file accepts pixels, because file and model would differ.
-
-    Args:
-        graph: the model's resolved graph.
-        file: the file.
-        inputs: the model's inputs by name.
-        rescaled: scale and offset of inputs that are pixels in the file.
+    """Rounds inputs to pixels if the file accepts pixels, because file and model would differ.
 
     Returns:
         The inputs of the file; the inputs of the model for the same pixels; a sentence for each

@@ -120,15 +120,7 @@ def score_output(
     has_sigmoid: bool,
     inputs: list[NDArray],
 ) -> Score | None:
-    """Returns how well the file and the float model match the labels; None if unknown.
-
-    Args:
-        name: the output's name.
-        labels: the labels.
-        exact: the output of the float model.
-        values: the output of the file.
-        has_sigmoid: whether a sigmoid computes the output.
-        inputs: the examples.
+    """Returns how well the float values and the file's values of an output match the labels.
 
     Raises:
         ValueError: if labels are neither classes nor targets, nor accepted by the model's loss.

@@ -246,9 +246,6 @@ def grade_figures(use: Use, sqnr: float | None, same: float | None, rows: int) -
         sqnr: its SQNR in dB; None if the examples hardly differ.
         same: share of decisions that stay the same; None if there are none.
         rows: number of decisions.
-
-    Returns:
-        The words of a verdict; None if the output is the same for all examples.
     """
     if sqnr is None:
         return None
@@ -303,14 +300,7 @@ def judge(
     found: Findings,
     look_inside: Callable[[], Sequence[TensorReport]],
 ) -> Verdict:
-    """Returns the verdict.
-
-    Args:
-        outputs: the figures of the outputs.
-        rounds_alike: whether the file's kernels round like the model.
-        found: everything else that was found.
-        look_inside: compares the tensors inside. Only called if the model is poor.
-    """
+    """Returns the verdict. `look_inside` compares the inner tensors if the model is poor."""
     if not is_same(outputs, rounds_alike) or found.faulty:
         causes = list(found.mismatches)
         causes += [f"the file computes {list_some(list(found.faulty))} differently."] * bool(
