@@ -114,7 +114,7 @@ class _Visitor:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.group_of = {call: group for group in plan.groups for call in group.calls}
-        self.read_input_range = {
+        self.range_of = {
             value: shared for shared in plan.ranges for value in shared.observed + shared.rounded
         }
         self.mixed = any(is_half(value.dtype) for value in plan.graph.values())
@@ -231,7 +231,7 @@ class _Visitor:
         A range that several tensors or several calls of the layer share belongs to a `Quantize`
         layer instead.
         """
-        own = self.read_input_range.get(value)
+        own = self.range_of.get(value)
         if own is None or len(own.observed + own.rounded) > 1:
             return None
         group = self.group_of.get(value.producer) if value.producer else None
@@ -248,7 +248,7 @@ class _Visitor:
 
     def _make_quantizer(self, value: Value) -> InsertedCall | None:
         """Returns the call of the `Quantize` layer after a value, unless a wrapper quantizes it."""
-        shared = self.read_input_range.get(value)
+        shared = self.range_of.get(value)
         if shared is None or self._find_own_spec(value) is not None:
             return None
         name = self._make_unique(_make_scope_name(value.name) + "_quant")
