@@ -21,8 +21,11 @@ from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.expand_call import copy_outputs, expand_call
 from keras_qat.lowering.expansions import EARLY, EARLY_OF_INTEGERS
 from keras_qat.lowering.expansions.complex_numbers import find_complex_part
-from keras_qat.lowering.expansions.conv_lstm import CONVOLUTIONS, unroll_conv_lstm
-from keras_qat.lowering.expansions.keras_layers import find_layer_expansion
+from keras_qat.lowering.expansions.keras_layers import (
+    CONVOLUTIONS,
+    find_layer_expansion,
+    unroll_conv_lstm,
+)
 from keras_qat.lowering.mask_tensors import is_recurrent
 from keras_qat.lowering.unrolling import CELLS, find_unrolled
 from keras_qat.messages import KERAS, KNOWN, get_package

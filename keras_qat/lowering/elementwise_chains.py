@@ -35,7 +35,7 @@ _INAUDIBLE = 1e-5
 """Noise below this fraction of the variance does not count: -50 dB, as of 8 bits."""
 
 _SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
-"""Layers whose activations are split off if a chain reads them."""
+"""Layers with activations that are split off if a chain reads them."""
 
 
 class _Chain(NamedTuple):
@@ -127,7 +127,7 @@ def _find_scores(value: Value) -> tuple[Value | None, int]:
 
 
 def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
-    """Return what a call computes as a function of one tensor; None for other calls."""
+    """Return a call and the calls before it as a function of one tensor, or None."""
     name, terms = _read(call)
     if not name or None in terms or not call.inputs:
         return None
@@ -182,7 +182,7 @@ def _compute(name: str, terms: list[Any]) -> NDArray[Any]:
 
 
 def _round(results: NDArray[Any]) -> NDArray[Any]:
-    """Round to 256 values from the lowest to the largest, of which one is 0."""
+    """Round to 256 values from the lowest to the largest. One of them is 0."""
     if results.dtype == bool:
         return results
     low, high = np.minimum(results.min(-1), 0.0), np.maximum(results.max(-1), 0.0)

@@ -21,7 +21,6 @@ from keras_qat.keras2.layers_and_models import get_class_path
 from keras_qat.lowering.expand_call import Expansion
 from keras_qat.lowering.expansions import (
     arithmetic,
-    constant_products,
     copying,
     gathering,
     images,
@@ -30,14 +29,13 @@ from keras_qat.lowering.expansions import (
     movement,
     normalization,
     pooling,
-    segments,
     signals,
     statistics,
 )
 
 _SUBJECTS = (
-    *(arithmetic, constant_products, copying, gathering, images, matrices, merging, movement),
-    *(normalization, pooling, segments, signals, statistics),
+    *(arithmetic, copying, gathering, images, matrices, merging, movement),
+    *(normalization, pooling, signals, statistics),
 )
 
 
@@ -76,5 +74,5 @@ def find_expansion(call: Call, activations: bool = True) -> Expansion | None:
 
 
 def is_of_floats(call: Call) -> bool:
-    """Tell whether a call reads and returns floats alone: no integers and no truth values."""
+    """Return whether a call reads and returns only floats, no integers or Booleans."""
     return all(value.is_float for value in [*call.inputs, *flatten_values(call.outputs)])

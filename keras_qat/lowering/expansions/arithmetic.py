@@ -38,7 +38,7 @@ def _divide(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def _add(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Exchange `1 + x`, which Keras saves so that it cannot be loaded."""
+    """Rewrite `1 + x` to `x + 1`, because Keras cannot load the first one."""
     require(is_tensor(y) and not is_tensor(x))
     return tf.add(y, x)
 
@@ -48,7 +48,7 @@ def _bias_add(value: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
 
 
 def _negative(x: tf.Tensor) -> tf.Tensor:
-    # One value per example has no channels, which a Rescaling needs.
+    # A Rescaling needs channels.
     return layers.Rescaling(-1.0)(x) if len(x.shape) > 1 else tf.multiply(x, -1.0)
 
 
@@ -57,7 +57,7 @@ def _square(x: tf.Tensor) -> tf.Tensor:
 
 
 def _power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Expand `x ** 2` and `x ** 3`; the others are not defined everywhere."""
+    """Expand `x ** 2` and `x ** 3`. Other powers are not defined everywhere."""
     exponent = unwrap(read_scalar(y))
     require(is_tensor(x))
     if exponent < 0 or exponent != int(exponent):
@@ -89,7 +89,7 @@ def _clip(t: tf.Tensor, clip_value_min: Any, clip_value_max: Any) -> tf.Tensor:
 
 
 def _normalize(
-    x: tf.Tensor, axis: Any = None, epsilon: float = 1e-12, dim: Any = None
+    x: tf.Tensor, axis: Any = None, epsilon: float = 1e-12, dim: object = None
 ) -> tf.Tensor:
     """Normalize along the last axis, between two transposes."""
     rank, axes = len(x.shape), tf.nest.flatten([axis])
@@ -117,9 +117,9 @@ def _fill_like(
 
 
 def _compare(x: tf.Tensor, y: tf.Tensor, *, compare: Callable[..., Any]) -> tf.Tensor:
-    """Round a number to the grid of the tensor that is compared with it.
+    """Round a constant to the grid of the tensor that is compared with it.
 
-    Otherwise nothing would equal it, as with -1.0 if the nearest quantized value is -1.003.
+    Otherwise no value would equal it, for example -1.0 if the nearest quantized value is -1.003.
     """
     x, y = (x, y) if is_tensor(x) else (y, x)
     wanted = unwrap(read_scalar(y))
@@ -127,8 +127,8 @@ def _compare(x: tf.Tensor, y: tf.Tensor, *, compare: Callable[..., Any]) -> tf.T
     return compare(x, OnGrid(wanted, name="number")(x))
 
 
-def by_layer(make: Any, **options: object) -> Expansion:
-    """Return an expansion of a function of one tensor to a single layer."""
+def make_by_layer(make: Any, **options: object) -> Expansion:
+    """Return an expansion of a function of one tensor to one layer."""
     return lambda x: make(**options)(x)
 
 
@@ -145,7 +145,7 @@ def _any_power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.exp(y * math.log(base))
 
 
-def _scaled_silu(features: tf.Tensor, beta: float = 1.0) -> tf.Tensor:
+def _scale_silu(features: tf.Tensor, beta: float = 1.0) -> tf.Tensor:
     factor = read_scalar(beta)
     require(factor not in (None, 1.0))
     return features * tf.sigmoid(features * factor)
@@ -165,7 +165,7 @@ def _evaluate_polynomial(coeffs: Any, x: tf.Tensor) -> tf.Tensor:
 def _cumulative_product(
     x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
 ) -> tf.Tensor:
-    """Multiply by the products of 1, 2, 4 and more earlier values, so that few are rounded."""
+    """Multiply by the products of 1, 2, 4 and more earlier values, so few are rounded."""
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and x.shape[axis] is not None)
     axis, size = axis % len(x.shape), x.shape[axis]
 
@@ -198,7 +198,7 @@ def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return _where(y < 0.0, -angle, angle)
 
 
-def _where(condition: tf.Tensor, if_true: Any, if_false: Any) -> tf.Tensor:
+def _where(condition: tf.Tensor, if_true: tf.Tensor, if_false: tf.Tensor) -> tf.Tensor:
     if isinstance(condition, bool):
         return if_true if condition else if_false
     return tf.where(condition, if_true, if_false)
@@ -241,7 +241,7 @@ EARLY: dict[str, Expansion] = {
     "pow": _any_power,
     "cumprod": _cumulative_product,
     "cross": _cross,
-    "silu": _scaled_silu,
+    "silu": _scale_silu,
     "crelu": _crelu,
     "floormod": lambda x, y: x - y * tf.floor(x / y),
     "floor_div": lambda x, y: tf.floor(x / y),
@@ -262,14 +262,14 @@ OF_FLOATS: dict[str, Expansion] = {
     "multiply_no_nan": lambda x, y: tf.multiply(x, y),
     "add_n": _add_n,
     "square": _square,
-    "log": by_layer(Logarithm),
-    "log1p": by_layer(Logarithm, plus_one=True),
-    "reciprocal": by_layer(Reciprocal),
-    "sqrt": by_layer(SquareRoot),
-    "rsqrt": by_layer(SquareRoot, inverse=True),
+    "log": make_by_layer(Logarithm),
+    "log1p": make_by_layer(Logarithm, plus_one=True),
+    "reciprocal": make_by_layer(Reciprocal),
+    "sqrt": make_by_layer(SquareRoot),
+    "rsqrt": make_by_layer(SquareRoot, inverse=True),
     "pow": _power,
     # Every runtime has an operator for LeakyReLU, and this is one with the slope -1.
-    "abs": by_layer(layers.LeakyReLU, alpha=-1.0),
+    "abs": make_by_layer(layers.LeakyReLU, alpha=-1.0),
     "clip_by_value": _clip,
     "l2_normalize": _normalize,
 }

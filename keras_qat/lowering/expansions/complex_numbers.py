@@ -162,7 +162,7 @@ def _multiply(x: Any, y: Any, product: Callable[[Any, Any], Any] = operator.mul)
     """Return a product of complex tensors, given the product of two floats."""
     (a, b), (c, d) = _to_pair(x), _to_pair(y)
 
-    def multiply(left: Any, right: Any) -> Any:
+    def multiply(left: tf.Tensor, right: tf.Tensor) -> Any:
         return None if left is None or right is None else product(left, right)
 
     real, subtracted = multiply(a, c), multiply(b, d)

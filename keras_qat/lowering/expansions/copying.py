@@ -43,12 +43,12 @@ SIZES = {"zeros": "shape", "ones": "shape", "fill": "dims"}
 
 def _copy(*args: object, **kwargs: object) -> tf.Tensor:
     """Copy a tensor, or a constant, as often as there are examples."""
-    call = _call_of_any(args, kwargs)
+    call = _find_call(args, kwargs)
     kind = get_kind(call)
     x, counts, *axis = get_operands(call, "input", *COPIES[kind])
     sizes = {value: find_size(value) for value in flatten_values(counts)}
     if any(isinstance(size, int) for size in sizes.values()):
-        return _call_with_sizes(call, sizes)
+        return _use_sizes(call, sizes)
     is_list, known_counts = isinstance(counts, (list, tuple)), None
     if not is_list and kind != "repeat":
         known_counts = find_sizes(counts)  # tf.broadcast_to(x, tf.shape(y))
@@ -61,31 +61,31 @@ def _copy(*args: object, **kwargs: object) -> tf.Tensor:
     require(kind == "repeat" or list(inner_counts) == list(unchanged))
     is_batch = isinstance(count, Value) and find_size(count) == BATCH
     is_batch = is_batch or bool(known_counts and known_counts[0] == BATCH)
-    group = _rows_for_each_copy(counts, x.shape[0]) if kind == "tile" else None
+    group = _count_rows_for_copy(counts, x.shape[0]) if kind == "tile" else None
     require((is_batch and x.shape[0] == 1) or group is not None)
     table = make_symbol(x) if isinstance(x, Value) else x
     measured = counts if known_counts else count
     if group is None:
-        return tf.add(_zeros(measured, [1] * (rank - 1)), table)
-    zeros = _zeros(measured, [group, *[1] * (rank - 1)])
+        return tf.add(_make_zeros(measured, [1] * (rank - 1)), table)
+    zeros = _make_zeros(measured, [group, *[1] * (rank - 1)])
     one = tf.reshape(table, [1, *x.shape], name="one") if is_tensor(table) else table[None]
     return tf.reshape(tf.add(zeros, one, name="copies"), [-1, *x.shape[1:]])
 
 
 def _fill(*args: object, **kwargs: object) -> tf.Tensor:
-    """Fill a tensor with a number for each example, as a state that is zero at first."""
-    call = _call_of_any(args, kwargs)
+    """Fill a tensor with a constant for each example, such as an initial state of zeros."""
+    call = _find_call(args, kwargs)
     sizes = get_argument(call, SIZES[get_kind(call)])
     batch, *inner = unwrap(find_sizes(sizes))
     require(flatten_values(sizes) and batch == BATCH and not {BATCH, -1}.intersection(inner))
     require(call.output.is_float)
     x = np.full([1, *inner], unwrap(read_uniform(call.output, Facts())), np.float32)
-    return tf.add(_zeros(sizes, [1] * len(inner)), x)
+    return tf.add(_make_zeros(sizes, [1] * len(inner)), x)
 
 
 def _eye(*args: object, **kwargs: object) -> tf.Tensor:
-    """Return a unit matrix for each example, of which masks are made."""
-    call = _call_of_any(args, kwargs)
+    """Return a unit matrix for each example, as code for masks does."""
+    call = _find_call(args, kwargs)
     *sizes, batch = get_operands(call, "num_rows", "num_columns", "batch_shape")
     rows, columns = (
         find_size(size) if isinstance(size, Value) else read_scalar(size) for size in sizes
@@ -93,17 +93,17 @@ def _eye(*args: object, **kwargs: object) -> tf.Tensor:
     require(flatten_values(batch) and find_sizes(batch) == [BATCH] and call.output.is_float)
     require(rows != BATCH and columns != BATCH)
     x = np.eye(int(unwrap(rows)), None if columns is None else int(columns), dtype=np.float32)[None]
-    return tf.add(_zeros(batch, [1, 1]), x)
+    return tf.add(_make_zeros(batch, [1, 1]), x)
 
 
-def _call_of_any(args: object, kwargs: object) -> Call:
-    """Return the call that is expanded, of which any argument may be the tensor."""
+def _find_call(args: object, kwargs: object) -> Call:
+    """Return the call that is expanded. Any of its arguments may be the tensor."""
     tensor = next(filter(is_tensor, tf.nest.flatten((args, kwargs))), None)
     require(tensor is not None)
     return get_call(tensor)
 
 
-def _call_with_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
+def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
     """Call an operation with integers instead of known sizes."""
     numbers = {value: size for value, size in sizes.items() if isinstance(size, int)}
     args, kwargs = map_values(
@@ -113,7 +113,7 @@ def _call_with_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
     return call.layer(*args, **kwargs)
 
 
-def _rows_for_each_copy(counts: Any, size: int | None) -> int | None:
+def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
     """Return how many rows of the measured tensor one copy stands for; None if unknown.
 
     Either one, or as many as the copied table has, `size`: one row for each head, if examples and
@@ -128,7 +128,7 @@ def _rows_for_each_copy(counts: Any, size: int | None) -> int | None:
     return None
 
 
-def _zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
+def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
     """Return zeros of shape [examples, *inner].
 
     Args:

@@ -1,4 +1,4 @@
-"""Expands operations and layers on images to those that have integer kernels."""
+"""Expands operations and layers on images to operations with integer kernels."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from keras_qat.helper_layers.operations import TrainingOnly
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.expand_call import Expansion, get_call, require, try_each
-from keras_qat.lowering.expansions.constant_products import expand_resize
-from keras_qat.lowering.expansions.matrices import multiply_by_matrix
+from keras_qat.lowering.expansions.matrices import expand_resize, multiply_by_matrix
 from keras_qat.ops.movement import read_window
 from keras_qat.ops.resize import read_resize_options
 
@@ -159,7 +158,7 @@ def _resize_and_pad(
     return _pad(resized, above, left, *target)
 
 
-def _adjust_contrast(images: tf.Tensor, contrast_factor: Any) -> tf.Tensor:
+def _adjust_contrast(images: tf.Tensor, contrast_factor: float) -> tf.Tensor:
     mean = tf.reduce_mean(images, [-3, -2], keepdims=True)
     return mean + (images - mean) * contrast_factor
 
@@ -203,7 +202,7 @@ def _find_hue(images: tf.Tensor) -> tuple[Any, Any, Any]:
     return tf.where(value <= red, of_red, hue), value, span
 
 
-def _add_color(hue: Any, value: tf.Tensor, span: Any) -> tf.Tensor:
+def _add_color(hue: tf.Tensor, value: tf.Tensor, span: tf.Tensor) -> tf.Tensor:
     red = tf.abs(hue - 3.0) - 1.0
     green, blue = (2.0 - tf.abs(hue - center) for center in (2.0, 4.0))
     colors = tf.concat([tf.clip_by_value(x, 0.0, 1.0) for x in (red, green, blue)], -1)
@@ -221,14 +220,14 @@ def _convert_from_hsv(images: tf.Tensor) -> tf.Tensor:
     return _add_color(hue * 6.0, value, saturation * value)
 
 
-def _adjust_hue(image: tf.Tensor, delta: Any) -> tf.Tensor:
+def _adjust_hue(image: tf.Tensor, delta: float) -> tf.Tensor:
     require(isinstance(delta, float))
     hue, value, span = _find_hue(image)
     hue = hue + delta % 1.0 * 6.0
     return _add_color(tf.where(hue >= 6.0, hue - 6.0, hue), value, span)
 
 
-def _adjust_saturation(image: tf.Tensor, saturation_factor: Any) -> tf.Tensor:
+def _adjust_saturation(image: tf.Tensor, saturation_factor: float) -> tf.Tensor:
     """Move all colors away from the largest one, until the smallest is 0."""
     require(isinstance(saturation_factor, (int, float)) and saturation_factor >= 0.0)
     value = tf.reduce_max(image, -1, keepdims=True)
@@ -237,13 +236,13 @@ def _adjust_saturation(image: tf.Tensor, saturation_factor: Any) -> tf.Tensor:
     return value + (image - value) * tf.minimum(most, float(saturation_factor))
 
 
-def _adjust_gamma(image: tf.Tensor, gamma: Any = 1, gain: Any = 1) -> tf.Tensor:
+def _adjust_gamma(image: tf.Tensor, gamma: float = 1, gain: float = 1) -> tf.Tensor:
     return tf.pow(image, float(gamma)) * float(gain)
 
 
 def _normalize_by_near_channels(
     input: tf.Tensor,
-    depth_radius: Any = 5,
+    depth_radius: int = 5,
     bias: tf.Tensor = 1.0,
     alpha: Any = 1.0,
     beta: float = 0.5,

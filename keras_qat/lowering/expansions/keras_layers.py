@@ -1,12 +1,13 @@
-"""Expands Keras layers that read their own weights, and layers that make categories.
+"""Expands Keras layers that read their weights, and layers that encode categories.
 
-Convolutions of volumes become convolutions of slices, with the slices that a kernel covers side by
-side as channels. Locally connected layers become a product for each position, or one product.
+Convolutions of volumes become convolutions of slices. The slices that a kernel covers become
+channels of one image. Locally connected layers become a product for each position, or one product.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +18,13 @@ from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.lowering.expand_call import CannotExpand, require
+from keras_qat.lowering.recurrent import MOST_STEPS
 from keras_qat.ops.composed import NO_WIDE
+from keras_qat.ops.registry import match
 
 
 def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
-    """Return a function that computes what a Keras layer computes, or None.
-
-    It takes the input of the layer, and reads its weights.
-    """
+    """Return a function of the input that computes a Keras layer from its weights, or None."""
     layer = call.layer
     expand = EARLY_LAYERS.get(type(layer))
     if expand is None or None in call.inputs[0].shape[1:] or layer.activity_regularizer is not None:
@@ -38,29 +38,29 @@ def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
 
 
 def list_owners(layer: keras.layers.Layer) -> list[Any]:
-    """Return the layers whose weights the expansion of a layer reads: itself, if it has one."""
+    """Return a list of the layer if its expansion reads its weights."""
     return [layer] if type(layer) in EARLY_LAYERS else []
 
 
-def _convolve_volumes_of(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
+def _expand_conv3d(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     options = layer.strides, layer.padding.upper(), layer.dilation_rate
     return convolve_volumes(x, layer.kernel, *options, lambda y: _complete(layer, y))
 
 
 def convolve_volumes(
     x: tf.Tensor,
-    kernel: Any,
+    kernel: tf.Tensor,
     strides: Any,
     padding: str,
     dilations: Any,
     complete: Callable[[Any], Any] = lambda y: y,
 ) -> tf.Tensor:
-    """Convolves volumes with a kernel, and completes the result slice by slice."""
+    """Convolve volumes with a kernel, and complete the result slice by slice."""
     (_, depth, height, width, channels), (taps, *size, inputs, filters) = x.shape, kernel.shape
     (step, *strides), (gap, *dilations) = strides, dilations
     length = (taps - 1) * gap + 1
     count = -(-(depth if padding == "SAME" else depth - length + 1) // step)
-    missing = max((count - 1) * step + length - depth, 0)  # 0 but for "same".
+    missing = max((count - 1) * step + length - depth, 0)  # Only for "same".
     x = tf.reshape(x, [-1, depth, height * width, channels])
     if missing:
         x = tf.pad(x, [(0, 0), (missing // 2, missing - missing // 2), (0, 0), (0, 0)])
@@ -76,7 +76,7 @@ def convolve_volumes(
 
 
 def _transpose_with_gaps(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Convolves with the kernel's mirror image, whose gaps are those of a dilation."""
+    """Convolve with the mirror image of the kernel, with a dilation."""
     axes, is_same = len(x.shape) - 2, layer.padding == "same"
     require(set(layer.strides) == {1} and not layer.output_padding)
     lengths = [(k - 1) * d for k, d in zip(layer.kernel_size, layer.dilation_rate, strict=True)]
@@ -90,7 +90,7 @@ def _transpose_with_gaps(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _convolve_steps(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Convolves the images, or sequences, of each step."""
+    """Convolve the images or sequences of each step."""
     require(layer.padding != "causal" and len(x.shape) == layer.rank + 3)
     convolve = tf.nn.conv1d if layer.rank == 1 else tf.nn.conv2d
     options = list(layer.strides), layer.padding.upper()
@@ -185,7 +185,7 @@ def _concatenate(parts: list[Any]) -> tf.Tensor:
 
 
 def _complete(layer: keras.layers.Layer, y: tf.Tensor) -> tf.Tensor:
-    """Adds a layer's bias, and computes its activation."""
+    """Add the bias of a layer, and compute its activation."""
     return _activate(layer, tf.nn.bias_add(y, layer.bias) if layer.use_bias else y)
 
 
@@ -201,24 +201,24 @@ def _discretize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     reached = tf.cast(x[..., None] >= boundaries, tf.float32)
     below, above = reached[..., :-1], reached[..., 1:]
     parts = [1.0 - reached[..., :1], *([below - above] if boundaries.size > 1 else [])]
-    codes = tf.concat([*parts, reached[..., -1:]], -1)
+    one_hot = tf.concat([*parts, reached[..., -1:]], -1)
     if layer.output_mode == "int":
-        return tf.argmax(codes, -1, layer.compute_dtype)
-    return _combine_codes(codes, layer.output_mode)
+        return tf.argmax(one_hot, -1, layer.compute_dtype)
+    return _combine(one_hot, layer.output_mode)
 
 
 def _encode(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Compute `CategoryEncoding` of indices."""
     if layer.sparse:
         raise CannotExpand
-    return _combine_codes(tf.one_hot(x, layer.num_tokens), layer.output_mode)
+    return _combine(tf.one_hot(x, layer.num_tokens), layer.output_mode)
 
 
-def _combine_codes(codes: Any, mode: str) -> tf.Tensor:
-    """Return the one-hot codes, or the sum or maximum over all codes of an example."""
+def _combine(one_hot: tf.Tensor, mode: str) -> tf.Tensor:
+    """Return the one-hot vectors of an example, their sum or their maximum."""
     if mode == "one_hot":
-        return tf.squeeze(codes, -2) if codes.shape[-2] == 1 else codes
-    return {"multi_hot": tf.reduce_max, "count": tf.reduce_sum}[mode](codes, -2)
+        return tf.squeeze(one_hot, -2) if one_hot.shape[-2] == 1 else one_hot
+    return {"multi_hot": tf.reduce_max, "count": tf.reduce_sum}[mode](one_hot, -2)
 
 
 EARLY_LAYERS: dict[type, Callable[[Any, Any], Any]] = {
@@ -226,7 +226,7 @@ EARLY_LAYERS: dict[type, Callable[[Any, Any], Any]] = {
     layers.CenterCrop: _crop_center,
     **dict.fromkeys((layers.Conv1D, layers.Conv2D), _convolve_steps),
     **dict.fromkeys((layers.Conv1DTranspose, layers.Conv2DTranspose), _transpose_with_gaps),
-    layers.Conv3D: _convolve_volumes_of,
+    layers.Conv3D: _expand_conv3d,
     layers.Conv3DTranspose: _transpose_volumes,
     layers.Discretization: _discretize,
     layers.LocallyConnected1D: _connect_locally,
@@ -241,4 +241,75 @@ HAVE_ROWS: dict[type, Callable[[Any, Any], bool]] = {
         lambda layer, x: set(layer.dilation_rate) != {1},
     ),
 }
-"""Layer class that most options have a row of -> whether a layer is written out."""
+"""Layer class with a row for most options -> whether a layer is expanded."""
+
+
+CONVOLUTIONS = {layers.ConvLSTM1D: layers.Conv1D, layers.ConvLSTM2D: layers.Conv2D}
+
+_made: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+"""ConvLSTM -> its convolutions of inputs and of states, the same in all of its calls."""
+
+
+def unroll_conv_lstm(call: Call) -> Callable[..., Any] | None:
+    """Return a function that computes a ConvLSTM step by step; None if a row computes it."""
+    layer, x = call.layer, call.inputs[0]
+    is_plain = len(call.inputs) == 1 and not (layer.stateful or layer.return_state)
+    is_plain &= not x.masked and call.kwargs.keys() <= {"mask"} and not call.kwargs.get("mask")
+    is_plain &= layer.data_format == "channels_last" and not (
+        layer.dropout or layer.recurrent_dropout
+    )
+    is_known = None not in x.shape[1:] and (x.shape[1] or 0) <= MOST_STEPS
+    is_plain &= layer.activity_regularizer is None and layer.compute_dtype == "float32"
+    if not is_plain or not is_known or match(call).op is not None:
+        return None
+    return lambda inputs, **_: _unroll_steps(layer, inputs)
+
+
+def _unroll_steps(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
+    of_inputs, of_states = _make_convolutions(layer)
+    steps = tf.unstack(RestoreTime(x.shape[1])(of_inputs(FlattenTime()(x))), axis=1)
+    gate, activation, outputs = layer.recurrent_activation, layer.activation, []
+    hidden = carry = None
+    for total in reversed(steps) if layer.go_backwards else steps:
+        total = total if hidden is None else total + of_states(hidden)
+        takes, keeps, values, gives = tf.split(total, 4, axis=-1)
+        added = gate(takes) * activation(values)
+        carry = added if carry is None else gate(keeps) * carry + added
+        hidden = gate(gives) * activation(carry)
+        outputs.append(hidden)
+    return tf.stack(outputs, 1) if layer.return_sequences else hidden
+
+
+def _make_convolutions(layer: keras.layers.Layer) -> tuple[Any, Any]:
+    """Return layers with the weights of a ConvLSTM's cell."""
+    if layer not in _made:
+        convolution, cell = CONVOLUTIONS[type(layer)], layer.cell
+        of_inputs = convolution(
+            4 * layer.filters,
+            layer.kernel_size,
+            layer.strides,
+            layer.padding,
+            dilation_rate=layer.dilation_rate,
+            use_bias=layer.use_bias,
+            kernel_regularizer=layer.kernel_regularizer,
+            kernel_constraint=layer.kernel_constraint,
+            bias_regularizer=layer.bias_regularizer,
+            bias_constraint=layer.bias_constraint,
+            trainable=layer.trainable,
+            name="inputs",
+        )
+        of_states = convolution(
+            4 * layer.filters,
+            layer.kernel_size,
+            padding="same",
+            use_bias=False,
+            kernel_regularizer=layer.recurrent_regularizer,
+            kernel_constraint=layer.recurrent_constraint,
+            trainable=layer.trainable,
+            name="states",
+        )
+        of_inputs.kernel, of_states.kernel = cell.kernel, cell.recurrent_kernel
+        of_inputs.bias, of_states.bias = cell.bias, None
+        of_inputs.built = of_states.built = True
+        _made[layer] = of_inputs, of_states
+    return _made[layer]

@@ -16,13 +16,13 @@ from keras_qat.helper_layers.operations import Contract, OnGrid
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.expand_call import Expansion, get_value, is_tensor, require, try_each
-from keras_qat.lowering.expansions.constant_products import expand_einsum, expand_product
+from keras_qat.lowering.expansions.matrices import expand_einsum, expand_product
 from keras_qat.ops.op import FixedRange, SharedRange
 from keras_qat.ops.registry import find_op
 
 
-def _with_same_axes(expansion: Expansion | None = None) -> Expansion:
-    """Return an expansion of a layer that merges tensors, which first have equally many axes.
+def _align_axes(expansion: Expansion | None = None) -> Expansion:
+    """Return an expansion of a layer that merges tensors: give them equally many axes first.
 
     Keras adds axes after the first one; operators would add them before it. A list of one tensor is
     passed on.
@@ -90,7 +90,7 @@ def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _multiply_matrices(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Stack lists of tensors; else give the second factor a symmetric range."""
+    """Stack lists of tensors. Give any other second factor a symmetric range."""
     pair = [a, b]
     if not any(isinstance(factor, (list, tuple)) for factor in pair):
         return _convert_second_factor(tf.matmul, a, b, *flags, **options)
@@ -132,7 +132,7 @@ def _limit(
 def _convert_fixed_ranges(layer: Callable[..., Any], *args: object, **kwargs: object) -> tf.Tensor:
     """Put a Rescaling(1) on fixed-range inputs that are merged with other ranges.
 
-    A Concatenate of a sigmoid with another tensor is an example: TFLite's operator takes one range.
+    For example, a Concatenate of a sigmoid and another tensor has one range in TFLite.
     A convolution that multiplies by 1 changes the range exactly; QUANTIZE rounds zero points again.
     """
     answers: dict[Value, Any] = {}
@@ -196,9 +196,9 @@ OF_FLOATS: dict[str, Expansion] = {
 }
 
 LAYERS_ALWAYS: dict[type | str, Expansion] = {
-    **dict.fromkeys((layers.Add, layers.Multiply), _with_same_axes(_merge_pairs)),
-    layers.Average: _with_same_axes(_average),
-    layers.Subtract: _with_same_axes(),
+    **dict.fromkeys((layers.Add, layers.Multiply), _align_axes(_merge_pairs)),
+    layers.Average: _align_axes(_average),
+    layers.Subtract: _align_axes(),
     "applications.inception_resnet_v2.CustomScaleLayer": _custom_scale,
 }
 
@@ -206,6 +206,6 @@ LAYERS: dict[type | str, Expansion] = {
     Contract: _convert_second_factor,
     **dict.fromkeys((layers.Normalization, layers.Rescaling), _rescale),
     layers.Dot: _dot,
-    layers.Concatenate: _with_same_axes(_convert_fixed_ranges),
-    **dict.fromkeys((layers.Maximum, layers.Minimum), _with_same_axes(_merge_extremum)),
+    layers.Concatenate: _align_axes(_convert_fixed_ranges),
+    **dict.fromkeys((layers.Maximum, layers.Minimum), _align_axes(_merge_extremum)),
 }

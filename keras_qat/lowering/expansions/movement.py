@@ -65,7 +65,7 @@ def _slice_axis_by_axis(x: tf.Tensor, call: Call, ranges: Any) -> tf.Tensor:
     return tf.reshape(x, [-1, *call.output.shape[1:]])
 
 
-def _strided_slice(input_: Any, begin: Any, end: Any, strides: Any = ()) -> tf.Tensor:
+def _strided_slice(input_: tf.Tensor, begin: Any, end: Any, strides: Any = ()) -> tf.Tensor:
     """Slice all examples, without gaps."""
     require(not any(map(is_tensor, (begin, end, strides))))
     ends = (*begin, *end[1:], *strides)
@@ -83,7 +83,7 @@ def _strided_slice(input_: Any, begin: Any, end: Any, strides: Any = ()) -> tf.T
 
 
 def _reshape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
-    """Reshape to known sizes instead of those that are read with `tf.shape`."""
+    """Reshape to known sizes instead of sizes from `tf.shape`."""
     require(any(map(is_tensor, tf.nest.flatten(shape))) and is_tensor(tensor))
     sizes = get_call(tensor).output.shape[1:]
     require(None not in sizes)
@@ -96,7 +96,7 @@ def _roll(input: tf.Tensor, shift: Any, axis: Any) -> tf.Tensor:
     return Roll(shifts, axes)(input)
 
 
-def _sort(values: Any, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
+def _sort(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
     """Sort along the last axis by taking the largest of all values."""
     rank, size = len(values.shape), values.shape[-1]
     require(axis in (None, -1, rank - 1) and size is not None and rank > 1)
@@ -126,18 +126,18 @@ def _normalize_axes(x: tf.Tensor, axis: Any = None, epsilon: float = 1e-12) -> t
     return tf.reshape(tf.math.l2_normalize(flat, -1, epsilon), [-1, *shape])
 
 
-def _sequence_mask(lengths: Any, maxlen: Any = None, dtype: tf.DType = tf.bool) -> tf.Tensor:
+def _sequence_mask(lengths: tf.Tensor, maxlen: Any = None, dtype: tf.DType = tf.bool) -> tf.Tensor:
     require(read_scalar(maxlen) is not None)
     return tf.cast(tf.range(int(maxlen)) < tf.cast(lengths, tf.int32)[..., tf.newaxis], dtype)
 
 
-def _argsort(values: Any, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
+def _argsort(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
     require(axis in (-1, len(values.shape) - 1) and values.shape[-1] is not None)
     values = values if direction == "DESCENDING" else -values
     return tf.math.top_k(values, values.shape[-1]).indices
 
 
-def _sort_other_axis(values: Any, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
+def _sort_other_axis(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
     """Sort along another axis than the last."""
     rank = len(values.shape)
     order = list(range(rank))
@@ -165,7 +165,10 @@ def _pad(
 
 
 def _reverse_sequence(
-    input: tf.Tensor, seq_lengths: Any, seq_axis: Any = None, batch_axis: Any = None
+    input: tf.Tensor,
+    seq_lengths: tf.Tensor,
+    seq_axis: int | None = None,
+    batch_axis: int | None = None,
 ) -> tf.Tensor:
     """Reverse the steps of each example up to its length, and keep the later steps."""
     require((seq_axis, batch_axis or 0) == (1, 0) and input.shape[1] is not None)
@@ -175,8 +178,8 @@ def _reverse_sequence(
     return tf.gather(input, positions, axis=1, batch_dims=1)
 
 
-def _boolean_mask(tensor: tf.Tensor, mask: Any, axis: Any = None) -> tf.Tensor:
-    """Gather what a constant mask selects, or one that is the same for each example."""
+def _boolean_mask(tensor: tf.Tensor, mask: tf.Tensor, axis: Any = None) -> tf.Tensor:
+    """Gather by a constant mask, or by a mask that is the same for each example."""
     if is_tensor(mask):
         example = unwrap(find_example(get_value(mask)))
         require(tensor.dtype.is_floating and example.ndim and not axis)

@@ -39,7 +39,7 @@ def _normalize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _merge_other_axes(layer: keras.layers.Layer, x: tf.Tensor, count: int, axis: Any) -> tf.Tensor:
-    """Normalize a tensor whose first `count` axes but the batch are one."""
+    """Normalize a tensor after merging its first `count` axes without the batch."""
     sizes = x.shape[1:]
     require(None not in sizes)
     rows, last = math.prod(sizes[: count - 1]), sizes[count - 1 :]

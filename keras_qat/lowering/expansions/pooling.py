@@ -1,4 +1,4 @@
-"""Expands pooling, and convolutions of more than one step, to those of images."""
+"""Expands pooling and convolutions of volumes to operations on images."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _pool_with_gaps(x: tf.Tensor, sizes: Any, steps: Any) -> tf.Tensor:
     return x
 
 
-def _pool_with(
+def _pool_by_layer(
     input: tf.Tensor,
     ksize: Any,
     strides: Any,
@@ -96,7 +96,7 @@ def _convolve_volumes(
 def _correlate(
     input: tf.Tensor, filters: tf.Tensor, strides: Any, padding: str, dilations: Any = 1
 ) -> tf.Tensor:
-    """Correlate each example with a kernel of its own, where the channels hold the examples."""
+    """Correlate each example with its own kernel, if the channels hold the examples."""
     steps = [read_window(option, 2) for option in (strides, dilations)]
     sizes = filters.shape[:2]
     require(None not in [*steps, *sizes, *input.shape[:3]])
@@ -117,8 +117,8 @@ EARLY: dict[str, Expansion] = {
     "depthwise_conv2d": _correlate,
     "conv3d": _convolve_volumes,
     "pool": _pool,
-    "max_pool3d": partial(_pool_with, pooling=layers.MaxPooling3D),
-    "avg_pool3d": partial(_pool_with, pooling=layers.AveragePooling3D),
+    "max_pool3d": partial(_pool_by_layer, pooling=layers.MaxPooling3D),
+    "avg_pool3d": partial(_pool_by_layer, pooling=layers.AveragePooling3D),
 }
 
 LAYERS: dict[type, Expansion] = {

@@ -27,14 +27,14 @@ def _frame(
 
 
 def _overlap_and_add(signal: tf.Tensor, frame_step: int) -> tf.Tensor:
-    """Adds frames: those parts that lie `frame_step` apart, each shifted by its place."""
+    """Add frames in pieces of `frame_step` values, each shifted to its place."""
     (count, size), step = signal.shape[-2:], int(frame_step)
     rank = len(signal.shape)
     require(rank > 2 and None not in signal.shape[1:])
     parts, outer = -(-size // step), [-1, *signal.shape[1:-2]]
     beside = [(0, 0)] * (rank - 2)
     signal = tf.pad(signal, [*beside, (0, 0), (0, parts * step - size)])
-    total: Any = 0
+    total: tf.Tensor = 0
     for part in range(parts):
         piece = signal[..., part * step : (part + 1) * step]
         total += tf.pad(piece, [*beside, (part, parts - 1 - part), (0, 0)])

@@ -24,8 +24,8 @@ def scale(x: tf.Tensor, factor: float, **options: object) -> tf.Tensor:
     return tf.multiply(x, np.float32(factor), **options)
 
 
-def _known_axes(x: tf.Tensor, axis: Any) -> list[int]:
-    """Return the axes to reduce, whose sizes have to be known."""
+def _read_axes(x: tf.Tensor, axis: Any) -> list[int]:
+    """Return the axes to reduce. Their sizes have to be known."""
     axes = list(read_axes(axis, len(x.shape)) or ())
     require(axes and None not in [x.shape[axis] for axis in axes])
     return axes
@@ -34,7 +34,7 @@ def _known_axes(x: tf.Tensor, axis: Any) -> list[int]:
 def _sum(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
     if isinstance(input_tensor, (list, tuple)):
         return _merge(input_tensor, axis, keepdims, merge=layers.Add)
-    axes = _known_axes(input_tensor, axis)
+    axes = _read_axes(input_tensor, axis)
     mean = tf.reduce_mean(input_tensor, axis=axes, keepdims=bool(keepdims), name="mean")
     return scale(mean, float(math.prod(input_tensor.shape[axis] for axis in axes)))
 
@@ -49,7 +49,7 @@ def _merge(
 
 
 def _variance(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
-    axes = _known_axes(input_tensor, axis)
+    axes = _read_axes(input_tensor, axis)
     mean = tf.reduce_mean(input_tensor, axis=axes, keepdims=True, name="mean")
     difference = tf.subtract(input_tensor, mean, name="less")
     squares = tf.square(difference, name="square")
@@ -61,10 +61,13 @@ def _deviation(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False
 
 
 def _norm(
-    tensor: tf.Tensor, ord: Any = None, axis: Any = None, keepdims: bool | None = None
+    tensor: tf.Tensor,
+    ord: Any = None,
+    axis: Any = None,
+    keepdims: bool | None = None,
 ) -> tf.Tensor:
     require(axis is not None)
-    axes = _known_axes(tensor, axis)
+    axes = _read_axes(tensor, axis)
     require(ord in (None, "euclidean") or (ord, len(axes)) in ((2, 1), ("fro", 2)))
     squares = tf.square(tensor, name="square")
     mean = tf.reduce_mean(squares, axis=axes, keepdims=bool(keepdims), name="mean")
@@ -99,8 +102,8 @@ def _cumulative_log_sum_exp(
 ) -> tf.Tensor:
     """Add the values 1, 2, 4 and more places earlier: log(exp(a) + exp(b)) = max(a, b) + rest.
 
-    The rest is between 0 and log(2), so 8 bits lose little, whatever the values are. The first
-    result of an exclusive sum, the logarithm of 0, is the lowest value of the others.
+    The rest is between 0 and log(2), so 8 bits lose little for any values. The first result of an
+    exclusive sum would be the logarithm of 0. It is the lowest of the other results.
     """
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and (x.shape[axis] or 0) > 1)
     axis, size = axis % len(x.shape), x.shape[axis]
@@ -120,14 +123,17 @@ def _cumulative_log_sum_exp(
 
 
 def _other_norm(
-    tensor: tf.Tensor, ord: Any = "euclidean", axis: Any = None, keepdims: bool = False
+    tensor: tf.Tensor,
+    ord: Any = "euclidean",
+    axis: Any = None,
+    keepdims: bool = False,
 ) -> tf.Tensor:
     require(read_scalar(ord) in (1, math.inf) and isinstance(axis, int))
     reduce = tf.reduce_sum if read_scalar(ord) == 1 else tf.reduce_max
     return reduce(tf.abs(tensor), axis, keepdims=bool(keepdims))
 
 
-def _clip_by_norm(t: tf.Tensor, clip_norm: Any, axes: Any = None) -> tf.Tensor:
+def _clip_by_norm(t: tf.Tensor, clip_norm: float, axes: Any = None) -> tf.Tensor:
     require(axes is not None and read_scalar(clip_norm) is not None)
     norm = tf.sqrt(tf.reduce_sum(tf.square(t), axes, keepdims=True))
     return t * (clip_norm / tf.maximum(norm, clip_norm))
