@@ -172,7 +172,6 @@ def _replace_policies(config: Any) -> Any:
 
 
 def _is_mixed(policy: Any) -> bool:
-    """Returns whether a policy, or its configuration, is a mixed-precision policy."""
     if isinstance(policy, dict):
         policy = policy.get("config", {}).get("name")
     return str(getattr(policy, "name", policy)).startswith("mixed_")

@@ -15,13 +15,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values, split_loss_only
 from keras_qat.helper_layers.operations import CarryMask
-from keras_qat.keras2.backend import (
-    KerasTensor,
-    get_keras_mask,
-    is_symbolic,
-    keras,
-    make_input,
-)
+from keras_qat.keras2.backend import KerasTensor, get_keras_mask, is_symbolic, keras, make_input
 from keras_qat.keras2.layers_and_models import (
     accepts_training,
     bind_options,

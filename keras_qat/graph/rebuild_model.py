@@ -77,7 +77,6 @@ def evaluate_graph(graph: Graph, inputs: list[tf.Tensor], apply: Apply = _call_l
 
 
 def _compute(calls: list[Call], tensors: dict[Value, Any], apply: Apply) -> None:
-    """Computes calls in order and adds their outputs to `tensors`."""
     for call in calls:
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
         outputs = tf.nest.flatten(call.outputs), tf.nest.flatten(apply(call, args, kwargs))
@@ -225,7 +224,6 @@ def _encode(argument: Any, tensors: list[KerasTensor]) -> Any:
 
 
 def _decode(value: Any, tensors: list[tf.Tensor]) -> Any:
-    """Returns the argument that was encoded, with other tensors."""
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):

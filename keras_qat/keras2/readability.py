@@ -48,7 +48,6 @@ def check_readable(model: Any) -> None:
 
 
 def _describe_other_object(model: Any, kind: str) -> str:
-    """Returns a message about an object that is not a Keras 2 model."""
     expected = "Expected a Keras model, got"
     packages = set(map(get_package, type(model).__mro__))
     if "keras" in packages and not isinstance(model, keras.layers.Layer):

@@ -21,6 +21,8 @@ from keras_qat.keras2.backend import (
     make_input,
 )
 
+_CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
+
 
 class NotKnown(Exception):
     """Raised for loops of unknown length, and for functions that cannot be vectorized."""
@@ -132,26 +134,8 @@ def _apply_to_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) ->
     if name in _RESHAPES:
         return [tf.reshape(x, [-1, *call.output.shape])]
     given = inspect.signature(function).bind(*args, **kwargs).arguments
-    if kind == "getitem" and len(call.inputs) == 1:
-        key = given["slice_spec"]
-        items = list(map(_as_slice, key if isinstance(key, tuple) else (key,)))
-        backwards = [item for item in items if isinstance(item, slice) and (item.step or 1) < 0]
-        shape = tf.TensorShape(call.output.shape)
-        if shape.num_elements() == x.shape[1:].num_elements() and not backwards:
-            return [tf.reshape(x, [-1, *shape])]
-        return [x[(slice(None), *items)]]
-    if name == "gather" and is_symbolic(given["params"]):
-        axis, rows = given.get("axis"), given.get("batch_dims") or 0
-        (axis,) = _shift_axes([rows if axis is None else axis])
-        rows += is_symbolic(given["indices"])
-        return [tf.gather(given["params"], given["indices"], axis=axis, batch_dims=rows)]
-    if name in _CONVOLUTIONS:
-        has_kernels = len(call.inputs) > 1 and mapped.issuperset(call.inputs)
-        return [_convolve(name, function, given, has_kernels)]
-    if name == "transpose":
-        perm = given.get("perm")
-        axes = range(len(call.output.shape))[::-1] if perm is None else perm
-        return [tf.transpose(x, [0, *_shift_axes(axes)])]
+    if name in _HANDLERS:
+        return [_HANDLERS[name](call, x, given)]
     if name not in _DEFAULT_AXES or not mapped.issuperset(call.inputs):
         raise NotKnown
     axis, default = given.get("axis"), _DEFAULT_AXES[name]
@@ -161,44 +145,63 @@ def _apply_to_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) ->
     return tf.nest.flatten(function(**given))
 
 
-def _convolve(
-    name: str, function: Callable[..., Any], given: Mapping[str, Any], has_kernels: bool
-) -> Any:
-    """Convolves the images of all examples: with one kernel, or each with its own.
+def _slice(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTensor:
+    if len(call.inputs) != 1:
+        raise NotKnown
+    key = given["slice_spec"]
+    items = list(map(_as_slice, key if isinstance(key, tuple) else (key,)))
+    backwards = [item for item in items if isinstance(item, slice) and (item.step or 1) < 0]
+    shape = tf.TensorShape(call.output.shape)
+    if shape.num_elements() == x.shape[1:].num_elements() and not backwards:
+        return tf.reshape(x, [-1, *shape])
+    return x[(slice(None), *items)]
 
-    Args:
-        name: "conv2d" or "depthwise_conv2d".
-        function: the convolution.
-        given: its arguments, for all examples.
-        has_kernels: whether each example has its own kernel.
-    """
+
+def _gather(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTensor:
+    if not is_symbolic(given["params"]):
+        raise NotKnown
+    axis, rows = given.get("axis"), given.get("batch_dims") or 0
+    (axis,) = _shift_axes([rows if axis is None else axis])
+    rows += is_symbolic(given["indices"])
+    return tf.gather(given["params"], given["indices"], axis=axis, batch_dims=rows)
+
+
+def _transpose(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTensor:
+    perm = given.get("perm")
+    axes = range(len(call.output.shape))[::-1] if perm is None else perm
+    return tf.transpose(x, [0, *_shift_axes(axes)])
+
+
+def _convolve(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTensor:
+    """Convolves the images of all examples: with one kernel, or each with its own."""
     options = dict(given)
     x = options.pop("input")
     if len(x.shape) != 5 or str(options.get("data_format") or "NHWC") != "NHWC":
         raise NotKnown
     (_, count, *sizes), flat = x.shape, tf.reshape(x, [-1, *x.shape[2:]])
-    if not has_kernels:
-        y = function(flat, **options)
-        return tf.reshape(y, [-1, count, *y.shape[1:]])
     kernels = options["filters" if "filters" in options else "filter"]
+    if not is_symbolic(kernels) or len(kernels.shape) == 4:  # One kernel for all examples.
+        y = call.layer.function(flat, **options)
+        return tf.reshape(y, [-1, count, *y.shape[1:]])
     (height, width, channels, last), padding = kernels.shape[1:], options.get("padding", "VALID")
     if count != 1 or channels != sizes[-1] or not isinstance(padding, str):
         raise NotKnown
     steps, rates = (_expand_option(options.get(option) or 1) for option in ("strides", "dilations"))
     patches = tf.image.extract_patches(flat, [1, height, width, 1], steps, rates, padding.upper())
     _, *counts, values = patches.shape
-    if name == "conv2d":
+    if get_kind(call) == "conv2d":
         patches = tf.reshape(patches, [-1, math.prod(counts), values])
         y = tf.matmul(patches, tf.reshape(kernels, [-1, values, last]))
     else:
         patches = tf.reshape(patches, [-1, math.prod(counts), height * width, channels])
         kernels = tf.reshape(kernels, [-1, height * width, channels, last])
         y = tf.einsum("bpkc,bkcm->bpcm", patches, kernels)
-    return tf.reshape(y, [-1, 1, *counts, last if name == "conv2d" else channels * last])
+        last = channels * last
+    return tf.reshape(y, [-1, 1, *counts, last])
 
 
 def _expand_option(option: object) -> list[int]:
-    """Returns strides or dilations as `tf.image.extract_patches` reads them."""
+    """Returns strides or dilations for `tf.image.extract_patches`."""
     sizes = tf.nest.flatten(option)
     return sizes if len(sizes) == 4 else [1, *(sizes * 2)[:2], 1]
 
@@ -219,6 +222,14 @@ def _as_slice(item: Any) -> Any:
     return slice(item["start"], item["stop"], item["step"]) if isinstance(item, dict) else item
 
 
+_HANDLERS: dict[str, Callable[[Call, KerasTensor, Mapping[str, Any]], KerasTensor]] = {
+    "getitem": _slice,
+    "gather": _gather,
+    "transpose": _transpose,
+    **dict.fromkeys(_CONVOLUTIONS, _convolve),
+}
+"""Operation -> a function of the call, its first input for all examples, and its arguments."""
+
 _ALIGNED = {
     *("matmul", "abs", "add", "subtract", "multiply", "divide", "divide_no_nan", "negative"),
     *("square", "squared_difference", "sqrt", "rsqrt", "exp", "expm1", "log", "log1p", "sin"),
@@ -230,7 +241,6 @@ _ALIGNED = {
 }
 """Operations that broadcast their first axes, like an addition."""
 
-_CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 
 _RESHAPES = {"reshape", "expand_dims", "squeeze"}
 

@@ -84,17 +84,15 @@ def _scan(
     return tf.nest.map_structure(lambda *x: tf.stack(x[::-1] if reverse else x), *states)
 
 
-def _foldl(
-    fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, **kwargs: object
+def _fold(
+    fn: Callable[[Any, Any], Any],
+    elems: Any,
+    initializer: Any = None,
+    *,
+    order: int = 1,
+    **kwargs: object,
 ) -> Any:
-    rows = _split_steps(elems)
-    return functools.reduce(fn, rows if initializer is None else [initializer, *rows])
-
-
-def _foldr(
-    fn: Callable[[Any, Any], Any], elems: Any, initializer: Any = None, **kwargs: object
-) -> Any:
-    rows = _split_steps(elems)[::-1]
+    rows = _split_steps(elems)[::order]
     return functools.reduce(fn, rows if initializer is None else [initializer, *rows])
 
 
@@ -189,8 +187,8 @@ class _Steps:
 
 _REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "scan": _scan,
-    "foldl": _foldl,
-    "foldr": _foldr,
+    "foldl": _fold,
+    "foldr": functools.partial(_fold, order=-1),
     "map_fn": _map,
     "vectorized_map": _map,
     "while_loop": _while_loop,

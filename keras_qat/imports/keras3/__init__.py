@@ -102,7 +102,7 @@ def _list_layers(layer: Keras3Layer) -> Iterator[Keras3Layer]:
 
 
 class _Converter:
-    """Converts each layer only once, because shared layers stay shared.
+    """Converts models and layers. Shared layers stay shared.
 
     Args:
         custom: name of a class that Keras 2 lacks -> the class to use.
@@ -143,7 +143,6 @@ class _Converter:
         return keras.Model(inputs, outputs, name=model.name)
 
     def _call(self, node: Any, tensors: Mapping[int, Any]) -> Any:
-        """Returns the outputs of a node for tensors of Keras 2."""
         args, kwargs = node.arguments.fill_in(tensors)
         operation = node.operation
         if not is_layer(operation):
@@ -172,7 +171,6 @@ def _find_added_arguments(node: Any) -> set[str]:
 
 
 def _make_input(tensor: Any) -> Any:
-    """Makes a Keras 2 input for an input of a Keras 3 model."""
     layer = tensor._keras_history.operation
     if getattr(layer, "optional", False):
         raise ValueError(f"Input '{layer.name}' is optional, which Keras 2 does not support.")
