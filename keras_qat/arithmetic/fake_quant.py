@@ -10,9 +10,9 @@ their type. float16 is 1/8 LSB off at most with 8 bits, bfloat16 1 LSB far from 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -28,7 +28,6 @@ from keras_qat.arithmetic.gradient_masks import (
 from keras_qat.arithmetic.plain_operations import Scalar, must_not_fuse, product, quotient
 
 Gradient = Callable[[tf.Tensor], tf.Tensor]
-Recompute = Callable[[], tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]]
 
 LARGE, ROWS = 2**18, 32
 """From `LARGE` weights on, ranges per channel are computed in blocks of at most `ROWS` rows."""
@@ -111,24 +110,6 @@ def apply_relu(x: tf.Tensor, ceiling: float | None) -> tf.Tensor:
     return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
 
 
-class Source(Protocol):
-    """The inputs of a tensor that is not stored for gradients."""
-
-    @property
-    def inputs(self) -> Sequence[tf.Tensor]:
-        """The tensors that receive the gradient."""
-
-    @property
-    def derivative(self) -> tf.Tensor | None:
-        """The derivative by the only input, if the forward pass computes it."""
-
-    @property
-    def again(
-        self,
-    ) -> Callable[[], tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]] | None:
-        """Recomputes the tensor, and returns the function of its gradient as well."""
-
-
 def fake_quantize_if(
     applies: bool | tf.Tensor,
     x: tf.Tensor,
@@ -137,7 +118,7 @@ def fake_quantize_if(
     bits: int = 8,
     narrow_range: bool = False,
     ceiling: float | None = None,
-    source: Source | None = None,
+    source: Any = None,
     gates: Gates | None = None,
 ) -> tf.Tensor:
     """Computes `fake_quantize` if `applies`, else returns `x`; computes only one of them.
@@ -152,8 +133,8 @@ def fake_quantize_if(
         applies: a bool, or a scalar tensor.
         x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
         ceiling: upper end of the ReLU, `inf` for a plain ReLU; None if there is none.
-        source: the source of `x`, which a CPU then need not keep. Only if `applies` is a bool and
-            there is no ceiling.
+        source: a `recompute.Source` of `x`, which a CPU then need not keep. Only if `applies` is
+            a bool and there is no ceiling.
         gates: shared with other quantizers; by default its own.
     """
     if applies is False and ceiling is None:
@@ -205,7 +186,6 @@ def fake_quantize_if(
             return quantize(x), lambda upstream: upstream * slope
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            assert source.again is not None
             with tf.control_dependencies([upstream]):  # Not before.
                 x, back = source.again()
             return back(differentiate_quantized(x, upstream))

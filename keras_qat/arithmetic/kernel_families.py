@@ -165,11 +165,7 @@ ONNXRUNTIME = KernelFamily(
 """onnxruntime's CPU kernels on x86, for files of `export_onnx`."""
 
 ESP_DL = dataclasses.replace(
-    ONNXRUNTIME,
-    name="esp_dl",
-    sums=half_up,
-    matrix_products=half_up,
-    halves=halves_up,
+    ONNXRUNTIME, name="esp_dl", sums=half_up, matrix_products=half_up, halves=halves_up
 )
 """ESP-DL on ESP32 and ESP32-S3, for `recipes.power_of_two`. On ESP32-P4 use `ONNXRUNTIME`."""
 

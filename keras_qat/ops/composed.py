@@ -350,6 +350,13 @@ def requantize_each(
     return [m.run(REQUANTIZE, [x], params)[0] for x in inputs]
 
 
+def prepare_each(a: Arguments, inputs: Sequence[Quantized], params: QuantParams) -> list[tf.Tensor]:
+    """Prepares `requantize_each`."""
+    prepared: list[Any] = []
+    requantize_each(Preparing(a, prepared), inputs, params)
+    return prepared
+
+
 def compose(describe: Description) -> dict[str, Any]:
     """Returns the functions of a row that requantizes the result of a description."""
 

@@ -144,9 +144,6 @@ def _make_options(e: Emission) -> dict[str, Any]:
 
 
 def _emit_conv(e: Emission) -> None:
-    def arrange(q: np.ndarray) -> np.ndarray:
-        return (q[None] if q.ndim == 3 else q).transpose(3, 0, 1, 2)
-
     x = e.inputs[0]
     if left := _count_causal_padding(e.attributes, e.weights.q.shape[0]):
         x = as_image(e, x)
@@ -156,7 +153,10 @@ def _emit_conv(e: Emission) -> None:
         pads = e.constant("pads", [[0, 0], [0, 0], [left, 0], [0, 0]])
         e.add("PAD", [x, pads], [padded])
         x = padded
-    emit_on_images(e, "CONV_2D", [x, *weight_constants(e, arrange, 0)], **_make_options(e))
+    weights = weight_constants(
+        e, lambda q: (q[None] if q.ndim == 3 else q).transpose(3, 0, 1, 2), 0
+    )
+    emit_on_images(e, "CONV_2D", [x, *weights], **_make_options(e))
 
 
 def _emit_depthwise(e: Emission) -> None:
@@ -216,11 +216,7 @@ DEPTHWISE_CONV = dataclasses.replace(
     compute=lambda a: compute_weighted(a, partial(convolve_by_channel, a.attributes)),
     emit=_emit_depthwise,
     doc="convolutions of each channel by itself",
-    layers=(
-        layers.DepthwiseConv1D,
-        layers.DepthwiseConv2D,
-        keras_variants.ComputedDepthwiseConv2D,
-    ),
+    layers=(layers.DepthwiseConv1D, layers.DepthwiseConv2D, keras_variants.ComputedDepthwiseConv2D),
     weights={"depthwise_kernel": (-2, -1)},
     products=lambda call: multiply_sizes((call.output.elements, *_find_kernel_size(call))),
     # TFLite's reference kernels refuse 4 bits, and CMSIS-NN computes some layers wrongly.
@@ -289,11 +285,10 @@ def _prepare_transpose(a: Arguments) -> Sums:
 
 
 def _emit_transpose(e: Emission) -> None:
-    def arrange(q: np.ndarray) -> np.ndarray:
-        return (q[None] if q.ndim == 3 else q).transpose(2, 0, 1, 3)
-
     x, image = as_image(e, e.inputs[0]), make_image_output(e, e.outputs[0])
-    weights, bias = weight_constants(e, arrange, 0)
+    weights, bias = weight_constants(
+        e, lambda q: (q[None] if q.ndim == 3 else q).transpose(2, 0, 1, 3), 0
+    )
     height, width = _get_strides(e.attributes, e.weights.q.ndim == 3)
     e.add(
         "TRANSPOSE_CONV",

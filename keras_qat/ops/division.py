@@ -56,11 +56,7 @@ def _find_steps(x: QuantParams, y: QuantParams, output: QuantParams) -> _Steps:
 
 
 def _divide(
-    m: Machine,
-    inputs: list[Quantized],
-    output: QuantParams,
-    attributes: Attributes,
-    shape: Shape,
+    m: Machine, inputs: list[Quantized], output: QuantParams, attributes: Attributes, shape: Shape
 ) -> Quantized:
     """Runs the rows that divide, up to the quotient in 16 bits."""
     x, y = inputs

@@ -161,8 +161,7 @@ def _find_stages(layer: Any, view: _View, epsilon: float, x: QuantParams) -> _St
     steps = round_half_away(quotient(added, variance))
     # Rounding makes a variance at most two steps smaller than it is.
     largest = tf.minimum(
-        tf.sqrt(3.0 * view.size * variance),
-        255.0 / tf.sqrt(tf.maximum(steps - 2.0, 1.0)),
+        tf.sqrt(3.0 * view.size * variance), 255.0 / tf.sqrt(tf.maximum(steps - 2.0, 1.0))
     )
     step = quotient(1.0, factor * MOST * tf.sqrt(variance))
     if gamma is not None:

@@ -13,13 +13,7 @@ from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import get_argument, get_kind, get_operands
 from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission, as_pair, emit_on_images
-from keras_qat.ops.movement import (
-    get_rank,
-    make_movement,
-    read_axes,
-    read_integer,
-    read_window,
-)
+from keras_qat.ops.movement import get_rank, make_movement, read_axes, read_integer, read_window
 from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, SharedRange
 from keras_qat.tflite.schema import TYPES
 

@@ -154,11 +154,7 @@ SHAPE = make_movement(
 )
 
 SIZE = dataclasses.replace(
-    SHAPE,
-    name="size",
-    doc="the number of values in a tensor",
-    emit=_emit_size,
-    kinds=("size",),
+    SHAPE, name="size", doc="the number of values in a tensor", emit=_emit_size, kinds=("size",)
 )
 
 

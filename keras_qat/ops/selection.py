@@ -19,9 +19,9 @@ from keras_qat.ops.composed import (
     WIDE,
     Computing,
     Emitting,
-    Preparing,
     get_inputs,
     integer_params,
+    prepare_each,
     requantize_each,
     wide_params,
 )
@@ -39,12 +39,6 @@ def _find_common(params: Sequence[QuantParams]) -> QuantParams:
     first, second = (x.as_tensors().scale for x in params)
     finer = 1.0 if params[0].bits == 16 else 2.0**-7
     return wide_params(tf.maximum(first, second) * finer)
-
-
-def _prepare_comparison(a: Arguments) -> list[Any]:
-    prepared: list[Any] = []
-    requantize_each(Preparing(a, prepared), get_inputs(a), _find_common(a.params))
-    return prepared
 
 
 def _make_comparison(name: str, code: str, sign: str) -> Op:
@@ -67,7 +61,7 @@ def _make_comparison(name: str, code: str, sign: str) -> Op:
         name,
         compute,
         emit,
-        prepare=_prepare_comparison,
+        prepare=lambda a: prepare_each(a, get_inputs(a), _find_common(a.params)),
         doc=f"x {sign} y, of two tensors or of one and a constant",
         kinds=(name,),
         accepts=_accepts_comparison,
@@ -105,12 +99,6 @@ def _accepts_select(call: Call, attributes: Attributes) -> str | None:
     return accept_float(call)
 
 
-def _prepare_select(a: Arguments) -> list[Any]:
-    prepared: list[Any] = []
-    requantize_each(Preparing(a, prepared), get_inputs(a)[1:], a.output)
-    return prepared
-
-
 def _emit_select(e: Emission) -> None:
     inputs = list(zip(e.inputs[1:], e.all_params, strict=True))
     e.add("SELECT_V2", [e.inputs[0], *requantize_each(Emitting(e), inputs, e.params)])
@@ -122,7 +110,7 @@ SELECT = Op(
         a.q[0], *requantize_each(Computing(a, a.prepared), get_inputs(a)[1:], a.output)
     ),
     _emit_select,
-    prepare=_prepare_select,
+    prepare=lambda a: prepare_each(a, get_inputs(a)[1:], a.output),
     doc="values of one of two tensors, selected by a boolean tensor",
     kinds=("where",),
     accepts=_accepts_select,

@@ -273,11 +273,7 @@ SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
 
 
 def _compute_shares(
-    m: Machine,
-    inputs: list[Quantized],
-    output: QuantParams,
-    attributes: Attributes,
-    shape: Shape,
+    m: Machine, inputs: list[Quantized], output: QuantParams, attributes: Attributes, shape: Shape
 ) -> Quantized:
     """Runs the rows up to the results in 16 bits. Each 8-bit step of the input is 128 steps."""
     (x,) = inputs

@@ -9,7 +9,7 @@ range for each tensor.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -249,36 +249,34 @@ def _emit_steps(e: Emission, x: Quantized, name: str) -> list[Quantized]:
 # The rows.
 
 
-def _accepts(activations: str, **allowed: tuple[Any, ...]) -> Callable[..., str | None]:
-    """Returns an `accepts` for layers with one of the allowed functions in each attribute."""
-
-    def accepts(call: Call, attributes: Attributes) -> str | None:
-        is_image = convolves(attributes)
-        axes = 3 + len(attributes["strides"]) if is_image else 3
-        if (reason := explain_form(call, axes)) is not None:
-            return reason
-        keeps = call.layer.stateful
-        is_given = len(call.inputs) > 1 and not attributes["masked"]
-        if attributes["masked"] and (keeps or len(call.inputs) > 2 or call.layer.return_state):
-            return "it has a mask, and its states are kept, given or read"
-        if is_image and (keeps or is_given or call.layer.return_state):
-            return "its states are kept, given or read"
-        if keeps and is_given:
-            return "its state is kept and given"
-        if any(getattr(call.layer, name) not in values for name, values in allowed.items()):
-            return f"its activations are not {activations}"
-        if is_image and attributes["data_format"] == "channels_first":
-            return "its channels come first"
-        steps, *sizes = call.inputs[0].shape[1:]
-        if is_image and None in sizes:
-            return "its images are of any size"
-        if steps is None:
-            return "its number of steps is not known, and it would be unrolled"
-        if steps > MOST_STEPS:
-            return f"more than {MOST_STEPS} steps"
-        return "its state is read" if len(flatten_values(call.outputs)) > 1 else None
-
-    return accepts
+def _accepts(
+    activations: str, allowed: Mapping[str, tuple[Any, ...]], call: Call, attributes: Attributes
+) -> str | None:
+    """Accepts layers with one of the allowed functions in each attribute."""
+    is_image = convolves(attributes)
+    axes = 3 + len(attributes["strides"]) if is_image else 3
+    if (reason := explain_form(call, axes)) is not None:
+        return reason
+    keeps = call.layer.stateful
+    is_given = len(call.inputs) > 1 and not attributes["masked"]
+    if attributes["masked"] and (keeps or len(call.inputs) > 2 or call.layer.return_state):
+        return "it has a mask, and its states are kept, given or read"
+    if is_image and (keeps or is_given or call.layer.return_state):
+        return "its states are kept, given or read"
+    if keeps and is_given:
+        return "its state is kept and given"
+    if any(getattr(call.layer, name) not in values for name, values in allowed.items()):
+        return f"its activations are not {activations}"
+    if is_image and attributes["data_format"] == "channels_first":
+        return "its channels come first"
+    steps, *sizes = call.inputs[0].shape[1:]
+    if is_image and None in sizes:
+        return "its images are of any size"
+    if steps is None:
+        return "its number of steps is not known, and it would be unrolled"
+    if steps > MOST_STEPS:
+        return f"more than {MOST_STEPS} steps"
+    return "its state is read" if len(flatten_values(call.outputs)) > 1 else None
 
 
 def _read_attributes(call: Call) -> Attributes:
@@ -315,7 +313,7 @@ GRU = Op(
     "its state may be given",
     layers=(layers.GRU, keras_variants.MaskedGRU),
     attributes=_read_attributes,
-    accepts=_accepts("tanh and sigmoid or hard_sigmoid", **GATES),
+    accepts=partial(_accepts, "tanh and sigmoid or hard_sigmoid", GATES),
     integers=(),
     bits=(8,),
     output=HIDDEN,
@@ -349,14 +347,14 @@ SIMPLE_RNN = dataclasses.replace(
     doc=f"SimpleRNN over up to {MOST_STEPS} steps, unrolled, with tanh; output as for GRU",
     layers=(layers.SimpleRNN, keras_variants.MaskedSimpleRNN),
     products=partial(count_steps, 1),
-    accepts=_accepts("tanh and relu", activation=TANH),
+    accepts=partial(_accepts, "tanh and relu", {"activation": TANH}),
 )
 
 SIMPLE_RNN_RELU = dataclasses.replace(
     SIMPLE_RNN,
     name="simple_rnn_relu",
     doc="the same with ReLU",
-    accepts=_accepts("tanh and relu", activation=RELU),
+    accepts=partial(_accepts, "tanh and relu", {"activation": RELU}),
     output=OwnRange(non_negative=True),
     converts={},
 )
