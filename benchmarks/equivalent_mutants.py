@@ -28,8 +28,8 @@ EQUIVALENT = {
     "keras_qat/integer_graph/cached_inference.py CachedInference._trace: False -> True": (
         "AutoGraph finds nothing to convert in the package, which reads no tensor as a condition"
     ),
-    "keras_qat/integer_graph/fold_weights.py fold_calls: terms(tuple(q.shape), axes) > FEW "
-    "-> terms(tuple(q.shape), axes) >= FEW": "what is not computed here is where it is used",
+    "keras_qat/integer_graph/fold_weights.py fold_calls: count_terms(tuple(q.shape), axes) > FEW "
+    "-> count_terms(tuple(q.shape), axes) >= FEW": "what is not computed here is where it is used",
     "keras_qat/integer_graph/float_inference.py float_outputs: max -> min": (
         "how many examples are computed at once"
     ),
@@ -55,24 +55,23 @@ EQUIVALENT = {
     ),
     "keras_qat/ops/activations.py : True -> False (3)": SLOWER,
     "keras_qat/ops/activations.py _elu: x < 0 -> x <= 0": "both sides give 0 for 0",
-    "keras_qat/ops/activations.py _bounded.prepare: x.scale > FARTHEST -> x.scale >= FARTHEST": (
-        "a scale that is brought to itself changes nothing"
-    ),
-    "keras_qat/ops/activations.py _bounded.compute.brought_nearer: 1 -> 2": (
+    "keras_qat/ops/activations.py _make_bounded.prepare: x.scale > FARTHEST -> x.scale >= "
+    "FARTHEST": ("a scale that is brought to itself changes nothing"),
+    "keras_qat/ops/activations.py _make_bounded.compute.reduce_scale: 1 -> 2": (
         "in steps of 4 curves have ended far before both numbers"
     ),
-    "keras_qat/ops/matmul.py _equation: 2 -> 3 (3)": "other letters for the same axes",
-    "keras_qat/ops/composed.py Preparing.reshaped: 0 -> 1": (
+    "keras_qat/ops/matmul.py _find_equation: 2 -> 3 (3)": "other letters for the same axes",
+    "keras_qat/ops/composed.py Preparing.reshape: 0 -> 1": (
         "products and sums of 32 bits prepare nothing by the type of their numbers"
     ),
     "keras_qat/ops/composed.py Preparing.split: 1 -> 2": "of a part's sizes only the last is read",
     "keras_qat/ops/composed.py Preparing._run: 32 -> 33": "32 bits are cut off at their own ends",
-    "keras_qat/ops/division.py _parts: 2.0 -> 3.0 (2)": BEYOND,
-    "keras_qat/ops/division.py _parts: 8 -> 9": BEYOND,
+    "keras_qat/ops/division.py _find_steps: 2.0 -> 3.0 (3)": BEYOND,
+    "keras_qat/ops/division.py _find_steps: 8 -> 9": BEYOND,
     "keras_qat/ops/normalization.py : 2048 -> 2049": (
         "variances 2047 and 2048 have the same entry, 724, and positions move with the table"
     ),
-    "keras_qat/ops/normalization.py _function_of.normalize: 1 -> 2 (4)": (
+    "keras_qat/ops/normalization.py _make_function.normalize: 1 -> 2 (4)": (
         "groups become examples, until values get the shape that gamma is multiplied in"
     ),
     "keras_qat/ops/conv.py _emit_affine: 1 -> 2 (4)": (
@@ -81,37 +80,43 @@ EQUIVALENT = {
     "keras_qat/ops/elementwise.py _prepare_multiply: factor < 2.0 ** 8 -> factor <= 2.0 ** 8": (
         "256 times a product is exact in float32 and in fixed point"
     ),
-    "keras_qat/ops/elementwise.py _native_of_product: first * second > FAR * output.scale -> "
+    "keras_qat/ops/elementwise.py _find_native_of_product: first * second > FAR * output.scale -> "
     "first * second >= FAR * output.scale": "a scale that is brought to itself changes nothing",
     "keras_qat/ops/weighted_sums.py : 17 -> 18": "tests run on TensorFlow 2.15 and on recent ones",
     "keras_qat/ops/weighted_sums.py _fits: reach * _largest(a) < EXACT -> "
     "reach * _largest(a) <= EXACT": "float32 holds 2^24 as well",
-    "keras_qat/ops/dense.py _sizes: known.count(None) > 1 -> known.count(None) >= 1": SLOWER,
-    "keras_qat/ops/movement.py take_parts: 0 -> 1": (
+    "keras_qat/ops/dense.py _find_sizes: known.count(None) > 1 -> known.count(None) >= 1": SLOWER,
+    "keras_qat/ops/movement.py emit_slice: 0 -> 1": (
         "kernels take one entry of a dropped axis, whatever its end is"
     ),
-    "keras_qat/ops/movement.py take_parts: 1 -> 2": (
+    "keras_qat/ops/movement.py emit_slice: 1 -> 2": (
         "kernels take one entry of a dropped axis, whatever its end is"
     ),
     "keras_qat/ops/op.py Op: 99 -> 100": "no tensor has 99 axes",
-    "keras_qat/ops/op.py held_in: 8 -> 9": "tensors have 2 to 8 bits, 16 or 32",
-    "keras_qat/ops/relu.py _leaky_relu: q >= 0 -> q > 0": "0 has the same multiple for both slopes",
-    "keras_qat/ops/relu.py _prelu: x >= 0 -> x > 0": "0 has the same multiple for both slopes",
-    "keras_qat/ops/requantize.py requantization: 8 -> 9": "tensors have 2 to 8 bits, 16 or 32",
-    "keras_qat/ops/selection.py _common: 0 -> 1": "both tensors have the same bits",
+    "keras_qat/ops/op.py get_held_dtype: 8 -> 9": "tensors have 2 to 8 bits, 16 or 32",
+    "keras_qat/ops/relu.py _tabulate_leaky_relu: q >= 0 -> q > 0": (
+        "0 has the same multiple for both slopes"
+    ),
+    "keras_qat/ops/relu.py _compute_prelu: x >= 0 -> x > 0": (
+        "0 has the same multiple for both slopes"
+    ),
+    "keras_qat/ops/requantize.py prepare_requantization: 8 -> 9": (
+        "tensors have 2 to 8 bits, 16 or 32"
+    ),
+    "keras_qat/ops/selection.py _find_common: 0 -> 1": "both tensors have the same bits",
     "keras_qat/ops/slicing.py _slice_attributes: 0 -> 1": "no tensor is empty",
     "keras_qat/ops/softmax.py _prepare: 256 -> 257": UNUSED,
-    "keras_qat/ops/softmax.py _table: 513 -> 514": UNUSED,
-    "keras_qat/ops/weights.py reach_of: 0 -> 1 (3)": SLOWER,
-    "keras_qat/ops/weights.py reach_of: -len(channels) -> len(channels)": SLOWER,
-    "keras_qat/ops/recurrent/kept_states.py keep_states: False -> True": (
+    "keras_qat/ops/softmax.py _tabulate: 513 -> 514": UNUSED,
+    "keras_qat/ops/weights.py compute_reach: 0 -> 1 (3)": SLOWER,
+    "keras_qat/ops/weights.py compute_reach: -len(channels) -> len(channels)": SLOWER,
+    "keras_qat/ops/recurrent/kept_states.py store_states: False -> True": (
         "what was assigned is read once more, by nobody"
     ),
     "keras_qat/ops/recurrent/lstm.py _prepare: 0 -> 1": SLOWER,
     "keras_qat/ops/recurrent/lstm.py _prepare: own.q.shape[0] < 2 ** 24 // (128 * 127) -> "
     "own.q.shape[0] <= 2 ** 24 // (128 * 127)": "sums of 1032 products are still below 2^24",
     "keras_qat/ops/recurrent/lstm.py _emit: 1 -> 2 (8)": "of the last step alone, each second one",
-    "keras_qat/ops/recurrent/lstm.py _zeros: times > 1 -> times >= 1": SLOWER,
+    "keras_qat/ops/recurrent/lstm.py _emit_zeros: times > 1 -> times >= 1": SLOWER,
     "keras_qat/ops/tiling.py _emit_reverse: len(shape) > SLICED_ANYWHERE -> len(shape) >= "
     "SLICED_ANYWHERE": "axes may be merged where they need not be",
     "keras_qat/ops/weighted_sums.py weight_constants: 1 -> 2 (2)": (
