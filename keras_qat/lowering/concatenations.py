@@ -189,7 +189,8 @@ def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
         if norm is None or type(norm.layer) not in RESCALED or counts[norm.layer] > 1:
             continue
         if factors := _find_factors(call, norm, context):
-            replaced[call] = trace_in_place(call, partial(_scale_inputs, call, factors), context)
+            scale = partial(_scale_inputs, call, factors)
+            replaced[call] = trace_in_place(call, scale, context) or [call]
             sizes = [x.shape[-1] or 0 for x in call.inputs]
             replaced[norm] = [_rescale(norm, np.repeat(factors, sizes).tolist(), context)]
     return replace_calls(graph, replaced)

@@ -72,8 +72,9 @@ def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
             continue
         parts, chain = [call], chains.get(next(iter(values), None))  # type: ignore[arg-type]
         if chain and call.output in judged and call.output.is_float and _needs_table(chain):
-            parts = [part.as_part_of(call) for part in _make_table(call, chain, context)]
-            if chain.x not in parts[-1].inputs:
+            table = [part.as_part_of(call) for part in _make_table(call, chain, context)]
+            parts = table or [call]
+            if table and chain.x not in table[-1].inputs:
                 inside.add(chain.x)  # The new calls read the scores of this softmax.
         calls += parts[::-1]
         for value in (value for part in parts for value in part.inputs):

@@ -251,7 +251,8 @@ def round_indices(graph: Graph, context: LoweringContext) -> Graph:
     needed = {value.producer for value in reach(of_integers, _read_integers)}
     for call in graph.calls:
         compute = functools.partial(_cast, call, integers)
-        calls += trace_in_place(call, compute, context) if call in casts else [call]
+        new = trace_in_place(call, compute, context) if call in casts else []
+        calls += new or [call]
         calls += _compute_in_integers(call, integers, context) if call in needed else []
     return dataclasses.replace(graph, calls=calls)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,8 +98,8 @@ def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
         tensor = None if mask.moves else mask.tensor
         limits = ScoreLimits(readers, graph.outputs, scores, tensor, mask.is_hiding)
         if (distance := limits.find(call.output, mask.side)) is not None:
-            parts = trace_in_place(call, lambda m=mask, d=distance: m.compute(*d), context)  # type: ignore[misc]
-            replaced[call] = [part.as_part_of(call) for part in parts]
+            parts = trace_in_place(call, partial(mask.compute, *distance), context)
+            replaced[call] = [part.as_part_of(call) for part in parts] or [call]
     return replace_calls(graph, replaced)
 
 
