@@ -141,7 +141,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table: problems of the data, the quality now and with each
+        A report that prints as a table, with problems of the data, the quality now and with each
         remedy that gains at least 3 dB, and the layers where the SQNR falls most.
 
     Raises:

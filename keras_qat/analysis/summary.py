@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -113,17 +114,27 @@ class Summary:
         )
 
     @property
-    def in_float(self) -> dict[str, str]:
-        """Float layers -> the reason."""
+    def float_layers(self) -> dict[str, str]:
+        """Name of each layer that computes in float -> the reason."""
         return {layer.name: layer.reason for layer in self.layers if layer.operator == "float"}
+
+    @property
+    def in_float(self) -> dict[str, str]:
+        """Deprecated: use `float_layers`."""
+        message = "Summary.in_float is deprecated: use Summary.float_layers."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return self.float_layers
 
     def to_dict(self) -> dict[str, object]:
         """Returns the summary as JSON data, totals included."""
-        totals = (
-            *("weight_bytes", "float_weight_bytes"),
-            *("multiply_accumulates", "integer_share", "in_float"),
-        )
-        return dataclasses.asdict(self) | {name: getattr(self, name) for name in totals}
+        totals = {
+            "weight_bytes": self.weight_bytes,
+            "float_weight_bytes": self.float_weight_bytes,
+            "multiply_accumulates": self.multiply_accumulates,
+            "integer_share": self.integer_share,
+            "in_float": self.float_layers,
+        }
+        return dataclasses.asdict(self) | totals
 
     def to_json(self) -> str:
         """Returns the summary as JSON text."""
@@ -149,12 +160,12 @@ class Summary:
             )
         if self.target is not None:
             lines.append(f"target: {self.target}")
-        if self.in_float:
+        if self.float_layers:
             share = self.integer_share
             bits = max((layer.bits or 8 for layer in self.layers), default=8)
             part = "" if share is None else f"; {describe_share(share, bits)}"
-            lines.append(f"{len(self.in_float)} of {len(self.layers)} compute in float{part}:")
-            lines += [f"  {name}: {reason}" for name, reason in self.in_float.items()]
+            lines.append(f"{len(self.float_layers)} of {len(self.layers)} compute in float{part}:")
+            lines += [f"  {name}: {reason}" for name, reason in self.float_layers.items()]
         return "\n".join(lines)
 
 

@@ -138,7 +138,9 @@ def test_what_is_in_float_and_what_is_not_known():
     rows = keras_qat.summary(keras_qat.quantize_model(model))
     assert rows.layers[0].multiply_accumulates is None
     assert rows.peak_activation_bytes is None
-    assert list(rows.in_float.values()) == ["no int8 rule for tf.math.xlogy"]
+    assert list(rows.float_layers.values()) == ["no int8 rule for tf.math.xlogy"]
+    with pytest.warns(DeprecationWarning, match="use Summary.float_layers"):
+        assert rows.in_float == rows.float_layers == rows.to_dict()["in_float"]
     assert "?x?x4" in str(rows)
 
 
