@@ -46,13 +46,11 @@ def write_float_subgraph(
         graph: the graph of the nodes.
         nodes: the nodes, in order.
         ends: their outputs that other nodes or the caller read.
-        indices: tensor -> its index in the file. It contains the inputs. Outputs are added, with
-            the index of another tensor if the converter finds them equal.
+        indices: tensor -> its index in the file. Outputs are added.
         dequantized: quantized tensor -> index of its float values, shared by all float subgraphs.
 
     Raises:
-        ValueError: if the converter refuses a layer. The message names all such layers of the
-            graph.
+        ValueError: if the converter refuses layers, with their names.
     """
     inputs = _find_inputs(graph, nodes)
     try:

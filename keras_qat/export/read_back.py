@@ -23,15 +23,10 @@ ALIGNMENT = 16
 
 
 def check_contents(contents: bytes, written: schema.ModelT, graph: ResolvedGraph) -> None:
-    """Compares a TFLite file with the objects that were packed and with the resolved graph.
+    """Compares a TFLite file with the `ModelT` that was packed and with the resolved graph.
 
-    Differences are faults of this library. Bytes that differ from the packed objects are an error.
-    Operators that seem to differ from the graph's are a warning, because this check may be wrong.
-
-    Args:
-        contents: the file.
-        written: the `ModelT` that was packed into it.
-        graph: the resolved graph that was written, with explicit padding merged.
+    Differences are faults of this library. Operators that seem to differ from the graph's are a
+    warning, because this check may be wrong.
 
     Raises:
         RuntimeError: if the bytes differ from `written`.

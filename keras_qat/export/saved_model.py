@@ -77,15 +77,9 @@ def make_exact_module(graph: ResolvedGraph) -> tf.Module:
 def make_inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Module:
     """Makes a module whose `serve` computes the folded, fake-quantized model.
 
-    Args:
-        graph: the graph.
-        for_onnx: whether it becomes an ONNX file. Tensors that keep the quantized values of their
-            input are then fake-quantized too, because runtimes look for operators with quantization
-            on both sides. Float layers use operations that converters support.
-
-    Returns:
-        A module with a `tf.function` `serve`: inputs by position in the model's order, named
-        after the model's inputs; outputs as a dict by output name.
+    For ONNX, tensors that keep the quantized values of their input are fake-quantized too, because
+    runtimes look for operators with quantization on both sides. Float layers use operations that
+    converters support.
     """
     return _make_module(graph, lambda inputs: _simulate(graph, inputs, for_onnx))
 

@@ -176,7 +176,11 @@ def write_file(
             f"int4 kernel. Quantize it with recipes.int4_weights(), or leave pack_int4 out."
         )
     if packs is not origin.packs_int4:
-        _warn_of_packing(packs)
+        warn_caller(
+            f"pack_int4={packs}: kernels sum packed weights in other steps, so the file returns "
+            f"other values than predict and evaluate, most by one step. Set qat.pack_int4 = "
+            f"{packs} before the export, and they return the values of the file."
+        )
     builder = Builder()
     inputs, outputs = write_graph(graph, builder, *types)
     metadata = {
@@ -197,8 +201,9 @@ def write_file(
     contents = builder.finish(inputs, outputs, rewrite, keras_qat=metadata)
     check_contents(contents, builder.model, fuse_padding(graph))
     _check_converted(graph, contents)
-    if target is not None:
-        _warn_of_problems(contents, target)
+    runs_alone = target is not None and target.elsewhere is None
+    if target is not None and runs_alone and (refused := find_file_problems(contents, target)):
+        warn_caller("\n".join(describe_problems(target, refused)))
     return contents
 
 
@@ -263,13 +268,6 @@ def _check_converted(graph: ResolvedGraph, contents: bytes) -> None:
         raise ValueError(f"LiteRT would not load the file: {'; '.join(map(str, refused))}.")
 
 
-def _warn_of_problems(contents: bytes, target: Target) -> None:
-    """Warns of operators that prevent the file from running."""
-    refused = find_file_problems(contents, target)
-    if refused and target.elsewhere is None:
-        warn_caller("\n".join(describe_problems(target, refused)))
-
-
 def _get_end_type(name: str, dtype: str | None, wide: bool) -> str | None:
     """Returns the type of an input or output; None for the type of its quantized values."""
     dtype = _get_name(dtype)
@@ -283,15 +281,6 @@ def _get_end_type(name: str, dtype: str | None, wide: bool) -> str | None:
 def _get_name(dtype: object) -> Any:
     """Returns a type's name. tf.uint8 and np.uint8 are accepted, as by TFLiteConverter."""
     return getattr(dtype, "name", getattr(dtype, "__name__", dtype))
-
-
-def _warn_of_packing(packs: bool) -> None:
-    """Warns that `predict` and the file return different values."""
-    warn_caller(
-        f"pack_int4={packs}: kernels sum packed weights in other steps, so the file returns "
-        f"other values than predict and evaluate, most by one step. Set qat.pack_int4 = {packs} "
-        f"before the export, and they return the values of the file."
-    )
 
 
 def _warn_of_rounding(graph: ResolvedGraph) -> None:

@@ -218,14 +218,7 @@ def _quantize_results(
 def compute_node(
     node: Node, inputs: list[Any], family: KernelFamily, prepared: PreparedNode | None = None
 ) -> list[tf.Tensor]:
-    """Computes the outputs of a node that has an operator.
-
-    Args:
-        node: the node.
-        inputs: the values of its inputs; anything for constants.
-        family: the kernel family.
-        prepared: its prepared parameters; by default they are computed.
-    """
+    """Computes the outputs of a node with an operator. `inputs` are ignored for constants."""
     op, output = node.op, node.output.params
     assert op is not None
     known = prepared or prepare_node(node, family)
@@ -258,7 +251,7 @@ def run(
     compute_in_float: ComputeInFloat,
     prepared: Prepared,
 ) -> dict[Tensor, tf.Tensor]:
-    """Computes all tensors of a graph.
+    """Computes all tensors of a graph: float values for tensors that are not quantized.
 
     Args:
         graph: the graph.
@@ -266,9 +259,6 @@ def run(
         family: the kernel family.
         compute_in_float: computes nodes without an operator from float values with Keras masks.
         prepared: the parameters that `prepare` computed for the graph and this family.
-
-    Returns:
-        Each tensor's values: float values if it is not quantized.
     """
     tensors = dict(zip(graph.inputs.values(), inputs, strict=True))
 

@@ -33,11 +33,8 @@ def make_evaluator(
 ) -> Evaluator:
     """Returns a function from a model's inputs to values of its graph, layer by layer.
 
-    Args:
-        graph: the model's graph.
-        outputs: the values to compute.
-        phase: the phase of its layers; None for their current phase.
-        untraced_runs: number of runs before the function is traced.
+    `phase` is the phase of its layers, or None for the current one. The function is traced after
+    `untraced_runs` runs.
     """
     graph = dataclasses.replace(graph, outputs=outputs)
     specs = [tf.TensorSpec(value.shape, value.dtype) for value in flatten_values(graph.inputs)]
@@ -61,13 +58,7 @@ def make_evaluator(
 def evaluate_all(
     evaluate: Evaluator, inputs: list[NDArray], batch_size: int | None
 ) -> list[NDArray]:
-    """Computes an array for each output, with all examples.
-
-    Args:
-        evaluate: the evaluator of the outputs.
-        inputs: an array for each input.
-        batch_size: batch size of a run; None for a fast one.
-    """
+    """Computes an array for each output. Without a batch size, a fast one is used."""
     size = batch_size or max(32, MANY_VALUES * len(inputs[0]) // sum(x.size for x in inputs))
     runs = range(0, len(inputs[0]), size)
     batches = [evaluate([x[start : start + size] for x in inputs]) for start in runs]

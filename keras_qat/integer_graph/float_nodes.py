@@ -32,14 +32,10 @@ def compute_in_float(
     """Computes a node that has no operator as at inference, with the current weights.
 
     Args:
-        node: the node. It calls a plain layer, a `QuantizeWeights` or a `QuantizeWrapper`, which
-            is folded here.
+        node: the node. A `QuantizeWrapper` is folded here.
         inputs: a tensor with its Keras mask for each value that the call reads.
         for_file: whether to compute with operations that TFLite's converter supports, and with
             constants instead of variables.
-
-    Returns:
-        The output tensors. None outputs, which some layers return, are left out.
     """
     call, remaining = node.call, iter(inputs)
     if node.op is not None and node.op.reads_only_weights:

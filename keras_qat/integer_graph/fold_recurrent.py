@@ -30,13 +30,9 @@ def fold_recurrent_calls(
     in_graph: bool,
     get_params: Callable[[ActivationQuantizer], QuantParams],
 ) -> list[Weights]:
-    """Returns the weights for each call of a wrapper of a recurrent layer.
+    """Returns the weights for each call of a recurrent layer's wrapper, as `fold_calls` does.
 
-    Args:
-        wrapper: the wrapper.
-        ends: input and output parameters of each call.
-        in_graph: whether to return tensors instead of arrays.
-        get_params: returns the parameters of a quantizer inside the layer.
+    `get_params` returns the parameters of a quantizer inside the layer.
     """
     inner = {name: get_params(quantizer) for name, quantizer in wrapper.inner.items()}
     if inner:

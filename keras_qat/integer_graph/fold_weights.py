@@ -88,12 +88,9 @@ def quantize_table(
 
 
 def fold_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """Returns the weights for each call of a wrapper. Only the scale of the bias differs.
+    """Returns the weights for each call of a wrapper with quantized weights.
 
-    Args:
-        wrapper: a wrapper that `has_quantized_weights`.
-        ends: input and output parameters of each call.
-        in_graph: whether to return tensors instead of arrays.
+    Only the scale of the bias differs between calls. With `in_graph`, weights are tensors.
     """
     rounding, spec = 0.0, wrapper.weight_spec
     reach, bits = None, spec.bits if spec else 8
@@ -134,13 +131,8 @@ def copy_for_calls(
 ) -> list[Weights]:
     """Returns copies of weights with each call's bias, and with multipliers that kernels support.
 
-    Args:
-        weights: the weights, with tensors.
-        bias: the float bias, or None.
-        inputs, outputs: the scales of each call's input and output. Multipliers are unlimited
-            without outputs.
-        in_graph: whether to return tensors instead of arrays.
-        wide: whether activations have 16 bits.
+    `inputs` and `outputs` are the scales of each call's input and output. Multipliers are unlimited
+    without outputs.
     """
     q = weights.q if in_graph else tf.cast(weights.q, tf.int8).numpy()
     largest, calls = LARGEST_MULTIPLIER[16 if wide else 8], []
@@ -310,12 +302,8 @@ def _make_multipliers_exact(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Adjusts scales to multipliers that int16 TFLite kernels represent exactly.
 
-    Their multipliers have 15 bits, an error of up to 0.003 %: half an LSB at the end of 65 536
-    values. Each scale changes as little as possible.
-
-    Args:
-        q, scale: the weights.
-        ratio: the output's scale divided by the input's.
+    Their multipliers have 15 bits, an error of up to 0.003 %, which is half an LSB at 65 536.
+    Each scale changes as little as possible. `ratio` is the output's scale divided by the input's.
     """
     wider = tf.maximum(scale, LEAST_MULTIPLIER * ratio)
     return _scale_and_round(q, scale / wider), single(exact_multiplier(wider / ratio) * ratio)

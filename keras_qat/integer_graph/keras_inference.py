@@ -44,12 +44,7 @@ from keras_qat.training.scheduled_layer import shapes_are_enough
 
 
 class Inference:
-    """A model's inference in integers, if all of its layers quantize.
-
-    Args:
-        model: a functional quantization-aware model.
-        family: the kernel family.
-    """
+    """A functional model's inference in integers, if all of its layers quantize."""
 
     def __init__(self, model: keras.Model, family: KernelFamily) -> None:
         from keras_qat.training.phase_graphs import get_phase_finder
@@ -193,13 +188,7 @@ class Inference:
         return self._finish([add_to_floats(offset, tensor) for tensor in tensors], adds_losses)
 
     def __call__(self, x: Any, training: bool | tf.Tensor, **options: Any) -> Any:
-        """Computes the model's outputs.
-
-        Args:
-            x: its inputs, in the model's structure.
-            training: a bool, or a scalar tensor.
-            options: arguments of the model's `simulated`, which computes in training.
-        """
+        """Computes the model's outputs. `options` are arguments of its `simulated`."""
         simulated = functools.partial(self.model.simulated, **options)
         if not self.layers or training is True or shapes_are_enough() or backend.is_building():
             return simulated(x)

@@ -52,15 +52,10 @@ FEW = 0.6
 
 
 def read_rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
-    """Reads the argument `rescaling` of `export_tflite`: a rescaling for each input.
-
-    Args:
-        rescaling: a rescaling for a model with one input, or a dict of them by name. A rescaling
-            is a tuple of scale and offset, or a Keras layer `Rescaling` or `Normalization`.
-        names: names of the model's inputs.
+    """Reads the argument `rescaling` of `export_tflite`: a rescaling for each input by name.
 
     Raises:
-        ValueError: for anything else.
+        ValueError: if it is invalid.
     """
     if rescaling is None:
         return {}

@@ -66,12 +66,8 @@ def resolve_in_graph(
 ) -> ResolvedGraph:
     """Resolves a model's calls with tensors for ranges and weights, read whenever the graph runs.
 
-    The graph's `origin` is empty, because the model itself runs the graph.
-
-    Args:
-        calls: the calls of the model.
-        target: the target of its file.
-        packing: the kernel family for which weights of at most 4 bits are packed; None: not packed.
+    The graph's `origin` is empty, because the model itself runs the graph. `packing` is the kernel
+    family for which weights of at most 4 bits are packed, or None.
     """
     graph = resolve_calls(calls, in_graph=True)
     return _fix_batch(graph if packing is None else pack_int4(graph, packing), target)

@@ -26,11 +26,8 @@ def resolve_calls(
 ) -> ResolvedGraph:
     """Creates the nodes of a resolved graph from a model's calls.
 
-    Args:
-        graph: the calls of a quantization-aware model.
-        input_range: minimum and maximum of inputs that have no quantizer.
-        in_graph: whether ranges and weights are tensors, which are read whenever the graph runs,
-            instead of arrays.
+    `input_range` quantizes inputs without a quantizer. With `in_graph`, ranges and weights are
+    tensors, which are read whenever the graph runs.
     """
     return _Resolver(graph, input_range, in_graph).resolve()
 
@@ -185,12 +182,8 @@ class _Resolver:
     ) -> None:
         """Adds a node of an operator, or a float node if a tensor has no range.
 
-        Args:
-            call: the call of the wrapper, or of the layer if there is none.
-            inner: the call of the layer itself.
-            matched: the operator and its attributes.
-            params: the output's quantization parameters if the wrapper defines them.
-            maximum: the maximum of the wrapper's ReLU.
+        `inner` is the call of the layer inside a wrapper. The wrapper may define `params`, the
+        output's quantization parameters, and `maximum`, the maximum of its ReLU.
         """
         op, attributes, _ = matched
         assert op is not None

@@ -29,8 +29,7 @@ NEXT_TO_NOTHING = 1e-6
 class Ranges:
     """Finds quantization parameters. Tensors that share a range get the same object.
 
-    Args:
-        in_graph: whether parameters are tensors, which are read whenever the graph runs.
+    With `in_graph`, parameters are tensors, which are read whenever the graph runs.
     """
 
     def __init__(self, in_graph: bool) -> None:
@@ -80,12 +79,7 @@ class Ranges:
 
 
 class Tensors:
-    """Keeps the tensor of each value of a model's graph, and the value's consumers.
-
-    Args:
-        graph: the model's calls.
-        ranges: quantization parameters, one object for each range.
-    """
+    """Keeps the tensor of each value of a model's graph, and the value's consumers."""
 
     def __init__(self, graph: Graph, ranges: Ranges) -> None:
         self.ranges = ranges
@@ -119,14 +113,7 @@ class Tensors:
         suffix: str = "",
         absorbed: Sequence[Call] = (),
     ) -> Tensor:
-        """Creates a tensor for a value.
-
-        Args:
-            value: the value.
-            params: its quantization parameters; None in float.
-            suffix: a suffix to the name of its scope.
-            absorbed: calls after it that belong to its node; the last one names it.
-        """
+        """Creates a tensor for a value. The last of the `absorbed` calls after it names it."""
         call = value.producer
         name = as_scope(value.name) if call is None else get_scope(call, value)
         label = _get_label(absorbed[-1].output if absorbed else value)
@@ -205,12 +192,9 @@ def _get_label(value: Value) -> str:
 
 
 def quantize_constant(values: ArrayLike, bits: int, params: QuantParams | None = None) -> Constant:
-    """Quantizes constants, over their own range and zero unless parameters are given.
+    """Quantizes constants over their own range and zero, unless `params` are given.
 
-    Args:
-        values: the constants.
-        bits: bits of the tensors they are computed with; 16 returns an int16 constant.
-        params: parameters to use, as for an operator whose inputs and output share them.
+    `bits` is the width of the tensors they are computed with. 16 returns an int16 constant.
     """
     ends = np.finfo(np.float32)
     values = np.clip(np.asarray(values, np.float32), ends.min, ends.max)  # Clips infinities, too.

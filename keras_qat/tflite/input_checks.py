@@ -72,9 +72,6 @@ class TokenIdCheck:
     """Finds token ids that are beyond the table they index.
 
     LiteRT's error for them names no input, and TFLite Micro reads the memory after the table.
-
-    Args:
-        contents: the contents of the file.
     """
 
     def __init__(self, contents: bytes) -> None:

@@ -182,13 +182,7 @@ class FileInterpreter:
     def run(
         self, inputs: dict[str, NDArray], batch: int = 32, verbose: int = 0
     ) -> dict[str, NDArray]:
-        """Returns the raw outputs, with the types of the file, for float or integer inputs.
-
-        Args:
-            inputs: an array for each input, with any number of examples.
-            batch: batch size, unless the file has a fixed one.
-            verbose: 1 shows progress.
-        """
+        """Returns the raw outputs for any number of examples. A fixed batch size is respected."""
         count, fixed = len(next(iter(inputs.values()))), self.batch_size
         if fixed is not None and count % fixed == 0:
             batch = fixed

@@ -42,13 +42,10 @@ arena has 2 GiB or more."""
 class MicroInterpreter(FileInterpreter):
     """A TFLite file in TFLite Micro. It accepts float or integer inputs, and returns raw outputs.
 
-    Args:
-        file: path or contents of a file without unknown sizes, `export_tflite(batch_size=1)`.
-
     Raises:
         ImportError: without the package `tflite-micro`.
         Refusal: if TFLite Micro lacks an operator or refuses the file.
-        ValueError: if the file has unknown sizes.
+        ValueError: if the file has unknown sizes: `export_tflite(batch_size=1)` writes none.
     """
 
     kernels = "tflm"

@@ -67,12 +67,7 @@ class Operation:
 
 
 class FileGraph:
-    """The main graph of a TFLite file.
-
-    Args:
-        contents: the file's contents, or the result of `unpack`.
-        subgraph: index of the graph; 0 for the main one.
-    """
+    """A graph of a TFLite file, by default the main one."""
 
     def __init__(self, contents: bytes | schema.ModelT, subgraph: int = 0) -> None:
         with report_damage():

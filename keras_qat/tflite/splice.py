@@ -21,17 +21,12 @@ def splice_model(
 ) -> None:
     """Adds another file's operators, with their constants and the subgraphs that they call.
 
-    Signatures, metadata and unused tensors are left out.
-
     Args:
         builder: the file that is being built.
         model: the other file, unpacked. Its objects are moved into the new file.
         inputs, outputs: tensors of `builder` that replace the main graph's inputs and outputs.
         params: parameters for int8 or int16 tensors without parameters.
         prefix: prefix for the names of tensors, subgraphs and variables.
-
-    Raises:
-        ValueError: if the inputs or outputs differ in count or type.
     """
     main = model.subgraphs[0]
     starts, ends = (list(map(int, indices)) for indices in (main.inputs, main.outputs))
