@@ -33,7 +33,7 @@ def test_arguments_of_other_libraries(name):
     [
         (
             lambda: recipes.int8(bits=4),
-            "int8() has no argument 'bits': pass weight_bits=4, or take",
+            "int8() has no argument 'bits': pass weight_bits=4, or use",
         ),
         (lambda: recipes.low_bits(bits=4), "pass low_bits(4, 4)"),
         (lambda: recipes.low_bits(weight_bits=4), "Did you mean 'weights'?"),
@@ -104,11 +104,13 @@ def test_unknown_names():
 
 
 def test_recipes_and_targets_that_do_not_exist():
-    with pytest.raises(AttributeError, match=r"no recipe 'int9'. Did you mean 'int8'\? There are"):
+    with pytest.raises(
+        AttributeError, match=r"no recipe 'int9'. Did you mean 'int8'\? The recipes are"
+    ):
         recipes.int9  # noqa: B018
     with pytest.raises(AttributeError, match=r"no callback 'Quant'. .* FreezeBatchNorm, .*, Prune"):
         callbacks.Quant  # noqa: B018
-    with pytest.raises(AttributeError, match=r"no target 'ESP32'. There are: xnnpack, tflm"):
+    with pytest.raises(AttributeError, match=r"no target 'ESP32'. The targets are: xnnpack, tflm"):
         keras_qat.targets.ESP32  # noqa: B018
 
 

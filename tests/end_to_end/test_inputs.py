@@ -226,7 +226,9 @@ def test_many_channels_are_rescaled_by_one_operator():
     given = rng(2).integers(0, 256, (32, 6, 6, 12))
     x = (given / deviation - 2).astype(np.float32)
     observe(qat, x)
-    with pytest.warns(UserWarning, match=r"rescaling: \d\.\d% of the pixel values of .* halfway"):
+    with pytest.warns(
+        UserWarning, match=r"rescaling: \d\.\d% of the pixel values of .* the middle"
+    ):
         contents = keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=(1 / deviation, -2))
     report = keras_qat.verify(qat, contents, x, per_layer=True)
     assert report.tensors[0].run.identical > 0.99
@@ -235,10 +237,10 @@ def test_many_channels_are_rescaled_by_one_operator():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"rescaling": (1 / 255, 0)}, "give input_dtype='uint8' too"),
-        ({"rescaling": 1 / 255}, "give \\(scale, offset\\)"),
-        ({"rescaling": (1 / 255, float("nan"))}, "give \\(scale, offset\\)"),
-        ({"rescaling": ([[1.0, 2.0], [3.0, 4.0]], 0)}, "give \\(scale, offset\\)"),
+        ({"rescaling": (1 / 255, 0)}, "rescaling requires input_dtype='uint8'"),
+        ({"rescaling": 1 / 255}, "pass \\(scale, offset\\)"),
+        ({"rescaling": (1 / 255, float("nan"))}, "pass \\(scale, offset\\)"),
+        ({"rescaling": ([[1.0, 2.0], [3.0, 4.0]], 0)}, "pass \\(scale, offset\\)"),
         ({"rescaling": ([1.0, 1.0], 0)}, "2 values do not fit its shape"),
         ({"rescaling": {"photo": (1 / 255, 0)}}, "there is no input 'photo'"),
     ],

@@ -280,9 +280,9 @@ def test_nothing_to_pack():
     with pytest.raises(ValueError, match=r"no weights of at most 4 bits.*int4_weights"):
         keras_qat.export_tflite(qat, pack_int4=True)
     qat = keras_qat.quantize_model(functional((6,), build=layers.Dense(4)), "int16x8")
-    with pytest.raises(ValueError, match="no kernels for int4 weights and 16 bits"):
+    with pytest.raises(ValueError, match=r"no kernels .*int4 weights"):
         keras_qat.export_tflite(observe(qat, x), pack_int4=True)
-    with pytest.raises(ValueError, match="no kernels for int4 weights and 16 bits"):
+    with pytest.raises(ValueError, match=r"no kernels .*int4 weights"):
         qat.pack_int4 = True
     # Its 4-bit weights have a zero point: numbers up to 15.
     qat = keras_qat.quantize_model(

@@ -51,7 +51,7 @@ def test_numbers_that_are_not_the_models(written):
         name: node.op_type
         for node in proto.graph.node
         for name in node.input
-        if node.op_type == "QuantizeLinear" or name.endswith(("input_1/codes", "input_1/step"))
+        if node.op_type == "QuantizeLinear" or name.endswith(("input_1/quantized", "input_1/scale"))
     }
     names = [array.name for array in proto.graph.initializer if array.name in read]
     assert len(names) >= 6 + 3 * 2

@@ -83,7 +83,7 @@ def test_long_positions():
     inputs = keras.Input((4,))
     qat = keras_qat.quantize_model(keras.Model(inputs, tf.argmax(inputs, -1)))
     (problem,) = problems(qat, TFLM)
-    assert "no kernel for int64; say output_type=tf.int32" in str(problem)
+    assert "no kernel for int64; pass output_type=tf.int32" in str(problem)
 
 
 def test_concatenations_of_many():
