@@ -214,7 +214,12 @@ class FreezeOscillations(StepCallback):
             for weights, quantizer in list_channel_weights(model, are_variables=True)
             if quantizer.spec.bits <= 4
         ]
-        self._update = make_tf_function(self._update_all)
+
+        def update_all() -> None:
+            for oscillations in self._watched:
+                oscillations.update(self._limit)
+
+        self._update = make_tf_function(update_all)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         first, last = self.threshold
@@ -223,10 +228,6 @@ class FreezeOscillations(StepCallback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._update()
-
-    def _update_all(self) -> None:
-        for oscillations in self._watched:
-            oscillations.update(self._limit)
 
     @property
     def frozen(self) -> float:

@@ -181,7 +181,8 @@ class QuantizeWrapper(ScheduledLayer):
             shape = backend.infer_output_shape(sublayer, shape)
         self.weight_quantizers = {}
         if self.weight_spec is not None:
-            make = _select_weight_quantizer(self)
+            make = CellQuantizer if self.inner_specs else WeightQuantizer
+            make = GateQuantizer if count_gates(self.layer) > 1 else make
             self.weight_quantizers = {
                 name: make(self.weight_spec, self, name.replace(".", "_"), axes)
                 for name, axes in self.weight_axes.items()
@@ -234,6 +235,7 @@ class QuantizeWrapper(ScheduledLayer):
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
+        inner = {name: specs.to_config(spec) for name, spec in self.inner_specs.items()}
         return {
             **super().get_config(),
             "layer": configurations.serialize(self.layer),
@@ -245,20 +247,10 @@ class QuantizeWrapper(ScheduledLayer):
             "activation": self.activation and configurations.serialize(self.activation),
             "output_spec": specs.to_config(self.output_spec),
             "tensor": self.tensor,
-            **self._inner_config(),
+            # Only recurrent layers save these.
+            **({"inner_specs": inner} if inner else {}),
+            **({} if self.state_bits == 8 else {"state_bits": self.state_bits}),
         }
-
-    def _inner_config(self) -> dict[str, Any]:
-        """Returns options of recurrent layers, which other layers do not save."""
-        inner = {name: specs.to_config(spec) for name, spec in self.inner_specs.items()}
-        config: dict[str, Any] = {"inner_specs": inner} if inner else {}
-        return config if self.state_bits == 8 else {**config, "state_bits": self.state_bits}
-
-
-def _select_weight_quantizer(wrapper: QuantizeWrapper) -> type[WeightQuantizer]:
-    if count_gates(wrapper.layer) > 1:
-        return GateQuantizer
-    return CellQuantizer if wrapper.inner_specs else WeightQuantizer
 
 
 def _restore_shape(shapes: Any) -> Any:

@@ -69,7 +69,7 @@ def list_channel_weights(
 ) -> Iterator[tuple[Any, WeightQuantizer]]:
     """Yields each weight in a wrapper that has a range for each channel, and its quantizer.
 
-    With `are_variables` those that are computed from others are left out.
+    With `are_variables` it skips weights that are computed from others.
     """
     for layer in list_scheduled_layers(model):
         if isinstance(layer, QuantizeWrapper) and not (

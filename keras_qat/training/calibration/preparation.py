@@ -64,7 +64,6 @@ _OF_PIXELS: dict[str, Prepare] = {
     f"{_IMAGENET}'torch')": _imagenet("torch"),
 }
 _OF_UNIT: dict[str, Prepare] = {"255 * x": lambda x: 255 * x, "2 * x - 1": lambda x: 2 * x - 1}
-_OF_SCALED_TWICE: dict[str, Prepare] = {"255 * x": lambda x: 255 * x}
 _OF_SYMMETRIC: dict[str, Prepare] = {
     "127.5 * (x + 1)": lambda x: 127.5 * (x + 1),
     "(x + 1) / 2": lambda x: (x + 1) / 2,
@@ -98,7 +97,7 @@ class Sample(NamedTuple):
             count = 4 if self.x.ndim == 4 and self.x.shape[-1] == 3 else 2
             return dict(list(_OF_PIXELS.items())[:count])
         if self.is_scaled_twice:
-            return _OF_SCALED_TWICE
+            return dict(list(_OF_UNIT.items())[:1])
         if self.low < -1 or not 0.5 < self.high <= 1:
             return {}
         return _OF_UNIT if self.low >= 0 else _OF_SYMMETRIC
