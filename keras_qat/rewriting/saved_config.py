@@ -44,10 +44,8 @@ ENTRIES: Config = {
 }
 """Entries of a quantized model's configuration besides Keras' own, with their default values."""
 
-OPTIONAL = (
-    *("float_masks", "differing_outputs", "pack_int4", "file_outputs", "trained_as", "target"),
-)
-"""Entries that files only have if they differ from the default."""
+ALWAYS = ("recipe", "float_config", "output_names", "float_layers", "asked_for", "kernels")
+"""Entries that files always have. They have the others only if these differ from the default."""
 
 
 def describe_model(model: keras.Model) -> Config:
@@ -75,7 +73,7 @@ def describe_model(model: keras.Model) -> Config:
         "trained_as": trained_as and {**trained_as, "left_out": list(model.left_out)},
         "target": target and target.name,
     }
-    saved = {name: value for name, value in own.items() if value or name not in OPTIONAL}
+    saved = {name: x for name, x in own.items() if x or name in ALWAYS}
     return {"load_with": LOADER, **config, **saved}
 
 
