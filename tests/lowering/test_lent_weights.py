@@ -230,7 +230,7 @@ def test_what_stays_whole_keeps_its_weights():
     model, _ = language_model(TiedHead)
     recipe = keras_qat.recipes.int8().override("table", open=False)
     (reason,) = keras_qat.plan(model, recipe).float_layers.values()
-    assert reason.endswith("it reads table/embeddings:0, a weight of another layer")
+    assert "it reads table/embeddings:0, a weight of another layer" in reason
 
 
 def test_stripping_says_what_keras_cannot_copy():
