@@ -150,7 +150,7 @@ def is_operation(layer: object) -> bool:
 
 
 @functools.cache
-def operation_class() -> type:
+def get_operation_class() -> type:
     """Returns the class of the layers that Keras creates for TensorFlow operations."""
     return type(tf.abs(keras.Input((1,)))._keras_history.layer)
 
@@ -235,7 +235,7 @@ def _list_parameters(function: Callable[..., object]) -> tuple[str, ...]:
     return tuple(names)[is_method:]
 
 
-def arguments_in_order(call: Call) -> list[Any]:
+def list_arguments(call: Call) -> list[Any]:
     """Returns the arguments of an operation except its name, in the order of its function."""
     given: dict[Any, Any] = dict(enumerate(call.args))
     if call.kwargs:
@@ -265,7 +265,7 @@ def read_array(leaf: object) -> NDArray[Any] | None:
     return None if read_scalar(leaf) is None else np.asarray(leaf)
 
 
-def inputs_and_constants(call: Call) -> list[Value | NDArray[Any]]:
+def list_operands(call: Call) -> list[Value | NDArray[Any]]:
     """Returns the tensors (`Value`s) and constants (arrays) among a call's arguments, in order."""
     found: list[Value | NDArray[Any] | None] = []
     for argument in (*call.args, *call.kwargs.values()):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from fractions import Fraction
@@ -94,9 +95,8 @@ def find_results(
     return list(zip(*runs, strict=True))
 
 
-def find_filled_results(call: Call | None) -> Generator[Call | None, Any, list[Runs] | None]:
-    """Evaluates a call like `find_results`, and `ones_like` of any tensor."""
-    return find_results(call, fills=True)
+find_filled_results = functools.partial(find_results, fills=True)
+"""Evaluates a call like `find_results`, and `ones_like` of any tensor."""
 
 
 def _evaluate(call: Call, known: dict[Value, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -196,7 +196,7 @@ def use_python_integers(call: Call) -> Call | None:
     return dataclasses.replace(call, args=args, kwargs=kwargs)
 
 
-def counts_examples(value: object) -> bool:
+def is_example_index(value: object) -> bool:
     """Returns whether a tensor only holds the index of each example, from 0 on."""
     if not isinstance(value, Value) or (runs := evaluate(value)) is None:
         return False

@@ -32,7 +32,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layers_and_models import flat_inputs, get_nested_inputs, get_nested_outputs
+from keras_qat.keras2.layers_and_models import flatten_inputs, get_nested_inputs, get_nested_outputs
 from keras_qat.keras2.losses import take_losses
 from keras_qat.ops.node import Node
 from keras_qat.ops.registry import match
@@ -195,7 +195,7 @@ class Inference:
         applies = self._is_exact(training)
         if applies is False:
             return simulated(x)
-        flat = flat_inputs(self.model, x)
+        flat = flatten_inputs(self.model, x)
         if applies is not True:
             with restore_states(self.states):
                 y = simulated(x)

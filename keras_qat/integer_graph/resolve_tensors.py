@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.config import specs
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values
-from keras_qat.graph.operations import inputs_and_constants
+from keras_qat.graph.operations import list_operands
 from keras_qat.ops.node import Constant, Operand, Tensor
 from keras_qat.ops.op import Op, SharedRange
 from keras_qat.ops.registry import find_row
@@ -157,7 +157,7 @@ class Tensors:
             self.of_value[argument]
             if isinstance(argument, Value)
             else quantize_constant(argument, bits, shared)
-            for argument in inputs_and_constants(call)
+            for argument in list_operands(call)
         )
 
 

@@ -26,7 +26,7 @@ def is_of_keras(layer: object) -> bool:
     return get_package(type(layer)) in KERAS
 
 
-def flat_inputs(model: keras.Model, x: Any) -> list[tf.Tensor]:
+def flatten_inputs(model: keras.Model, x: Any) -> list[tf.Tensor]:
     """Returns data for a functional model as tensors in its input order and of its types."""
     flat = zip(model._flatten_to_reference_inputs(x), model.inputs, strict=True)
     return [

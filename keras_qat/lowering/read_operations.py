@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.facts import Facts
-from keras_qat.graph.operations import arguments_in_order, get_kind, is_operation, read_array
+from keras_qat.graph.operations import get_kind, is_operation, list_arguments, read_array
 from keras_qat.keras2.backend import keras, layers
 
 LAYERS = {
@@ -55,7 +55,7 @@ def read_operation(call: Call) -> tuple[str, list[Any]]:
     """
     layer = call.layer
     if is_operation(layer):
-        kind, arguments = get_kind(call), arguments_in_order(call)
+        kind, arguments = get_kind(call), list_arguments(call)
         keys = tf.nest.flatten(arguments[1:]) if kind == "getitem" else []
         is_new_axis = keys and all(key is None or key is Ellipsis for key in keys)
         return "expand_dims" if is_new_axis else kind, arguments

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
-from keras_qat.graph.operations import operation_class
+from keras_qat.graph.operations import get_operation_class
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
@@ -76,7 +76,7 @@ def _reshape(
 
     `sizes` lists for each axis of the output a tensor, and its axis of the same size.
     """
-    operation, shapes = operation_class(), dict[Value, Value]()
+    operation, shapes = get_operation_class(), dict[Value, Value]()
 
     def integers(part: str, function: Callable[..., tf.Tensor], count: int, *args: Any) -> Value:
         layer = parts.new(f"{name}_{part}", operation, function, dtype="int32")

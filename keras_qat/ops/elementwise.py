@@ -16,7 +16,7 @@ from keras_qat.arithmetic.fixed_point import multiply, shift, to_fixed_point
 from keras_qat.arithmetic.plain_operations import product
 from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
 from keras_qat.graph.calls import Call
-from keras_qat.graph.operations import inputs_and_constants
+from keras_qat.graph.operations import list_operands
 from keras_qat.keras2.backend import layers
 from keras_qat.ops import mlas
 from keras_qat.ops.emission import Activation, Emission
@@ -267,7 +267,7 @@ def accepts_two(rank: int, call: Call, attributes: Attributes, floats: bool = Tr
     With `floats`, the output has to be float values.
     """
     leaves = tf.nest.flatten((call.args, call.kwargs))
-    shapes = [tuple(x.shape) for x in inputs_and_constants(call)]
+    shapes = [tuple(x.shape) for x in list_operands(call)]
     if any(isinstance(leaf, tf.Variable) for leaf in leaves):
         return "a variable"
     if len(shapes) != 2:

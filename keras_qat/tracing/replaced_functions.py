@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.operations import draws_random_numbers, name_in_tensorflow, operation_class
+from keras_qat.graph.operations import draws_random_numbers, get_operation_class, name_in_tensorflow
 from keras_qat.helper_layers.operations import SameShape
 from keras_qat.keras2.backend import KerasTensor, is_symbolic, keras, patch_members, register
 from keras_qat.keras2.configurations import load_nested_model
@@ -31,7 +31,7 @@ def record_transforms() -> Iterator[None]:
         @functools.wraps(transform)
         def call(*args: object, **kwargs: object) -> Any:
             on_symbols = any(map(is_symbolic, tf.nest.flatten((args, kwargs))))
-            return (operation_class()(transform) if on_symbols else transform)(*args, **kwargs)
+            return (get_operation_class()(transform) if on_symbols else transform)(*args, **kwargs)
 
         return call
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.io.inputs import describe_excess
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layers_and_models import flat_inputs
+from keras_qat.keras2.layers_and_models import flatten_inputs
 from keras_qat.messages import warn_caller
 from keras_qat.training.layers import Quantize
 from keras_qat.training.schedule import list_scheduled_layers
@@ -69,7 +69,7 @@ class FirstBatch:
         """Returns why a batch does not fit the model; "" if it does, or cannot be read."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
         try:
-            inputs = flat_inputs(self._model, x)
+            inputs = flatten_inputs(self._model, x)
         except (TypeError, ValueError, KeyError):  # Keras raises the error.
             return ""
         ranges = self._find_ranges()

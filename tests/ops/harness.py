@@ -14,7 +14,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.export.tflite_writer import get_tensor_index, write_node
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
-from keras_qat.graph.operations import inputs_and_constants
+from keras_qat.graph.operations import list_operands
 from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -152,7 +152,7 @@ def make_node(
         return made[value]
 
     operands: list[Any] = []
-    for item in inputs_and_constants(call) if op.quantizes_constants else call.inputs:
+    for item in list_operands(call) if op.quantizes_constants else call.inputs:
         if isinstance(item, Value):
             operands.append(tensor(item))
         else:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.operations import get_kind, get_operands, read_array, read_scalar
-from keras_qat.graph.sizes import counts_examples
+from keras_qat.graph.sizes import is_example_index
 from keras_qat.lowering.expand_call import (
     CannotExpand,
     Expansion,
@@ -30,7 +30,7 @@ def _gather_nd(params: tf.Tensor, indices: tf.Tensor, batch_dims: Any = 0) -> tf
     require(is_tensor(params) and is_tensor(indices) and read_scalar(batch_dims) in (0, 1))
     columns = _list_columns(indices)
     if read_scalar(batch_dims) == 0:
-        require(counts_examples(get_value(columns.pop(0))))
+        require(is_example_index(get_value(columns.pop(0))))
     sizes, rest = params.shape[1 : len(columns) + 1], params.shape[len(columns) + 1 :]
     require(columns and None not in (*sizes, *rest))
     index, *others = columns
