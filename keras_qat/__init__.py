@@ -1,8 +1,8 @@
-"""Quantization-aware training for Keras 2, down to the int8 file that runs.
+"""Quantization-aware training for Keras 2, with exact int8 export.
 
-`quantize_model` makes a `QuantizedModel` of a float one; `plan` says beforehand what it would do,
-as a `Plan`. `quantizers` lists each `Quantizer`, `summary` gives a `Summary`, `verify` a `Report`,
-`simulate` a `Simulation`, `resolve` the `ResolvedGraph` that all exports are written from.
+`quantize_model` converts a float model to a `QuantizedModel`; `plan` shows how beforehand, as a
+`Plan`. `quantizers` lists each `Quantizer`, `summary` returns a `Summary`, `verify` a `Report`,
+`simulate` a `Simulation`, and `resolve` the `ResolvedGraph` from which all exports are written.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Builds parts of messages, shows notices and warnings, and finds the package of a class."""
+"""Builds messages, shows notices and warnings, and finds the package of a class."""
 
 from __future__ import annotations
 

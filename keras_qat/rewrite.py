@@ -1,4 +1,4 @@
-"""Where model files of version 0.1.0 look for `QuantizedModel`."""
+"""The module from which model files of version 0.1.0 import `QuantizedModel`."""
 
 from keras_qat.rewriting.quantized_model import QuantizedModel
 

@@ -1,4 +1,4 @@
-"""How one tensor is quantized: the three kinds of specification, as plain data."""
+"""Specifications of how one tensor is quantized, as data."""
 
 from keras_qat.config.specs import *  # noqa: F403
 from keras_qat.config.specs import __all__ as _all

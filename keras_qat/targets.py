@@ -1,4 +1,4 @@
-"""Where files run: what each target has TFLite kernels for, as data."""
+"""Targets: the operators, types and limits of devices and runtimes, as data."""
 
 from typing import Any
 

@@ -198,7 +198,7 @@ def _describe_metric(output: str, metric: str, examples: int, values: dict[str, 
 @options.json_output
 @click.pass_obj
 def diagnose(settings: Settings, model: Path, data: Source, as_json: bool) -> None:
-    """Find out why a quantized MODEL loses accuracy on DATA, where, and what helps.
+    """Find the layers and causes of a quantized MODEL's loss of accuracy on DATA, and remedies.
 
     Tries remedies on half of the examples and measures them on the other half. Needs no labels.
     """

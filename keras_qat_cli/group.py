@@ -102,7 +102,7 @@ OTHER_COMMANDS = {
 
 
 class Command(click.Command):
-    """A command whose error messages name a file."""
+    """A command with error messages that name a file."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the arguments, and explains options of other tools."""

@@ -130,7 +130,7 @@ def load(path: Path, trust: bool = False, compiled: bool = False) -> Any:
         compiled: whether to load the loss and metrics too.
 
     Raises:
-        ValueError: if Keras cannot load the model; the message says what to do.
+        ValueError: if Keras cannot load the model, with advice.
     """
     from keras_qat import keras
 

@@ -1,4 +1,4 @@
-"""`diagnose`: measures what quantization costs a model, where, and what helps."""
+"""`diagnose`: measures the cost of quantization, its location, and the effect of remedies."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Diagnosis:
 @answers_unknown()
 @one_at_a_time
 def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0) -> Diagnosis:
-    """Measures on `x` what is wrong with a quantized model, where, and what helps.
+    """Finds problems of a quantized model with data, and measures remedies.
 
     Every second example is used to try remedies (ranges, biases), the others to measure the
     integers of the model's file against the float model. The model does not change.
@@ -321,7 +321,7 @@ def _find_falls(
 
 
 def _find_unfit_ranges(graph: ResolvedGraph, arrays: list[NDArray]) -> list[str]:
-    """Returns sentences about inputs whose ranges do not match the data."""
+    """Returns sentences about inputs with ranges that do not match the data."""
     problems = []
     for (name, tensor), x in zip(graph.inputs.items(), arrays, strict=True):
         params = tensor.params

@@ -1,4 +1,4 @@
-"""`plan`: how each tensor would be quantized, and what a target does not support."""
+"""`plan`: how each tensor would be quantized, and unsupported operators of a target."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plan(
 ) -> Plan:
     """Shows how `quantize_model` would quantize each tensor and why, before any training.
 
-    With a `target` it also lists each operator that would not run there, why, and what helps.
+    With a `target` it also lists each operator that would not run there, why, and remedies.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
@@ -51,7 +51,7 @@ def plan(
         inputs: for a subclassed model that was not called yet: its inputs, such as
             `keras.Input(shape)`, or a structure of them.
         outputs: names of the tensors that exported files return, by default the model's outputs.
-        show_passes: whether to print what each pass of lowering changes in the model's graph. The
+        show_passes: whether to print the changes of each pass of lowering to the model's graph. The
             environment variable `KERAS_QAT_SHOW_PASSES=1` prints it for every function.
 
     Returns:

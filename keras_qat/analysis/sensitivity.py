@@ -69,7 +69,7 @@ class Sensitivity:
         """Returns the layers sorted by cost, the most sensitive first.
 
         Args:
-            bits: the bits whose cost counts, by default the fewest.
+            bits: sort by the cost of these bits, by default the fewest.
         """
         layers = [layer for layer in self.layers if layer.costs]
         by = bits or min((min(layer.costs) for layer in layers), default=0)

@@ -174,7 +174,7 @@ def check_batch(
 
     Args:
         inputs: the inputs.
-        arrays: the arrays as they were passed.
+        arrays: the original arrays.
         shaped: the results of `as_batch`.
         finite: whether to refuse infinity, too.
         item: the position in the data, for messages.

@@ -35,7 +35,7 @@ def lower_graph(
     Args:
         graph: the graph.
         recipe: the recipe.
-        is_opaque: tells whether a call is never traced.
+        is_opaque: returns whether a call is never traced.
         has_int16: whether 16 bits may be used inside layers, see `place`.
 
     Raises:

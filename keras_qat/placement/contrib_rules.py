@@ -248,7 +248,7 @@ class ContribPlacement:
     def quantize(
         self, value: Value, spec: QuantSpec, reason: str, scope: list[Call] | None = None
     ) -> None:
-        """Gives a tensor a quantizer if `scope` is in the user's scope and none follows."""
+        """Adds a quantizer if `scope` is in the user's scope and no quantizer follows."""
         self.considered.add(value)
         starts_at_zero = spec.initial_range == (0.0, 6.0)
         if starts_at_zero and value.producer and self.kind(value.producer) in CLIPS:

@@ -29,8 +29,8 @@ class JoinedOutput:
     def __str__(self) -> str:
         return (
             f"output {self.output}: {', '.join(self.parts)} are concatenated and share one range, "
-            f"which is coarse for tensors with small values. To give each its own range, export "
-            f"them separately: quantize_model(model, outputs={list(self.parts)})"
+            f"which is coarse for tensors with small values. For separate ranges, export them "
+            f"separately: quantize_model(model, outputs={list(self.parts)})"
         )
 
 

@@ -249,7 +249,7 @@ class Int8Placement:
     def is_index(self, value: Value) -> bool:
         """Returns whether float values become indices, and are otherwise only compared.
 
-        Token ids are often float values, and a mask marks those that are 0.
+        Token ids are often float values, and a mask marks zeros.
         """
         readers = [call for call in self.consumers[value] if type(call.layer) is not WeightTensor]
         if any(map(is_table, readers)):
@@ -381,7 +381,7 @@ def _center_at_zero(minimum: float, maximum: float) -> tuple[float, float]:
 
 
 def _find_symmetric(graph: Graph) -> set[Value]:
-    """Returns the values that need a symmetric range, including those that share it.
+    """Returns the values that need a symmetric range, and all values that share it.
 
     XNNPACK multiplies two matrices only if the right-hand side's zero point is 0. In TensorFlow's
     interpreter it accepts other zero points, but computes as if they were 0.

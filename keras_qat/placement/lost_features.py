@@ -71,7 +71,7 @@ def describe_small_features(
 def describe_lost_features(
     name: str, lost: dict[int, float], count: int, ends: Ends, norm: str = ""
 ) -> str:
-    """Describes lost features of an input, and what helps.
+    """Describes lost features of an input, with advice.
 
     Args:
         name: the input's name.

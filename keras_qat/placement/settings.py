@@ -89,7 +89,7 @@ def _explain_no_match(patterns: Iterable[object], calls: list[Call]) -> str:
 
 
 def make_matcher(scope: Scope, calls: list[Call], required: bool = True) -> Callable[[Call], bool]:
-    """Returns a function that tells whether a call is in a scope.
+    """Returns a predicate for calls in a scope.
 
     Raises:
         ValueError: if it is `required` to match a call, but matches none.
@@ -123,7 +123,7 @@ def _matches(call: Call, pattern: str, is_name: bool) -> bool:
 
 
 def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]:
-    """Returns a function that tells whether overrides allow to trace a layer, or None.
+    """Returns a function that returns whether overrides allow to trace a layer, or None.
 
     Raises:
         ValueError: if an override of `open` matches no layer.

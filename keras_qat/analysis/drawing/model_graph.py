@@ -48,7 +48,7 @@ class _Row(NamedTuple):
 
 
 def plot_model(model: keras.Model, to_file: str | os.PathLike[str] | None = None) -> Picture:
-    """Draws what a quantization-aware model computes on a device, one operator per row.
+    """Draws the operators of a quantization-aware model on a device, one per row.
 
     A row shows the layer, the operator with the bits of its weights, and the range, step and shape
     of its output. Shared ranges have the same colour. Float operators are orange and show the

@@ -28,7 +28,7 @@ CLIPPED = 0.02
 """Share of a tensor's values outside its range that is more than outliers."""
 
 COARSE = 4.0
-"""Steps of its range by which a tensor's values have to differ; 4 steps give 23 dB."""
+"""A tensor's values must differ by this many steps of its range; 4 steps mean 23 dB."""
 
 SMALL_PART = 1 / 8
 """Values that use less than this part of a range are too small for it."""
@@ -40,7 +40,7 @@ MOST_CHANNELS = 100
 """Outputs with more channels are not searched for small channels: they are classes."""
 
 FEW_VALUES = 32
-"""A channel with fewer values does not show what it holds."""
+"""Channels with fewer values are not judged."""
 
 LOST_PART = 1 / 32
 """Part of a range that has 8 of its 256 levels."""
@@ -206,7 +206,7 @@ def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorRepor
 
 
 def explain_loss(tensor: TensorReport) -> str:
-    """Returns why a tensor loses so much of its signal, and what helps; "" if unknown."""
+    """Explains why a tensor loses so much of its signal, with advice; "" if unknown."""
     (low, high), (lowest, highest) = tensor.range, tensor.float_range
     ends, values = f"{low:.4g} to {high:.4g}", f"{lowest:.4g} to {highest:.4g}"
     if tensor.sqnr is None:

@@ -1,4 +1,4 @@
-"""What the outputs of a model are used for, and what their labels mean."""
+"""The purpose of a model's outputs, and the meaning of their labels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def find_uses(
     exact: Sequence[NDArray],
     losses: Sequence[CompiledLoss | None],
 ) -> list[Use]:
-    """Returns what each output is used for, by its last operator, its float values and its loss."""
+    """Returns the purpose of each output, by its last operator, its float values and its loss."""
     image_shapes = {x.shape[1:] for x in inputs if x.ndim > 2}
     return [
         _find_use(y, loss, is_sigmoid(graph, tensor), y.shape[1:] in image_shapes)

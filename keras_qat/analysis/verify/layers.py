@@ -37,7 +37,7 @@ SAMPLE, SAMPLED = 4096, 8
 """Number of values per batch, and of batches, that are searched for outliers."""
 
 SIMULATED = 8
-"""Examples that are computed with the rounding of the file's kernels, to tell it from errors."""
+"""Examples that are computed with the kernels' rounding, to distinguish rounding from errors."""
 
 
 class UnknownLayers(ValueError):
@@ -120,7 +120,7 @@ def match_tensors(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair],
 
 
 def find_float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]:
-    """Returns what a file computes in float: layer -> its operators."""
+    """Returns the float operators of a file: layer -> operators."""
     scopes = _list_scopes(resolved)
     kernels_of: dict[str, list[str]] = {}
     for operation in file.operations:

@@ -42,13 +42,13 @@ FEW = 32
 """Examples that show whether a model is good, or which layer of a poor model is the weakest."""
 
 MORE = 4
-"""Factor by which more examples are computed in float if these leave a doubt."""
+"""Factor by which more examples are computed in float if these are not conclusive."""
 
 QUICK = 1 << 19
 """Input elements that are computed in float if `FEW` examples have fewer."""
 
 UNEQUAL: tuple[Use, ...] = ("signals", "values", "classes or values")
-"""Uses of an output in which small channels matter as much as large ones."""
+"""Uses of an output for which small channels matter as much as large channels."""
 
 SAME_PIXEL = 1e-3
 """Distance from a pixel, in pixels, within the errors of float32 arithmetic."""
@@ -212,7 +212,7 @@ class OutputComparison:
 
         Args:
             count: number of examples to compute in float; by default `FEW`, or as many as are
-                quick. If these leave a doubt, `MORE` times as many.
+                quick. If these are not conclusive, `MORE` times as many.
         """
         rows_in_batch = len(self.inputs[0])
         quick = QUICK * rows_in_batch // sum(x.size for x in self.inputs)
@@ -301,7 +301,7 @@ class OutputComparison:
         )
 
     def _is_telling(self, index: int, exact: NDArray, inputs: list[NDArray]) -> bool:
-        """Returns whether the examples show what quantization costs.
+        """Returns whether the examples show the cost of quantization.
 
         Examples that are alike do not, nor do examples with nearly the same probabilities, as for
         rare events. An output may also hardly differ because its range is wrong.

@@ -43,7 +43,7 @@ COLUMNS = {
 }
 NOTE = (
     "fed: each layer of the file gets the model's inputs, which shows the layer that differs "
-    "(orange: only by the rounding of the kernels). run: a free run of the file, in which "
+    "(orange: only by the rounding of the kernels). run: a free run of the file, where "
     "differences add up. The bars of both count nines: half a bar is 99.9 %. at ends: values that "
     "may be clipped, without the zeros of a ReLU. clipped: float values outside the range. SQNR: "
     "the closeness to the float model; 8 bits reach 30 to 50 dB. Look at layers with a much lower "

@@ -60,7 +60,7 @@ class Report:
         packs_int4: whether the file was compared with the model's integers for weights packed in 4
             bits instead of `model.predict`.
         refused: the operators because of which TFLite Micro, which emulates the target, cannot run
-            the file. `kernels` and `runtime` then name what ran the file instead. It was compared
+            the file. `kernels` and `runtime` then name the substitute, and the file was compared
             with `simulate(kernels=...)` instead of `model.predict`.
     """
 
@@ -109,7 +109,7 @@ class Report:
 
     @property
     def differing(self) -> tuple[TensorReport, ...]:
-        """The tensors whose operators do not compute what the model computes."""
+        """The tensors that differ from the model's, given the model's inputs."""
         return tuple(tensor for tensor in self.tensors if not tensor.agrees)
 
     @property
@@ -119,7 +119,7 @@ class Report:
 
     @property
     def other_ranges(self) -> tuple[TensorReport, ...]:
-        """The tensors whose range in the file differs from the model's."""
+        """The tensors with different ranges in file and model."""
         return tuple(tensor for tensor in self.tensors if not tensor.same_range)
 
     def to_dict(self) -> dict[str, object]:

@@ -157,7 +157,7 @@ class OutputReport(Agreement):
     score: Score | None = None
 
     def against_float(self) -> str:
-        """Describes in a sentence what quantization costs on the examples."""
+        """Describes the cost of quantization on the examples in a sentence."""
         classes, sqnr = self.float_argmax_agreement, self.float_sqnr
         figures = [] if classes is None else [f"same argmax in {classes:.2%} of rows"]
         figures += [] if sqnr is None else [f"SQNR {sqnr:.1f} dB"]

@@ -17,7 +17,7 @@ from keras_qat.analysis.verify.labels import (
 from keras_qat.keras2.losses import CompiledLoss
 
 MOST_CHANNELS = 100
-"""Outputs with more channels are only scored as a whole, because all channels are alike."""
+"""Outputs with more channels get a single score, because all channels are alike."""
 
 CLEAR = 0.15
 """A gain within chance counts as guessing if chance explains less than this share of the largest
@@ -35,7 +35,7 @@ class Score:
     """How well the file and the float model match the labels of an output.
 
     Args:
-        measure: what is measured: "accuracy", "accuracy of the nearest neighbour", or an error.
+        measure: the quantity: "accuracy", "accuracy of the nearest neighbour", or an error.
         value: the file's accuracy or error.
         float_value: the float model's accuracy or error.
         guess: the accuracy or error of a constant guess.

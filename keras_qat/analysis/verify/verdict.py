@@ -148,10 +148,9 @@ class Verdict:
     Args:
         words: "same and good", "same but poor", "not the same", or "same" if the examples do not
             show whether the model is good.
-        weakest_layer: if the model is poor, the layer whose quantization costs most, "" if none
-            was found.
-        likely_cause: if the verdict is not good, why, and what helps; "" if unknown.
-        reason: what decided, in a sentence: the labels, or figures against the float model.
+        weakest_layer: if the model is poor, the layer with the most costly quantization, or "".
+        likely_cause: if the verdict is not good, the cause and advice; "" if unknown.
+        reason: the deciding labels or figures, in a sentence.
     """
 
     words: str
@@ -192,9 +191,9 @@ class Grade(NamedTuple):
 
     Args:
         words: as in a verdict; None if the output does not vary.
-        reason: what decided, a sentence.
+        reason: the deciding labels or figures, in a sentence.
         by_labels: whether labels decided.
-        fault: what is wrong with the float model.
+        fault: a problem of the float model.
     """
 
     words: str | None
@@ -242,7 +241,7 @@ def grade_figures(use: Use, sqnr: float | None, same: float | None, rows: int) -
     """Grades an output by its distance from the float model.
 
     Args:
-        use: what the output is used for.
+        use: the purpose of the output.
         sqnr: its SQNR in dB; None if the examples hardly differ.
         same: share of decisions that stay the same; None if there are none.
         rows: number of decisions.
@@ -280,7 +279,7 @@ class Findings:
     Args:
         mismatches: reasons why the file may not belong to the model.
         faulty: names of layers that the file computes differently, if known.
-        faults: what is wrong with the float model.
+        faults: problems of the float model.
         small_channels: outputs without labels that are poor in some channels.
         excess: inputs with many values outside their range.
         lost: features and concatenated tensors that are too small for their range.
