@@ -74,7 +74,7 @@ def test_imports_go_one_way(module):
 
 
 READ_MODELS = {
-    *("resolve", "resolve_to_export", "origin_of", "predictions"),
+    *("resolve", "resolve_to_export", "_read_origin", "predict"),
     *("simulate", "problems", "verify"),
     *("export_c", "export_onnx", "export_saved_model", "export_tflite"),
 }

@@ -141,12 +141,10 @@ def _divide(weights: Weights) -> Weights:
 def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
     """Returns the graph for batches of `size` examples, with the shapes that TensorFlow infers.
 
-    Other unknown sizes of the inputs stay unknown. `sized` is whether operators also round as with
-    a fixed batch size.
+    Other unknown sizes stay unknown. `sized` is whether operators also round as with a fixed size.
 
     Raises:
-        ValueError: if the inputs have a fixed number of rows that the layers mix, such as the
-            nodes of a graph.
+        ValueError: if layers mix a fixed number of rows, such as the nodes of a graph.
     """
     shapes = _infer_shapes(graph, size)
     _check_rows(graph, size, shapes)

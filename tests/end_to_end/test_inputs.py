@@ -246,7 +246,7 @@ def test_many_channels_are_rescaled_by_one_operator():
     ],
 )
 def test_rescalings_that_are_none(fed, given, message):
-    dtype = None if "too" in message else "uint8"
+    dtype = None if "requires" in message else "uint8"
     with pytest.raises(ValueError, match=message):
         keras_qat.export_tflite(fed[0], input_dtype=dtype, **given)
 

@@ -89,15 +89,10 @@ def _is_uneven_row(site: Site) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class TransposedAxis:
-    """Height or width of a transposed convolution.
+    """Height or width of a transposed convolution: stride, kernel size, and sizes of the output.
 
-    Args:
-        stride: the stride.
-        window: size of the kernel.
-        before: number of first outputs that padding removes.
-        size: size of the output.
-        usual: size of the output that follows from stride and padding.
-        full: size of the output without padding.
+    `before` is the number of first outputs that padding removes, `usual` the size that follows from
+    stride and padding, and `full` the size without padding.
     """
 
     stride: int
