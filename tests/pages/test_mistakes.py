@@ -125,7 +125,7 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
     ),
     r"They fit as 255 \* x": lambda _: calibrated(X / 255),
     "They fit as x / 255.": lambda _: trained_on_bytes(),
-    "does not say which numbers it takes for pixels: add --pixels": folder_of_images,
+    "Pass the range used in training: add --pixels": folder_of_images,
     "All values of the calibration data are 0": lambda _: calibrated(0 * X),
     "The ranges come from 2 examples": lambda _: calibrated(X[:2]),
     "half of the examples vary by less than one quantized value": lambda _: calibrated(
@@ -138,7 +138,7 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
         keras.Sequential([keras.Input((36,)), layers.Dense(2)]),
     ),
     "the statistics of a new layer, mean 0 and variance 1": lambda _: verified(network(fresh=True)),
-    "the output is the same for all examples, as if units were dead": lambda _: verified(
+    "the float model is the same for all examples, as if units were dead": lambda _: verified(
         network(dead=True)
     ),
     "keeps 1 layer in float: 1 LayerNormalization": lambda _: calibrated(
