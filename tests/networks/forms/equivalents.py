@@ -287,6 +287,7 @@ FUNCTIONS = {
         lambda x: tf.einsum("btc,td->btdc", x, KERNEL[:, 0]),
         lambda x: tf.einsum("...ij,...kj->...i", x, x),
         lambda x: tf.einsum("btc,buv->btc", tf.nn.relu(x), x + 1.0),
+        lambda x: tf.einsum("buc,btc->btc", x + 1.0, x),
         lambda x: tf.einsum("btc,cde->bd", x, KERNEL.transpose(1, 2, 0)),
         lambda x: SumsAWeight()(x),
         lambda x: layers.EinsumDense("abc,cd->ad", 5, bias_axes="d")(x),
