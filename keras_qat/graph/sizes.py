@@ -302,7 +302,7 @@ def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
             """Returns the sizes that a value holds for two examples, or a placeholder for it."""
             shape = (count_rows(value)[0], *value.shape[1:]) if value.shape else ()
             runs = None if value.is_float or None in value.shape else evaluate(value, facts)
-            return _replace_by(None if runs is None else runs[0], shape, value.dtype)
+            return _make_placeholder(None if runs is None else runs[0], shape, value.dtype)
 
         with contextlib.suppress(ValueError):
             firsts: list[Any] = [shape[:1] for shape in _infer_in_graph(call, replace)]
@@ -349,12 +349,12 @@ def infer_shapes(call: Call, facts: Facts) -> list[Shape]:
         """Returns the sizes that a value holds, or a placeholder for it."""
         is_open = value.is_float or None in value.shape
         sizes = None if is_open else find_known_sizes(value, facts)
-        return _replace_by(sizes or None, value.shape, value.dtype)
+        return _make_placeholder(sizes or None, value.shape, value.dtype)
 
     return _infer_in_graph(call, replace)
 
 
-def _replace_by(values: ArrayLike | None, shape: Any, dtype: str) -> tf.Tensor:
+def _make_placeholder(values: ArrayLike | None, shape: Any, dtype: str) -> tf.Tensor:
     if values is None:
         return tf.compat.v1.placeholder(dtype, shape)
     return tf.constant(np.reshape(values, shape), dtype)

@@ -64,7 +64,7 @@ def _is_custom_object(value: object) -> bool:
     return has_attributes and get_package(type(value)) not in LIBRARIES
 
 
-def make_stand_in(variable: tf.Variable) -> tf.Tensor | KerasTensor:
+def make_substitute(variable: tf.Variable) -> tf.Tensor | KerasTensor:
     """Returns the tensor that code reads instead of a variable: constant for a mask, or symbolic.
 
     The symbolic tensor has the methods of a variable. Python reads integers that do not train, such

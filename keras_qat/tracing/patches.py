@@ -44,8 +44,10 @@ def apply_patches(trace: Trace) -> Iterator[None]:
 def _replace_weights(trace: Trace) -> Iterator[None]:
     with contextlib.ExitStack() as block:
         for owner, held in trace.holders:
-            block.enter_context(swap_attributes(owner, **replace_variables(held, trace.stand_ins)))
-            let_assign(owner, held, trace.stand_ins, trace.assigned)
+            block.enter_context(
+                swap_attributes(owner, **replace_variables(held, trace.substitutes))
+            )
+            let_assign(owner, held, trace.substitutes, trace.assigned)
         yield
 
 
@@ -61,7 +63,7 @@ PATCHES: dict[str, Callable[[Trace], contextlib.AbstractContextManager[Any]]] = 
     # `self.add_loss` would add to the layer itself.
     "losses are collected": lambda trace: swap_attributes(trace.layer, **trace.replacements),
     # `self.weights` would return variables.
-    "lists of weights are symbolic": lambda trace: list_symbols_as_weights(trace.stand_ins),
+    "lists of weights are symbolic": lambda trace: list_symbols_as_weights(trace.substitutes),
     # Weights of inner layers would count as borrowed.
     "inner calls are recorded": lambda trace: trace_inner_calls(
         trace.tape, trace.layer, trace.lenders

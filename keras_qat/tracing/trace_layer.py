@@ -36,7 +36,7 @@ from keras_qat.tracing.cannot_trace import READS_OTHERS, CannotTrace, MustTraceI
 from keras_qat.tracing.check_trace import drop_none, find_deviation
 from keras_qat.tracing.concrete_sizes import make_symbols_of_values
 from keras_qat.tracing.inner_calls import keep_symbols, remove_nodes
-from keras_qat.tracing.layer_weights import find_weight_holders, get_regularizers, make_stand_in
+from keras_qat.tracing.layer_weights import find_weight_holders, get_regularizers, make_substitute
 from keras_qat.tracing.patches import apply_patches
 from keras_qat.tracing.training_phase import combine_phases, follow_training
 
@@ -125,7 +125,7 @@ class Trace:
     tape: tf.GradientTape
     layer: keras.layers.Layer
     lenders: list[Any]
-    stand_ins: dict[int, Any]
+    substitutes: dict[int, Any]
     replacements: dict[str, Any]
 
     def __init__(
@@ -143,8 +143,8 @@ class Trace:
         self.holders = [holder for owner in owners for holder in find_weight_holders(owner)]
         variables = tf.nest.flatten([list(held.values()) for _, held in self.holders])
         weights = {id(w): w for w in variables if isinstance(w, tf.Variable)}
-        self.stand_ins = {key: make_stand_in(weight) for key, weight in weights.items()}
-        symbols = {key: tensor for key, tensor in self.stand_ins.items() if is_symbolic(tensor)}
+        self.substitutes = {key: make_substitute(weight) for key, weight in weights.items()}
+        symbols = {key: tensor for key, tensor in self.substitutes.items() if is_symbolic(tensor)}
         self.weights = [weights[key] for key in symbols]
         self.assigned: dict[int, Any] = {}
         """Id of a variable -> the tensor that the layer assigns to it."""
