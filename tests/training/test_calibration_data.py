@@ -53,7 +53,7 @@ def conv():
         (
             UNIT,
             WITH_OUTLIER,
-            r"half of the examples vary by less .* few numbers set the range, 0 to 9",
+            r"half of the examples vary by less .* few values set the range, 0 to 9",
         ),
         (CAFFE, PIXELS, r"lies .* off. They fit as .*preprocess_input\(x, mode='caffe'\)\."),
         (
