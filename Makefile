@@ -34,7 +34,7 @@ help:
 	@echo "make test-tosa    compare files with Arm's TOSA, its converter and its reference model"
 	@echo "make test-gpu     compare a GPU with the CPU, time steps on it, print a table"
 	@echo "make test-version run it on another (TENSORFLOW=2.19 PYTHON=python3.12 NUMPY='numpy<2')"
-	@echo "make lint         check style, formatting and types"
+	@echo "make lint         check style, formatting, types, sizes and language"
 	@echo "make format       put style and formatting right"
 	@echo "make dist         build the wheel, check it, use it in clean environments of Python 3.10 to 3.13"
 	@echo "make resolve      resolve all extras on Python 3.10 to 3.13, newest and lowest versions (network)"
@@ -81,6 +81,7 @@ lint: $(VENV)/.complete
 	$(VENV)/bin/python -m ruff check .
 	$(VENV)/bin/python -m ruff format --check .
 	$(VENV)/bin/python -m mypy
+	$(VENV)/bin/python -m benchmarks.bars
 
 format: $(VENV)/.complete
 	$(VENV)/bin/python -m ruff check --fix .
