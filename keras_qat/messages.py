@@ -41,13 +41,13 @@ def show_once(message: str, key: str = "") -> None:
         _LOGGER.warning(message)
 
 
-def warn_caller(message: str) -> None:
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns about the line of the user's program that called this library, even through Keras."""
     skipped = LIBRARIES | {"contextlib"}
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in skipped:
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 @contextlib.contextmanager

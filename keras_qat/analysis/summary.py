@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -13,6 +12,7 @@ import tensorflow as tf
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
+from keras_qat.messages import warn_caller
 from keras_qat.ops.multiply_accumulates import count_products, describe_share, integer_share
 from keras_qat.ops.node import Constant, Node, Tensor
 from keras_qat.training.fake_quantization.weight_quantizer import get_weight
@@ -121,8 +121,7 @@ class Summary:
     @property
     def in_float(self) -> dict[str, str]:
         """Deprecated: use `float_layers`."""
-        message = "Summary.in_float is deprecated: use Summary.float_layers."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        warn_caller("Summary.in_float is deprecated: use Summary.float_layers.", DeprecationWarning)
         return self.float_layers
 
     def to_dict(self) -> dict[str, object]:

@@ -48,6 +48,10 @@ ALWAYS = ("recipe", "float_config", "output_names", "float_layers", "asked_for",
 """Entries that files always have. They have the others only if these differ from the default."""
 
 
+REQUIRED = ("recipe", "float_config", "output_names")
+"""Entries without which a configuration is damaged."""
+
+
 def describe_model(model: keras.Model) -> Config:
     """Returns the configuration of a model."""
     layers = {layer.name: layer for layer in model.layers}
@@ -80,7 +84,8 @@ def describe_model(model: keras.Model) -> Config:
 def split_config(config: Config) -> tuple[Config, Config]:
     """Separates the entries of Keras from those in `ENTRIES`, with defaults in place of none."""
     of_keras = {name: value for name, value in config.items() if name not in ENTRIES}
-    return of_keras, {name: config.get(name, default) for name, default in ENTRIES.items()}
+    required = {name: config[name] for name in REQUIRED}
+    return of_keras, {**ENTRIES, **{n: config[n] for n in ENTRIES if n in config}, **required}
 
 
 def restore_model(

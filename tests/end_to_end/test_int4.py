@@ -123,7 +123,9 @@ def test_packed_and_not(family):
     # Sums of int4 weights are small numbers, and kernels round them twice: up, if halfway.
     packed = keras_qat.export_tflite(qat, pack_int4=True)
     report = keras_qat.verify(qat, packed, x[0], per_layer=family == "dense")
-    assert report.packs_int4 and any("packed in 4 bits" in text for text in report.findings())
+    assert report.packs_int4 and any(
+        "packs weights in 4 bits" in text for text in report.findings()
+    )
     assert report.max_difference <= 1
     if RECENT:  # Which the simulation knows.
         assert report.identical == 1

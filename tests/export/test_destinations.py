@@ -68,7 +68,7 @@ def test_directory_in_place_of_a_file(exported, tmp_path):
 @pytest.mark.usefixtures("no_conversion")
 def test_directory_with_other_things_in_it(exported, tmp_path):
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(FileExistsError, match="something other than a SavedModel"):
+    with pytest.raises(FileExistsError, match="which holds other files"):
         keras_qat.export_saved_model(exported.model, tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
