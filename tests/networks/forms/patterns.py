@@ -60,6 +60,7 @@ def value_transform(x):
 
 
 FUNCTIONS = {
+    "GELU": lambda x: 0.5 * x * (1.0 + tf.tanh(0.79788 * (x + 0.044715 * x * x * x))),
     "softplus": lambda x: log(1.0 + tf.exp(x)),
     "softplus of log1p": lambda x: tf.math.log1p(tf.exp(x)),
     "mish": lambda x: x * tf.tanh(backend.log(1 + backend.exp(x))),
