@@ -21,13 +21,13 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 
 LIMITS = {
-    "lines of keras_qat": 54_300,
+    "lines of keras_qat": 54_100,
     "lines of tests": 49_700,
-    "longest file, lines": 400,
-    "parameters typed Any, %": 8.5,
-    "function names that are not verbs, %": 1.6,
-    "unusual phrases in code, per 1000 words": 4.5,
-    "unusual phrases on pages, per 1000 words": 2.8,
+    "longest file, lines": 412,
+    "parameters typed Any, %": 8.0,
+    "function names that are not verbs, %": 1.4,
+    "unusual phrases in code, per 1000 words": 3.6,
+    "unusual phrases on pages, per 1000 words": 1.8,
 }
 
 PHRASES = (

@@ -273,7 +273,7 @@ def test_settings_that_are_refused():
         specs.QuantSpec(12, symmetric=True)
     with pytest.raises(ValueError, match="from 2 to 8"):
         recipes.int16x8(weight_bits=16)
-    with pytest.raises(ValueError, match="no mixture"):
+    with pytest.raises(ValueError, match="do not mix widths"):
         recipes.int16x8().override("Dense", activation_bits=8)
     recipe = recipes.int16x8().override("head", quantize=False)
     assert recipes.Recipe.from_config(recipe.to_config()) == recipe

@@ -172,7 +172,7 @@ def test_inference_in_either_family(qat):
 def test_a_layer_on_what_has_no_range_computes_in_float(qat):
     x, layer = keras.Input((8, 8, 1)), qat.get_layer("quant_stem")
     model, data = keras.Model(x, layer(x)), images(8, (8, 8, 1))
-    assert [*keras_qat.summary(model).in_float.values()] == ["its input has no quantizer"]
+    assert [*keras_qat.summary(model).float_layers.values()] == ["its input has no quantizer"]
     file = keras_qat.TFLiteModel(keras_qat.export_tflite(model))
     np.testing.assert_allclose(file.predict(data), model.predict(data, verbose=0), atol=1e-5)
 

@@ -354,7 +354,7 @@ def test_bad_method():
 
 def test_data_that_are_all_the_same():
     qat = keras_qat.quantize_model(tiny_net())
-    with pytest.warns(UserWarning, match="All values of the calibration data are 0, so that"):
+    with pytest.warns(UserWarning, match="All values of the calibration data are 0, so the"):
         keras_qat.calibrate(qat, np.zeros((8, 6, 6, 2), np.float32))
 
 
