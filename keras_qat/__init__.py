@@ -11,7 +11,8 @@ from keras_qat import callbacks, layers, recipes, specs, targets
 from keras_qat.analysis.diagnose import diagnose
 from keras_qat.analysis.drawing import Picture, plot_model, plot_quantizers
 from keras_qat.analysis.plan import plan
-from keras_qat.analysis.sensitivity import search_bits, sensitivity
+from keras_qat.analysis.search_bits import search_bits
+from keras_qat.analysis.sensitivity import sensitivity
 from keras_qat.analysis.summary import Summary, summary
 from keras_qat.analysis.tune import TuneResult, tune
 from keras_qat.analysis.verify import Report, verify

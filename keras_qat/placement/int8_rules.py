@@ -29,6 +29,7 @@ from keras_qat.placement.file_outputs import find_joined_outputs
 from keras_qat.placement.fusion_groups import Group, find_groups
 from keras_qat.placement.plan import Plan, Range, describe_layer, join_ranges
 from keras_qat.placement.settings import BY_RECIPE, Settings
+from keras_qat.placement.symmetric_ranges import center_at_zero, find_symmetric
 
 
 class Decision(NamedTuple):
@@ -66,7 +67,7 @@ class Int8Placement:
         self.index_calls = find_index_calls(
             graph.calls, self.consumers, self.outputs, self.get_op, settings.recipe.without_float
         )
-        self.symmetric = _find_symmetric(graph)
+        self.symmetric = find_symmetric(graph)
         self.float_layers: dict[str, str] = {}
         self.weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = {}
         self.specs: dict[Value, Spec] = {}
@@ -226,7 +227,7 @@ class Int8Placement:
         if isinstance(output, FixedRange):
             limits = output.wide if self.is_int16 else (output.minimum, output.maximum)
             if self.settings.recipe.activations.symmetric and not self.is_int16:
-                limits = _center_at_zero(*limits)
+                limits = center_at_zero(*limits)
             return Decision(FixedSpec(*limits, own.bits), f"{op.name} has a fixed range")
         if isinstance(output, SharedRange):
             sources = [source for source in _get_sources(call) if source in self.specs]
@@ -372,30 +373,6 @@ def _get_sources(call: Call) -> list[Value]:
     """Returns the inputs of a call that share its range, without inputs for training only."""
     op = find_op(call)
     return call.inputs[:1] if op is not None and op.alias else call.inputs
-
-
-def _center_at_zero(minimum: float, maximum: float) -> tuple[float, float]:
-    """Returns a range of 256 levels with the zero point 0 that contains another such range."""
-    limit = max(-minimum, maximum * 256 / 255)
-    return -limit, limit * 127 / 128
-
-
-def _find_symmetric(graph: Graph) -> set[Value]:
-    """Returns the values that need a symmetric range, and all values that share it.
-
-    XNNPACK multiplies two matrices only if the right-hand side's zero point is 0. In TensorFlow's
-    interpreter it accepts other zero points, but computes as if they were 0.
-    """
-    values: set[Value] = set()
-    for call in graph.calls:
-        op = find_op(call)
-        values.update(call.inputs[index] for index in (op.symmetric if op else ()))
-    for call in reversed(graph.calls):
-        op = find_op(call)
-        shares_range = op is not None and isinstance(op.output, SharedRange)
-        if shares_range and values.intersection(flatten_values(call.outputs)):
-            values.update(call.inputs)
-    return values
 
 
 def _comes_from_weights(value: Value) -> bool:

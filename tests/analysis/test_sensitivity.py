@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.analysis.sensitivity import LayerSensitivity, choose_bits, noise
+from keras_qat.analysis.search_bits import choose_bits
+from keras_qat.analysis.sensitivity import LayerSensitivity, noise
 from keras_qat.training.weight_limits import (
     find_least_squares_limits,
     round_weights,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from keras_qat.analysis.sensitivity import Sensitivity, search_bits
+from keras_qat.analysis.search_bits import search_bits
+from keras_qat.analysis.sensitivity import Sensitivity
 from keras_qat.analysis.tune.build import Builder
 from keras_qat.analysis.tune.rungs import EPOCHS, LADDER, Settings
 from keras_qat.analysis.tune.score import Arrays, Score

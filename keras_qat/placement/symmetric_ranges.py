@@ -1,0 +1,31 @@
+"""Ranges whose zero point must be 0, and the values that need them."""
+
+from __future__ import annotations
+
+from keras_qat.graph.calls import Graph, Value, flatten_values
+from keras_qat.ops.op import SharedRange
+from keras_qat.ops.registry import find_op
+
+
+def center_at_zero(minimum: float, maximum: float) -> tuple[float, float]:
+    """Returns a range of 256 levels with the zero point 0 that contains another such range."""
+    limit = max(-minimum, maximum * 256 / 255)
+    return -limit, limit * 127 / 128
+
+
+def find_symmetric(graph: Graph) -> set[Value]:
+    """Returns the values that need a symmetric range, and all values that share it.
+
+    XNNPACK multiplies two matrices only if the right-hand side's zero point is 0. In TensorFlow's
+    interpreter it accepts other zero points, but computes as if they were 0.
+    """
+    values: set[Value] = set()
+    for call in graph.calls:
+        op = find_op(call)
+        values.update(call.inputs[index] for index in (op.symmetric if op else ()))
+    for call in reversed(graph.calls):
+        op = find_op(call)
+        shares_range = op is not None and isinstance(op.output, SharedRange)
+        if shares_range and values.intersection(flatten_values(call.outputs)):
+            values.update(call.inputs)
+    return values
