@@ -166,10 +166,6 @@ def test_a_search_that_was_interrupted_continues(regressor, tmp_path):
     np.testing.assert_array_equal(second.model(X), expected.model(X))
 
 
-def make_uncompiled():
-    return keras.Model(*(lambda model: (model.inputs, model.outputs))(make_detector()))
-
-
 MISTAKES = {
     "is quantized already": lambda m: {"model": keras_qat.quantize_model(m)},
     "max_drop=-1": lambda m: {"max_drop": -1},
@@ -182,7 +178,7 @@ MISTAKES = {
     "needs labels": lambda m: {"validation": X[160:], "metric": measure_nearness},
     "target='cortex'": lambda m: {"target": "cortex"},
     "no recipe 'int7'": lambda m: {"recipe": "int7"},
-    "not compiled": lambda m: {"model": make_uncompiled()},
+    "not compiled": lambda m: {"model": make_detector()},
     "never ends": lambda m: {"train": tf.data.Dataset.from_tensors(TRAIN).repeat()},
 }
 
@@ -196,10 +192,21 @@ def test_mistakes_get_an_answer(message, classifier):
 
 
 def test_a_directory_belongs_to_one_search(classifier, tmp_path):
+    """A model that was trained further got the scores of the earlier one."""
     options = {"max_drop": 100, "directory": tmp_path, "verbose": 0}
-    keras_qat.tune(classifier, TRAIN, VALIDATION, **options)
+    other = keras.models.clone_model(classifier)
+    other.set_weights(classifier.get_weights())
+    other.compile("adam", "sparse_categorical_crossentropy", ["accuracy"])
+    first = keras_qat.tune(other, TRAIN, VALIDATION, **options)
+    again = keras_qat.tune(other, TRAIN, VALIDATION, **options)
+    assert without_times(again) == without_times(first)
     with pytest.raises(ValueError, match="attempts of another search"):
-        keras_qat.tune(classifier, TRAIN, VALIDATION, recipe="int16x8", **options)
+        keras_qat.tune(other, TRAIN, (X[160:], 1 - Y[160:]), **options)
+    with pytest.raises(ValueError, match="attempts of another search"):
+        keras_qat.tune(other, TRAIN, VALIDATION, recipe="int16x8", **options)
+    other.set_weights([weight + 0.5 for weight in other.get_weights()])
+    with pytest.raises(ValueError, match="attempts of another search"):
+        keras_qat.tune(other, TRAIN, VALIDATION, **options)
 
 
 def test_targets_decide_what_is_tried(regressor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import tempfile
 import time
@@ -42,7 +43,7 @@ class TuneResult:
         metric: the name of the metric.
         float_value: the float model's metric.
         max_drop: the budget, in points.
-        interrupted: whether Ctrl-C or the time limit ended the search early.
+        interrupted: whether Ctrl-C ended the search early.
         directory: where the models of all attempts are saved.
         describe: returns a value of the metric as text.
         temporary: deletes a temporary directory together with the result; None if it stays.
@@ -164,12 +165,12 @@ def tune(
     _check_arguments(model, max_drop, minutes, max_size, min_bits)
     train_data, held_out = read_data(model, train), read_data(model, validation)
     _check_held_out(train_data, held_out)
-    chosen, _, _ = read_settings(recipe, None, target)
+    chosen, _, known_target = read_settings(recipe, None, target)
     judge = Judge(model, held_out.x, held_out.y, metric)
-    builder = Builder(model, target, train_data, judge, seed, started + 60 * minutes)
+    builder = Builder(model, known_target, train_data, judge, seed, started + 60 * minutes)
     temporary = None if directory else tempfile.TemporaryDirectory(prefix="keras_qat_tune_")
     folder = Path(temporary.name if temporary else os.fspath(directory or ""))
-    _claim(folder, f"{model.name} {chosen!r} {target!r} seed={seed} {len(train_data.x[0])}")
+    _claim(folder, _describe_search(builder, held_out, chosen, judge.name))
     search = Search(builder, Settings(chosen), max_drop, folder, verbose)
     interrupted = False
     try:
@@ -223,8 +224,20 @@ def _hash_examples(data: Data) -> list[int]:
     return [hash(b"".join(np.asarray(x).tobytes() for x in example)) for example in examples]
 
 
+def _describe_search(builder: Builder, held_out: Data, recipe: Recipe, metric: str) -> str:
+    """Return what attempts depend on: the model's weights, the data, and the arguments."""
+    arrays = [x for data in (builder.train, held_out) for x in (*data.x, *(data.y or ()))]
+    digest = hashlib.sha256()
+    for array in (*builder.model.get_weights(), *arrays):
+        digest.update(repr((array.dtype, array.shape)).encode())
+        is_text = array.dtype == object
+        digest.update(repr(array.tolist()).encode() if is_text else array.tobytes())
+    target = builder.target and builder.target.name
+    return f"{builder.model.name} {recipe!r} {target} {metric} {builder.seed} {digest.hexdigest()}"
+
+
 def _claim(folder: Path, description: str) -> None:
-    """Mark a directory as that of a search, or check that it is that of the same search."""
+    """Note which search a directory belongs to. Raise an error if it belongs to another one."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / MARK
     if mark.exists() and mark.read_text("utf-8") != description:

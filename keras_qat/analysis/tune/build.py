@@ -95,7 +95,7 @@ class Builder:
 
     Args:
         model: the float model.
-        target: where the file is to run.
+        target: where the file is to run, or None.
         train: the training data.
         judge: what training is stopped by.
         seed: the seed of training and of learned rounding.
@@ -103,7 +103,7 @@ class Builder:
     """
 
     model: keras.Model
-    target: str | Target | None
+    target: Target | None
     train: Data
     judge: Judge
     seed: int

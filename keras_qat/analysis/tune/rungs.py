@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from keras_qat.analysis.diagnose import diagnose
-from keras_qat.analysis.plan import plan
 from keras_qat.config import recipes
 from keras_qat.config.recipe import Recipe
 from keras_qat.training.calibration.histogram import Method
@@ -53,9 +52,8 @@ class Settings:
         steps += [f"{count} layers with {b}-bit weights" for b, count in sorted(bits.items())]
         steps += [f"outputs={list(self.outputs)}"] if self.outputs else []
         steps.append("calibrate" if self.method == "minmax" else f"calibrate({self.method!r})")
-        steps += ["bias_correction"] * self.corrects_bias + [
-            "learn_rounding"
-        ] * self.learns_rounding
+        steps += ["bias_correction"] * self.corrects_bias
+        steps += ["learn_rounding"] * self.learns_rounding
         steps += [f"fit, {self.epochs} epochs"] if self.epochs else []
         return ", ".join(steps)
 
@@ -79,29 +77,27 @@ def _never(_: Search) -> None:
     return None
 
 
-def _lacks_int4(search: Search) -> str | None:
-    few = min(search.best.recipe.weights.bits, *_override_bits(search.best.recipe), 8)
-    return None if few < 8 else "weights have 8 bits, which rounding cannot improve much"
-
-
-def _override_bits(recipe: Recipe) -> list[int]:
-    return [o.weight_bits for o in recipe.overrides if o.weight_bits is not None] or [8]
+def _lacks_few_bits(search: Search) -> str | None:
+    recipe = search.best.recipe
+    bits = [recipe.weights.bits, *(override.weight_bits or 8 for override in recipe.overrides)]
+    return None if min(bits) < 8 else "weights have 8 bits, which rounding cannot improve much"
 
 
 def _lacks_concatenation(search: Search) -> str | None:
-    found = plan(search.model, search.best.recipe, target=search.target).joined_outputs
-    return None if found else "no output is concatenated from different tensors"
+    if search.concatenated_tensors:
+        return None
+    return "no output is concatenated from different tensors"
 
 
 def _lacks_float(search: Search) -> str | None:
-    target = search.best_model.target
+    target = search.target
     if target is not None and not target.has_float:
         return f"{target.title} cannot compute in float"
     return None
 
 
 def _lacks_int16(search: Search) -> str | None:
-    target = search.best_model.target
+    target = search.target
     if search.best.recipe.name != "int8":
         return f"there is no {search.best.recipe.name} recipe with 16-bit activations"
     if target is not None and not target.has_int16:
@@ -128,8 +124,7 @@ def _change_method(search: Search) -> Iterator[Settings]:
 
 
 def _end_before_outputs(search: Search) -> Iterator[Settings]:
-    found = plan(search.model, search.best.recipe, target=search.target).joined_outputs
-    yield dataclasses.replace(search.best, outputs=tuple(p for j in found for p in j.parts))
+    yield dataclasses.replace(search.best, outputs=search.concatenated_tensors)
 
 
 def _spare_layers(search: Search) -> Iterator[Settings]:
@@ -161,7 +156,7 @@ LADDER = (
     Rung("corrected biases", _never, _correct_bias),
     Rung("other ranges", _never, _change_method),
     Rung("file ends before concatenated outputs", _lacks_concatenation, _end_before_outputs),
-    Rung("learned rounding", _lacks_int4, _learn_rounding),
+    Rung("learned rounding", _lacks_few_bits, _learn_rounding),
     Rung("sensitive layers in float", _lacks_float, _spare_layers),
     Rung("training", _lacks_training, _train),
     Rung("16-bit activations", _lacks_int16, _use_16_bits),

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from keras_qat.analysis.verify.labels import are_probabilities
 from keras_qat.analysis.verify.results import compute_sqnr
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.losses import find_losses
@@ -67,7 +68,7 @@ class Judge:
     ) -> None:
         self._x = x
         self._exact = self.predict(model)
-        self.has_probabilities = all(map(_are_probabilities, self._exact))
+        self.has_probabilities = all(map(are_probabilities, self._exact))
         self._labels = self._exact if y is None else y
         self._metric = self._make_metric(model, y, metric)
         self.name, self.float_value = self._metric(self._labels, self._exact)
@@ -119,9 +120,9 @@ class Judge:
         if y is None:
             if metric is not None:
                 raise ValueError("metric= needs labels: pass validation=(x, y).")
-            losses = find_losses(model, [f"{i}" for i in range(len(self._exact))])
+            losses = find_losses(model, model.output_names)
             classes = [
-                (loss is not None and loss.kind == "classes") or _are_probabilities(outputs)
+                (loss is not None and loss.kind == "classes") or are_probabilities(outputs)
                 for loss, outputs in zip(losses, self._exact, strict=True)
             ]
             return lambda exact, outputs: measure_agreement(exact, outputs, classes)
@@ -185,9 +186,3 @@ def _unwrap(arrays: Arrays) -> Arrays | np.ndarray:
 
 def _grows(name: str) -> bool:
     return any(word in name.lower() for word in LARGER_IS_BETTER)
-
-
-def _are_probabilities(outputs: np.ndarray) -> bool:
-    if outputs.ndim < 2 or outputs.shape[-1] < 2 or outputs.min() < 0:
-        return False
-    return bool(np.abs(outputs.sum(-1) - 1).max() < 1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from keras_qat.analysis.plan import plan
 from keras_qat.analysis.search_bits import search_bits
 from keras_qat.analysis.sensitivity import Sensitivity
 from keras_qat.analysis.tune.build import Builder
@@ -97,6 +99,12 @@ class Search:
     def best_model(self) -> QuantizedModel:
         """The model of the best settings so far."""
         return keras.models.load_model(self._best_path, compile=False)
+
+    @functools.cached_property
+    def concatenated_tensors(self) -> tuple[str, ...]:
+        """The tensors that are concatenated to outputs with one range for all of them."""
+        found = plan(self.model, self.first.recipe, target=self.target).joined_outputs
+        return tuple(part for joined in found for part in joined.parts)
 
     @property
     def x_few(self) -> Arrays | np.ndarray:
@@ -235,9 +243,14 @@ def shrink(search: Search, max_size: int | None, min_bits: int) -> None:
             continue
         known = found.sensitivity
         smaller = dataclasses.replace(
-            base, recipe=found.recipe, method="mse", learns_rounding=True, corrects_bias=False
+            base,
+            recipe=found.recipe,
+            method="mse",
+            learns_rounding=True,
+            corrects_bias=False,
+            packs=True,
+            epochs=0,
         )
-        smaller = dataclasses.replace(smaller, packs=True, epochs=0)
         attempt = search.attempt(step, smaller, "smaller")
         if _drop(attempt) > search.max_drop and search.trains and not search.is_late:
             attempt = search.attempt(step, dataclasses.replace(smaller, epochs=EPOCHS), "smaller")

@@ -53,8 +53,7 @@ def _find_use(
 ) -> Use:
     has_entries = exact.ndim > 1 and exact.shape[-1] > 1
     is_finite = has_entries and bool(np.isfinite(exact).all())
-    is_probability = is_finite and exact.min() >= -EXACT and _are_ones(exact.sum(-1))
-    if exact.dtype.kind in "iub" or is_probability:
+    if exact.dtype.kind in "iub" or are_probabilities(exact):
         return "classes"
     kind = "custom" if loss is None else loss.kind
     if kind == "values" and is_like_input:
@@ -68,6 +67,13 @@ def _find_use(
     if is_like_input:
         return "signals"
     return "classes or values" if has_entries else "values"
+
+
+def are_probabilities(exact: NDArray) -> bool:
+    """Returns whether the entries along the last axis are probabilities, which sum to 1."""
+    has_entries = exact.ndim > 1 and exact.shape[-1] > 1
+    is_valid = has_entries and bool(np.isfinite(exact).all()) and exact.min() >= -EXACT
+    return is_valid and _are_ones(exact.sum(-1))
 
 
 def _are_ones(values: NDArray) -> bool:
