@@ -20,12 +20,12 @@ Y = (X[:, 0] * X[:, 1] > 0).astype("int64")
 TRAIN, VALIDATION = (X[:160], Y[:160]), (X[160:], Y[160:])
 
 
-def make_classifier(metrics=("accuracy",)):
+def make_classifier():
     keras.utils.set_random_seed(1)
     inputs = keras.Input((6,), name="row")
     hidden = layers.Dense(16, "relu")(layers.Dense(16, "relu")(inputs))
     model = keras.Model(inputs, layers.Dense(2, "softmax", name="label")(hidden))
-    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", list(metrics))
+    model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", ["accuracy"])
     model.fit(*TRAIN, epochs=10, verbose=0)
     return model
 
@@ -191,19 +191,15 @@ def test_mistakes_get_an_answer(message, classifier):
         keras_qat.tune(**arguments)
 
 
-def test_a_directory_belongs_to_one_search(classifier, tmp_path):
+def test_a_directory_belongs_to_one_search(tmp_path):
     """A model that was trained further got the scores of the earlier one."""
     options = {"max_drop": 100, "directory": tmp_path, "verbose": 0}
-    other = keras.models.clone_model(classifier)
-    other.set_weights(classifier.get_weights())
-    other.compile("adam", "sparse_categorical_crossentropy", ["accuracy"])
-    first = keras_qat.tune(other, TRAIN, VALIDATION, **options)
-    again = keras_qat.tune(other, TRAIN, VALIDATION, **options)
+    other = make_classifier()
+    first, again = (keras_qat.tune(other, TRAIN, VALIDATION, **options) for _ in range(2))
     assert without_times(again) == without_times(first)
-    with pytest.raises(ValueError, match="attempts of another search"):
-        keras_qat.tune(other, TRAIN, (X[160:], 1 - Y[160:]), **options)
-    with pytest.raises(ValueError, match="attempts of another search"):
-        keras_qat.tune(other, TRAIN, VALIDATION, recipe="int16x8", **options)
+    for data, recipe in (((X[160:], 1 - Y[160:]), None), (VALIDATION, "int16x8")):
+        with pytest.raises(ValueError, match="attempts of another search"):
+            keras_qat.tune(other, TRAIN, data, recipe=recipe, **options)
     other.set_weights([weight + 0.5 for weight in other.get_weights()])
     with pytest.raises(ValueError, match="attempts of another search"):
         keras_qat.tune(other, TRAIN, VALIDATION, **options)
