@@ -14,8 +14,7 @@ from keras_qat.keras2.backend import keras
 from tests.helpers import values
 
 layers = keras.layers
-RANDOM = np.random.default_rng(0)
-X = RANDOM.normal(size=(240, 6)).astype("float32")
+X = np.random.default_rng(0).normal(size=(240, 6)).astype("float32")
 Y = (X[:, 0] * X[:, 1] > 0).astype("int64")
 TRAIN, VALIDATION = (X[:160], Y[:160]), (X[160:], Y[160:])
 

@@ -10,6 +10,7 @@ import pytest
 import keras_qat
 from keras_qat import callbacks, recipes
 from keras_qat.keras2.backend import keras
+from keras_qat.training.compression import list_weights
 from tests.helpers import images, rng, scramble
 from tests.networks.small import functional, layers, residual_net
 
@@ -79,7 +80,7 @@ def test_channels():
     model = fitted(scramble(residual_net()), callbacks.Prune(0.5, pattern="channels"))
     last = model.get_layer("logits").kernel
     assert np.all(last.numpy() != 0)
-    for weight, axes in keras_qat.training.float_weights.weights_of(model):
+    for weight, axes in list_weights(model):
         if weight is last:
             continue
         others = tuple(axis for axis in range(-len(weight.shape), 0) if axis not in axes)
