@@ -1,7 +1,5 @@
 """Branches: which of them are traced."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -4,8 +4,6 @@ Written here once more from gemmlowp's `fixedpoint.h` and TFLite's `common.h`, f
 bits and a sign: 31 for softmax, 15 for the gates of LSTMs.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

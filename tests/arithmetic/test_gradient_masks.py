@@ -1,7 +1,5 @@
 """Which numbers pass the gradient of a quantizer, by both ways to find the ends of its range."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

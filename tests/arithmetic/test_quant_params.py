@@ -1,7 +1,5 @@
 """Scales and zero points of ranges, worked out by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

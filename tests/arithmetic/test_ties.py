@@ -1,7 +1,5 @@
 """Ranges of inputs are chosen so that no fraction of them lies halfway between two codes."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

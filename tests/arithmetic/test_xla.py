@@ -1,7 +1,5 @@
 """Fake quantization that XLA compiles gives the same values, also between two levels."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

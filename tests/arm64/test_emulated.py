@@ -3,8 +3,6 @@
 `make test-arm64` sets the emulator up; without it these tests are skipped.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The simulation's rounding on 64-bit ARM, against what LiteRT gave there: see `record`."""
 
-from __future__ import annotations
-
 import platform
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every recorded run of a single quantizer: observers and fake quantization by themselves."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files of models as `tf.contrib.quantize` trains them: ranges that no quantizer has."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """A BatchNormalization of vectors that is not folded: slim ran it through the fused operation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`export_tflite(batch_size=...)`: all sizes known, the same codes."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import warnings

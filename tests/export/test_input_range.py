@@ -1,7 +1,5 @@
 """`input_range=`: the range of inputs that have no quantizer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

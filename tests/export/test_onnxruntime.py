@@ -1,7 +1,5 @@
 """`kernels="onnxruntime"`: the model computes what onnxruntime computes of its file, by row."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Models that cannot be exported: the message says what to do, and no file is written."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

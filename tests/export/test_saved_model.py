@@ -1,7 +1,5 @@
 """The SavedModel: runs without keras_qat, on a CPU, and gives the model's numbers."""
 
-from __future__ import annotations
-
 import collections
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The file: types at its ends, names, several inputs and outputs, and when it is refused."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

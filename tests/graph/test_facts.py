@@ -1,7 +1,5 @@
 """Facts about tensors are found once for each tensor, however many ways lead to it."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Reading a model as calls and building it again."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

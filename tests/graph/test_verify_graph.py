@@ -1,7 +1,5 @@
 """The verifier finds what is wrong with a graph; it says nothing about good ones."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """TensorFlow 2.15, which has no Keras 3 beside Keras 2."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Constant numbers of a model, and what is known of weights before they are summed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Layers in float with Python's control flow, and models that are run eagerly for debugging."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

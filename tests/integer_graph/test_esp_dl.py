@@ -1,7 +1,5 @@
 """`kernels="esp_dl"` computes exactly and rounds halves up; with powers of two there are many."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Models with a fixed batch size take other batches too, as their float models do in Keras."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Layers in float whose form in files is another one than Keras' own: both compute the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

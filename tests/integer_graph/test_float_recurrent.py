@@ -1,7 +1,5 @@
 """Recurrent layers in float: the form that files take computes what Keras' own loop does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

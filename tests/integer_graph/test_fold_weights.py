@@ -1,7 +1,5 @@
 """Weights and biases as files hold them, against what training knows, and where scales end."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

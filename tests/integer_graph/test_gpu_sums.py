@@ -1,7 +1,5 @@
 """Sums as they are computed where there is a GPU, on the CPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

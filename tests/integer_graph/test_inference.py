@@ -1,7 +1,5 @@
 """At inference the model computes as the file's kernels do, code for code."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """A kernel family is one definition: what operators ask about rounding, they ask its fields."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

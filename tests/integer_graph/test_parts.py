@@ -1,7 +1,5 @@
 """Models of parts of quantization-aware models: cut, extended, inside another one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

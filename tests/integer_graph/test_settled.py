@@ -1,7 +1,5 @@
 """Inference computes with the ranges and weights that a model has when it is asked, however."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """The integer simulation: whole models, its arithmetic, and what it takes and gives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """BatchNormalization along other axes than the last, or several."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Kernels that a layer computes from its weights."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Operations that are computed as what they can be written out in."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Functions of one tensor that a model computes with several operations are one table."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

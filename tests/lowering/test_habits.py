@@ -1,7 +1,5 @@
 """What custom layers do besides computing, in layers that stay in float."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Weights of objects that a layer holds and that are no layers: training them."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import keras_qat

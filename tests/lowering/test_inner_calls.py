@@ -1,7 +1,5 @@
 """Inner layers are called with `training` and `mask` by position, by name and by other names."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Parts of concatenated and stacked tensors: which of them are read without a join."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

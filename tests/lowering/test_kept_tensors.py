@@ -1,7 +1,5 @@
 """Layers that keep a tensor of one call in an attribute, which a later call reads."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

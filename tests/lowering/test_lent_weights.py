@@ -1,7 +1,5 @@
 """Weights that several operations or layers read: tied embeddings, kernels that a layer masks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Layers that do several things are split; the lowered model computes the same."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

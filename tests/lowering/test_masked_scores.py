@@ -1,7 +1,5 @@
 """Reading numbers that masks hide: what is read is not hidden."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Masking of another number than 0, which is between two quantized values or far outside of all."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

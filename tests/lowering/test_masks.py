@@ -1,7 +1,5 @@
 """Keras masks as tensors: what reads one is opened or lowered like any other layer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Masks in variables that do not train count as constants."""
 
-from __future__ import annotations
-
 import pytest
 
 import keras_qat

@@ -1,7 +1,5 @@
 """Layers of one's own in models that take pictures of any size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

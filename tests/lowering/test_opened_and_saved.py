@@ -1,7 +1,5 @@
 """Opened models are saved and loaded, without the code of what was opened; else it is said why."""
 
-from __future__ import annotations
-
 import enum
 from functools import partial
 

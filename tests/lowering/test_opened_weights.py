@@ -1,7 +1,5 @@
 """Weights that opened layers read: tables, those of other layers, constrained and frozen ones."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Opening: custom layers, Lambdas and functions are computed as what they are made of."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 from contextlib import nullcontext

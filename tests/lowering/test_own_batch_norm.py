@@ -1,7 +1,5 @@
 """Other classes of BatchNormalization, whose `call` ends in Keras' own."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Functions with a gradient of their own: opened as what they compute, and trained with it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

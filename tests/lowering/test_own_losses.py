@@ -1,7 +1,5 @@
 """Layers that add to the loss, or a metric, are opened; the model adds the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

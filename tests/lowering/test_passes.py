@@ -1,7 +1,5 @@
 """Passes of lowering: what they print, and the graphs between them."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

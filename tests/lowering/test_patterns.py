@@ -1,7 +1,5 @@
 """The engine that finds patterns of operations in a graph and replaces them."""
 
-from __future__ import annotations
-
 import math
 import sys
 

@@ -1,7 +1,5 @@
 """Positions that are computed from real numbers: in integers for targets without float."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Python in layers of one's own that reads sizes, and TensorFlow's loops over known steps."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

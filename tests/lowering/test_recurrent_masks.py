@@ -1,7 +1,5 @@
 """Recurrent layers read the masks of any layer in front of them, and of models around them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Tensors that a normalization brings to one size are scaled alike before they are joined."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """A softmax that a model computes with several operations is one layer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """A softmax of so many numbers, inside of a model, that 8 bits keep nothing of their mean."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Spectra: Fourier transforms that train, that stay in float, and angles."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Tokens that come as real numbers, as `keras.Input((steps,))` without a type has them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

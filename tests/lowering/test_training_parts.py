@@ -1,7 +1,5 @@
 """Layers of one's own with weights, of which training computes parts that inference leaves out."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Keras' layers without an integer kernel: written out they train, and come back, as they were."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

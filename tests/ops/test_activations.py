@@ -1,7 +1,5 @@
 """Operators on one or two values at a time: halves, ends of domains, graphs, options."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Every operator x bits x family of kernels, on random examples of it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Both sides of each scale from which on a file has other operators: what it has, and computes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

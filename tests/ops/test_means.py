@@ -1,7 +1,5 @@
 """Means of 16-bit values that are so many that their sum does not fit into 32 bits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

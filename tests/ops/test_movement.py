@@ -1,7 +1,5 @@
 """What moves, joins and pools values, beyond what its examples cover."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 

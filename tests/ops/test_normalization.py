@@ -1,7 +1,5 @@
 """Norms in whole numbers of 32 bits: as precise as in float between quantized tensors."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Options of calls, given in each way and at both ends: as rows read them, and in files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """docs/operators.md is what the rows say."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

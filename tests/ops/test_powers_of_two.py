@@ -1,7 +1,5 @@
 """Scales of 16 bits that are powers of two, or next to one: TFLite has other kernels of them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

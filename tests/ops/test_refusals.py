@@ -1,7 +1,5 @@
 """Calls without a kernel, next to those that `test_options` has."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

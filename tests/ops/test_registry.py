@@ -1,7 +1,5 @@
 """Custom layers that users say the operators of: what they have to give, and for how long."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

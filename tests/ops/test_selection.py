@@ -1,7 +1,5 @@
 """Quotients by zero, numbers that are too large, and constants that strip puts back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

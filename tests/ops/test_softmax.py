@@ -1,7 +1,5 @@
 """Softmax of all differences of two values, and of sums of few and many."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

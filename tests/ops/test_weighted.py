@@ -1,7 +1,5 @@
 """Weighted operators where the generated examples do not lead: large sums, forms, open sizes."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Options of layers with weights and of norms, what rows refuse, and how much they multiply."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

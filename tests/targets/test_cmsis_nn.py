@@ -1,7 +1,5 @@
 """Faults of CMSIS-NN: files for it avoid them and compute the same, or `plan` names them."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

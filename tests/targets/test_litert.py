@@ -1,7 +1,5 @@
 """Faults of LiteRT's kernels: files avoid them on every processor, and compute the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

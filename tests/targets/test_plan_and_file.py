@@ -1,7 +1,5 @@
 """What a plan says of a target before training is what holds for the file that is exported."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

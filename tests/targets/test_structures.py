@@ -1,7 +1,5 @@
 """Structures in TFLite Micro: what its operators compute, they compute as the model does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Targets: what follows from them, what contradicts them, and what they are asked."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

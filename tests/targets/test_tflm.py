@@ -1,7 +1,5 @@
 """What the table says of TFLite Micro is what its interpreter does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """`TFLiteModel`: files take data as models do, and predict the same numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -3,8 +3,6 @@
 `make test-tosa` installs both; without them these tests are skipped.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

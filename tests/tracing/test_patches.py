@@ -1,7 +1,5 @@
 """Each patch lets code of one kind be traced, and threads can trace at once."""
 
-from __future__ import annotations
-
 import random
 import threading
 

@@ -3,8 +3,6 @@
 `make test-x86` sets the emulator up; without it these tests are skipped.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Objects of Keras 3 for training a model of Keras 2."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

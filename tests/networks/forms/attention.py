@@ -1,7 +1,5 @@
 """Attention with masks: integers, exact, and close to float."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Constants, integers and indices."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """What layers of one's own do besides computing, as people write them."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras

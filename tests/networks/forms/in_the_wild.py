@@ -1,7 +1,5 @@
 """What models in the wild have: forms that failed once, from reading to the file."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Masked scores, in attention and elsewhere."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

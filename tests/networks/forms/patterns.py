@@ -1,7 +1,5 @@
 """What several operations compute together is one layer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

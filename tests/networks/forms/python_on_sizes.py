@@ -1,7 +1,5 @@
 """Python in custom layers that reads sizes, and TensorFlow's loops over known steps."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras

@@ -1,7 +1,5 @@
 """Spectra: Fourier transforms are products of real numbers, where files are to have no float."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Joined, mapped, merged and copied tensors."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """Weights that layers compute, lend, share and hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

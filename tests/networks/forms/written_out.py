@@ -1,7 +1,5 @@
 """Keras' layers without an integer kernel, which are written out."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from keras_qat.keras2.backend import keras

@@ -1,7 +1,5 @@
 """Operators on each number, on two of them, and along the last axis."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Operators that move, pool, join and resize."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 

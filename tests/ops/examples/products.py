@@ -1,7 +1,5 @@
 """Products of two tensors."""
 
-from __future__ import annotations
-
 import re
 
 import tensorflow as tf

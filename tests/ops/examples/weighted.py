@@ -1,7 +1,5 @@
 """Operators with weights."""
 
-from __future__ import annotations
-
 from keras_qat.helper_layers.keras_variants import WITH_MASK_INPUT, MaskedLSTM
 from keras_qat.helper_layers.operations import ROUNDINGS, Indices, OnGrid, Positions, WeightTensor
 from keras_qat.keras2.backend import keras
