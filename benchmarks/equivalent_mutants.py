@@ -30,27 +30,26 @@ EQUIVALENT = {
     ),
     "keras_qat/integer_graph/fold_weights.py fold_calls: count_terms(tuple(q.shape), axes) > FEW "
     "-> count_terms(tuple(q.shape), axes) >= FEW": "what is not computed here is where it is used",
-    "keras_qat/integer_graph/float_inference.py float_outputs: max -> min": (
+    "keras_qat/integer_graph/float_inference.py evaluate_all: max -> min": (
         "how many examples are computed at once"
     ),
-    "keras_qat/integer_graph/float_inference.py float_outputs: 32 -> 33": (
+    "keras_qat/integer_graph/float_inference.py evaluate_all: 32 -> 33": (
         "how many examples are computed at once"
     ),
-    "keras_qat/integer_graph/pixel_inputs.py _check_codes: 1 -> 2 (2)": (
+    "keras_qat/integer_graph/pixel_inputs.py _check_values: 1 -> 2 (2)": (
         "numpy infers any size below zero, -2 like -1"
     ),
-    "keras_qat/integer_graph/float_nodes.py find_mask_sources: seen.add(producer) -> pass": SLOWER,
     "keras_qat/ops/mean.py _accepts_mean: any -> all": "a mean reads one tensor",
     "keras_qat/ops/stored_weights.py _emit: 1 -> 2": (
         "numpy infers any size below zero, -2 like -1"
     ),
-    "keras_qat/integer_graph/passes.py _divided: np.round -> np.floor": (
+    "keras_qat/integer_graph/passes.py _divide: np.round -> np.floor": (
         "multiples of the divisor are divided without a remainder"
     ),
-    "keras_qat/integer_graph/fold_recurrent.py _of_unrolled.held: 1 -> 2 (8)": (
+    "keras_qat/integer_graph/fold_recurrent.py _fold_unrolled.fold: 1 -> 2 (10)": (
         "only a SimpleRNN of two units has two columns, whose outputs have one scale"
     ),
-    "keras_qat/integer_graph/fold_recurrent.py _of_lstm: 0 -> 1 (2)": (
+    "keras_qat/integer_graph/fold_recurrent.py _fold_lstm: 0 -> 1 (2)": (
         "what an LSTM reads and what it gives have the same bits"
     ),
     "keras_qat/ops/activations.py : True -> False (3)": SLOWER,
