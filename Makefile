@@ -21,12 +21,13 @@ WORKERS := -n 2 --dist worksteal --durations=10
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help demo test test-slow test-legacy test-arm64 test-x86 test-plans test-tosa test-gpu test-version lint format docs notebooks dist resolve clean
+.PHONY: help demo test test-slow test-part test-legacy test-arm64 test-x86 test-plans test-tosa test-gpu test-version lint format docs notebooks dist resolve clean
 
 help:
 	@echo "make demo         train, quantize, export and verify a small network (DATA=fashion-mnist)"
 	@echo "make test         run the tests (PYTEST_ARGS='-k verify')"
 	@echo "make test-slow    run the long sweeps: hundreds of random calls of each operator"
+	@echo "make test-part    run what this commit's part of the slow checks has (PART=3: part 3)"
 	@echo "make test-legacy  run the short part of them on TensorFlow 2.15"
 	@echo "make test-arm64   run files as on phones, in LiteRT for 64-bit ARM, emulated (Debian, root)"
 	@echo "make test-x86     run files on x86 processors without AVX-512, emulated (Debian, root)"
@@ -50,6 +51,9 @@ test: $(VENV)/.complete
 
 test-slow: $(VENV)/.complete
 	$(VENV)/bin/python -m pytest $(WORKERS) -m slow $(PYTEST_ARGS)
+
+test-part: $(VENV)/.complete
+	$(VENV)/bin/python -m benchmarks.rotation --run $(PART)
 
 test-legacy: $(VENV_LEGACY)/.complete
 	$(VENV_LEGACY)/bin/python -m pytest $(WORKERS) -m 'legacy and not slow' $(PYTEST_ARGS)

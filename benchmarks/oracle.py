@@ -35,6 +35,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
+from benchmarks.rotation import find_part
 from benchmarks.structures import FAMILIES, Network, given
 from benchmarks.wild.by_hand import BY_HAND
 from benchmarks.zoo_worker import arrays
@@ -225,6 +226,7 @@ def main() -> None:
     parser.add_argument("--plans", action="store_true", help="plans only, without integers")
     parser.add_argument("--again", action="store_true", help="replace what is recorded")
     parser.add_argument("--draw", default="", help="any text, which decides what is in the share")
+    parser.add_argument("--part", type=int, help="networks of a part of benchmarks.rotation")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     path, is_hashed = arguments.path, arguments.path.suffix == ".txt"
@@ -238,6 +240,8 @@ def main() -> None:
     seen = differing = new = 0
     for name, network, target in find_networks():
         if arguments.k not in name or not is_drawn(name, arguments.share, arguments.draw):
+            continue
+        if arguments.part not in (None, find_part(name)):
             continue
         if arguments.verb == "record" and name in known and not arguments.again:
             continue

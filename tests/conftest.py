@@ -13,10 +13,11 @@ import pytest
 from tensorflow.python.eager import context
 
 import keras_qat
+from benchmarks.rotation import NO_TIME
 from tests.helpers import images, train
 from tests.networks.small import residual_net
 from tests.processes import run_program
-from tests.sampling import draw, leave_the_rest_to_slow
+from tests.sampling import keep_part, leave_the_rest_to_slow
 
 START = time.monotonic()
 
@@ -41,10 +42,9 @@ def pytest_addoption(parser):
         help="random examples of each operator that slow tests go up to (default: 200)",
     )
     parser.addoption(
-        "--share",
-        type=float,
-        default=1.0,
-        help="the share of the slow tests that is run, from 0 to 1 (default: 1)",
+        "--part",
+        type=int,
+        help="run only the slow tests of this part of the rotation (benchmarks/rotation.py)",
     )
     parser.addoption(
         "--minutes",
@@ -52,14 +52,6 @@ def pytest_addoption(parser):
         default=float("inf"),
         help="skip what has not begun after so many minutes (default: no limit)",
     )
-    parser.addoption("--draw", default="", help="any text, which decides what is in that share")
-
-
-def pytest_report_header(config):
-    share, seed = config.getoption("share"), config.getoption("draw")
-    if share < 1:
-        return f"a share of the slow tests, again with: --share {share} --draw '{seed}'"
-    return None
 
 
 def _seed_that_keeps_kernels(self, seed, set_seed=context.Context._set_global_seed):
@@ -98,15 +90,14 @@ def pytest_collection_finish():
 @pytest.hookimpl(tryfirst=True)  # Before pytest looks for what is marked as slow.
 def pytest_collection_modifyitems(config, items):
     leave_the_rest_to_slow(items)
-    if config.getoption("share") < 1:
-        left_out = draw(items, config.getoption("share"), config.getoption("draw"))
-        config.hook.pytest_deselected(items=left_out)
+    if config.getoption("part") is not None:
+        config.hook.pytest_deselected(items=keep_part(items, config.getoption("part")))
     _put_together(items)
 
 
 def pytest_runtest_setup(item):
     if time.monotonic() - START > 60 * item.config.getoption("minutes"):
-        pytest.skip("the time that --minutes allows is up")
+        pytest.skip(NO_TIME)
 
 
 def _put_together(items):

@@ -1,4 +1,4 @@
-"""Which cases run by default, and which of the slow tests a run takes a share of."""
+"""Which cases run by default, and which slow tests belong to a part of the rotation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+
+from benchmarks.rotation import find_part
 
 
 def fraction_of(text: str) -> float:
@@ -51,16 +53,17 @@ def leave_the_rest_to_slow(items: Iterable[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
-def draw(items: list[pytest.Item], share: float, seed: str) -> list[pytest.Item]:
-    """Removes slow tests until about a share of them is left, and returns what it removed.
+def keep_part(items: list[pytest.Item], part: int) -> list[pytest.Item]:
+    """Removes slow tests of other parts of the rotation, and returns what it removed.
 
-    Cases of a family of layers stay together: they share what they export.
+    Cases that share what they export, a family of layers end to end, stay together.
     """
     left_out = []
     for item in items:
         family = getattr(item, "callspec", None) and item.callspec.params.get("family")
-        name = f"{item.path.name}-{family}" if isinstance(family, str) else item.nodeid
-        if item.get_closest_marker("slow") and fraction_of(f"{seed} {name}") >= share:
+        together = isinstance(family, str) and "end_to_end" in item.nodeid
+        name = f"{item.path.name}-{family}" if together else item.nodeid
+        if item.get_closest_marker("slow") and find_part(name) != part:
             left_out.append(item)
     removed = {item.nodeid for item in left_out}
     items[:] = [item for item in items if item.nodeid not in removed]
