@@ -12,6 +12,8 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.keras2.backend import keras
 
+layers = keras.layers
+
 
 def rng(seed: int = 0) -> np.random.Generator:
     """Random numbers that are the same in every run."""

@@ -1,7 +1,5 @@
 """The arithmetic, against TensorFlow's own fake-quantization ops and plain numpy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

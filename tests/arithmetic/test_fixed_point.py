@@ -1,7 +1,5 @@
 """Multipliers and shifts in TensorFlow against fractions."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -5,8 +5,6 @@ bit vectors. What it is proved equal to are the definitions in TFLite's `kernels
 and gemmlowp's `fixedpoint.h`, written as formulas here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any

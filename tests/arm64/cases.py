@@ -4,8 +4,6 @@ Softmax has another form there, and means are rounded less often. Others round h
 scales that are powers of two put results there.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -15,13 +13,11 @@ import numpy as np
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import HardSwish
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Node
+from tests.helpers import keras, layers
 from tests.ops.harness import make_node
 
 Case = tuple[Node, dict[str, np.ndarray]]
-
-layers = keras.layers
 
 
 def node_of(layer: Any, shapes: list[tuple[int, ...]], *params: tuple[float, int]) -> Node:

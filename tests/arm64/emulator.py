@@ -5,8 +5,6 @@
 `FOLDER` is one that `benchmarks.runtimes` has written.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import sys

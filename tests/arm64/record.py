@@ -3,8 +3,6 @@
 python -m tests.arm64.record
 """
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 the names of the record to the model's variables. The format is described in `data/README.md`.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -3,8 +3,6 @@
 Other runs of the same format are checked by naming their folder in KERAS_QAT_REFERENCE.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calling `quantize_model` with `recipes.contrib`: the original's tests of its functions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

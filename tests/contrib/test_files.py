@@ -5,11 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.comparison import KERNELS, assert_identical
-from tests.helpers import images, observe, scramble
-
-layers = keras.layers
+from tests.helpers import images, keras, layers, observe, scramble
 
 
 def network():

@@ -1,7 +1,5 @@
 """BatchNormalization folded into layers: against unfolded training, and against plain numpy."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

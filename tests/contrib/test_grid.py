@@ -4,8 +4,6 @@ Conv2D, Dense, depthwise and dilated convolution x bias or BatchNormalization x 
 bypass x delay x scope.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every option of `recipes.contrib`, against plain numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """The page "Coming from tf.contrib.quantize": its programs run, its table names what there is."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

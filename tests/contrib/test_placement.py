@@ -4,8 +4,6 @@ The recorded runs in `tests/conformance` hold further networks, with everything 
 quantized tensor.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """C++ source for microcontrollers: it compiles, and holds what it says."""
 
-from __future__ import annotations
-
 import errno
 import re
 import shutil
@@ -13,12 +11,9 @@ import pytest
 
 import keras_qat
 from keras_qat.export.c_source import _get_resolver_name
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.schema import OPERATORS
-from tests.helpers import rng
+from tests.helpers import keras, layers, rng
 from tests.networks.small import tiny_net
-
-layers = keras.layers
 
 RESOLVER = """
 Abs Add AddN ArgMax ArgMin AveragePool2D BatchToSpaceNd BroadcastArgs BroadcastTo Cast Ceil

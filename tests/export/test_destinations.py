@@ -1,7 +1,5 @@
 """Paths that exports refuse, before the work begins, and disks that are full: nothing is lost."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

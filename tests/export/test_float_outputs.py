@@ -1,7 +1,5 @@
 """Outputs of layers that are left in float: not rounded, unless the file is to return integers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The ONNX file: what onnxruntime computes with its integer kernels and without them."""
 
-from __future__ import annotations
-
 import collections
 import json
 import sys

@@ -1,7 +1,5 @@
 """Exports are read back: a file that is not the model is refused, whichever number is wrong."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,12 +11,10 @@ import pytest
 import keras_qat
 from keras_qat.export import tflite
 from keras_qat.export.read_back import check_contents
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import unpack
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, keras, layers, observe, scramble
 
-layers = keras.layers
 Change = Callable[[Any], None]
 
 

@@ -1,7 +1,5 @@
 """ONNX files are read back: what is not the model's is warned of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,12 +8,10 @@ import pytest
 import keras_qat
 from keras_qat.export import onnx as exporter
 from keras_qat.export.onnx import check_onnx
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, keras, layers, observe, scramble
 
 onnx = pytest.importorskip("onnx", reason="needs the extra: pip install 'keras-qat[onnx]'")
 pytest.importorskip("tf2onnx")
-layers = keras.layers
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,7 @@ import tensorflow as tf
 
 from keras_qat.graph.missing_values import find_nan_handling
 from keras_qat.graph.read_model import read_model
-from keras_qat.keras2.backend import keras
-
-layers = keras.layers
+from tests.helpers import keras, layers
 
 
 def replaced(x):

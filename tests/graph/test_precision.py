@@ -1,7 +1,5 @@
 """Half precision: what trains in it, what stays in float32, and what the file then gives."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 
@@ -10,15 +8,13 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.training.quantizers import list_activation_quantizers
 from tests import helpers
 from tests.comparison import assert_identical
-from tests.helpers import rng, train
+from tests.helpers import keras, layers, rng, train
 from tests.networks.small import residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
-layers = keras.layers
 
 POLICIES = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
 PRODUCTS = (

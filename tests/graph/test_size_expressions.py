@@ -8,14 +8,12 @@ import keras_qat
 from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.sizes import set_static_shapes
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.weighted_sums import RECENT
 from tests.end_to_end.exact import assert_exact_everywhere, assert_trains_and_is_kept
-from tests.helpers import images, observe
+from tests.helpers import images, keras, layers, observe
 
 pytestmark = pytest.mark.legacy
 
-layers = keras.layers
 SHAPE = (8, 6)
 
 

@@ -1,7 +1,5 @@
 """Equal computations are told from others by all of their arguments."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,17 +1,13 @@
 """Numbers that are not finite: weights give NaN, as in a float model, and inputs are refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe
+from tests.helpers import images, keras, layers, observe
 from tests.networks.small import functional
 
-layers = keras.layers
 X = images(8, (6, 6, 2))
 Y = np.arange(8) % 3
 

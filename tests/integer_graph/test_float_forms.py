@@ -5,10 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.integer_graph.float_layers import find_variant
-from keras_qat.keras2.backend import keras
-from tests.helpers import rng, scramble
-
-layers = keras.layers
+from tests.helpers import keras, layers, rng, scramble
 
 FORMS = [
     *(

@@ -8,10 +8,8 @@ import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.integer_graph import fold_recurrent
 from keras_qat.integer_graph.fold_weights import fold_calls
-from keras_qat.keras2.backend import keras
 from keras_qat.training.layers import QuantizeWrapper
-
-layers = keras.layers
+from tests.helpers import keras, layers
 
 
 def wrapped(build, shape, kernel, bias=None, **options):

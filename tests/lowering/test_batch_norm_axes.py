@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.comparison import assert_kept
-from tests.helpers import images, scramble
+from tests.helpers import images, keras, layers, scramble
 
-layers = keras.layers
 AXES = {"several": [-2, -1], "first and last": (1, 3), "second": 2, "all": [1, 2, 3]}
 
 

@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 from tests.networks.computed_kernels import COMPUTED
-
-layers = keras.layers
 
 pytestmark = pytest.mark.legacy
 

@@ -1,7 +1,5 @@
 """Expansions are traced, compared with the call that they replace, and named after it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -4,10 +4,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
-
-layers = keras.layers
+from tests.helpers import images, keras, layers
 
 
 class Closed(layers.Layer):

@@ -3,10 +3,8 @@
 import numpy as np
 
 import keras_qat
-from keras_qat.keras2.backend import keras
+from tests.helpers import keras, layers
 from tests.networks.forms.weights import ROWS, Held, HoldsNumbers, Module, X
-
-layers = keras.layers
 
 
 def test_training_objects_in_layers():

@@ -5,9 +5,9 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.graph.read_model import read_model
-from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
 from keras_qat.ops.registry import find_op
+from tests.helpers import keras, layers
 from tests.networks.forms.tensors import (
     cropped,
     nested,
@@ -19,7 +19,6 @@ from tests.networks.forms.tensors import (
     unstacked,
 )
 
-layers = keras.layers
 JOINS = {"concatenate", "stack"}
 
 

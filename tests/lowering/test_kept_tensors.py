@@ -5,12 +5,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.composed import NO_WIDE
 from tests.comparison import assert_kept
-from tests.helpers import images
-
-layers = keras.layers
+from tests.helpers import images, keras, layers
 
 pytestmark = pytest.mark.legacy
 

@@ -5,10 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, rng
-
-layers = keras.layers
+from tests.helpers import images, keras, layers, rng
 
 TOKENS = rng().integers(0, 20, (16, 6)).astype(np.int32)
 IMAGES = rng().normal(size=(16, 8, 8, 1)).astype(np.float32)

@@ -3,8 +3,6 @@
 Calls of Python functions are counted instead of seconds, so the tests do not depend on the machine.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -15,9 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-
-layers = keras.layers
+from tests.helpers import keras, layers
 
 
 def repeat(link: Callable[[Any], Any], count: int, x: Any) -> Any:

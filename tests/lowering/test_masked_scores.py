@@ -5,12 +5,10 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.helper_layers.operations import MaskScores
-from keras_qat.keras2.backend import keras
+from tests.helpers import keras, layers
 from tests.networks.forms.attention import VISIBLE, choosing
 from tests.networks.forms.form import Form, decibels
 from tests.networks.forms.masks import SIZE, data, hidden
-
-layers = keras.layers
 
 
 def model_of(mask, reader):

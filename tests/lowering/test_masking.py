@@ -5,11 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.end_to_end.exact import assert_exact_everywhere
-from tests.helpers import rng
-
-layers = keras.layers
+from tests.helpers import keras, layers, rng
 
 pytestmark = pytest.mark.legacy
 

@@ -6,9 +6,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.graph.missing_values import REPLACES_NAN
-from keras_qat.keras2.backend import keras
+from tests.helpers import keras, layers
 
-layers = keras.layers
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(64, 6)).astype("float32")
 X_WITH_NAN = np.where(RNG.random(X.shape) < 0.2, np.nan, X).astype("float32")

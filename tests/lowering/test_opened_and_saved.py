@@ -9,13 +9,10 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.graph.precision import use_policy
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 from tests.lowering.test_opening import SHAPE, model_of, quantized
 from tests.networks.closed import CLOSED
 from tests.networks.custom import Steep
-
-layers = keras.layers
 
 pytestmark = pytest.mark.legacy
 

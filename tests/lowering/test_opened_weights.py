@@ -8,11 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.weighted_sums import RECENT
-from tests.helpers import images, observe, scramble
-
-layers = keras.layers
+from tests.helpers import images, keras, layers, observe, scramble
 
 pytestmark = pytest.mark.legacy
 

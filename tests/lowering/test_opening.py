@@ -9,13 +9,10 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.weighted_sums import RECENT
-from tests.helpers import images, observe
+from tests.helpers import images, keras, layers, observe
 from tests.networks.closed import CLOSED, OwnNorm
 from tests.networks.custom import OPENED, Block, ChannelAffine, DropPath, OwnConv
-
-layers = keras.layers
 
 pytestmark = pytest.mark.legacy
 

@@ -7,10 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
-
-layers = keras.layers
+from tests.helpers import images, keras, layers
 
 pytestmark = pytest.mark.legacy
 

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
-from keras_qat.keras2.backend import keras
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.expand_call import require
 from keras_qat.lowering.patterns import (
@@ -23,10 +22,9 @@ from keras_qat.lowering.patterns import (
     repeated,
     tensor,
 )
-from tests.helpers import images
+from tests.helpers import images, layers
 from tests.networks.small import functional
 
-layers = keras.layers
 SHAPE = (4, 6)
 X, Y, C = tensor("x"), tensor("y"), constant("c")
 exp, relu6, tanh = operation("exp"), operation("relu6"), operation("tanh")

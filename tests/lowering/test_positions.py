@@ -5,10 +5,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
+from tests.helpers import keras, layers
 
-layers = keras.layers
 INTEGER = tf.int32
 
 TABLE = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)

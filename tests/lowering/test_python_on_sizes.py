@@ -7,12 +7,9 @@ import keras_qat
 from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.sizes import find_example, find_sizes
-from keras_qat.keras2.backend import keras
 from tests.comparison import assert_kept
-from tests.helpers import images, scramble
+from tests.helpers import images, keras, layers, scramble
 from tests.networks.forms.python_on_sizes import HABITS, Own, step
-
-layers = keras.layers
 
 
 class Function(Own):

@@ -4,11 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-from tests.helpers import rng
+from tests.helpers import keras, layers, rng
 from tests.lowering.test_masks import SIZE, STEPS, TOKENS, Positions, Shift, embedded
-
-layers = keras.layers
 
 pytestmark = pytest.mark.legacy
 

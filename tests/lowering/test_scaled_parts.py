@@ -5,10 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import rng
+from tests.helpers import keras, layers, rng
 
-layers = keras.layers
 PEOPLE = {
     "image": rng(1).normal(size=(128, 6)).astype(np.float32),
     "income": rng(2).uniform(0, 1e5, (128, 2)).astype(np.float32),

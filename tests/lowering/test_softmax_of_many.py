@@ -5,12 +5,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.comparison import KERNELS, assert_kept, export
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 from tests.networks.small import functional
-
-layers = keras.layers
 
 SHAPE = (24, 24, 2)
 """Of maps with 576 places, whose exponentials add up to more than 512 if they are nearly equal."""

@@ -5,12 +5,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.comparison import assert_kept
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 from tests.networks.forms.spectra import SHAPE, SPECTRA, Circulant
-
-layers = keras.layers
 
 
 @pytest.mark.slow

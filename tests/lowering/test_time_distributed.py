@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
+from tests.helpers import keras, layers
 
-layers = keras.layers
 X = np.random.default_rng(0).normal(size=(6, 5, 8, 8, 3)).astype(np.float32)
 
 

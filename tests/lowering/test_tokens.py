@@ -5,10 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
-
-layers = keras.layers
+from tests.helpers import keras, layers
 
 TOKENS = np.random.default_rng(0).integers(0, 9, (16, 5)).astype(np.float32)
 

@@ -7,11 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.comparison import assert_kept
-from tests.helpers import images, scramble
+from tests.helpers import images, keras, layers, scramble
 
-layers = keras.layers
 SHAPE = (4, 4, 3)
 
 

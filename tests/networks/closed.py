@@ -1,16 +1,12 @@
 """Custom layers that cannot be opened, each with its reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-
-layers = keras.layers
+from tests.helpers import layers
 
 
 class ByValue(layers.Layer):

@@ -1,7 +1,5 @@
 """Layers of sequences, attention, volumes and channels first, and those that stay in float."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

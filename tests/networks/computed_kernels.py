@@ -1,16 +1,12 @@
 """Custom layers that compute their kernel from weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-
-layers = keras.layers
+from tests.helpers import keras, layers
 
 
 class StandardizedDense(layers.Layer):

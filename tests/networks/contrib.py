@@ -1,13 +1,9 @@
 """Small networks that the tests of `recipes.contrib` quantize."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
-from keras_qat.keras2.backend import keras
-
-layers = keras.layers
+from tests.helpers import keras, layers
 
 SHAPE = (6, 6, 4)
 """Of the images; dense layers read the last axis."""

@@ -1,15 +1,11 @@
 """Convolutions, dense layers, pooling, merges and blocks of them: families that reach int8."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from keras_qat.keras2.backend import keras
+from tests.helpers import layers
 from tests.networks.families import Family, Structure, chain, each_alone
-
-layers = keras.layers
 
 
 def _kernel_structures(make: Callable[..., Any]) -> dict[str, Structure]:

@@ -1,7 +1,5 @@
 """Custom layers as people write them, none of them registered with Keras."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
+from tests.helpers import keras, layers
 from tests.networks.computed_kernels import COMPUTED
-
-layers = keras.layers
 
 __all__ = ["OPENED"]
 

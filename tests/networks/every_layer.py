@@ -1,13 +1,9 @@
 """A small use of every layer class of Keras: shapes of the inputs, and what is called on them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
-from keras_qat.keras2.backend import keras
-
-layers = keras.layers
+from tests.helpers import keras, layers
 
 VECTOR, SEQUENCE, IMAGE, VOLUME = (5,), (6, 4), (8, 8, 4), (4, 4, 4, 3)
 

@@ -1,7 +1,5 @@
 """Families of structures: the members of one are branches of one model, exported together."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

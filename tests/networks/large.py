@@ -4,8 +4,6 @@ Their inputs reach what accumulators have to hold: one example has the largest v
 the smallest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,12 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
 from tests.end_to_end.exact import model_of
-from tests.helpers import rng, scramble
+from tests.helpers import layers, rng, scramble
 from tests.networks.tables import Network
-
-layers = keras.layers
 
 COUNTS = (1_000, 4_096, 4_128, 8_256, 16_512, 20_000, 100_000, 1_000_000)
 """Values per sum. The kernels of SSE, AVX2 and AVX-512 have limits just below some of them."""

@@ -1,7 +1,5 @@
 """Other layers, activations and operations, and chains of few of them: families that reach int8."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,13 +1,9 @@
 """Small models that the tests quantize."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
-from keras_qat.keras2.backend import keras
-
-layers = keras.layers
+from tests.helpers import keras, layers
 
 
 def functional(*shapes: tuple[int, ...], build: Callable[..., Any], **kwargs: Any) -> Any:

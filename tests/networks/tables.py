@@ -1,21 +1,18 @@
 """Networks of other tests' tables, with inputs: other runtimes run them, too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
 from tests.end_to_end import (
     test_cells,
     test_given_states,
     test_integer_tensors,
 )
 from tests.end_to_end.exact import inputs_of, model_of
-from tests.helpers import images, scramble
+from tests.helpers import images, keras, layers, scramble
 from tests.lowering import (
     test_lent_weights,
     test_masking,
@@ -31,8 +28,6 @@ from tests.networks.forms import (
     in_the_wild,
     recurrent,
 )
-
-layers = keras.layers
 
 
 class Network(NamedTuple):

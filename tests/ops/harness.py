@@ -1,7 +1,5 @@
 """One operator by itself: its integer implementation against the interpreter's kernels."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

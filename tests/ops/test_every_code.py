@@ -4,8 +4,6 @@ The file has to give the same codes. A table that is made wrong is wrong in the 
 results are compared with the real function as well.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

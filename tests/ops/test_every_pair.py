@@ -3,8 +3,6 @@
 Results have to be the file's: interpreters take all pairs at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

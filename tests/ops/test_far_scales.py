@@ -1,7 +1,5 @@
 """Scales that lie far apart: kernels that overflow, refuse a file or end the process there."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -4,8 +4,6 @@ Where it changes an operation on floats, some results in a million round differe
 that random inputs hardly show it. That is why the optimized graphs are read here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Families whose kernels compute in real numbers, against the real functions themselves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.mean import MOST_WIDE, Step, wide_steps
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import RUNNABLE
+from tests.helpers import layers
 from tests.ops.harness import assert_same, file_of, in_integers, make_node, random_inputs
 from tests.ops.test_movement import calls_of
-
-layers = keras.layers
 
 MEANS = {
     "just few enough": (lambda x: tf.reduce_mean(x, 1), (MOST_WIDE,), ["MEAN"]),

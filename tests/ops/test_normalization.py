@@ -7,17 +7,15 @@ import pytest
 
 import keras_qat
 from keras_qat.graph.read_model import read_model
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.normalization import LARGEST, LEAST_WEIGHTS, _bits_of_mean
 from keras_qat.ops.weighted_sums import RECENT
 from tests.comparison import KERNELS, assert_identical, export
-from tests.helpers import images, rng, scramble
+from tests.helpers import images, keras, layers, rng, scramble
 from tests.ops.examples.elementwise import GroupNorm
 from tests.ops.harness import assert_same, make_node, random_inputs
 from tests.ops.harness import in_integers as codes_of
 from tests.ops.test_movement import check
 
-layers = keras.layers
 pytestmark = pytest.mark.skipif(not RECENT, reason="this TensorFlow lacks a kernel")
 
 

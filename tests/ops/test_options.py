@@ -6,12 +6,11 @@ import tensorflow as tf
 
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import Contract, LastStep, ReverseSteps, Roll
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import match
 from tests.comparison import KERNELS
+from tests.helpers import keras, layers
 from tests.ops.harness import assert_same, make_node, random_inputs
 
-layers = keras.layers
 INF = float("inf")
 ROW, STEPS, IMAGE = (6,), (5, 6), (4, 4, 6)
 ALL = (None, None, 1)

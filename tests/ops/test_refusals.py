@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import match
+from tests.helpers import layers
 from tests.ops.test_options import IMAGE, INDICES, ROW, STEPS, TRUTH, last_call, masked, on_list
-
-layers = keras.layers
 
 REFUSED = [
     (layers.Softmax((1, 2)), [STEPS], "several axes"),

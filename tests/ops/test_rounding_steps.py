@@ -4,8 +4,6 @@ An accumulator is realised as a bias, beside weights of zero. The plain integers
 share nothing with the library.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from fractions import Fraction
 from math import floor, frexp
@@ -15,14 +13,12 @@ import pytest
 
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.read_model import read_model
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.registry import op_named
 from keras_qat.ops.requantize import REQUANTIZE
 from tests.comparison import RUNNABLE
+from tests.helpers import keras, layers
 from tests.ops.harness import BATCH, assert_same, in_integers, make_node, node_of, random_inputs
-
-layers = keras.layers
 
 NEXT = 1 + 2.0**-23
 FACTORS = (

@@ -1,7 +1,5 @@
 """Versions of operators are those of TensorFlow, which reads a file and writes it anew."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -13,7 +13,6 @@ from keras_qat.export.tflite_writer import get_tensor_index, write_node
 from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.integer_graph.passes import pack_node
-from keras_qat.keras2.backend import keras
 from keras_qat.ops import conv, dense, weighted_sums
 from keras_qat.ops.matmul import EXACT_DEPTH
 from keras_qat.ops.node import Tensor
@@ -22,11 +21,11 @@ from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS, RUNNABLE
+from tests.helpers import keras, layers
 from tests.ops.examples import EXAMPLES
 from tests.ops.harness import assert_same, in_integers, make_node, random_inputs
 
 pytestmark = pytest.mark.legacy
-layers = keras.layers
 
 ROWS = [
     conv.CONV,

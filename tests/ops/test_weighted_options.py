@@ -4,12 +4,11 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.multiply_accumulates import count_products
 from keras_qat.ops.registry import ROWS, match
+from tests.helpers import layers
 from tests.ops.test_options import IMAGE, ROW, STEPS, last_call
 
-layers = keras.layers
 FILM = (5, 4, 4, 2)
 
 

@@ -1,7 +1,5 @@
 """What a file says of its tensors is what an interpreter makes of them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -7,8 +7,6 @@ The integers behind it have to be the codes next to what it gives: half a step a
 what kernels round on the way.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

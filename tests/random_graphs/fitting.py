@@ -1,17 +1,13 @@
 """Tensors brought to the shapes that a step of a random model takes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
+from tests.helpers import layers
 
 __all__ = ["fitted"]
-
-layers = keras.layers
 
 
 def fitted(x: Any, shape: tuple[int, ...]) -> Any:

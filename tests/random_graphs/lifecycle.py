@@ -1,7 +1,5 @@
 """What a user does with a model, from quantizing to running the file, with what has to hold."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

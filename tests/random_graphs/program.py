@@ -1,7 +1,5 @@
 """A random model that fails, as a program that needs nothing of the tests."""
 
-from __future__ import annotations
-
 import base64
 import io
 from typing import Any

@@ -1,18 +1,15 @@
 """Random recurrent layers: all kinds, by themselves and in others, with states given and read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
-from keras_qat.keras2.backend import keras
+from tests.helpers import layers
 from tests.ops.examples.example import chosen, sizes
 from tests.random_graphs.fitting import fitted
 
 __all__ = ["recurrent"]
 
-layers = keras.layers
 
 UNITS = 3
 

@@ -4,8 +4,6 @@ A step reads tensors that were made before and adds one. Most are random calls o
 the examples of their rows; the rest are what networks are made of.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
+from tests.helpers import keras, layers
 from tests.networks import every_layer
 from tests.ops.examples import EXAMPLES
 from tests.random_graphs.fitting import fitted
@@ -22,7 +20,6 @@ from tests.random_graphs.recurrent import recurrent
 
 __all__ = ["STEPS", "Sketch", "Step", "built", "random_inputs"]
 
-layers = keras.layers
 
 LARGEST = 1e4
 """What values of the float model stay below, so that none becomes infinite on the way."""

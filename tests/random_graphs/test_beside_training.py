@@ -1,7 +1,5 @@
 """Wrong numbers in a resolved graph, which model, file and simulation would share, are seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random models of all operators, with every recipe: nothing raises, and all sides agree."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator

@@ -10,16 +10,13 @@ import keras_qat
 from benchmarks import kernel_faults
 from keras_qat import recipes
 from keras_qat.export.target_rewrites import rewrite_for
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
 from keras_qat.targets import CMSIS_NN, TFLM, Site, problems
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 from tests.ops.examples.example import BATCH
 from tests.ops.harness import file_of, in_the_interpreter, node_of, random_inputs
 from tests.ops.test_contracts import MATCHING
-
-layers = keras.layers
 
 pytestmark = pytest.mark.filterwarnings("ignore:pack_int4=True. kernels sum:UserWarning")
 

@@ -8,15 +8,12 @@ import keras_qat
 from benchmarks import kernel_faults
 from keras_qat.config.targets.litert import MOST_IN_ROW
 from keras_qat.export.target_rewrites import rewrite_for
-from keras_qat.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import RUNNABLE
-from tests.helpers import images, observe
+from tests.helpers import images, keras, layers, observe
 from tests.ops.harness import assert_same, file_of, make_node, random_inputs
 from tests.ops.test_movement import calls_of
-
-layers = keras.layers
 
 COLUMN = ["EXPAND_DIMS", "MEAN", "SQUEEZE"]
 LONG = MOST_IN_ROW + 1

@@ -7,18 +7,15 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes
 from keras_qat.export.target_rewrites import rewrite_for
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.micro_interpreter import MicroInterpreter
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images, observe
+from tests.helpers import images, keras, layers, observe
 from tests.networks.small import functional
 from tests.ops.examples.example import BATCH
 from tests.ops.harness import file_of, in_integers, in_the_interpreter, node_of, random_inputs
 from tests.ops.test_contracts import MATCHING
-
-layers = keras.layers
 
 CASES = [
     pytest.param(op, bits, id=f"{op.name}-{bits}")

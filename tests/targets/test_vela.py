@@ -1,7 +1,5 @@
 """Arm's compiler for Ethos-U: the NPU gets what the table says, operator by operator."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import subprocess

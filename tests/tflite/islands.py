@@ -1,7 +1,5 @@
 """Nodes in float by themselves: models of them, their files, what both compute."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -18,15 +16,14 @@ from keras_qat.integer_graph.execute import prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve_tensors import get_scope
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.elementwise import ADD
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.requantize import QUANTIZE
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import as_scope
+from tests.helpers import keras, layers
 
-layers = keras.layers
 PARAMS = QuantParams(np.float32(4 / 255), 0, 8)
 
 SEQUENCE = (6, 4)

@@ -1,7 +1,5 @@
 """Files that were damaged or made to do harm: refused, or read as far as they are right."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import zipfile

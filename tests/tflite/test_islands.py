@@ -1,7 +1,5 @@
 """Nodes in float: what they compute, and how files hold them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Graphs of other files inside a file."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

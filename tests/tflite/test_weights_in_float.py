@@ -1,7 +1,5 @@
 """Layers with quantized weights that compute in float: wrappers, and weights alone."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

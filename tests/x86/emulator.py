@@ -6,8 +6,6 @@
 instructions that a processor has. QEMU emulates none of AVX-512.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """Comparing models of Keras 3 with what they are converted to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

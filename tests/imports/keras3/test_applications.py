@@ -4,8 +4,6 @@ The twin is the model of Keras 2 with the same name, with the same weights. Mode
 classifiers at the smallest images that they take: what is special to a model is in its blocks.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

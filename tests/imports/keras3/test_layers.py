@@ -1,7 +1,5 @@
 """Every layer that Keras 3 and Keras 2 share, with options that differ: outputs and weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models of Keras 3: converted, quantized, exported, and their weights brought back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

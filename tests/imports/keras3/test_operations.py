@@ -1,7 +1,5 @@
 """Operations of Keras 3 on symbolic tensors: written down in Keras 2, saved and loaded there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

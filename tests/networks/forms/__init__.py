@@ -1,7 +1,5 @@
 """All forms: subject -> name -> form."""
 
-from __future__ import annotations
-
 from tests.networks.forms import (
     attention,
     cells_and_convolutions,

@@ -3,11 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-from tests.helpers import rng
+from tests.helpers import layers, rng
 from tests.networks.forms.form import Form, forms
-
-layers = keras.layers
 
 STEPS = 5
 DISTANCES = np.arange(STEPS)[:, np.newaxis] - np.arange(STEPS)

@@ -1,20 +1,16 @@
 """Recurrent layers of cells, and of convolutions."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.recurrent.unrolled import MOST_STEPS
 from tests.comparison import RUNNABLE
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 from tests.networks.forms.form import Form, forms
 
-layers = keras.layers
 SHAPE = (2, 4)
 X = images(24, SHAPE)
 

@@ -4,11 +4,9 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 from tests.networks.forms.form import Form, forms
 
-layers = keras.layers
 TABLE = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 ROWS_OF_CONSTANTS = forms(
     {

@@ -3,11 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 from tests.networks.forms.form import forms
 
-layers = keras.layers
 SHAPE = (6, 8)
 MATRIX = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 KERNEL = np.random.default_rng(1).normal(size=(6, 8, 2)).astype(np.float32)

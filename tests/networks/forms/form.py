@@ -1,7 +1,5 @@
 """A form: something that people write, its inputs, and how exact its file has to be."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -2,11 +2,8 @@
 
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, layers
 from tests.networks.forms.form import Form, forms
-
-layers = keras.layers
 
 
 class Own(layers.Layer):

@@ -1,7 +1,5 @@
 """What stays in float, and the reason that `plan` states for it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -9,13 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.recurrent.unrolled import MOST_STEPS
+from tests.helpers import keras, layers
 from tests.networks.forms.cells_and_convolutions import tiny
 from tests.networks.forms.masks import MASK
 from tests.networks.forms.recurrent import Smoothed, small
-
-layers = keras.layers
 
 
 @dataclasses.dataclass(frozen=True)

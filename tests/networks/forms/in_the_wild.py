@@ -3,11 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 from tests.networks.forms.form import Form
-
-layers = keras.layers
 
 
 class Prior(keras.initializers.Initializer):

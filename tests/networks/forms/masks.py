@@ -3,11 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, rng
+from tests.helpers import images, keras, layers, rng
 from tests.networks.forms.form import Form, forms
 
-layers = keras.layers
 SIZE = 8
 
 

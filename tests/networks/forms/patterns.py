@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 from tests.networks.forms.form import Form, forms
 
-layers = keras.layers
 SHAPE = (4, 6)
 
 
@@ -44,7 +42,7 @@ ONE = {
     "no gradient": lambda x: shares(tf.exp(x - tf.stop_gradient(tf.reduce_max(x, 2, True)))),
 }
 SOFTMAX = forms(ONE, 6 * images(16, SHAPE))
-layers, backend, log = keras.layers, keras.backend, tf.math.log
+backend, log = keras.backend, tf.math.log
 
 
 def tanh(x):

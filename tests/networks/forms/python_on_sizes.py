@@ -2,12 +2,10 @@
 
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 from tests.networks.forms.form import forms
 
-layers = keras.layers
-layers, K = keras.layers, keras.backend
+K = keras.backend
 HABITS = {}
 
 

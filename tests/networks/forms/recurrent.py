@@ -1,21 +1,17 @@
 """Recurrent layers as steps in integers, with masks, activations and calls of their own."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
 from keras_qat.lowering.recurrent import MERGES
 from keras_qat.ops.recurrent.unrolled import MOST_STEPS
 from tests.comparison import RUNNABLE
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 from tests.networks.forms.form import Form, forms
 
-layers = keras.layers
 SHAPE = (3, 4)
 
 

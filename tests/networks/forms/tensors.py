@@ -3,11 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, layers
 from tests.networks.forms.form import Form, forms
-
-layers = keras.layers
 
 
 def slices(small, large):

@@ -3,11 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, rng
+from tests.helpers import images, keras, layers, rng
 from tests.networks.forms.form import Form, forms
 
-layers = keras.layers
 MATRIX = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
 FUNCTIONS = {
     "of what is not": lambda x, w: x * tf.cast(w != 0.5, tf.float32),

@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, layers
 from tests.networks.forms.form import Form, forms
 
-layers = keras.layers
 LAYERS = {
     "volume": (lambda **more: layers.Conv3D(2, (2, 1, 2), padding="same", **more), (3, 4, 5, 2)),
     "groups": (

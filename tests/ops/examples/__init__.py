@@ -1,7 +1,5 @@
 """Random calls of each built-in operator, from which its tests are made: name of its row -> one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

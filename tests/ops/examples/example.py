@@ -1,7 +1,5 @@
 """A random call of an operator, and what makes one."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
