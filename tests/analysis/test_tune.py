@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.analysis.tune.build import KeepBest
 from keras_qat.keras2.backend import keras
 from tests.helpers import values
 
@@ -163,6 +164,30 @@ def test_a_search_that_was_interrupted_continues(regressor, tmp_path):
     assert not second.interrupted
     assert without_times(second) == without_times(expected)
     np.testing.assert_array_equal(second.model(X), expected.model(X))
+
+
+def test_training_that_was_cut_short_is_repeated(regressor, tmp_path, monkeypatch):
+    def search():
+        options = {"max_drop": 0, "verbose": 0, "directory": tmp_path}
+        keras_qat.tune(*regressor, metric=measure_nearness, **options)
+        return {path.name for path in tmp_path.glob("*.json")}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KeepBest, "on_train_begin", lambda self, logs: setattr(self, "deadline", 0))
+        attempts = search()
+        assert search() == attempts
+    assert len(search() - attempts) == 1
+
+
+def test_memory_counts_for_microcontrollers(classifier):
+    pytest.importorskip("tflite_micro")
+    result = keras_qat.tune(classifier, TRAIN, VALIDATION, target="tflm", max_drop=100, verbose=0)
+    report = keras_qat.verify(result.model, result.export(None), VALIDATION[0])
+    assert result.best.arena == report.arena_size
+    larger = dataclasses.replace(result.best, size=result.best.size - 1, arena=10**6)
+    worse = dataclasses.replace(larger, size=result.best.size)
+    both = dataclasses.replace(result, attempts=(result.best, larger, worse))
+    assert both.smallest == (larger, result.best)
 
 
 MISTAKES = {

@@ -6,8 +6,8 @@ import dataclasses
 import hashlib
 import os
 import tempfile
-import time
 from collections.abc import Callable
+from operator import le
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +67,14 @@ class TuneResult:
 
     @property
     def smallest(self) -> tuple[Attempt, ...]:
-        """The attempts that no other one beats in both drop and size, the smallest file first."""
-        measured = [a for a in self.attempts if a.drop is not None]
-        front: list[Attempt] = []
-        for attempt in sorted(measured, key=lambda a: (a.size or 0, a.drop or 0.0)):
-            if not front or (attempt.drop or 0.0) < (front[-1].drop or 0.0):
-                front.append(attempt)
-        return tuple(front)
+        """The attempts that no other one beats in drop, size and arena, the smallest file first."""
+        first: dict[tuple[float, ...], Attempt] = {}
+        for a in self.attempts:
+            if a.drop is not None:
+                first.setdefault((a.size or 0, a.drop, a.arena or 0), a)
+        costs = sorted(first)
+        is_beaten = [any(o != cost and all(map(le, o, cost)) for o in costs) for cost in costs]
+        return tuple(first[costs[i]] for i, beaten in enumerate(is_beaten) if not beaten)
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> bytes:
         """Writes the best model to a TFLite file, as `export_tflite` does."""
@@ -141,13 +142,14 @@ def tune(
         target: where the file is to run, as in `quantize_model`.
         recipe: the recipe to begin with; by default the target's, or "int8".
         minutes: time budget. A step that has begun is finished, except training.
+            A second call with `directory` repeats training that was cut short.
         max_size: bytes that the file may have. The search then goes on to fewer bits.
         min_bits: fewest bits of weights, 2 to 8. The search then goes on to the smallest file
             within the budget.
         directory: where to save the model of each attempt. A second call with the same arguments
             continues there. By default a temporary directory.
         seed: the seed for training and for learned rounding.
-        verbose: 1 prints each attempt.
+        verbose: 1 prints each attempt, and on a terminal the current one while it runs.
 
     Returns:
         The best model and a table of attempts. Ctrl-C returns the best model so far.
@@ -161,13 +163,12 @@ def tune(
         >>> print(result)
         >>> result.export("model.tflite")
     """
-    started = time.monotonic()
     _check_arguments(model, max_drop, minutes, max_size, min_bits)
     train_data, held_out = read_data(model, train), read_data(model, validation)
     _check_held_out(train_data, held_out)
     chosen, _, known_target = read_settings(recipe, None, target)
     judge = Judge(model, held_out.x, held_out.y, metric)
-    builder = Builder(model, known_target, train_data, judge, seed, started + 60 * minutes)
+    builder = Builder(model, known_target, train_data, judge, seed, minutes)
     temporary = None if directory else tempfile.TemporaryDirectory(prefix="keras_qat_tune_")
     folder = Path(temporary.name if temporary else os.fspath(directory or ""))
     _claim(folder, _describe_search(builder, held_out, chosen, judge.name))

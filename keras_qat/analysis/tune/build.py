@@ -99,7 +99,7 @@ class Builder:
         train: the training data.
         judge: what training is stopped by.
         seed: the seed of training and of learned rounding.
-        deadline: the time, by `time.monotonic`, at which training stops.
+        minutes: the time budget, which begins now. Training stops when it is used up.
     """
 
     model: keras.Model
@@ -107,10 +107,16 @@ class Builder:
     train: Data
     judge: Judge
     seed: int
-    deadline: float
+    minutes: float
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + 60 * self.minutes
+        self.is_cut_short = False
+        """Whether time was up before the last model was fully trained."""
 
     def build(self, settings: Settings) -> QuantizedModel:
         """Return a quantized model that is made as the settings say."""
+        self.is_cut_short = False
         qat = quantize_model(
             self.model, settings.recipe, target=self.target, outputs=settings.outputs or None
         )
@@ -145,6 +151,7 @@ class Builder:
             distiller.compile(optimizer)
             distiller.fit(inputs, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=callbacks)
         best.restore()
+        self.is_cut_short = best.is_cut_short
 
     def _make_optimizer(self, steps: int) -> keras.optimizers.Optimizer:
         """Return a fresh optimizer like the float model's, with a smaller learning rate."""
@@ -165,11 +172,12 @@ class KeepBest(keras.callbacks.Callback):
         super().__init__()
         self.qat, self.judge, self.deadline = qat, judge, deadline
         self.drop, self.weights = judge.score(qat).drop, qat.get_weights()
+        self.is_cut_short = False
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Stop if time is up."""
         if time.monotonic() > self.deadline:
-            self.model.stop_training = True
+            self.model.stop_training = self.is_cut_short = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Keep the weights if they are the best so far."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
+import shutil
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -24,6 +27,8 @@ from keras_qat.io.atomic_files import replacing
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import silent
 from keras_qat.rewriting.quantized_model import QuantizedModel
+from keras_qat.tflite.interpreter import Refusal
+from keras_qat.tflite.micro_interpreter import MicroInterpreter
 
 SHARES = (0.85, 0.75, 0.65, 0.5)
 """Shares of the bytes of 8-bit weights that a search for smaller files tries."""
@@ -39,10 +44,11 @@ class Attempt:
     Args:
         step: the step of the ladder.
         settings: what was called.
-        value: the metric; None if the step was skipped, as are the next three.
+        value: the metric; None if the step was skipped, as are the next four.
         drop: how much worse it is than the float model's, in points.
         margin: half of the 95 % confidence interval of the drop.
         size: bytes of the file.
+        arena: bytes of memory in use when TFLite Micro runs the file; None if it does not.
         seconds: how long it took.
         outcome: "kept", "not better", "smaller", or why the step was skipped.
     """
@@ -53,6 +59,7 @@ class Attempt:
     drop: float | None = None
     margin: float | None = None
     size: int | None = None
+    arena: int | None = None
     seconds: float = 0.0
     outcome: str = ""
 
@@ -80,7 +87,7 @@ class Search:
         first: the settings to begin with.
         max_drop: the budget in points.
         directory: where attempts are saved.
-        verbose: 1 prints each attempt.
+        verbose: 1 prints each attempt, and on a terminal the current one while it runs.
     """
 
     def __init__(
@@ -142,26 +149,30 @@ class Search:
             settings: what to build.
             outcome: the outcome to record; by default the result of the comparison with the best.
         """
+        self._show_progress(step, settings)
         start = time.monotonic()
         key = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
         model_path, data_path = self.directory / f"{key}.keras", self.directory / f"{key}.json"
         if data_path.exists():
             saved = json.loads(data_path.read_text("utf-8"))
-            score, size, seconds = Score(*saved["score"]), saved["size"], saved["seconds"]
+            score = Score(*saved["score"])
         else:
             with silent(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
                 qat = self.builder.build(settings)
-                score, size = self.builder.judge.score(qat), len(export_tflite(qat))
+                score, contents = self.builder.judge.score(qat), export_tflite(qat)
                 qat.save(model_path)
             seconds = round(time.monotonic() - start, 1)
-            with replacing(data_path) as temporary:
-                saved = {"score": score, "size": size, "seconds": seconds}
-                temporary.write_text(json.dumps(saved), "utf-8")
+            arena = _measure_arena(qat, contents)
+            saved = {"score": score, "size": len(contents), "arena": arena, "seconds": seconds}
+            if not self.builder.is_cut_short:  # A second call trains again.
+                with replacing(data_path) as temporary:
+                    temporary.write_text(json.dumps(saved), "utf-8")
         outcome = outcome or self._compare(score, settings)
         margin = score.margin if np.isfinite(score.margin) else None
+        figures = saved["size"], saved["arena"], saved["seconds"]
         attempt = Attempt(
-            *(step, settings.describe(), score.value, score.drop, margin, size, seconds, outcome)
+            *(step, settings.describe(), score.value, score.drop, margin, *figures, outcome)
         )
         self._saved[attempt] = model_path
         if outcome.startswith("kept"):
@@ -197,10 +208,32 @@ class Search:
             return "not better"
         return "kept" if score.drop < best.drop else "not better"
 
+    def _show_progress(self, step: str, settings: Settings) -> None:
+        """Show the time used, the current attempt and the best one on a terminal."""
+        if not self.verbose or not sys.stdout.isatty():
+            return
+        builder, score = self.builder, self.best_score
+        used = 1 - (builder.deadline - time.monotonic()) / (60 * builder.minutes)
+        bar = "=" * min(10, round(10 * used))
+        best = "" if score is None else f", best {builder.judge.describe(score.value)}"
+        line = f"[{bar:10}] {step}: {settings.describe()}{best}"
+        print(line[: shutil.get_terminal_size().columns - 1], end="", flush=True)
+
     def _record(self, attempt: Attempt) -> None:
         self.attempts.append(attempt)
+        if self.verbose and sys.stdout.isatty():
+            print("\r\033[K", end="")
         if self.verbose:
             print(*format_attempts([attempt], self.builder.judge.describe), flush=True)
+
+
+def _measure_arena(qat: QuantizedModel, contents: bytes) -> int | None:
+    """Return the memory that a file takes in TFLite Micro, if it is at hand and has the kernels."""
+    if qat.kernels != MicroInterpreter.kernels:
+        return None
+    with contextlib.suppress(ImportError, Refusal, ValueError):
+        return MicroInterpreter(contents).arena_size()
+    return None
 
 
 def _drop(attempt: Attempt) -> float:
