@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -72,14 +71,6 @@ def test_ranges_of_other_data():
     assert problem.startswith("Input 'x' uses 1.0% of its range, -100.2 to 99.4, and 0.0%")
     assert next(iter(diagnosis.remedies)) == "calibrate(qat, x)"
     assert diagnosis.remedies["calibrate(qat, x)"].sqnr > diagnosis.now.sqnr + 3
-
-
-@pytest.mark.slow
-def test_data_beyond_the_ranges():
-    qat = keras_qat.quantize_model(keras.Sequential([keras.Input((8,), name="x"), layers.Dense(5)]))
-    keras_qat.calibrate(qat, X)
-    (problem,) = keras_qat.diagnose(qat, 100 * X).problems
-    assert re.search(r"and 9\d\.\d% of its values are outside", problem)
 
 
 @pytest.mark.slow

@@ -46,16 +46,6 @@ def test_what_was_made_is_what_python_makes(files):
     assert (files / "model.tflite").read_bytes() == keras_qat.export_tflite(qat)
 
 
-@pytest.mark.slow
-def test_methods_of_calibration(files):
-    told = run(
-        *("calibrate", files / "float.keras", files / "x.npy", "-o", files / "cut.keras"),
-        *("--method", "percentile", "--percentile", 90, "--json"),
-    )
-    image = next(e for e in json.loads(told)["ranges"] if e["tensors"] == ["image"])
-    assert image["maximum"] == pytest.approx(np.percentile(X, 90), rel=0.1)
-
-
 def test_plan_and_summary(files):
     assert "conv/kernel" in run("plan", files / "float.keras")
     parsed = json.loads(run("plan", files / "float.keras", "--scope", "logits", "--json"))

@@ -18,7 +18,6 @@ from tests.helpers import images, observe
 __all__ = [
     "assert_agreement",
     "assert_exact_everywhere",
-    "assert_is_float_without_quantization",
     "assert_trains_and_is_kept",
     "inputs_of",
     "model_of",
@@ -51,16 +50,6 @@ def assert_exact_everywhere(
     for simulated, output in zip(result.outputs.values(), outputs, strict=True):
         np.testing.assert_allclose(simulated.values, output, atol=1e-6)
     return report
-
-
-def assert_is_float_without_quantization(model: Any, x: Any) -> None:
-    """Asserts it of a float model's quantization-aware one, switched off and stripped."""
-    qat = keras_qat.quantize_model(model)
-    keras_qat.set_quantization(qat, False)
-    expected = tf.nest.flatten(model.predict(x, verbose=0))
-    for item in (qat, keras_qat.strip_quantization(qat)):
-        for result, y in zip(tf.nest.flatten(item.predict(x, verbose=0)), expected, strict=True):
-            np.testing.assert_allclose(result, y, atol=1e-5)
 
 
 def assert_trains_and_is_kept(qat: Any, x: Any, directory: Path) -> None:

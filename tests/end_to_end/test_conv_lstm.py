@@ -6,23 +6,11 @@ import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from tests.end_to_end.exact import assert_exact_everywhere
-from tests.helpers import images, observe, scramble, train
-from tests.networks.forms.cells_and_convolutions import SHAPES, of_images, tiny
+from tests.helpers import images, observe, scramble
+from tests.networks.forms.cells_and_convolutions import SHAPES, tiny
 from tests.networks.small import functional
 
 layers = keras.layers
-
-
-@pytest.mark.slow
-def test_half_precision():
-    x = images(32, SHAPES[of_images])
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    try:
-        model = functional(SHAPES[of_images], build=of_images)
-    finally:
-        keras.mixed_precision.set_global_policy("float32")
-    assert_exact_everywhere(train(keras_qat.quantize_model(model), x), x, "xnnpack")
 
 
 def test_ranges_inside_are_planned_and_named():
@@ -49,10 +37,3 @@ def test_states_that_are_kept_stay_in_float():
     model = keras.Model(x, layers.ConvLSTM2D(2, 3, stateful=True)(x))
     (reason,) = keras_qat.plan(model).float_layers.values()
     assert "its states are kept, given or read" in reason
-
-
-def test_it_may_be_left_in_float():
-    model = functional(SHAPE, build=tiny)
-    recipe = keras_qat.recipes.int8().override("ConvLSTM2D", quantize=False)
-    assert list(keras_qat.plan(model, recipe).float_layers) == ["conv_lstm"]
-    assert list(keras_qat.plan(model, "int16x8").float_layers) == ["conv_lstm"]

@@ -12,9 +12,6 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.end_to_end.exact import (
-    assert_exact_everywhere,
-)
 from tests.helpers import scramble
 
 layers = keras.layers
@@ -96,13 +93,6 @@ def calibrated(model: Any, recipe: Any = "int8") -> Any:
     qat = keras_qat.quantize_model(model, recipe)
     keras_qat.calibrate(qat, data(model))
     return qat
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gru", "simple", "relu", "translator"])
-def test_activations_of_fewer_bits(name):
-    qat = calibrated(scramble(BUILDS[name]()), keras_qat.recipes.int8(activation_bits=5))
-    assert_exact_everywhere(qat, data(qat), "xnnpack")
 
 
 def listener(layer: Any, steps: int, batch: int | None = None) -> Any:

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.arithmetic.quant_params import ENOUGH, QuantParams
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.integer_graph.pixel_inputs import accept_pixels
 from keras_qat.integer_graph.resolve import resolve
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS, RUNNABLE
 from tests.helpers import observe, rng, scramble
@@ -48,20 +47,6 @@ def fed(request):
 def params_of(qat) -> QuantParams:
     (image,) = resolve(qat).inputs.values()
     return image.params
-
-
-@pytest.mark.sample(2)
-def test_no_pixel_is_halfway_between_two_codes(fed):
-    qat, x = fed
-    steps = np.unique(x.astype(np.float64)) / params_of(qat).scale
-    assert np.min(np.abs(steps - np.floor(steps) - 0.5)) > ENOUGH
-
-
-def test_nor_is_the_mean_of_two_of_them(fed):
-    qat, x = fed
-    known = np.unique(x.astype(np.float64))
-    steps = (known[1:] + known[:-1]) / 2 / params_of(qat).scale
-    assert np.min(np.abs(steps - np.floor(steps) - 0.5)) > ENOUGH
 
 
 @pytest.mark.sample(2)
@@ -137,23 +122,6 @@ def test_a_file_of_pixels_is_verified(fed, pixels):
     report = keras_qat.verify(qat, contents, x, per_layer=True)
     assert report.identical == 1
     assert all(tensor.run.identical == 1 for tensor in report.tensors)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rescaling", [(1 / 127.5, -1), (1 / 255, 0), (1, 0)])
-def test_a_trained_network_takes_pixels(rescaling):
-    scale, offset = rescaling
-    model = keras.applications.MobileNetV2((64, 64, 3), 0.35, weights=None, classes=4)
-    given = rng(4).integers(0, 256, (64, 64, 64, 3)).astype(np.uint8)
-    x = (given * scale + offset).astype(np.float32)
-    qat = keras_qat.quantize_model(model)
-    qat.compile("sgd", "sparse_categorical_crossentropy")
-    qat.fit(x, np.arange(64) % 4, 16, epochs=2, verbose=0)
-    contents = keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=rescaling)
-    for kernels in KERNELS:
-        (expected,) = keras_qat.simulate(qat, x, kernels).outputs.values()
-        predicted = keras_qat.TFLiteModel(contents, kernels).predict(given, codes=True)
-        np.testing.assert_array_equal(predicted, expected.codes)
 
 
 @pytest.fixture(scope="module")

@@ -166,15 +166,6 @@ def test_kernels_multiply_without_an_error(trained):
     assert result == 4
 
 
-def test_eager_and_reloaded_models_compute_the_same(trained, tmp_path):
-    qat, _ = trained
-    expected = qat.predict(X, verbose=0)
-    np.testing.assert_array_equal(qat(X, training=False), expected)
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
-    np.testing.assert_array_equal(loaded.predict(X, verbose=0), expected)
-
-
 def test_inference_has_the_gradient_of_training(trained):
     qat, _ = trained
     x = tf.constant(X)
@@ -182,15 +173,6 @@ def test_inference_has_the_gradient_of_training(trained):
         tape.watch(x)
         y = tf.reduce_sum(qat(x, training=False) ** 2)
     assert np.count_nonzero(tape.gradient(y, x)) > 0.5 * X.size
-
-
-def test_nothing_changes_while_quantization_is_off(trained):
-    qat = keras_qat.quantize_model(residual_net(), "int16x8")
-    qat.set_weights(trained[0].get_weights())
-    keras_qat.set_quantization(qat, enabled=False)
-    plain = keras_qat.strip_quantization(qat)
-    predicted, expected = qat.predict(X, verbose=0), plain.predict(X, verbose=0)
-    np.testing.assert_allclose(predicted, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -279,20 +261,6 @@ def test_settings_that_are_refused():
     assert recipes.Recipe.from_config(recipe.to_config()) == recipe
 
 
-def test_float_layers_stay_as_they_are():
-    """A layer that the recipe leaves in float keeps its weights and bias."""
-    model = scramble(
-        functional((6,), build=lambda x: layers.Dense(3, name="y")(layers.Dense(5, name="x")(x)))
-    )
-    x = images(64, (6,))
-    qat = observe(
-        keras_qat.quantize_model(model, recipes.int16x8().override("x", quantize=False)), x
-    )
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
-    assert report.identical >= 0.98  # What follows a float layer is rounded from float32.
-    assert report.max_difference <= 1
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("merge", [layers.Add, layers.Subtract])
@@ -317,14 +285,6 @@ def test_codes_as_inputs():
     again = keras_qat.simulate(result.model, codes)
     for name, output in simulated.outputs.items():
         np.testing.assert_array_equal(again.outputs[name].codes, output.codes)
-
-
-def test_gelu_is_looked_up():
-    model = functional((6,), build=lambda x: layers.Activation("gelu", name="bell")(x))
-    x = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
-    qat = observe(keras_qat.quantize_model(model, "int16x8"), x)
-    for kernels in KERNELS:
-        assert_identical(qat, x, kernels)
 
 
 @pytest.mark.sample(1)

@@ -121,50 +121,6 @@ def test_states_of_one_unit_have_their_own_memory(build, batch):
     assert {tensor.fed.identical for tensor in report.tensors if tensor.fed} == {1.0}
 
 
-@pytest.mark.slow
-def test_states_behind_sizes_that_are_known_at_run_time():
-    """Interpreters take memory for them once: files write zeros before anything else."""
-
-    def build(x):
-        x = layers.GRU(3, return_sequences=True)(x)
-        x = layers.LSTM(70, return_sequences=True)(x)
-        return layers.LSTM(50)(layers.SimpleRNN(3, return_sequences=True)(x))
-
-    x = images()
-    qat = observe(keras_qat.quantize_model(functional((None, 4), build=build)), x)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
-    assert [tensor.identical for tensor in report.outputs] == [1.0]
-
-
-@pytest.mark.slow
-def test_without_quantization_it_is_the_float_layer():
-    qat = keras_qat.quantize_model(functional(SHAPE, build=stacked))
-    keras_qat.set_quantization(qat, False)
-    plain = keras_qat.strip_quantization(qat)
-    expected = plain.predict(images(), verbose=0)
-    np.testing.assert_allclose(qat.predict(images(), verbose=0), expected, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_models_are_saved_and_exported_to_saved_models(tmp_path):
-    qat, x = trained(), images()
-    qat.kernels = "xnnpack"
-    qat.save(tmp_path / "qat.keras")
-    again = keras.models.load_model(tmp_path / "qat.keras")
-    np.testing.assert_array_equal(again.predict(x, verbose=0), qat.predict(x, verbose=0))
-    assert keras_qat.export_tflite(again) == file()
-    keras_qat.export_saved_model(qat, tmp_path / "saved")
-    serve = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
-    (served,) = serve(**{qat.input_names[0]: tf.constant(x)}).values()
-    np.testing.assert_array_equal(served, qat.predict(x, verbose=0))
-
-
-def test_it_may_be_left_in_float():
-    model = functional(SHAPE, build=stacked)
-    recipe = keras_qat.recipes.int8().override("LSTM", quantize=False)
-    assert len(keras_qat.plan(model, recipe).float_layers) == 2
-
-
 # Activations of 16 bits, which TFLite Micro alone has a kernel for.
 
 
@@ -293,20 +249,3 @@ def test_wide_states_are_kept():
     expected = qat.predict(x, batch_size=1, verbose=0)
     model = keras_qat.TFLiteModel(contents, "tflm")
     np.testing.assert_allclose(model.predict(x), expected, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_wide_models_are_saved_and_stripped(tmp_path):
-    qat, x = wide(merged), images()
-    qat.save(tmp_path / "qat.keras")
-    again = keras.models.load_model(tmp_path / "qat.keras")
-    np.testing.assert_array_equal(again.predict(x, verbose=0), qat.predict(x, verbose=0))
-    assert keras_qat.export_tflite(again) == keras_qat.export_tflite(qat)
-    keras_qat.export_saved_model(qat, tmp_path / "saved")
-    serve = tf.saved_model.load(str(tmp_path / "saved")).signatures["serving_default"]
-    (served,) = serve(sound=tf.constant(x)).values()
-    np.testing.assert_allclose(served, qat.predict(x, verbose=0), atol=0.005)
-    keras_qat.set_quantization(qat, False)
-    plain = keras_qat.strip_quantization(qat)
-    expected = qat.predict(x, verbose=0)
-    np.testing.assert_allclose(plain.predict(x, verbose=0), expected, atol=1e-5)

@@ -10,11 +10,10 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, Exported, assert_identical, export
-from tests.helpers import images, observe, scramble, train
+from tests.helpers import images, observe, scramble
 from tests.networks import composite, convolutional, single_layers
 from tests.networks.small import functional, layers, residual_net
 
@@ -140,33 +139,6 @@ def test_a_channel_of_few_codes_is_as_large_in_training_as_in_the_file():
     trained = np.asarray(qat(x, training=True))[..., 1].std()
     assert trained == pytest.approx(np.asarray(qat(x))[..., 1].std(), rel=0.05)
     np.testing.assert_allclose(norm.moving_variance, variance, rtol=0.02)
-
-
-def test_adapted_normalization_and_single_factors():
-    x = 5 + images(64, (6, 6, 4)) * np.float32([1, 2, 3, 4])
-    normalization = layers.Normalization()
-    normalization.adapt(x)
-    model = functional((6, 6, 4), build=lambda x: layers.Conv2D(3, 3)(normalization(x)))
-    expected = model.predict(x, verbose=0)
-    result = export(model, x, recipe=RECIPES["int8"], strict=True)
-    assert result.operations == ["DEPTHWISE_CONV_2D", "CONV_2D"]
-    assert result.report.identical == 1
-    for training in (True, False):
-        assert np.abs(result.model(x, training=training) - expected).mean() < 0.05
-
-
-@pytest.mark.slow
-def test_it_trains_saves_and_loads(tmp_path):
-    x = images(96, (8, 8, 1))
-    qat = keras_qat.quantize_model(residual_net(), RECIPES["int8"])
-    train(qat, x, steps=6, callbacks=[keras_qat.callbacks.QuantDelay(3)])
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
-    assert loaded.recipe == qat.recipe
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.export_tflite(loaded) == contents
-    assert keras_qat.verify(loaded, contents, x).identical == 1
-    assert "8 bits per tensor" in str(keras_qat.summary(qat))
 
 
 def test_delayed_quantization_computes_in_float():

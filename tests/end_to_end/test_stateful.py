@@ -112,25 +112,6 @@ def test_states_go_on_until_they_are_reset(kernels, of):
         np.testing.assert_array_equal(variant.predict(x, batch_size=2, verbose=0), before)
 
 
-def test_files_keep_the_states_of_unrolled_layers():
-    """In variables of their own: 16 bits, that the file writes behind the last step."""
-
-    def of(x: Any, **how: Any) -> Any:
-        x = layers.SimpleRNN(2, return_sequences=True, **how)(x)
-        return layers.SimpleRNN(2, go_backwards=True, **how)(x)
-
-    qat, x = keras_qat.quantize_model(build(STEPS, 2, True, of)), sounds(2)
-    qat(x, training=True)
-    qat.reset_states()
-    model = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
-    runs = []
-    for _ in range(2):
-        predicted, run = (item.predict(x, batch_size=2, verbose=0) for item in (qat, model))
-        np.testing.assert_allclose(predicted, run, atol=1e-6)
-        runs.append(run)
-    assert np.any(runs[0] != runs[1])
-
-
 @pytest.mark.slow
 def test_verify_and_simulate_leave_the_states_of_the_model():
     qat, x = trained(), sounds()
@@ -191,16 +172,6 @@ def test_models_are_saved_with_their_kept_states_at_zero(tmp_path, of):
     expected = qat.predict(x, batch_size=2, verbose=0)
     np.testing.assert_array_equal(again.predict(x, batch_size=2, verbose=0), expected)
     assert keras_qat.export_tflite(again) == keras_qat.export_tflite(qat)
-
-
-@pytest.mark.slow
-@KINDS
-def test_without_quantization_it_is_the_float_layer(of):
-    qat, x = keras_qat.quantize_model(build(STEPS, 2, True, of)), sounds()
-    keras_qat.set_quantization(qat, False)
-    plain = keras_qat.strip_quantization(qat)
-    expected = plain.predict(x, batch_size=2, verbose=0)
-    np.testing.assert_allclose(qat.predict(x, batch_size=2, verbose=0), expected, atol=1e-5)
 
 
 def test_what_does_not_go_together_is_said():

@@ -189,21 +189,6 @@ def test_batches_of_one_example():
     assert_identical(qat, x[:1], "xnnpack", contents)
 
 
-def test_compiled_by_xla():
-    def build(x):
-        x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(8, 3)(x)))
-        return layers.Conv2D(3, 3)(x)
-
-    x = images(256, (6, 6, 2))
-    qat = observe(keras_qat.quantize_model(model_of(build, (6, 6, 2))), x)
-    qat.compile("sgd", "mse", jit_compile=True)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
-    calls = read_model(qat)
-    for one, other in zip(resolve(qat).nodes, resolve_in_graph(calls, None).nodes, strict=True):
-        if one.weights is not None:
-            np.testing.assert_array_equal(one.weights.scale, other.weights.scale)
-
-
 @pytest.mark.parametrize("shape", [(), (5,)])
 def test_an_embedding_whose_input_length_is_another(shape, tmp_path):
     """Keras never compares it with what the layer is called with."""

@@ -208,17 +208,6 @@ def test_integer_simulation_gives_the_codes_of_the_file(family, kernels):
         assert assert_identical(qat, x, kernels, contents).float_layers == ()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "family", [f if f == "resnet" else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
-)
-def test_reloads_with_equal_outputs(family, tmp_path):
-    _, qat, x, _, _ = taken_through(family)
-    qat.save(tmp_path / "model.keras")
-    reloaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(reloaded(x[:4], training=False), qat(x[:4], training=False))
-
-
 def test_a_mean_over_one_pixel_keeps_its_range():
     """As in RegNet at 32 pixels: the converter drops the mean, and a range of its own with it."""
     inputs = keras.Input((2, 2, 4))

@@ -59,3 +59,13 @@ def test_adapted_vocabularies(index):
 def test_no_model(model):
     with pytest.raises(ValueError, match=r"Expected a Keras model, got \w+"):
         keras_qat.quantize_model(model)
+
+
+def test_a_model_that_only_trains_others():
+    class GAN(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.generator = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
+
+    with pytest.raises(ValueError, match=r"GAN.*no call.*Quantize the models that it trains"):
+        keras_qat.quantize_model(GAN())

@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.helpers import images, observe
-from tests.networks.small import functional, layers, residual_net, tiny_net
+from tests.networks.small import functional, layers, tiny_net
 
 
 class Unknown(layers.Layer):
@@ -62,7 +62,3 @@ def test_strict_lists_every_such_layer():
     assert "wave" in str(raised.value)
     assert "last" in str(raised.value)
     keras_qat.quantize_model(tiny_net(), strict=True)
-
-
-def test_residual_net_is_quantized_completely():
-    keras_qat.quantize_model(residual_net(), strict=True)

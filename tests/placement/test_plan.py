@@ -96,16 +96,6 @@ def test_prints_readably_and_is_json_data():
     assert json.loads(json.dumps(plan.to_dict()))["recipe"]["name"] == "int8"
 
 
-def test_batch_norm_that_cannot_be_folded_is_reported():
-    model = functional((4,), build=layers.BatchNormalization(name="alone"))
-    plan = keras_qat.plan(model)
-    if plan.float_layers:  # A rule for it may come: then it is quantized.
-        assert list(plan.float_layers) == ["alone"]
-        assert "fold" in plan.float_layers["alone"]
-    else:
-        assert specs(plan)["alone"] is not None
-
-
 def test_reasons_name_what_has_no_rule():
     def build(x):
         x = layers.Activation(tf.math.lgamma, name="bent")(x)

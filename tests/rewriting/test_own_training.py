@@ -232,52 +232,6 @@ def test_a_teacher_comes_along_and_stays_as_it_is():
         np.testing.assert_array_equal(was, is_)
 
 
-class GAN(keras.Model):
-    """Holds two models and trains them in turn; it computes nothing itself."""
-
-    def __init__(self, discriminator, generator):
-        super().__init__()
-        self.discriminator, self.generator = discriminator, generator
-
-    def compile(self, d_optimizer, g_optimizer):
-        super().compile()
-        self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
-
-    def train_step(self, real):
-        noise = tf.random.normal((tf.shape(real)[0], 4))
-        logits = keras.losses.BinaryCrossentropy(from_logits=True)
-        with tf.GradientTape(persistent=True) as tape:
-            made = self.generator(noise, training=True)
-            judged = self.discriminator(tf.concat([made, real], 0), training=True)
-            truth = tf.concat([tf.zeros_like(real[:, :1]), tf.ones_like(real[:, :1])], 0)
-            d_loss = logits(truth, judged)
-            g_loss = logits(tf.ones_like(real[:, :1]), self.discriminator(made))
-        d_weights, g_weights = (m.trainable_variables for m in (self.discriminator, self.generator))
-        self.d_optimizer.minimize(d_loss, d_weights, tape=tape)
-        self.g_optimizer.minimize(g_loss, g_weights, tape=tape)
-        return {"d": d_loss, "g": g_loss}
-
-
-@pytest.mark.slow
-@pytest.mark.legacy
-def test_a_gan_trains_a_quantized_generator():
-    def dense(size, units):
-        return keras.Sequential(
-            [keras.Input((size,)), layers.Dense(8, "relu"), layers.Dense(units)]
-        )
-
-    discriminator, generator = dense(3, 1), dense(4, 3)
-    with pytest.raises(ValueError, match=r"GAN.*no call.*Quantize the models that it trains"):
-        keras_qat.quantize_model(GAN(discriminator, generator))
-    qat = keras_qat.quantize_model(generator)
-    gan = GAN(discriminator, qat)
-    gan.compile(keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01))
-    before = qat.get_weights()
-    gan.fit(images(32, (3,)), batch_size=8, epochs=2, verbose=0)
-    assert any(np.any(was != is_) for was, is_ in zip(before, qat.get_weights(), strict=True))
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), images(32, (4,))).identical == 1
-
-
 def test_a_functional_model_with_a_call_of_its_own_computes_what_that_says():
     class Doubled(keras.Model):
         def call(self, inputs, training=None):

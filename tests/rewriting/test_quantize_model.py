@@ -102,36 +102,6 @@ def test_before_any_data_only_the_weights_are_quantized(model, qat):
     assert np.abs(expected - model.predict(X, verbose=0)).max() > 1e-4
 
 
-def test_with_quantization_off_it_is_the_float_model(model, qat):
-    keras_qat.set_quantization(qat, enabled=False)
-    np.testing.assert_allclose(
-        qat.predict(X, verbose=0), model.predict(X, verbose=0), rtol=1e-5, atol=1e-5
-    )
-
-
-def test_trainable_flags_are_kept_and_frozen_layers_stay():
-    model = scramble(tiny_net())
-    model.get_layer("conv").trainable = False
-    qat = keras_qat.quantize_model(model)
-    assert len(qat.trainable_weights) == len(model.trainable_weights) == 4
-    before = float_weights(qat)
-    train(qat, images(32, (6, 6, 2)))
-    after = float_weights(qat)
-    changed = {name for name in before if (before[name] != after[name]).any()}
-    assert changed == {name for name in before if not name.startswith("conv/")}
-
-
-def test_frozen_batch_norm_layer_stays():
-    model = scramble(tiny_net())
-    model.get_layer("bn").trainable = False
-    qat = keras_qat.quantize_model(model)
-    before = float_weights(qat)
-    train(qat, images(32, (6, 6, 2)))
-    after = float_weights(qat)
-    assert all((before[name] == after[name]).all() for name in before if name.startswith("bn/"))
-    assert (before["conv/kernel:0"] != after["conv/kernel:0"]).any()
-
-
 def test_frozen_model_is_quantized_frozen():
     model = tiny_net()
     model.trainable = False
@@ -176,19 +146,6 @@ def test_several_inputs_and_outputs_keep_names_and_order():
     x = [images(4, (4,), seed) for seed in (1, 2)]
     for one, other in zip(qat.predict(x, verbose=0), model.predict(x, verbose=0), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_dict_inputs_and_outputs():
-    inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((4,), name="b")}
-    merged = layers.Concatenate()([inputs["b"], inputs["a"]])
-    model = keras.Model(inputs, {"y": layers.Dense(2, name="y")(merged), "z": inputs["a"]})
-    qat = keras_qat.quantize_model(model)
-    x = {"b": images(4, (4,), 1), "a": images(4, (4,), 2)}
-    keras_qat.set_quantization(qat, False)
-    predicted, expected = qat.predict(x, verbose=0), model.predict(x, verbose=0)
-    assert predicted.keys() == expected.keys()
-    for name in expected:
-        np.testing.assert_allclose(predicted[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
 def test_nested_models_and_shared_layers():
@@ -261,13 +218,6 @@ def test_a_normalization_that_does_not_know_its_input():
     for verb in (keras_qat.plan, keras_qat.quantize_model):
         with pytest.raises(ValueError, match=r"keras.Input\(shape\)"):
             verb(model)
-
-
-def test_a_model_of_which_nothing_is_quantized_is_told():
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, layers.ReLU()(inputs), name="rectifier")
-    with pytest.warns(UserWarning, match="recipe contrib quantizes nothing of 'rectifier'"):
-        keras_qat.quantize_model(model, "contrib")
 
 
 @pytest.mark.legacy

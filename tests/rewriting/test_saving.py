@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -125,12 +124,6 @@ def test_loaded_model_is_equal(kind, tmp_path):
     assert len(loaded.trainable_weights) == len(qat.trainable_weights)
 
 
-def test_loaded_model_exports_the_same_file(tmp_path, exported):
-    path = str(tmp_path / "qat.keras")
-    exported.model.save(path)
-    assert keras_qat.export_tflite(keras.models.load_model(path)) == exported.tflite
-
-
 @keras.utils.register_keras_serializable("test")
 class InTwoSteps(layers.Layer):
     """Stays whole, in float, as it computes otherwise in training. Keras names what is inside."""
@@ -211,15 +204,6 @@ def test_functions_that_only_the_float_model_holds_are_no_matter(tmp_path):
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
     with pytest.raises(ValueError, match="knows no float model"):
         keras_qat.strip_quantization(loaded)
-
-
-def test_archives_are_read_at_once(tmp_path, exported, monkeypatch):
-    """`zipfile` before Python 3.12 goes back by reading all of a file anew."""
-    path, seek, count = tmp_path / "model.keras", zipfile.ZipExtFile.seek, []
-    exported.model.save(path)
-    monkeypatch.setattr(zipfile.ZipExtFile, "seek", lambda *args: count.append(args) or seek(*args))
-    keras.models.load_model(path)
-    assert len(count) < 20  # To its directory, and to the beginning.
 
 
 def test_clone_model_has_the_same_layers(exported):

@@ -83,31 +83,6 @@ def test_structures_come_back(folded):
     np.testing.assert_allclose(plain.predict(X, verbose=0), expected, atol=2e-5 * scale)
 
 
-def sequences():
-    """Layers whose weights alone are quantized, attention, and layers on each step."""
-    inputs = keras.Input((6, 4))
-    x = layers.Bidirectional(layers.LSTM(4, return_sequences=True))(inputs)
-    x = layers.MultiHeadAttention(2, 4)(x, x)
-    x = layers.TimeDistributed(layers.Dense(5, activation="relu"))(layers.LayerNormalization()(x))
-    x = layers.RNN([layers.GRUCell(3), layers.LSTMCell(4)], return_sequences=True)(x)
-    x = layers.Flatten()(layers.Conv1D(3, 3, padding="causal")(x))
-    return keras.Model(inputs, layers.Dense(3)(x))
-
-
-@pytest.mark.slow
-def test_sequences_come_back(tmp_path):
-    model, x = scramble(sequences()), images(16, (6, 4))
-    qat = moved(keras_qat.quantize_model(model))
-    plain = keras_qat.strip_quantization(qat)
-    assert [layer.name for layer in plain.layers] == [layer.name for layer in model.layers]
-    assert [weight.shape for weight in plain.weights] == [weight.shape for weight in model.weights]
-    expected = without_quantization(qat)(x)
-    np.testing.assert_allclose(plain.predict(x, verbose=0), expected, atol=1e-5)
-    plain.save(tmp_path / "plain.keras")
-    reloaded = keras.models.load_model(tmp_path / "plain.keras")
-    np.testing.assert_array_equal(reloaded.predict(x, verbose=0), plain.predict(x, verbose=0))
-
-
 def test_flags_are_those_of_the_quantized_model():
     model = scramble(tiny_net())
     model.trainable = False

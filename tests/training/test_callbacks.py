@@ -14,11 +14,11 @@ from keras_qat.callbacks import FreezeBatchNorm, FreezeRanges, QuantDelay
 from keras_qat.keras2.backend import keras
 from keras_qat.training import phase_graphs
 from keras_qat.training.phase_graphs import MOST_RANGES, get_phase_finder
-from keras_qat.training.schedule import list_scheduled_layers, schedule
+from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 from keras_qat.training.steps.optimizers import SharedUpdate
 from tests.helpers import images, rng, scramble, train
-from tests.networks.small import functional, layers, tiny_net
+from tests.networks.small import tiny_net
 
 X = images(80, (6, 6, 2))
 
@@ -116,24 +116,6 @@ def test_exact_with_several_steps_per_execution(delay):
     assert_same(numbers(qat), reference(8, delay, delay))
 
 
-def test_delay_counts_over_calls_of_fit():
-    labels = rng(5).integers(0, 3, 64)
-    qat = quantized()
-    qat.compile(
-        keras.optimizers.SGD(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
-    for part in (slice(0, 24), slice(24, 64)):  # 3 steps, then 5
-        qat.fit(
-            X[part],
-            labels[part],
-            batch_size=8,
-            verbose=0,
-            shuffle=False,
-            callbacks=[QuantDelay(5), FreezeBatchNorm(6)],
-        )
-    assert_same(numbers(qat), reference(8, 5, 6))
-
-
 @pytest.mark.parametrize("kind", ["model.keras", *OTHER_FILES])
 def test_delay_goes_on_after_saving_and_loading(kind, tmp_path):
     labels = rng(5).integers(0, 3, 64)
@@ -165,28 +147,6 @@ def test_delay_holds_in_inference_until_it_is_over():
     np.testing.assert_allclose(codes, np.round(codes), atol=1e-3)
 
 
-@pytest.mark.slow
-@pytest.mark.legacy
-def test_layer_called_twice_counts_steps_not_calls():
-    shared = layers.Dense(4, name="shared")
-
-    def build(x):
-        return layers.Dense(3)(shared(layers.ReLU()(shared(x))))
-
-    x = images(48, (4,))
-
-    def outputs_differ_from_float(steps, delay):
-        model = functional((4,), build=build)
-        qat = keras_qat.quantize_model(model)
-        train(qat, x, steps, callbacks=[QuantDelay(delay)])
-        quantized_now = qat.predict(x, verbose=0)
-        keras_qat.set_quantization(qat, False)
-        return (quantized_now != qat.predict(x, verbose=0)).any()
-
-    assert not outputs_differ_from_float(steps=3, delay=4)
-    assert outputs_differ_from_float(steps=4, delay=4)
-
-
 @pytest.mark.legacy
 def test_frozen_batch_norm_keeps_its_statistics_and_trains_gamma_and_beta():
     qat = quantized()
@@ -213,12 +173,6 @@ def test_frozen_batch_norm_normalizes_with_its_statistics_in_training():
     np.testing.assert_allclose(
         qat(X[:8], training=True), qat(X[:8], training=False), rtol=1e-5, atol=1e-6
     )
-
-
-def test_ranges_are_observed_during_the_delay():
-    qat = quantized()
-    train(qat, X, 2, callbacks=[QuantDelay(100)])
-    assert all(quantizer.calibrated for quantizer in keras_qat.quantizers(qat))
 
 
 @pytest.mark.parametrize("callback", [QuantDelay, FreezeBatchNorm, FreezeRanges])
@@ -359,18 +313,6 @@ def test_frozen_ranges_that_others_change_count_from_the_next_step():
     assert len(set(losses[True])) == 7
 
 
-def test_thresholds_are_kept_apart():
-    qat = quantized()
-    for norm, ranges in ((6, 9), (2**62, 9), (6, 2**62), (2**62, 2**62), (0, 1)):
-        schedule(qat, freeze_ranges_from=ranges)
-        schedule(qat, freeze_from=norm)
-        for layer in list_scheduled_layers(qat):
-            result = {name: int(threshold) for name, threshold in layer.thresholds().items()}
-            assert result == {"quantize_from": 0, "freeze_from": norm, "freeze_ranges_from": ranges}
-    schedule(qat, freeze_from=7, freeze_ranges_from=2**62)
-    assert {int(layer.freeze_from) for layer in list_scheduled_layers(qat)} == {7}  # As in 0.1.0.
-
-
 @pytest.mark.parametrize("kind", ["model.keras", *OTHER_FILES])
 def test_frozen_ranges_stay_so_after_saving_and_loading(kind, tmp_path):
     qat = quantized()
@@ -379,41 +321,3 @@ def test_frozen_ranges_stay_so_after_saving_and_loading(kind, tmp_path):
     before = activation_ranges(qat)
     train(loaded, X, 3)
     np.testing.assert_array_equal(activation_ranges(loaded), before)
-
-
-@pytest.mark.slow
-def test_frozen_ranges_go_on_after_a_restart(tmp_path):
-    """`BackupAndRestore`: a run that ends in its second epoch is taken up in another process."""
-
-    def fit(qat, epochs, callbacks=()):
-        qat.compile(keras.optimizers.SGD(0.01), "mse")
-        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
-        y = rng(3).normal(size=(24, 3))
-        callbacks = [backup, FreezeRanges(5), *callbacks]
-        qat.fit(
-            X[:24], y, batch_size=8, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks
-        )
-
-    class Killed(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 2:
-                raise KeyboardInterrupt
-
-    whole, qat, again = quantized(), quantized(), quantized(seed=7)
-    with pytest.raises(KeyboardInterrupt):
-        fit(qat, 4, [Killed()])
-    fit(again, 4)
-    fit(whole, 4)
-    np.testing.assert_array_equal(activation_ranges(again), activation_ranges(whole))
-    assert_same(numbers(again), numbers(whole))
-
-
-def test_calibrated_ranges_from_the_first_step():
-    qat = quantized()
-    keras_qat.calibrate(qat, X)
-    before = activation_ranges(qat)
-    train(qat, X, 3, callbacks=[FreezeRanges(1)])
-    np.testing.assert_array_equal(activation_ranges(qat), before)
-    logits = keras_qat.quantizers(qat)[-1]
-    codes = qat.predict(X, verbose=0) / ((logits.maximum - logits.minimum) / 255)
-    np.testing.assert_allclose(codes, np.round(codes), atol=1e-3)

@@ -77,20 +77,6 @@ def test_a_model_says_once_that_its_inputs_are_clipped(feed):
         np.testing.assert_array_equal(computed, expected)
 
 
-def test_no_function_is_traced_again():
-    """The batch that was looked at comes from an iterator of its own."""
-    qat, traces = calibrated(), []
-    step = qat.predict_step
-    qat.predict_step = lambda data: traces.append(1) or step(data)
-    qat.predict(dataset(X), verbose=0)
-    assert len(traces) == 1
-
-
-def test_data_without_batches_are_refused_by_keras():
-    with pytest.raises(ValueError, match=r"empty|Expect"):
-        calibrated().predict(dataset(X[:0]), verbose=0)
-
-
 def test_a_model_whose_inputs_have_no_range_says_nothing():
     _, nothing = told(lambda: calibrated("contrib").predict(255 * X, verbose=0))
     assert not nothing

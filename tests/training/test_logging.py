@@ -56,14 +56,6 @@ def test_training_is_not_changed(tmp_path):
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.slow
-def test_ranges_alone(tmp_path):
-    qat = keras_qat.quantize_model(tiny_net())
-    train(qat, X, callbacks=[LogQuantization(tmp_path)])
-    (result,) = logged(tmp_path).values()
-    assert {chart for _, chart in result} == {"3 range, minimum", "4 range, maximum"}
-
-
 def test_mistakes(tmp_path):
     for every in (0, 1.5, True):
         with pytest.raises(ValueError, match=r"every=.*: pass an integer of at least 1"):

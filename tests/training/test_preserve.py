@@ -58,12 +58,6 @@ def test_zeros_stay_zeros():
 
 
 @pytest.mark.slow
-def test_without_asking_they_do_not():
-    qat = trained(pruned(), None, keras.optimizers.Adam(1e-3))
-    assert all(np.mean(kernel.numpy() == 0) < 0.5 for kernel in kernels(qat))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_clusters_stay_clusters(name):
     model = clustered()

@@ -51,12 +51,6 @@ def test_the_smallest_weights_are_pruned():
     )
 
 
-@pytest.mark.slow
-def test_nothing_is_pruned_before_the_schedule_begins():
-    model = fitted(scramble(residual_net()), callbacks.Prune(callbacks.Constant(0.5, begin=10_000)))
-    assert all(np.all(kernel != 0) for kernel in kernels(model))
-
-
 def test_blocks():
     model = scramble(
         functional(

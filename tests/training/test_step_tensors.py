@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import collections
-
 import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.arithmetic.gradient_masks import SharedFunction
 from keras_qat.keras2.backend import keras
 from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.schedule import list_scheduled_layers
@@ -90,45 +87,3 @@ def test_a_layer_that_a_step_calls_twice_counts_twice():
     qat = trained(net())
     steps = {layer.name: int(layer.step) for layer in qat.layers if hasattr(layer, "step")}
     assert (steps["quant_twice"], steps["quant_last"]) == (6, 3)
-
-
-def test_operations_that_a_model_has_once():
-    qat = keras_qat.quantize_model(net())
-    step = tf.function(lambda x: qat(x, training=True), autograph=False)
-    operations = step.get_concrete_function(X).graph.get_operations()
-    counts = collections.Counter(op.type for op in operations)
-    assert counts["Pow"] == 1
-
-
-def test_results_together():
-    calls = []
-
-    def double(x, y):
-        calls.append(x.shape.rank)
-        return 2.0 * x, x + y
-
-    @tf.function(autograph=False)
-    def run(x):
-        together = SharedFunction(double)
-        first, second = together.request(x, 1.0), together.request(3.0, x)
-        early = [*first(), *second()]
-        third = together.request(x, x)
-        return [*early, *third()]
-
-    assert [float(number) for number in run(tf.constant(5.0))] == [10.0, 6.0, 6.0, 8.0, 10.0, 10.0]
-    assert calls == [1, 0]
-    alone = SharedFunction(double).request(tf.constant(1.0), 2.0)
-    assert [float(number) for number in alone()] == [2.0, 3.0]
-
-
-def test_results_in_a_branch():
-    """A graph of its own does not wait for others."""
-    together = SharedFunction(lambda x: (x + 1.0,))
-
-    @tf.function(autograph=False)
-    def run(x):
-        outside = together.request(x)
-        inside = tf.cond(x > 0.0, lambda: outside()[0], lambda: x)
-        return inside, outside()[0]
-
-    assert [float(number) for number in run(tf.constant(1.0))] == [2.0, 2.0]

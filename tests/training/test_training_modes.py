@@ -104,33 +104,6 @@ def test_gradients_of_several_batches_are_accumulated(qat, policy):
     assert_file_is_exact(qat)
 
 
-@pytest.mark.slow
-def test_nothing_or_a_part_trains_between_two_fits(qat):
-    train(qat, X, 2)
-    qat.trainable = False
-    weights = values(qat.weights)
-    train(qat, X, 1)
-    names = [weight.name for weight in qat.weights]
-    changed = {
-        name.split("/")[-1].split(":")[0]
-        for name, old, new in zip(names, weights, qat.weights, strict=True)
-        if np.any(old != new)
-    }
-    state = {"step", "output_batches", "output_min", "output_max"}
-    assert changed <= state, "moving statistics stay, too"
-    assert_file_is_exact(qat)
-
-    qat.trainable = True
-    conv = qat.get_layer("quant_conv")
-    conv.trainable = False
-    weights, logits = values(conv.layer.weights), qat.get_layer("quant_logits").layer
-    before = values(logits.weights)
-    train(qat, X, 1)
-    assert all(np.all(o == n) for o, n in zip(weights, conv.layer.weights, strict=True))
-    assert all(np.any(o != n) for o, n in zip(before, logits.weights, strict=True))
-    assert_file_is_exact(qat)
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("names", [["conv"], ["bn"], ["conv", "bn", "relu", "flatten", "logits"]])
 def test_layers_that_did_not_train_before(policy, names):

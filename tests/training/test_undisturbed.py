@@ -248,35 +248,3 @@ def test_where_code_of_a_user_runs_between_steps(tmp_path):
     assert not is_undisturbed(patched="reset_metrics")
     assert not is_undisturbed(run_eagerly=True)
     assert not is_undisturbed(steps_per_execution="auto")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
-def test_steps_of_fit_wait_for_no_number_more_than_those_of_float(steps_per_execution):
-    """Behind the first step and before the end, in each phase; Keras reads a number itself."""
-
-    def reads_per_step(model):
-        data = tf.data.Dataset.from_tensors((X[:4], Y[:4])).repeat()
-        model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
-        fit = [
-            lambda steps=steps: model.fit(
-                data,
-                steps_per_epoch=steps,
-                verbose=0,
-                callbacks=[FreezeOscillations()] * (model is not float_model),
-            )
-            for steps in (4, 4, 24)
-        ]
-        _, few, many = map(numpy_calls, fit)
-        return (many - few) / 20
-
-    float_model = tiny_net()
-    of_float = reads_per_step(float_model)
-    qat = keras_qat.quantize_model(float_model)
-    for thresholds in (
-        {"quantize_from": 2**62},
-        {"quantize_from": 0, "freeze_from": 0},
-        {"freeze_ranges_from": 0},
-    ):
-        schedule(qat, **thresholds)
-        assert reads_per_step(qat) == of_float

@@ -14,7 +14,7 @@ from keras_qat.callbacks import QuantDelay
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.metadata import compress
 from tests.helpers import images, moved, observe, scramble, train
-from tests.networks.small import residual_net, tiny_net
+from tests.networks.small import tiny_net
 
 X = images(64, (6, 6, 2))
 
@@ -63,24 +63,6 @@ def test_quantization_that_was_switched_off():
         contents = keras_qat.export_tflite(qat)
     keras_qat.set_quantization(qat)
     assert keras_qat.export_tflite(qat) == contents
-
-
-@pytest.mark.slow
-def test_restored_weights_from_before_quantization():
-    qat = train(quantized(), X, steps=4, callbacks=[QuantDelay(6)])
-    best = qat.get_weights()
-    train(qat, X, steps=4, callbacks=[QuantDelay(6)])
-    qat.set_weights(best)
-    with pytest.warns(UserWarning, match="4 are done"):
-        keras_qat.export_tflite(qat)
-
-
-@pytest.mark.slow
-def test_calibration_is_enough():
-    qat = quantized()
-    keras_qat.calibrate(qat, X)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X)
-    assert not report.notes
 
 
 def test_ranges_that_a_recipe_begins_with():
@@ -148,17 +130,6 @@ def test_file_belongs_to_a_model_that_was_saved(tmp_path, ending):
 
 
 @pytest.mark.slow
-def test_evaluating_a_model_changes_nothing():
-    qat = train(keras_qat.quantize_model(residual_net()), images(32, (8, 8, 1)))
-    contents = keras_qat.export_tflite(qat)
-    x = images(8, (8, 8, 1))
-    qat.predict(x, verbose=0)
-    qat(x, training=False)
-    keras_qat.freeze_batch_norm(qat)
-    assert not keras_qat.verify(qat, contents, x).notes
-
-
-@pytest.mark.slow
 def test_file_without_a_fingerprint():
     """Those of earlier versions, and what other programs have written."""
     qat = with_ranges()
@@ -187,14 +158,6 @@ def test_part_of_a_model():
     with pytest.warns(UserWarning, match="step 99, and 4 are done"):
         contents = keras_qat.export_tflite(part)
     assert tf.lite.Interpreter(model_content=contents)
-
-
-@pytest.mark.slow
-def test_recipe_with_a_delay():
-    qat = keras_qat.quantize_model(tiny_net(), recipes.contrib(4, quant_delay=50))
-    train(qat, X)
-    with pytest.warns(UserWarning, match="step 50, and 4 are done"):
-        keras_qat.export_tflite(qat)
 
 
 def of_a_series(shuffle):

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_qat
 from keras_qat.analysis.drawing.model_graph import (
@@ -16,11 +15,7 @@ from keras_qat.analysis.drawing.model_graph import (
     OWN,
     SHARED,
     UNSET,
-    _assign_lanes,
-    _Row,
 )
-from keras_qat.analysis.drawing.pages import shorten
-from keras_qat.training.calibration.histogram import Histogram, count_bins, sort_bins
 from keras_qat.training.quantizer_statistics import compute_statistics
 from tests.browser import data_after, in_browser
 from tests.helpers import images
@@ -168,26 +163,6 @@ def test_float_model():
             verb(model)
 
 
-def test_lines_pass_no_other_row():
-    """Until the last row that reads a row, no other stands in its lane."""
-    reads = {"a": "", "b": "a", "c": "ab", "d": "a", "e": "dc", "f": "", "g": "bf", "h": "eg"}
-    graph = [_Row(key, list(read), ("",) * 5, OWN) for key, read in reads.items()]
-    lanes, order = _assign_lanes(graph), list(reads)
-    for start, end in [(key, reader) for reader, read in reads.items() for key in read]:
-        between = order[order.index(start) + 1 : order.index(end)]
-        assert lanes[start] not in [lanes[layer] for layer in between]
-    assert max(lanes.values()) <= 3
-    chain = [_Row(key, [key - 1] if key else [], ("",) * 5, OWN) for key in range(4)]
-    assert set(_assign_lanes(chain).values()) == {0}
-
-
-def test_words_that_fit():
-    assert shorten("short", 10) == "short"
-    name = shorten("block_12_expand_convolution", 12)
-    assert len(name) == 12 and "…" in name
-    assert name.startswith("block") and name.endswith("tion")
-
-
 def test_statistics_are_those_of_numpy(qat):
     x = images(16, (6, 6, 2), seed=9) * 1.5
     result = {statistic.quantizer.name: statistic for statistic in compute_statistics(qat, x)}
@@ -207,12 +182,6 @@ def test_statistics_are_those_of_numpy(qat):
     assert result["quant_left/kernel"].sqnr == pytest.approx(expected, abs=0.01)
     assert result["quant_left/kernel"].saturation == 0
     assert {item.is_weight for item in result.values()} == {True, False}
-
-
-def test_energy_of_a_histogram():
-    x = images(1, (4000,))
-    histogram = Histogram.of(sort_bins(count_bins(tf.constant(x)).numpy()), x.min(), x.max())
-    assert histogram.energy == pytest.approx(np.sum(x.astype(np.float64) ** 2), rel=1e-3)
 
 
 def test_quantizers(qat, tmp_path):

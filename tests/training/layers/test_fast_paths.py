@@ -135,64 +135,6 @@ def small_model():
     return keras.Model(inputs, keras.layers.Dense(3)(x))
 
 
-LOSS = {"from_logits": True}
-
-
-def by_custom_loop(qat, x, y, steps: int):
-    """Plain training steps in a `tf.function`, which branches on the phase at run time."""
-    loss = keras.losses.SparseCategoricalCrossentropy(**LOSS)
-    optimizer = keras.optimizers.SGD(0.05)
-
-    @tf.function
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            value = loss(y, qat(x, training=True))
-        weights = qat.trainable_variables
-        optimizer.apply_gradients(zip(tape.gradient(value, weights), weights, strict=True))
-
-    for index in range(steps):
-        step(x[index * 4 : index * 4 + 4], y[index * 4 : index * 4 + 4])
-
-
-@pytest.mark.parametrize("per_execution", [pytest.param(1, marks=pytest.mark.slow), 4])
-def test_fit_computes_what_a_custom_loop_does(per_execution):
-    """Through all phases, the changes of which fall into the middle of an execution."""
-    x, y = digits_like()
-    results = []
-    for train in ("fit", "loop"):
-        qat = keras_qat.quantize_model(small_model())
-        delay, freeze = keras_qat.callbacks.QuantDelay(4), keras_qat.callbacks.FreezeBatchNorm(7)
-        if train == "fit":
-            loss = keras.losses.SparseCategoricalCrossentropy(**LOSS)
-            qat.compile(keras.optimizers.SGD(0.05), loss, steps_per_execution=per_execution)
-            qat.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[delay, freeze])
-        else:
-            for callback in (delay, freeze):
-                callback.set_model(qat)
-                callback.on_train_begin()
-            by_custom_loop(qat, x, y, 12)
-        results.append(qat.get_weights())
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.slow
-def test_switches_are_seen_by_training_that_was_traced_before():
-    x, y = digits_like()
-    qat = keras_qat.quantize_model(small_model())
-    qat.compile(keras.optimizers.SGD(0.0), keras.losses.SparseCategoricalCrossentropy(**LOSS))
-    losses = {}
-    for enabled in (True, False, True):
-        keras_qat.set_quantization(qat, enabled)
-        losses[enabled] = [*losses.get(enabled, []), qat.train_on_batch(x, y)]
-    weights = [layer for layer in qat.layers if isinstance(layer, QuantizeWrapper)]
-    weights[0].quantize_from.assign(2**62)  # One layer alone: no single phase for all.
-    losses["mixed"] = [qat.train_on_batch(x, y)]
-    assert losses[False][0] not in (losses[True][0], losses["mixed"][0])
-    assert losses[True][0] == pytest.approx(losses[True][1], rel=1e-3)
-    assert losses["mixed"][0] != losses[True][1]
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("activation", ["relu", "relu6", "operation", "concatenated"])
 def test_quantizer_behind_a_merge_computes_the_relu(activation):
@@ -239,34 +181,6 @@ def test_steps_are_traced_once(verb, step, monkeypatch):
     qat.compile(keras.optimizers.Adam(), "mse", metrics=["accuracy"])
     getattr(qat, verb)(x, y, batch_size=8, verbose=0)
     assert traces == [step]
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "targets", [None, "one", "dict"], ids=["no targets", "one of two outputs", "by name"]
-)
-def test_losses_of_all_forms_train(targets):
-    inputs = keras.Input((4,))
-    hidden = keras.layers.Dense(3, activation="relu")(inputs)
-    model = keras.Model(
-        inputs, {name: keras.layers.Dense(2, name=name)(hidden) for name in ("a", "b")}
-    )
-    x, y = np.ones((8, 4), np.float32), np.ones((8, 2), np.float32)
-    qat = keras_qat.quantize_model(model)
-    if targets is None:
-        qat.add_loss(lambda: tf.reduce_sum(qat.trainable_weights[0] ** 2))
-        qat.compile("sgd")
-        history = qat.fit(x, verbose=0)
-    elif targets == "one":
-        qat.compile("sgd", {"a": "mse"})
-        history = qat.fit(x, {"a": y}, verbose=0)
-    else:
-        qat.compile("adam", {"a": "mse", "b": "mae"}, metrics={"b": ["mse"]})
-        history = qat.fit(
-            x, {"a": y, "b": y}, sample_weight={"a": y[:, 0], "b": y[:, 1]}, verbose=0
-        )
-        assert "b_mse" in history.history
-    assert np.isfinite(history.history["loss"]).all()
 
 
 @pytest.mark.parametrize(

@@ -116,14 +116,3 @@ def test_layers_know_their_shapes_and_configurations():
             # Keras notes in the inner layers' configurations that they are built.
             inner = {"layer", "batch_norm", "activation"}
             assert {**again, **dict.fromkeys(inner)} == {**config, **dict.fromkeys(inner)}
-
-
-@pytest.mark.slow
-def test_compiled_with_xla_computes_the_same():
-    _, qat, _ = conv_bn_relu()
-    observe(qat, X)
-    expected = qat.predict(X, verbose=0)
-    result = tf.function(lambda x: qat(x, training=False), jit_compile=True)(X)
-    step = keras_qat.quantizers(qat)[-1]
-    step = (step.maximum - step.minimum) / 255
-    assert np.mean(np.abs(result - expected) < step / 2) > 0.99

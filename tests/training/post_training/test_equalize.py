@@ -81,19 +81,6 @@ def test_separable_layers_and_nested_models():
     )
 
 
-@pytest.mark.slow
-def test_fewer_bits_lose_less():
-    model = uneven(functional((8, 8, 2), build=separable))
-    wanted = model.predict(X, verbose=0)
-
-    def off(model):
-        qat = keras_qat.quantize_model(model, "int4_weights")
-        keras_qat.calibrate(qat, X)
-        return np.mean((qat.predict(X, verbose=0) - wanted) ** 2)
-
-    assert off(keras_qat.equalize(model)) < 0.7 * off(model)
-
-
 def test_what_is_not_equalized(capsys):
     model = functional((8, 8, 2), build=lambda x: separable(x, 6.0))
     equalized = keras_qat.equalize(model, verbose=1)

@@ -239,19 +239,6 @@ def test_masked_recurrent_layers(change):
     assert np.isfinite(qat.predict(words, verbose=0)).all()
 
 
-@SLOW
-def test_several_inputs():
-    def build(x, y):
-        return layers.Dense(3, name="logits")(layers.Concatenate()([layers.Dense(4)(x), y]))
-
-    model = functional((5,), (2,), build=build)
-    data = [images(20, (5,)), images(20, (2,), seed=3)]
-    qat = calibrated(model=model, x=data)
-    keras_qat.learn_rounding(qat, data, iterations=10)
-    keras_qat.bias_correction(qat, keras.utils.pack_x_y_sample_weight(data))
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
-
-
 @pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("verb", [keras_qat.bias_correction, keras_qat.learn_rounding])

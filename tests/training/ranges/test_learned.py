@@ -150,13 +150,6 @@ def test_ranges_that_are_frozen_stay():
             np.testing.assert_array_equal(one, other, name)
 
 
-@pytest.mark.slow
-def test_learned_rounding_goes_along():
-    qat = learned()
-    keras_qat.learn_rounding(qat, X, iterations=10)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
-
-
 def test_zeros_alone_have_a_range():
     """They had none, as if there had been no data; found by random models."""
     model = functional((6,), build=lambda x: layers.Subtract(name="y")([x, x]))
