@@ -13,6 +13,7 @@ from keras_qat.export.read_back import check_contents
 from keras_qat.export.target_problems import find_file_problems
 from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.export.tflite_writer import write_graph
+from keras_qat.integer_graph.file_inference import WRITERS
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes import (
     fuse_padding,
@@ -205,6 +206,9 @@ def write_file(
     if target is not None and runs_alone and (refused := find_file_problems(contents, target)):
         warn_caller("\n".join(describe_problems(target, refused)))
     return contents
+
+
+WRITERS.append(write_file)
 
 
 def _show_float_layers(graph: ResolvedGraph) -> None:

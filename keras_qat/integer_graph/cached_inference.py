@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -54,8 +55,10 @@ class CachedInference:
         """The resolved graph of the weights of the last `look`, if the caller stored it here."""
         self._weights: list[tf.Tensor] = []
         """The values of the model's weights in the last `look`."""
-        self._weights_version = self._prepared_version = 0
+        self.weights_version = self._prepared_version = 0
         """Version of the weights in the last `look`, and in the last `refresh`."""
+        self.seconds = 0.0
+        """The time that the last `refresh` took, without tracing."""
         self._eager: Callable[..., list[tf.Tensor]] | None = None
         """Inference that is not traced, if the last `refresh` requested it."""
         # Reading the weights one by one outside of a function takes ten times as long.
@@ -66,17 +69,18 @@ class CachedInference:
         weights = self._read()
         if not self._weights or not all(map(_is_unchanged, self._weights, weights)):
             self._weights, self.resolved = weights, None
-            self._weights_version += 1
+            self.weights_version += 1
 
     def refresh(self, eagerly: bool = False) -> None:
         """Caches the current ranges and weights. With `eagerly`, inference is not traced."""
         self.look()
-        version, is_same = self._weights_version, eagerly is (self._eager is not None)
+        version, is_same = self.weights_version, eagerly is (self._eager is not None)
         if version == self._prepared_version and is_same:
             return
-        resolved = self._resolve()
+        start, resolved = time.perf_counter(), self._resolve()
         finite = all(map(_is_finite, self._weights))
         prepared = replace_unless_finite(finite, self._prepare(resolved))
+        self.seconds = time.perf_counter() - start
         offset = tf.constant(0.0 if finite else np.nan)
         self._eager = (
             functools.partial(self._compute_all, resolved, prepared, offset) if eagerly else None

@@ -26,6 +26,7 @@ from keras_qat.integer_graph.cached_inference import (
     replace_unless_finite,
 )
 from keras_qat.integer_graph.execute import Prepared, prepare, run
+from keras_qat.integer_graph.file_inference import FileInference, InferenceRuntime
 from keras_qat.integer_graph.float_inference import Evaluator, make_evaluator
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -63,6 +64,9 @@ class Inference:
         self.settled = CachedInference(
             model, self.graph, self._resolve, self._prepare, self._compute
         )
+        self.file = FileInference(self.graph, family, functools.partial(resolve, model))
+        self.runs_file = False
+        """Whether graphs of `predict` and `evaluate` that are traced now may run the file."""
         self.traced: tuple[int, Any] = (0, None)
         """The function of eager calls, and the version of `settled` of which it was traced."""
         self._in_float = make_evaluator(self.graph, flatten_values(self.graph.outputs))
@@ -88,6 +92,26 @@ class Inference:
         """Caches the current ranges and weights for all graphs whose phase is known."""
         if not tf.distribute.has_strategy():
             self.settled.refresh(self.model.run_eagerly)
+
+    def choose(self, runtime: InferenceRuntime) -> tuple[int, bool]:
+        """Chooses who computes the next batch of `predict` or `evaluate`, after `settle`.
+
+        Returns:
+            A key. Graphs that were traced for another key are out of date.
+        """
+        settled, model = self.settled, self.model
+        self.runs_file = not (
+            runtime == "tensorflow"
+            or not self._is_settled
+            or model.run_eagerly
+            or model.jit_compile
+            or model.file_outputs
+            or self.states
+            or self.with_losses
+            or self.float_losses
+            or self.replaces_nan
+        ) and self.file.prepare(settled.weights_version, 2 * settled.seconds, runtime != "auto")
+        return settled.version, self.runs_file
 
     @property
     def _is_settled(self) -> bool:
@@ -176,6 +200,11 @@ class Inference:
         self._check_nan(inputs)
         return self._finish(self.settled(*inputs))
 
+    def _infer_with_file(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
+        """Computes as `_infer_settled` does, in the interpreter if the file is written."""
+        self._check_nan(inputs)
+        return self._finish(self.file(inputs, self.settled))
+
     def _infer(self, *inputs: tf.Tensor, adds_losses: bool = True) -> list[tf.Tensor]:
         """Computes with the kernels' rounding, and current ranges and weights."""
         self._check_nan(inputs)
@@ -205,7 +234,7 @@ class Inference:
         if tf.executing_eagerly():
             exact = self._infer_eagerly
         elif is_exact(self.layers[0].assumed) and self._is_settled:
-            exact = self._infer_settled
+            exact = self._infer_with_file if self.runs_file else self._infer_settled
 
         def simulate(model: keras.Model, *inputs: tf.Tensor) -> list[tf.Tensor]:
             nested = tf.nest.pack_sequence_as(get_nested_inputs(model), list(inputs))

@@ -18,6 +18,7 @@ from keras_qat.graph.precision import ScalesLoss, compute_in_float32, use_float3
 from keras_qat.graph.read_model import list_symbols
 from keras_qat.graph.rebuild_model import find_used_inputs
 from keras_qat.imports.keras3.backend import RefusesKeras3, refuse_files
+from keras_qat.integer_graph.file_inference import InferenceRuntime, check_runtime
 from keras_qat.integer_graph.keras_inference import Inference
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import KeepsTrainable, keras
@@ -111,6 +112,7 @@ class QuantizedModel(
 
     _family: KernelFamily = XNNPACK
     _packs_int4: bool = False
+    _runtime: InferenceRuntime = "auto"
     target: Target | None = None
     """The target passed to `quantize_model`, or None."""
     _inference: Inference | None = None
@@ -165,6 +167,20 @@ class QuantizedModel(
         if packs and self.recipe.activations.bits == 16:
             raise ValueError("pack_int4: there are no kernels for int4 weights and 16 bits.")
         self.set_untracked(_packs_int4=packs)
+        self._forget_inference()
+
+    @property
+    def runtime(self) -> InferenceRuntime:
+        """What computes `predict`, `evaluate` and validation in `fit`; may be set at any time.
+
+        "interpreter" runs the exported file in TFLite's interpreter, "tensorflow" computes the same
+        values with TensorFlow. "auto" writes the file when the data are large enough to pay for it.
+        """
+        return self._runtime
+
+    @runtime.setter
+    def runtime(self, runtime: InferenceRuntime) -> None:
+        self.set_untracked(_runtime=check_runtime(runtime))
         self._forget_inference()
 
     def _forget_inference(self) -> None:
@@ -223,9 +239,11 @@ class QuantizedModel(
         if inference is not None and is_exact(phase):
             inference.settle()
 
-    @property
-    def inference_version(self) -> int:
-        return 0 if self._inference is None else self._inference.settled.version
+    def choose_inference(self, phase: Phase | None) -> tuple[int, bool]:
+        inference = self._inference
+        if inference is None:
+            return 0, False
+        return inference.choose(self._runtime if is_exact(phase) else "tensorflow")
 
     def keep_recipe(self, recipe: Recipe) -> None:
         """Sets `recipe`, also on the layers, for models that users make of them."""

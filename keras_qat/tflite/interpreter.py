@@ -70,6 +70,7 @@ class FileInterpreter:
         runtime: the package whose interpreter runs it, by default the first of `RUNTIMES` that is
             installed.
         keeps_tensors: whether tensors inside keep their values after a run.
+        threads: number of threads.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.
@@ -82,6 +83,7 @@ class FileInterpreter:
         kernels: str = "xnnpack",
         runtime: Runtime | None = None,
         keeps_tensors: bool = False,
+        threads: int = 1,
     ) -> None:
         if kernels not in KERNELS:
             raise ValueError(
@@ -102,7 +104,7 @@ class FileInterpreter:
             try:
                 self.interpreter = module.Interpreter(
                     model_content=contents,
-                    num_threads=1,
+                    num_threads=threads,
                     experimental_preserve_all_tensors=keeps_tensors,
                     experimental_op_resolver_type=getattr(resolvers, KERNELS[kernels]),
                 )

@@ -119,10 +119,9 @@ class PhasedModel:
     def settle(self, phase: Phase | None) -> None:
         """Prepares inference whenever the weights may have changed."""
 
-    @property
-    def inference_version(self) -> int:
-        """Changes when functions that were traced for inference have to be traced again."""
-        return 0
+    def choose_inference(self, phase: Phase | None) -> tuple[int, bool]:
+        """Returns a key that changes when inference has to be traced again."""
+        return 0, False
 
     def _make_phased(self, name: str, make: Callable[..., Step], force: bool) -> Step:
         """Makes a function that runs Keras' function for the phase, traced on first use."""
@@ -137,7 +136,7 @@ class PhasedModel:
         if getattr(self, attribute) is not None and not force:
             return getattr(self, attribute)
         finder, layers = get_phase_finder(self), list(list_scheduled_layers(self))
-        functions: dict[tuple[Phase | None, int], Step] = {}
+        functions: dict[tuple[Phase | None, int, bool], Step] = {}
         update = SharedUpdate()
 
         def run(iterator: Any) -> Any:
@@ -160,7 +159,7 @@ class PhasedModel:
                     with backend.pause_garbage_collection():  # It may trace.
                         self.settle(phase)
                     object.__setattr__(self, "_settled_at", finder.steps)
-            key = phase, 0 if trains else self.inference_version
+            key = phase, *((0, False) if trains else self.choose_inference(phase))
             with assuming(finder.insert_switches(phase), layers):
                 if key in functions:
                     return functions[key](iterator)

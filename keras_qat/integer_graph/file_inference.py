@@ -1,0 +1,214 @@
+"""Inference of `predict` and `evaluate` in TFLite's interpreter, which runs the model's file.
+
+The interpreter is faster than TensorFlow, but the file is written again whenever weights change.
+`FileInference` therefore begins with TensorFlow, and writes the file once the batches have taken as
+long as writing it would. The first batch is computed in both ways and compared.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Literal, get_args
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from keras_qat.arithmetic.kernel_families import KernelFamily
+from keras_qat.graph.calls import Graph, flatten_values
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.messages import silent, warn_caller
+from keras_qat.tflite.interpreter import FileInterpreter, dequantize
+
+InferenceRuntime = Literal["auto", "tensorflow", "interpreter"]
+
+MACHINES = {
+    "xnnpack": ("x86_64", "AMD64"),
+    "xnnpack_arm64": ("aarch64", "arm64"),
+    "reference": ("x86_64", "AMD64", "aarch64", "arm64"),
+}
+"""Kernel family that the interpreter has -> the processors on which it rounds so."""
+
+TRIALS = 3
+"""Batches that are computed in both ways if the interpreter is slower, before it is given up."""
+
+WRITERS: list[Callable[[ResolvedGraph], bytes]] = []
+"""The function that writes a resolved graph as a file. The room `export` registers it."""
+
+
+def check_runtime(runtime: InferenceRuntime) -> InferenceRuntime:
+    """Returns a runtime that a user chose.
+
+    Raises:
+        ValueError: if there is no such runtime.
+    """
+    if runtime not in get_args(InferenceRuntime):
+        names = ", ".join(map(repr, get_args(InferenceRuntime)))
+        raise ValueError(f"runtime={runtime!r}: use one of {names}.")
+    return runtime
+
+
+def find_obstacle(graph: ResolvedGraph, family: KernelFamily) -> str:
+    """Returns why the interpreter cannot compute the same as a graph; "" if it can."""
+    origin = graph.origin
+    if platform.machine() not in MACHINES.get(family.name, ()):
+        return f"the interpreter has no kernels '{family.name}' on this processor"
+    if origin.fixed_batch is not None or (origin.target and origin.target.batch_size is not None):
+        return "the batch size is fixed"
+    if origin.target and origin.target.kernels != family.name:
+        return "the file is for other kernels"
+    if any(node.computes_in_float for node in graph.nodes):
+        return "layers stay in float"
+    return ""
+
+
+def _count_threads() -> int:
+    """Returns the number of threads that TensorFlow computes an operation with."""
+    chosen = tf.config.threading.get_intra_op_parallelism_threads()
+    chosen = chosen or int(os.environ.get("TF_NUM_INTRAOP_THREADS", "0"))
+    available = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    return chosen or len(available)
+
+
+class FileInference:
+    """Computes a model's outputs in the interpreter, if that takes less time than TensorFlow.
+
+    Args:
+        graph: the model's calls.
+        family: the kernel family of the model's inference.
+        resolve: returns the resolved graph for the current ranges and weights.
+    """
+
+    def __init__(
+        self, graph: Graph, family: KernelFamily, resolve: Callable[[], ResolvedGraph]
+    ) -> None:
+        self.obstacle = ""
+        """Why TensorFlow computes all batches from now on."""
+        self._name, self._family, self._resolve = graph.name, family, resolve
+        self._types = [value.inference_dtype for value in flatten_values(graph.outputs)]
+        self._inputs: list[str] = []
+        self._outputs: list[str] = []
+        """The names of the file's inputs and outputs, in the model's order."""
+        self._lock = threading.Lock()
+        self._version = 0
+        self._file: FileInterpreter | None = None
+        self._trials, self._is_trusted, self._compares_speed = TRIALS, False, True
+        self._cost = self._spent = self._saved = self._saving = self._last = 0.0
+        """Seconds: to write the file, of TensorFlow since weights changed, saved since then, saved
+        by one batch, and of TensorFlow for the last batch."""
+
+    def prepare(self, version: int, cost: float, at_once: bool) -> bool:
+        """Writes the file if it pays, and returns whether the interpreter may compute batches.
+
+        Args:
+            version: the version of the weights.
+            cost: an estimate of the seconds that writing the file takes.
+            at_once: whether to write the file however few batches there are.
+        """
+        if version != self._version:
+            # A model that is validated after each epoch has as much data each time.
+            paid, self._version = self._saved > self._cost, version
+            self._file, self._is_trusted, self._saved = None, False, 0.0
+            self._spent = self._cost if paid else 0.0
+        self._cost = self._cost or cost
+        if not self.obstacle and self._file is None and (at_once or self._spent >= self._cost):
+            start = perf_counter()
+            try:
+                self._open()
+            except Exception as error:  # What cannot be exported can still be predicted.
+                self.obstacle = str(error)
+            self._cost = perf_counter() - start
+        self._compares_speed = not at_once
+        return not self.obstacle
+
+    def _open(self) -> None:
+        graph = self._resolve()
+        self.obstacle = find_obstacle(graph, self._family)
+        if self.obstacle:
+            return
+        self._inputs, self._outputs = list(graph.inputs), list(graph.outputs)
+        with silent(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            contents = WRITERS[0](graph)
+        self._file = FileInterpreter(contents, self._family.name, threads=_count_threads())
+
+    def _give_up(self, obstacle: str) -> None:
+        self.obstacle, self._file = obstacle, None
+
+    def __call__(
+        self, inputs: Sequence[tf.Tensor], compute: Callable[..., list[tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """Computes the outputs in a graph. `compute` does so with TensorFlow."""
+        me = weakref.ref(self)  # TensorFlow keeps Python functions of graphs forever.
+
+        def run(*arrays: NDArray) -> list[object]:
+            return me()._run(arrays)  # type: ignore[union-attr]
+
+        def compare(*values: NDArray) -> None:
+            me()._compare(values)  # type: ignore[union-attr]
+
+        types = [tf.bool, tf.float64, tf.float64, *self._types]
+        with tf.device("CPU:0"):
+            results = tf.numpy_function(run, inputs, types)
+        is_done, start, seconds, *outputs = results
+
+        def compute_otherwise() -> list[tf.Tensor]:
+            computed = compute(*inputs)
+            with tf.device("CPU:0"):
+                compared = tf.numpy_function(compare, [start, seconds, *outputs, *computed], [])
+            with tf.control_dependencies([compared]):
+                return [tf.identity(y) for y in computed]
+
+        return list(tf.cond(is_done, lambda: outputs, compute_otherwise))
+
+    def _run(self, inputs: Sequence[NDArray]) -> list[object]:
+        """Returns whether outputs are final, the time, the seconds they took, and outputs."""
+        outputs = [np.zeros(0, dtype) for dtype in self._types]
+        start = seconds = 0.0
+        with self._lock:
+            if self._file is not None:
+                start = perf_counter()
+                try:
+                    raw = self._file.run_once(dict(zip(self._inputs, inputs, strict=True)))
+                except (ValueError, RuntimeError) as error:  # Shapes that it cannot be resized to.
+                    self._give_up(str(error))
+                else:
+                    details = self._file.outputs
+                    results = [dequantize(raw[name], details[name]) for name in self._outputs]
+                    outputs = list(map(np.asarray, results, self._types))
+                    seconds = perf_counter() - start
+                    self._saved += self._saving
+        is_done = self._file is not None and self._is_trusted
+        return [is_done, np.float64(perf_counter()), np.float64(seconds), *outputs]
+
+    def _compare(self, values: Sequence[NDArray]) -> None:
+        """Notes the time of TensorFlow, and compares its outputs with the interpreter's, if any."""
+        start, in_file, *tensors = values
+        seconds, count = perf_counter() - float(start), len(self._types)
+        self._spent += min(seconds, self._last)  # The first batch takes time to optimize the graph.
+        self._last = seconds
+        file = self._file
+        if not in_file or file is None:
+            return
+        pairs = zip(tensors[:count], tensors[count:], self._outputs, strict=True)
+        differing = [name for y, other, name in pairs if not np.array_equal(y, other)]
+        if differing:
+            self._give_up("it returned other values")
+            warn_caller(
+                f"TFLite's interpreter ({file.runtime}) returned other values for output "
+                f"'{differing[0]}' of '{self._name}' than the model's own arithmetic, so `predict` "
+                f"and `evaluate` compute with TensorFlow. keras_qat.verify(model, file, data) "
+                f"shows where they differ."
+            )
+            return
+        self._saving = seconds - float(in_file)
+        self._trials -= 1
+        self._is_trusted = self._saving > 0 or not self._compares_speed
+        if not self._trials and not self._is_trusted:
+            self._give_up("it is slower than TensorFlow")
