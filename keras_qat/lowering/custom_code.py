@@ -21,11 +21,7 @@ from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.expand_call import copy_outputs, expand_call
 from keras_qat.lowering.expansions import EARLY, EARLY_OF_INTEGERS
 from keras_qat.lowering.expansions.complex_numbers import find_complex_part
-from keras_qat.lowering.expansions.keras_layers import (
-    CONVOLUTIONS,
-    find_layer_expansion,
-    unroll_conv_lstm,
-)
+from keras_qat.lowering.expansions.keras_layers import find_layer_expansion
 from keras_qat.lowering.mask_tensors import is_recurrent
 from keras_qat.lowering.unrolling import CELLS, find_unrolled
 from keras_qat.messages import KERAS, KNOWN, get_package
@@ -179,8 +175,6 @@ def find_traceable(call: Call, forced: bool = False, unrolls: bool = False) -> C
         call = Call(part, part.floats, {}, copy_outputs(call), call.name)
     elif is_operation(call.layer):
         return None
-    elif type(call.layer) in CONVOLUTIONS:
-        function = unroll_conv_lstm(call)
     else:
         function = find_unrolled(call, unrolls) or find_layer_expansion(call)
     if function is None:

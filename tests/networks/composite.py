@@ -117,24 +117,11 @@ VOLUMES = {
     "conv": chain(partial(layers.Conv3D, 3, 2, activation="relu")),
     "conv_same": chain(partial(layers.Conv3D, 3, 3, strides=(2, 1, 2), padding="same")),
     "conv_dilated": chain(partial(layers.Conv3D, 3, 2, dilation_rate=(3, 2, 1), use_bias=False)),
-    "transposed": chain(partial(layers.Conv3DTranspose, 2, 2, strides=2, activation="relu")),
     "conv_norm": chain(partial(layers.Conv3D, 3, (1, 2, 3)), layers.BatchNormalization),
 }
 
 FLOAT_VOLUMES = {
     "transposed": chain(partial(layers.Conv3DTranspose, 3, 3, strides=(2, 1, 2))),
-}
-
-LOCALLY_CONNECTED = {
-    "relu": chain(partial(layers.LocallyConnected2D, 2, 3, strides=2, activation="relu")),
-    "masked": chain(
-        partial(layers.LocallyConnected2D, 2, (2, 3), padding="same", implementation=2)
-    ),
-    "sparse": chain(partial(layers.LocallyConnected2D, 2, 3, implementation=3, use_bias=False)),
-    "steps": chain(
-        partial(layers.Reshape, (-1, 3)),
-        partial(layers.LocallyConnected1D, 2, 4, strides=2, activation="tanh"),
-    ),
 }
 
 _first = {"data_format": "channels_first"}
@@ -244,7 +231,6 @@ FAMILIES: dict[str, Family] = {
     "attention": Family([(6, 4), (5, 4)], ATTENTION),
     **each_alone([(6, 4), (5, 4)], PRODUCTS),
     "volumes": Family([(4, 5, 6, 3)], VOLUMES),
-    "locally_connected": Family(_IMAGE, LOCALLY_CONNECTED),
     "float_volumes": Family([(4, 4, 4, 3)], FLOAT_VOLUMES, int8=False),
     "channels_first": Family([(4, 6, 6)], CHANNELS_FIRST),
     "pass_through": Family(_IMAGE, PASS_THROUGH, int8=False),

@@ -122,19 +122,10 @@ def of_steps(x: Any) -> Any:
     return layers.TimeDistributed(layers.ConvLSTM2D(2, 3, return_sequences=True))(x)
 
 
-def of_relu(x: Any) -> Any:
-    """With other activations, which take convolutions step by step."""
-    again = functools.partial(layers.ConvLSTM2D, activation="relu", return_sequences=True)
-    x = again(3, 3, padding="same", strides=2, kernel_regularizer="l2", go_backwards=True)(x)
-    last = layers.ConvLSTM2D(3, 2, dilation_rate=2, activation="tanh", recurrent_activation="relu")
-    return layers.Dense(3)(layers.Flatten()(last(x)))
-
-
 SHAPES: dict[Any, tuple[int, ...]] = {
     tiny: (3, 6, 5, 2),
     of_images: (4, 9, 8, 2),
     of_sequences: (4, 9, 2),
-    of_relu: (3, 9, 8, 2),
     of_steps: (2, 3, 6, 5, 2),
 }
 RECIPES = {

@@ -16,36 +16,6 @@ LAYERS = {
         lambda **more: layers.Conv1D(4, 3, dilation_rate=2, groups=2, **more),
         (2, 6, 2),
     ),
-    "gaps": (lambda **more: layers.Conv1DTranspose(2, 3, dilation_rate=2, **more), (5, 2)),
-    "gaps_within": (
-        lambda **more: layers.Conv2DTranspose(2, (2, 3), padding="same", dilation_rate=2, **more),
-        (5, 4, 2),
-    ),
-    "blocks": (lambda **more: layers.Conv3DTranspose(2, 2, strides=2, **more), (2, 2, 3, 2)),
-    "overlapping": (
-        lambda **more: layers.Conv3DTranspose(2, 3, strides=2, padding="same", **more),
-        (2, 2, 3, 2),
-    ),
-    "overlapping_unevenly": (
-        lambda **more: layers.Conv3DTranspose(2, (4, 2, 3), strides=(3, 1, 1), **more),
-        (2, 3, 2, 2),
-    ),
-    "blocks_of_rows": (
-        lambda **more: layers.Conv3DTranspose(2, (2, 2, 1), strides=(2, 2, 1), **more),
-        (2, 2, 3, 2),
-    ),
-    "uneven_blocks": (
-        lambda **more: layers.Conv3DTranspose(2, 3, strides=(1, 2, 3), padding="same", **more),
-        (2, 2, 3, 2),
-    ),
-    "longer": (
-        lambda **more: layers.Conv3DTranspose(2, 2, strides=3, output_padding=(0, 1, 2), **more),
-        (2, 2, 1, 2),
-    ),
-    "apart": (lambda **more: layers.Conv3DTranspose(2, 1, strides=2, **more), (2, 2, 3, 2)),
-    "positions": (lambda **more: layers.LocallyConnected1D(2, 3, **more), (6, 2)),
-    "masked": (lambda **more: layers.LocallyConnected1D(2, 3, implementation=2, **more), (6, 2)),
-    "sparse": (lambda **more: layers.LocallyConnected1D(2, 3, implementation=3, **more), (6, 2)),
 }
 OTHERS = {
     "bicubic": lambda: layers.UpSampling2D(2, interpolation="bicubic"),
