@@ -24,9 +24,8 @@ def split_multi_head_attention(
 ) -> list[Call]:
     """Split MultiHeadAttention into projections, products, masks and a softmax.
 
-    Several attention axes become one axis, and so do several other axes. The call stays unchanged
-    if their sizes are unknown, if it also has a mask or returns scores, or if its inputs carry
-    masks and `masks` is None.
+    The axes of images become one axis. The call stays unchanged if their sizes are unknown, if it
+    also has a mask or returns scores, or if its inputs carry masks and `masks` is None.
     """
     layer = call.layer
     names = ("query", "value", "key", "attention_mask", "return_attention_scores")
@@ -47,7 +46,12 @@ def split_multi_head_attention(
     has_more_axes = len(details["axes"]) > 1 or len(query.shape) > 4
     if has_more_axes:
         is_plain = not (is_masked or with_scores or causal or mask is not None)
-        if not is_plain or None in (*query.shape[1:], *value.shape[1:], *key.shape[1:]):
+        has_others = len(details["axes"]) < len(query.shape) - 2
+        if (
+            has_others
+            or not is_plain
+            or None in (*query.shape[1:], *value.shape[1:], *key.shape[1:])
+        ):
             return []
     if is_masked and masks is not None:
         if mask is not None and (mask.is_float or len(mask.shape) != 3):
@@ -56,7 +60,8 @@ def split_multi_head_attention(
     parts = PartsBuilder(call, context)
     last: list[layers.Layer] = []
     if has_more_axes:
-        (query, value, key), last = _merge_axes(parts, details, query, value, key)
+        (query, value, key), restore = _merge_axes(parts, details, query, value, key)
+        last.append(restore)
     if layer.activity_regularizer is not None:
         # The projections keep their regularizers. This regularizer is for the entire layer.
         last.append(parts.new("regularized", Regularize, layer.activity_regularizer))
@@ -91,47 +96,26 @@ def split_multi_head_attention(
 
 def _merge_axes(
     parts: PartsBuilder, details: dict[str, Any], *tensors: Value
-) -> tuple[list[Value], list[layers.Layer]]:
-    """Merge the attention axes of a MultiHeadAttention into one axis, and all others into another.
+) -> tuple[list[Value], layers.Layer]:
+    """Merge all axes of images between batch and channels into one. Changes `details`.
 
-    Changes the equations in `details`, and returns the new query, value and key, and layers that
-    restore the axes of the result.
+    Returns the new query, value and key, and a layer that restores the axes of the result.
     """
-    rank = len(tensors[0].shape)
-    axes = details["axes"]
-    others = tuple(axis for axis in range(1, rank - 1) if axis not in axes)
-    order = (*others, *axes)
-    back = tuple(order.index(axis) + 1 for axis in range(1, rank - 1))
-    is_ordered = order == tuple(range(1, rank - 1))
     merged: dict[Value, Value] = {}
     for name, x in zip(("query", "value", "key"), tensors, strict=True):
-        if x in merged:
-            continue
-        y = x
-        if not is_ordered:
-            y = parts.add(parts.new(f"{name}_order", layers.Permute, (*order, rank - 1)), y)
-        sizes = [
-            math.prod(x.shape[axis] or 1 for axis in group) for group in (others, axes) if group
-        ]
-        reshape = parts.new(f"{name}_axes", layers.Reshape, (*sizes, x.shape[-1]))
-        merged[x] = parts.add(reshape, y)
-    left = "f" * bool(others)
-    details["product"] = f"a{left}ecd,a{left}bcd->a{left}cbe"
-    details["combination"] = f"a{left}cbe,a{left}ecd->a{left}bcd"
-    dropped = string.ascii_lowercase[2 + len(left) : rank - 1]
+        if x not in merged:
+            sizes = math.prod(size or 1 for size in x.shape[1:-1]), x.shape[-1]
+            merged[x] = parts.add(parts.new(f"{name}_axes", layers.Reshape, sizes), x)
+    details["product"], details["combination"] = "aecd,abcd->acbe", "acbe,aecd->abcd"
+    dropped = string.ascii_lowercase[2 : len(tensors[0].shape) - 1]
     for name in ("query", "key", "value", "output"):
         config = details[name].get_config()
         details["changes"][name] = {
             "equation": config["equation"].translate(dict.fromkeys(map(ord, dropped))),
             "output_shape": config["output_shape"][len(dropped) :],
         }
-    channels = details["output"].kernel.shape[2:]
-    sizes = [*(tensors[0].shape[axis] for axis in order), *channels]
-    last = [parts.new("axes", layers.Reshape, sizes)]
-    if not is_ordered:
-        kept = range(rank - 1, rank - 1 + len(channels))
-        last.append(parts.new("order", layers.Permute, (*back, *kept)))
-    return [merged[x] for x in tensors], last
+    sizes = *tensors[0].shape[1:-1], *details["output"].kernel.shape[2:]
+    return [merged[x] for x in tensors], parts.new("axes", layers.Reshape, sizes)
 
 
 def split_masked_attention(call: Call, context: LoweringContext, masks: MaskTensors) -> list[Call]:

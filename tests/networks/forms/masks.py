@@ -198,12 +198,9 @@ MASK[..., 0] = True
 DROP = {"dropout": 0.5}
 
 
-def video(*sequences):
-    """Returns tensors of frames, rows, columns and channels."""
-    return [
-        layers.Reshape((-1, 2, x.shape[2] // 2, 4))(layers.Dense(8)(x[..., None]))
-        for x in sequences
-    ]
+def images_of(*sequences):
+    """Returns tensors of rows, columns and channels."""
+    return [layers.Dense(8)(x[..., None]) for x in sequences]
 
 
 OPTIONS = {
@@ -223,12 +220,9 @@ OPTIONS = {
     "constant": lambda x, seen: layers.MultiHeadAttention(2, 3, **DROP)(
         x, x, attention_mask=MASK, use_causal_mask=True
     ),
-    "spatial": lambda x, seen: layers.MultiHeadAttention(2, 3, attention_axes=(2, 3), **DROP)(
-        *video(x, x[..., :2])
-    ),
-    "some of several axes": lambda x, seen: layers.MultiHeadAttention(
-        2, 3, attention_axes=(1, 3), output_shape=(3, 2), activity_regularizer="l2", **DROP
-    )(*video(x, x[:, :3])),
+    "images": lambda x, seen: layers.MultiHeadAttention(
+        2, 3, output_shape=(3, 2), activity_regularizer="l2", **DROP
+    )(*images_of(x, x[:, :3])),
     "constant of heads": lambda x, seen: layers.MultiHeadAttention(2, 3)(
         x, x, attention_mask=tf.stack([MASK, np.tri(STEPS, dtype=bool)[None]], 1)
     ),
