@@ -1,8 +1,8 @@
 """Expands operations on complex numbers to operations on pairs of floats.
 
 TFLite has no integer kernels for complex numbers. A Fourier transform becomes a product with
-cosines and sines. Supported are transforms, products and movements, as in front ends of audio
-models, from the operations that create complex numbers to the operation that returns floats.
+cosines and sines. Supported are front ends of audio models: transforms of signals, movements, and
+products of spectra such as power, up to the operation that returns floats.
 """
 
 from __future__ import annotations
@@ -171,11 +171,6 @@ def _multiply(x: Any, y: Any, product: Callable[[Any, Any], Any] = operator.mul)
     return real, second if first is None else first if second is None else first + second
 
 
-def _exp(x: Pair) -> Pair:
-    length, angle = tf.exp(x[0]), x[1]
-    return (length, None) if angle is None else (length * tf.cos(angle), length * tf.sin(angle))
-
-
 def _require_imag(x: Pair) -> tf.Tensor:
     require(x[1] is not None)
     return x[1]
@@ -210,65 +205,13 @@ def _expand_transform(transform: Transform) -> Callable[..., Pair]:
     def multiply(input: Any, fft_length: Lengths = None) -> Pair:
         x = input if isinstance(input, tuple) else (input, None)
         matrix = _make_matrix(transform, x[0].shape[-1], *_read_lengths(fft_length))
-        if len(x[0].shape) > 1:
-            return _multiply(x, matrix, tf.matmul)
-        rows = _map_pair(lambda part: part[None], x)  # The input may be a weight.
-        return _map_pair(lambda part: part[0], _multiply(rows, matrix, tf.matmul))
+        return _multiply(x, matrix, tf.matmul)
 
     return multiply
 
 
 def _read_lengths(fft_length: Lengths) -> list[int]:
     return [] if fft_length is None else [int(length) for length in np.ravel(fft_length)]
-
-
-def _read_length(fft_length: int | None, frame_length: int) -> int:
-    """Return the length of a transform, by default the next power of two."""
-    return 1 << (frame_length - 1).bit_length() if fft_length is None else int(fft_length)
-
-
-_FFT = _expand_transform(np.fft.fft)
-
-
-def _fft2d(input: Any) -> Pair:
-    return _swap_axes(_FFT(_swap_axes(_FFT(input))))
-
-
-def _swap_axes(x: Pair) -> Pair:
-    rank = len(x[0].shape)
-    return _map_pair(lambda part: tf.transpose(part, [*range(rank - 2), rank - 1, rank - 2]), x)
-
-
-def _irfft(input: Pair, fft_length: Lengths = None) -> Any:
-    bins, lengths = input[0].shape[-1], _read_lengths(fft_length)
-    units = (lambda x, *n: np.fft.irfft(x, *n), lambda x, *n: np.fft.irfft(1j * x, *n))
-    products = [
-        tf.matmul(part, _make_matrix(unit, bins, *lengths).astype(np.float32))
-        for part, unit in zip(input, units, strict=True)
-        if part is not None
-    ]
-    return sum(products[1:], products[0])
-
-
-def _inverse_stft(
-    stfts: Pair,
-    frame_length: int,
-    frame_step: int,
-    fft_length: int | None = None,
-    window_fn: Callable[..., Any] | None = tf.signal.hann_window,
-) -> Any:
-    rows = int(frame_length)
-    length = _read_length(fft_length, rows)
-    require(length >= rows)
-    frames = _irfft(stfts, length)[..., :rows]
-    return tf.signal.overlap_and_add(frames * _make_window(window_fn, rows), int(frame_step))
-
-
-def _make_window(window_fn: Callable[..., Any] | None, rows: int) -> NDArray[Any]:
-    if window_fn is None:
-        return np.ones(rows, np.float32)
-    with tf.init_scope():
-        return np.asarray(window_fn(rows, dtype=tf.float32))
 
 
 def _stft(
@@ -284,10 +227,13 @@ def _stft(
     step, rows = int(frame_step), int(frame_length)
     require(None not in signals.shape[1:])
     signals = tf.reshape(signals, [-1, size]) if channels else signals
-    length = _read_length(fft_length, rows)
+    # By default the next power of two.
+    length = 1 << (rows - 1).bit_length() if fft_length is None else int(fft_length)
     bins, used = length // 2 + 1, min(rows, length)
     waves = _make_matrix(np.fft.rfft, used, length)
-    window = _make_window(window_fn, rows)[:used, None]
+    with tf.init_scope():
+        window = window_fn(rows, dtype=tf.float32) if window_fn else np.ones(rows, np.float32)
+    window = np.asarray(window)[:used, None]
     kernel = (np.concatenate([waves.real, waves.imag], 1) * window).astype(np.float32)
     if pad_end:
         missing = (-(-size // step) - 1) * step + rows - size
@@ -299,7 +245,7 @@ def _stft(
     return y[..., :bins], y[..., bins:]
 
 
-OF_REAL = ("stft", "rfft", "rfft2d")
+OF_REAL = ("stft", "rfft")
 """Transforms with float kernels in TFLite."""
 
 HAVE_KERNELS = {*OF_REAL, "abs", "real", "imag", "cast", "getitem"}
@@ -310,14 +256,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "complex": _join,
     "multiply": _multiply,
     "conj": lambda x: (x[0], None if x[1] is None else -x[1]),
-    "exp": _exp,
-    "fft": _FFT,
-    "ifft": _expand_transform(np.fft.ifft),
-    "fft2d": _fft2d,
+    "fft": _expand_transform(np.fft.fft),
     "rfft": _expand_transform(np.fft.rfft),
-    "irfft": _irfft,
     "stft": _stft,
-    "inverse_stft": _inverse_stft,
     "real": lambda input: input[0],
     "imag": _require_imag,
     "abs": _magnitude,
@@ -325,7 +266,7 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 """Kind of an operation -> a function that computes the same with pairs."""
 
-SEPARABLE = MOVES.union(("fftshift", "ifftshift", "pad", "reduce_mean", "reduce_sum"))
+SEPARABLE = MOVES.union(("pad", "reduce_mean", "reduce_sum"))
 """Kinds that compute the real and the imaginary part separately, in the same way."""
 
 KNOWN = {*RULES, "zeros_like", *SEPARABLE}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,34 +25,8 @@ def _frame(
     return tf.gather(signal, starts[:, None] + np.arange(frame_length), axis=axis)
 
 
-def _overlap_and_add(signal: tf.Tensor, frame_step: int) -> tf.Tensor:
-    """Add frames in pieces of `frame_step` values, each shifted to its place."""
-    (count, size), step = signal.shape[-2:], int(frame_step)
-    rank = len(signal.shape)
-    require(rank > 2 and None not in signal.shape[1:])
-    parts, outer = -(-size // step), [-1, *signal.shape[1:-2]]
-    beside = [(0, 0)] * (rank - 2)
-    signal = tf.pad(signal, [*beside, (0, 0), (0, parts * step - size)])
-    total: tf.Tensor = 0
-    for part in range(parts):
-        piece = signal[..., part * step : (part + 1) * step]
-        total += tf.pad(piece, [*beside, (part, parts - 1 - part), (0, 0)])
-    y = tf.reshape(total, [*outer, (count + parts - 1) * step])
-    return y[..., : (count - 1) * step + size]
-
-
-def _shift_half(x: tf.Tensor, axes: Any = None, back: bool = False) -> tf.Tensor:
-    """Move the frequency 0 to the middle, or back."""
-    axes = tf.nest.flatten(axes)
-    require(all(isinstance(axis, int) and x.shape[axis] for axis in axes))
-    return tf.roll(x, [(-1 if back else 1) * (x.shape[axis] // 2) for axis in axes], axes)
-
-
 EARLY: dict[str, Expansion] = {
     "frame": _frame,
-    "overlap_and_add": _overlap_and_add,
-    "fftshift": _shift_half,
-    "ifftshift": partial(_shift_half, back=True),
     **{
         operation.__name__: multiply_by_matrix(operation)
         for operation in (

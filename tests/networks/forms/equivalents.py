@@ -322,12 +322,6 @@ FUNCTIONS = {
     "math.acos": (lambda x: tf.acos(tf.tanh(x)),),
     "math.acosh": (lambda x: tf.acosh(2.0 + tf.nn.relu(x)),),
     "math.atanh": (lambda x: tf.atanh(tf.clip_by_value(x, -0.9, 0.9)),),
-    "signal.overlap_and_add": (
-        lambda x: tf.signal.overlap_and_add(tf.transpose(x, [0, 2, 1]), 2),
-        lambda x: tf.signal.overlap_and_add(x[:, None], 3),
-    ),
-    "signal.fftshift": (lambda x: tf.signal.fftshift(x, axes=[1, 2]),),
-    "signal.ifftshift": (lambda x: tf.signal.ifftshift(x, 1),),
     "signal.dct": (lambda x: tf.signal.dct(x, norm="ortho"), lambda x: tf.signal.dct(x, 3)),
     "signal.idct": (tf.signal.idct,),
     "signal.mfccs_from_log_mel_spectrograms": (
