@@ -32,11 +32,10 @@ FUNCTIONS = {
     "debugging": "check_numerics",
     "dtypes": "complex",
     "image": """
-        adjust_brightness adjust_contrast adjust_gamma adjust_hue adjust_saturation central_crop
-        convert_image_dtype crop_to_bounding_box extract_patches flip_left_right flip_up_down
-        grayscale_to_rgb hsv_to_rgb pad_to_bounding_box per_image_standardization resize
-        resize_with_crop_or_pad resize_with_pad rgb_to_grayscale rgb_to_hsv rgb_to_yiq rgb_to_yuv
-        rot90 transpose yiq_to_rgb yuv_to_rgb
+        central_crop convert_image_dtype crop_to_bounding_box extract_patches flip_left_right
+        flip_up_down grayscale_to_rgb pad_to_bounding_box per_image_standardization resize
+        resize_with_crop_or_pad resize_with_pad rgb_to_grayscale rgb_to_yiq rgb_to_yuv rot90
+        transpose yiq_to_rgb yuv_to_rgb
         """,
     "keras.backend": "batch_flatten cast_to_floatx",
     "linalg": """
@@ -49,22 +48,18 @@ FUNCTIONS = {
         less_equal log log1p log_sigmoid logical_and logical_not logical_or maximum minimum multiply
         multiply_no_nan negative not_equal polyval pow real reciprocal reciprocal_no_nan reduce_all
         reduce_any reduce_euclidean_norm reduce_logsumexp reduce_max reduce_mean reduce_min
-        reduce_prod reduce_std reduce_sum reduce_variance rint round rsqrt scalar_mul segment_max
-        segment_mean segment_min segment_sum sigmoid sign sin sinh softplus sqrt square
-        squared_difference subtract tan tanh top_k truediv unsorted_segment_max
-        unsorted_segment_mean unsorted_segment_min unsorted_segment_sqrt_n unsorted_segment_sum
-        xdivy
+        reduce_prod reduce_std reduce_sum reduce_variance rint round rsqrt scalar_mul sigmoid sign
+        sin sinh softplus sqrt square squared_difference subtract tan tanh top_k truediv xdivy
         """,
     "nn": """
-        avg_pool avg_pool1d avg_pool2d avg_pool3d batch_normalization bias_add conv1d
+        avg_pool avg_pool1d avg_pool2d batch_normalization bias_add conv1d
         conv1d_transpose conv2d conv2d_transpose conv3d convolution crelu depth_to_space
         depthwise_conv2d elu embedding_lookup gelu leaky_relu local_response_normalization
-        log_softmax max_pool max_pool1d max_pool2d max_pool3d moments pool relu relu6 selu
+        log_softmax max_pool max_pool1d max_pool2d moments relu relu6 selu
         separable_conv2d silu softmax softsign space_to_depth top_k
         """,
     "signal": """
-        dct fft fft2d fftshift frame idct ifft ifft2d ifftshift inverse_stft irfft irfft2d
-        mfccs_from_log_mel_spectrograms overlap_and_add rfft rfft2d stft
+        dct fft frame idct mfccs_from_log_mel_spectrograms rfft stft
         """,
     "compat.v1": """
         boolean_mask floor_div gather gather_nd norm ones_like pad shape size squeeze transpose
@@ -76,7 +71,7 @@ FUNCTIONS = {
     "compat.v1.math": "reduce_logsumexp reduce_prod scalar_mul",
     "compat.v1.nn": """
         avg_pool conv1d conv2d conv3d convolution crelu depthwise_conv2d embedding_lookup
-        fused_batch_norm log_softmax max_pool pool separable_conv2d weighted_moments
+        fused_batch_norm log_softmax max_pool separable_conv2d weighted_moments
         """,
 }
 """Module of TensorFlow -> its functions. A function's kind is its name, except in `OTHER_KINDS`."""

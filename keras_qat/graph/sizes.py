@@ -30,11 +30,8 @@ from keras_qat.graph.operations import (
 from keras_qat.keras2.backend import infer_output_shape, keras
 from keras_qat.keras2.layers_and_models import is_of_keras
 
-_SLICES_AND_SEGMENTS = (
-    *("getitem", "slice", "strided_slice"),
-    *(f"unsorted_segment_{kind}" for kind in ("sum", "mean", "sqrt_n", "max", "min")),
-)
-"""Operations with arguments that may depend on a fixed batch size, as for all nodes of a graph."""
+_SLICES = ("getitem", "slice", "strided_slice")
+"""Operations with arguments that may depend on a fixed batch size."""
 
 _CHANGES_ROWS = {
     *("tile", "repeat", "concat", "split", "gather", "gather_nd"),
@@ -220,7 +217,7 @@ def fold_known_sizes(graph: Graph) -> Graph:
     """Replaces known size expressions by constants in the arguments of operations.
 
     Arguments of layers stay, because their weights would become constants. Integers that depend
-    on a fixed batch size stay, except in slices and segments: such models accept other batches.
+    on a fixed batch size stay, except in slices: such models accept other batches.
     """
     facts = Facts()
     known: dict[Value, Any] = {}
@@ -241,7 +238,7 @@ def fold_known_sizes(graph: Graph) -> Graph:
     def fold(call: Call) -> Call:
         if not is_operation(call.layer) or known.keys() >= set(call.inputs):
             return call
-        kept = set() if get_kind(call) in _SLICES_AND_SEGMENTS else of_batch
+        kept = set() if get_kind(call) in _SLICES else of_batch
         constants = {v: v if v in kept else _as_constant(known.get(v, v)) for v in call.inputs}
         args, kwargs = map_values(constants.__getitem__, (call.args, call.kwargs))
         return dataclasses.replace(call, args=args, kwargs=kwargs)

@@ -219,9 +219,6 @@ def test_embedded_positions_that_do_not_train_stay(kind):
     np.testing.assert_array_equal(plain(data), model(data))
 
 
-NODES = [0, 0, 1, 2, 4, 5, 5]
-
-
 class Graph(layers.Layer):
     """Describes nodes that it knows by the sums of their neighbors; reads which node is asked."""
 
@@ -235,8 +232,7 @@ class Graph(layers.Layer):
 
     def call(self, indices):
         x = self.prepare(self.nodes)
-        neighbors = tf.gather(x, [1, 2, 3, 4, 5, 0, 3])
-        sums = tf.math.unsorted_segment_sum(neighbors, NODES, 6)
+        sums = x + tf.gather(x, [1, 2, 3, 4, 5, 0])
         return tf.gather(self.describe(tf.concat([x, sums], 1)), indices)
 
 

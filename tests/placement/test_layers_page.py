@@ -156,9 +156,6 @@ CALLS: dict[str, Any] = {
     "tf.signal.stft": lambda x: tf.abs(tf.signal.stft(tf.reshape(x, [-1, 144]), 16, 8)),
     "tf.math.scalar_mul": lambda x: tf.math.scalar_mul(0.3, x),
     "tf.sequence_mask": lambda x: x * tf.sequence_mask(tf.argmax(x, -1), 4, tf.float32),
-    "tf.math.unsorted_segment_sum": lambda x: (
-        x + tf.reshape(tf.math.unsorted_segment_sum(tf.reshape(x[:1], [36, 4]), [0] * 36, 1), [4])
-    ),
     "tf.where": lambda x: tf.where(x > 0.0, x, 0.1),
 }
 """Operations that are called in another way."""

@@ -1,9 +1,8 @@
-"""Expands `tf.gather_nd`, repeats, and reductions of rows by constant segments to `tf.gather`."""
+"""Expands `tf.gather_nd` and repeats to `tf.gather`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,59 +54,6 @@ def _list_columns(indices: tf.Tensor) -> list[Any]:
     ]
 
 
-OPERATIONS: dict[str, Expansion] = {
-    "gather_nd": _gather_nd,
-}
-
-
-def _read_segments(segment_ids: tf.Tensor, num_segments: int | None) -> tuple[np.ndarray, int]:
-    """Return the segment of each row, and the number of segments."""
-    ids = read_array(segment_ids)
-    if ids is None or ids.ndim != 1 or not ids.size:
-        raise CannotExpand
-    count = ids.max() + 1 if num_segments is None else read_scalar(num_segments)
-    if count is None:
-        raise CannotExpand
-    return ids, int(count)
-
-
-def _sum_segments(power: float) -> Callable[..., Any]:
-    """Return a sum over segments, divided by a power of their numbers of rows.
-
-    It is a product with a matrix that has a column for each segment.
-    """
-
-    def sum_segments(
-        data: tf.Tensor, segment_ids: tf.Tensor, num_segments: int | None = None
-    ) -> tf.Tensor:
-        ids, count = _read_segments(segment_ids, num_segments)
-        sizes = data.shape[1:]
-        require(None not in sizes)
-        members = np.asarray(ids[:, None] == np.arange(count), np.float32)
-        members /= np.maximum(members.sum(0), 1.0) ** power
-        rows = data if len(sizes) == 1 else tf.reshape(data, [len(ids), int(np.prod(sizes))])
-        sums = tf.transpose(tf.matmul(tf.transpose(rows), members))
-        return sums if len(sizes) == 1 else tf.reshape(sums, [count, *sizes])
-
-    return sum_segments
-
-
-def _reduce_segments(reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an extremum over segments. Rows are repeated until all segments are equally long."""
-
-    def reduce_segments(
-        data: tf.Tensor, segment_ids: tf.Tensor, num_segments: int | None = None
-    ) -> tf.Tensor:
-        ids, count = _read_segments(segment_ids, num_segments)
-        members = [np.flatnonzero(ids == segment) for segment in range(count)]
-        require(all(map(len, members)))
-        most = max(map(len, members))
-        table = np.stack([np.resize(rows, most) for rows in members])
-        return reduce(tf.gather(data, table), axis=1)
-
-    return reduce_segments
-
-
 def _repeat(input: tf.Tensor, repeats: Any, axis: Any = None) -> tf.Tensor:
     """Repeat each row by a constant count."""
     counts = read_array(repeats)
@@ -118,15 +64,6 @@ def _repeat(input: tf.Tensor, repeats: Any, axis: Any = None) -> tf.Tensor:
     return tf.gather(input, np.repeat(np.arange(len(counts)), counts), axis=axis)
 
 
-EARLY: dict[str, Expansion] = {
-    "unsorted_segment_sum": _sum_segments(0.0),
-    "unsorted_segment_mean": _sum_segments(1.0),
-    "unsorted_segment_sqrt_n": _sum_segments(0.5),
-    "unsorted_segment_max": _reduce_segments(tf.reduce_max),
-    "unsorted_segment_min": _reduce_segments(tf.reduce_min),
-    "segment_sum": _sum_segments(0.0),
-    "segment_mean": _sum_segments(1.0),
-    "segment_max": _reduce_segments(tf.reduce_max),
-    "segment_min": _reduce_segments(tf.reduce_min),
-    "repeat": _repeat,
-}
+EARLY: dict[str, Expansion] = {"repeat": _repeat}
+
+OPERATIONS: dict[str, Expansion] = {"gather_nd": _gather_nd}

@@ -43,48 +43,6 @@ def _convolve_separably(
     return tf.nn.conv2d(y, pointwise_filter, 1, "VALID")
 
 
-def _pool(
-    input: tf.Tensor,
-    window_shape: Any,
-    pooling_type: str,
-    padding: str = "VALID",
-    strides: Any = 1,
-    dilations: Any = 1,
-) -> tf.Tensor:
-    axes = len(input.shape) - 2
-    if set(tf.nest.flatten(dilations)) != {1}:
-        sizes = [read_window(option, axes) for option in (window_shape, dilations)]
-        require((pooling_type, padding) == ("MAX", "VALID") and None not in sizes)
-        require(None not in input.shape[1:-1] and strides == 1)
-        return _pool_with_gaps(input, *sizes)
-    pools = (_MAXIMA if pooling_type == "MAX" else _AVERAGES)[axes]
-    return pools(window_shape, strides, padding)(input)
-
-
-def _pool_with_gaps(x: tf.Tensor, sizes: Any, steps: Any) -> tf.Tensor:
-    """Return the largest of values that are `steps` apart, along one axis after the other."""
-    for axis, (size, step) in enumerate(zip(sizes, steps, strict=True), 1):
-        count = x.shape[axis] - (size - 1) * step
-        before = (slice(None),) * axis
-        x, *others = (x[(*before, slice(i * step, i * step + count))] for i in range(size))
-        for other in others:
-            x = tf.maximum(x, other)
-    return x
-
-
-def _pool_by_layer(
-    input: tf.Tensor,
-    ksize: Any,
-    strides: Any,
-    padding: str = "VALID",
-    *,
-    pooling: Callable[..., Any],
-) -> tf.Tensor:
-    sizes = [read_window(option, 3) for option in (ksize, strides)]
-    require(None not in sizes)
-    return pooling(*sizes, padding)(input)
-
-
 def _convolve_volumes(
     input: tf.Tensor, filters: tf.Tensor, strides: Any, padding: str, dilations: Any = 1
 ) -> tf.Tensor:
@@ -109,16 +67,10 @@ def _correlate(
     return tf.transpose(tf.reshape(y, [-1, height, width, 1]), [3, 1, 2, 0])
 
 
-_MAXIMA = {1: layers.MaxPooling1D, 2: layers.MaxPooling2D, 3: layers.MaxPooling3D}
-_AVERAGES = {1: layers.AveragePooling1D, 2: layers.AveragePooling2D, 3: layers.AveragePooling3D}
-
 EARLY: dict[str, Expansion] = {
     "separable_conv2d": _convolve_separably,
     "depthwise_conv2d": _correlate,
     "conv3d": _convolve_volumes,
-    "pool": _pool,
-    "max_pool3d": partial(_pool_by_layer, pooling=layers.MaxPooling3D),
-    "avg_pool3d": partial(_pool_by_layer, pooling=layers.AveragePooling3D),
 }
 
 LAYERS: dict[type, Expansion] = {

@@ -33,21 +33,6 @@ def zero_where_divided_by_zero(x):
     return tf.math.divide_no_nan(x, tf.nn.relu(x - 1.0))
 
 
-IDS = np.array([0, 0, 1, 2, 2, 2])
-
-
-def of_segments(operation, *more, ids=IDS):
-    """Of the rows of one example, whose number is known."""
-
-    def function(x):
-        result = operation(tf.reshape(x[:1], [6, 4, 2]), ids, *more)
-        flat = operation(tf.reshape(x[:1], [6, 8]), ids, *more)
-        single = operation(x[0, :, 0], ids, *more)
-        return x + tf.reshape(result[2], [1, 1, 8]) + (flat[0] + single[1])[None, None]
-
-    return function
-
-
 def correlated(operation, stride, padding):
     """Returns a function that correlates each example with a part of it, as trackers do."""
 
@@ -108,18 +93,6 @@ FUNCTIONS = {
         lambda x: x * tf.sequence_mask(tf.argmax(x[..., 0], -1), 6, tf.float32)[..., tf.newaxis],
     ),
     "math.atan2": (lambda x: tf.atan2(x[..., :4], x[..., 4:]), lambda x: tf.atan2(-0.5, x)),
-    "math.unsorted_segment_sum": (
-        of_segments(tf.math.unsorted_segment_sum, 4, ids=[0, 2, 2, 1, 0, 2]),
-        of_segments(tf.math.unsorted_segment_sum, 3, ids=[-1, 2, 2, 2, 0, 2]),
-    ),
-    "math.unsorted_segment_mean": (of_segments(tf.math.unsorted_segment_mean, 4),),
-    "math.unsorted_segment_sqrt_n": (of_segments(tf.math.unsorted_segment_sqrt_n, 4),),
-    "math.unsorted_segment_max": (of_segments(tf.math.unsorted_segment_max, 3),),
-    "math.unsorted_segment_min": (of_segments(tf.math.unsorted_segment_min, 3),),
-    "math.segment_sum": (of_segments(tf.math.segment_sum),),
-    "math.segment_mean": (of_segments(tf.math.segment_mean),),
-    "math.segment_max": (of_segments(tf.math.segment_max),),
-    "math.segment_min": (of_segments(tf.math.segment_min),),
     "repeat": (
         lambda x: tf.repeat(x, [1, 2, 0, 1, 1, 1], axis=1),
         lambda x: x + tf.repeat(x[0, :3, 0], [1, 3, 2])[None, :, None],
@@ -222,19 +195,6 @@ FUNCTIONS = {
         lambda x: tf.image.resize_with_pad(x[..., None], 5, 12),
         lambda x: tf.image.resize_with_pad(x[..., None], 14, 9, "nearest"),
     ),
-    "image.adjust_contrast": (lambda x: tf.image.adjust_contrast(x[..., None], 1.5),),
-    "image.adjust_brightness": (lambda x: tf.image.adjust_brightness(x[..., None], 0.3),),
-    "image.adjust_gamma": (lambda x: tf.image.adjust_gamma(tf.sigmoid(x)[..., None], 0.8, 1.1),),
-    "image.adjust_hue": (
-        lambda x: tf.image.adjust_hue(x[:, None, :, :3], -0.4),
-        lambda x: tf.image.adjust_hue(tf.sigmoid(x[:, None, :, :3]), 0.3),
-    ),
-    "image.adjust_saturation": (
-        lambda x: tf.image.adjust_saturation(tf.sigmoid(x[:, None, :, :3]), 0.4),
-        lambda x: tf.image.adjust_saturation(tf.sigmoid(x[:, None, :, :3]), 2.0),
-    ),
-    "image.rgb_to_hsv": (lambda x: tf.image.rgb_to_hsv(tf.sigmoid(x[:, None, :, :3])),),
-    "image.hsv_to_rgb": (lambda x: tf.image.hsv_to_rgb(tf.sigmoid(x[:, None, :, :3])),),
     "image.grayscale_to_rgb": (lambda x: tf.image.grayscale_to_rgb(x[..., None]),),
     "linalg.normalize": (lambda x: tf.linalg.normalize(x, axis=-1),),
     "sort": (lambda x: tf.sort(x, axis=1, direction="DESCENDING"), lambda x: tf.sort(x, 1)),
@@ -245,21 +205,6 @@ FUNCTIONS = {
     "pad": (
         lambda x: tf.pad(x, [[0, 0], [1, 2], [0, 1]], constant_values=-1.0),
         lambda x: tf.pad(x, tf.constant([[0, 0], [1, 0], [0, 0]]), "constant", 0.5),
-    ),
-    "nn.pool": (
-        lambda x: tf.nn.pool(x, [2], "MAX", strides=[2]),
-        lambda x: tf.nn.pool(x[..., None], [2, 3], "AVG", padding="SAME"),
-        lambda x: tf.nn.pool(x[:, None, ..., None], [1, 2, 2], "MAX", strides=[1, 2, 1]),
-        lambda x: tf.nn.pool(x[..., None], [2, 3], "MAX", dilations=[3, 2]),
-        lambda x: tf.nn.pool(x, [3], "MAX", dilations=[2]),
-    ),
-    "nn.max_pool3d": (
-        lambda x: tf.nn.max_pool3d(tf.reshape(x, [-1, 3, 4, 4, 1]), 2, [1, 1, 2, 2, 1], "SAME"),
-    ),
-    "nn.avg_pool3d": (
-        lambda x: keras.backend.pool3d(
-            tf.reshape(x, [-1, 3, 4, 4, 1]), (2, 2, 1), (1, 2, 2), pool_mode="avg"
-        ),
     ),
     "linalg.diag": (lambda x: tf.linalg.diag(x),),
     "linalg.diag_part": (lambda x: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),),
