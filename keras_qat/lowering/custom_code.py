@@ -26,7 +26,6 @@ from keras_qat.lowering.mask_tensors import is_recurrent
 from keras_qat.lowering.unrolling import CELLS, find_unrolled
 from keras_qat.messages import KERAS, KNOWN, get_package
 from keras_qat.ops.registry import is_listed, is_listed_function, is_registered
-from keras_qat.tracing.trace_layer import GraphModel
 
 ATTENTION = layers.Attention, layers.AdditiveAttention
 """Keras' layers that are traced. If that fails, users are not advised to describe them."""
@@ -65,7 +64,7 @@ def runs_custom_code(layer: layers.Layer) -> bool:
     if type(layer) is layers.Activation:
         inner = layer.activation
         return runs_custom_code(inner) if isinstance(inner, layers.Layer) else not _is_known(inner)
-    if type(layer) in (layers.Lambda, ReadsWeight, GraphModel, *CELLS):
+    if type(layer) in (layers.Lambda, ReadsWeight, *CELLS):
         return True
     return get_package(type(layer)) not in KNOWN
 

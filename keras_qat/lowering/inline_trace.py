@@ -20,7 +20,7 @@ from keras_qat.keras2.layers_and_models import list_layers, name_inner_calls, re
 from keras_qat.lowering.builder import LoweringContext, PartsBuilder, find_calls_before
 from keras_qat.lowering.masked_scores import has_constant_mask
 from keras_qat.tracing.cannot_trace import CannotTrace
-from keras_qat.tracing.trace_layer import GraphModel, TracedLayer
+from keras_qat.tracing.trace_layer import TracedLayer
 from keras_qat.tracing.training_phase import NOISE
 
 
@@ -139,8 +139,7 @@ class _Inlined:
         count = inliner.counts[call.layer]
         self.mark = f"#{count}" if count > 1 else ""
         self.named = inliner.named.setdefault(call.layer, {})
-        is_graph = isinstance(call.layer, GraphModel)
-        self.inside = call.layer.names if is_graph else name_inner_calls(call.layer)
+        self.inside = name_inner_calls(call.layer)
         self.names: dict[layers.Layer, str] = {}
         """Layer inside -> its name."""
         self.has_output = False

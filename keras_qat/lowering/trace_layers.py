@@ -10,7 +10,6 @@ the results of earlier attempts, until nothing changes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -45,16 +44,9 @@ from keras_qat.lowering.mask_tensors import (
 )
 from keras_qat.lowering.recurrent import pass_mask
 from keras_qat.lowering.unrolling import combine_gates, find_refused_cells
-from keras_qat.tracing.cannot_trace import (
-    READS_OTHERS,
-    CannotTrace,
-    OnlyTrains,
-    ReadsWeights,
-    TooLarge,
-)
+from keras_qat.tracing.cannot_trace import CannotTrace, OnlyTrains, ReadsWeights, TooLarge
 from keras_qat.tracing.inner_calls import trace_attention_dropout
 from keras_qat.tracing.layer_weights import find_weight_holders
-from keras_qat.tracing.trace_layer import as_one_call
 
 
 class BorrowedWeights:
@@ -129,21 +121,7 @@ def _list_weights(layer: layers.Layer) -> list[tf.Variable]:
 
 
 def trace_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Trace every layer that no row lists.
-
-    If one reads a tensor that another one kept in an attribute, all layers are traced as one.
-    """
-    traced = _trace_until_stable(graph, context)
-    if READS_OTHERS not in traced.opaque.values() or graph.loss_only:
-        return traced
-    with contextlib.suppress(ValueError):
-        together = _trace_until_stable(as_one_call(graph), context)
-        if READS_OTHERS not in together.opaque.values():
-            return together
-    return _trace_until_stable(graph, context)
-
-
-def _trace_until_stable(graph: Graph, context: LoweringContext) -> Graph:
+    """Trace every layer that no row lists, until all calls of each layer agree."""
     agreed = _Agreement(BorrowedWeights(graph))
     while True:
         context.clear()

@@ -6,9 +6,6 @@ import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
 
-READS_OTHERS = "it reads a tensor that is none of its arguments"
-"""Why a layer cannot be traced alone if it reads a tensor that an earlier call kept."""
-
 
 class CannotTrace(Exception):
     """Explains in a few words why a layer cannot be traced."""

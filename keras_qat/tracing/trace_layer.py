@@ -32,7 +32,7 @@ from keras_qat.keras2.backend import (
 )
 from keras_qat.keras2.layers_and_models import accepts_training, list_nodes, use_unique_names
 from keras_qat.keras2.readability import describe_error, get_first_line
-from keras_qat.tracing.cannot_trace import READS_OTHERS, CannotTrace, MustTraceInline, ReadsWeights
+from keras_qat.tracing.cannot_trace import CannotTrace, MustTraceInline, ReadsWeights
 from keras_qat.tracing.check_trace import drop_none, find_deviation
 from keras_qat.tracing.concrete_sizes import make_symbols_of_values
 from keras_qat.tracing.inner_calls import keep_symbols, remove_nodes
@@ -172,7 +172,8 @@ class Trace:
             self.model = self.make_model(tensors, self.outputs)
         except ValueError as error:
             is_foreign = "Graph disconnected" in str(error)
-            raise CannotTrace(READS_OTHERS if is_foreign else get_first_line(error)) from error
+            reason = "it reads a tensor that is none of its arguments"
+            raise CannotTrace(reason if is_foreign else get_first_line(error)) from error
         arguments = tf.nest.flatten([(node.call_args, node.call_kwargs) for node in self.nodes])
         read = [leaf for leaf in arguments if isinstance(leaf, tf.Variable)]
         read = [*self.tape.watched_variables(), *read]
@@ -276,39 +277,3 @@ def _fold_variables(call: Call) -> Call:
 
     args, kwargs = tf.nest.map_structure(fold, (call.args, call.kwargs))
     return dataclasses.replace(call, args=args, kwargs=kwargs)
-
-
-class GraphModel(keras.Model):
-    """Calls the layers of a graph.
-
-    Attributes:
-        names: id of a layer -> the name of its first call.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        super().__init__(name=graph.name)
-        self._self_graph = graph
-        self._self_parts = list(dict.fromkeys(call.layer for call in graph.calls))
-        self.names = {id(call.layer): call.name for call in reversed(graph.calls)}
-
-    def call(self, inputs: Any) -> Any:
-        known: dict[Value, Any] = {}
-
-        def keep(values: object, tensors: object) -> None:
-            pairs = zip(tf.nest.flatten(values), tf.nest.flatten(tensors), strict=True)
-            known.update((value, tensor) for value, tensor in pairs if isinstance(value, Value))
-
-        keep(self._self_graph.inputs, inputs)
-        for call in self._self_graph.calls:
-            args, kwargs = map_values(known.__getitem__, (call.args, dict(call.kwargs)))
-            keep(call.outputs, call.layer(*args, **kwargs))
-        return map_values(known.__getitem__, self._self_graph.outputs)
-
-
-def as_one_call(graph: Graph) -> Graph:
-    """Returns a graph of one call, of a model that calls all layers of the graph.
-
-    It traces layers together that pass tensors to each other in attributes.
-    """
-    call = Call(GraphModel(graph), (graph.inputs,), {}, graph.outputs, graph.name)
-    return dataclasses.replace(graph, calls=[call])
