@@ -16,8 +16,8 @@ import tensorflow as tf
 from keras_qat.graph.calls import Graph, flatten_values
 from keras_qat.graph.operations import is_operation
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.layers_and_models import clone, list_layers
-from keras_qat.messages import pluralize, warn_caller
+from keras_qat.keras2.layers_and_models import list_layers
+from keras_qat.messages import pluralize
 
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 """Type of a layer's outputs -> the policy that computes in it with weights in float32."""
@@ -126,52 +126,13 @@ def check_precision(graph: Graph) -> None:
             )
 
 
-def convert_to_float32(model: keras.Model) -> keras.Model:
-    """Returns the model, or a float32 copy of one in half precision, with a warning.
-
-    The copy has the same layer names and weights.
-
-    Raises:
-        ValueError: if a layer cannot be copied.
-    """
+def check_holds_16_bits(model: keras.Model) -> None:
+    """Raises a `ValueError` if a layer computes in half precision, for activations of 16 bits."""
     half = [layer.name for layer in list_layers(model)[1:] if is_half(layer.compute_dtype)]
-    if not half:
-        return model
-    warn_caller(
-        f"'{model.name}' computes in half precision ({pluralize(len(half), 'layer')}, e.g. "
-        f"{half[0]}), which cannot hold activations of 16 bits: float16 has 11 significant bits, "
-        f"bfloat16 has 8. A copy in float32 is quantized; the model itself is not changed."
-    )
-
-    def copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
-        try:
-            return clone(layer, **_replace_policies(layer.get_config()))
-        except (NotImplementedError, TypeError) as error:
-            raise ValueError(
-                f"'{layer.name}' cannot be copied to float32, because {type(layer).__name__} has "
-                f"no get_config that returns the arguments of its __init__. Write one, or build "
-                f"the model in float32."
-            ) from error
-
-    with use_float32():
-        copy = keras.models.clone_model(model, clone_function=copy_layer)
-    copy.set_weights(model.get_weights())
-    return copy
-
-
-def _replace_policies(config: Any) -> Any:
-    """Replaces mixed policies by float32 in a configuration, including inner layers."""
-    if isinstance(config, list):
-        return [_replace_policies(entry) for entry in config]
-    if not isinstance(config, dict):
-        return config
-    return {
-        key: "float32" if key == "dtype" and _is_mixed(value) else _replace_policies(value)
-        for key, value in config.items()
-    }
-
-
-def _is_mixed(policy: Any) -> bool:
-    if isinstance(policy, dict):
-        policy = policy.get("config", {}).get("name")
-    return str(getattr(policy, "name", policy)).startswith("mixed_")
+    if half:
+        raise ValueError(
+            f"'{model.name}' computes in half precision ({pluralize(len(half), 'layer')}, e.g. "
+            f"{half[0]}), which cannot hold activations of 16 bits. Build the model again after "
+            f"keras.mixed_precision.set_global_policy('float32'), and copy the weights: "
+            f"new.set_weights(old.get_weights())."
+        )

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Graph, Value
 from keras_qat.graph.operations import is_operation
-from keras_qat.graph.precision import check_precision, convert_to_float32, use_float32
+from keras_qat.graph.precision import check_holds_16_bits, check_precision, use_float32
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.sizes import fold_known_sizes
 from keras_qat.keras2.backend import keras
@@ -40,7 +40,7 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras
     Args:
         model: the user's model.
         inputs: symbolic inputs for a subclassed model.
-        half: whether the model may compute in half precision; otherwise a float32 copy is used.
+        half: whether the model may compute in half precision.
 
     Raises:
         ValueError: if the model cannot be read, holds float64, or reads variables of no
@@ -48,7 +48,9 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras
     """
     model = as_functional(model, inputs)
     check_readable(model)
-    model = _set_input_shape(model if half else convert_to_float32(model))
+    if not half:
+        check_holds_16_bits(model)
+    model = _set_input_shape(model)
     with use_float32():
         graph = fold_known_sizes(read_model(model))
     graph.output_names = get_output_names(model)

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.graph.precision import use_policy
 from tests.helpers import images, keras, layers
 from tests.lowering.test_opening import SHAPE, model_of, quantized
 from tests.networks.closed import CLOSED
@@ -85,14 +84,6 @@ def test_plan_says_that_a_float_layer_cannot_be_copied():
     assert reason.endswith(f"quantize_model cannot copy it either, as Conditional {NO_CONFIG}")
     with pytest.raises(ValueError, match=rf"'conditional.*' cannot be copied, as .* {NO_CONFIG}"):
         keras_qat.quantize_model(model)
-
-
-@pytest.mark.filterwarnings("ignore:.*computes in half precision")
-def test_half_precision_needs_a_configuration_for_16_bits():
-    with use_policy("mixed_float16"):
-        model = model_of(lambda x: Sharpened(gains=GAINS)(x))
-    with pytest.raises(ValueError, match=rf"cannot be copied to float32, .*Sharpened {NO_CONFIG}"):
-        keras_qat.plan(model, keras_qat.recipes.int16x8())
 
 
 class Amplified(layers.Dense):
