@@ -139,11 +139,6 @@ def _clip_by_norm(t: tf.Tensor, clip_norm: float, axes: Any = None) -> tf.Tensor
     return t * (clip_norm / tf.maximum(norm, clip_norm))
 
 
-def _normalize(tensor: tf.Tensor, ord: Any = "euclidean", axis: Any = None) -> tuple[Any, Any]:
-    require(ord in ("euclidean", 2) and axis is not None)
-    return tf.math.l2_normalize(tensor, axis), tf.norm(tensor, axis=axis, keepdims=True)
-
-
 def _euclidean_norm(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
     return tf.norm(input_tensor, axis=axis, keepdims=keepdims)
 
@@ -163,7 +158,6 @@ EARLY: dict[str, Expansion] = {
     "reduce_euclidean_norm": _euclidean_norm,
     "reduce_prod": _multiply_few,
     "norm": _other_norm,
-    "normalize": _normalize,
     "clip_by_norm": _clip_by_norm,
 }
 
