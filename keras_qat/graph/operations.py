@@ -59,7 +59,7 @@ FUNCTIONS = {
         separable_conv2d silu softmax softsign space_to_depth top_k
         """,
     "signal": """
-        dct fft frame idct mfccs_from_log_mel_spectrograms rfft stft
+        dct fft frame idct mfccs_from_log_mel_spectrograms overlap_and_add rfft stft
         """,
     "compat.v1": """
         boolean_mask floor_div gather gather_nd norm ones_like pad shape size squeeze transpose

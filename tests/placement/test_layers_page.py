@@ -125,6 +125,7 @@ ARGUMENTS: dict[str, Any] = {
     "tf.linalg.band_part": (-1, 0),
     "tf.tensordot": (np.ones((4, 3), np.float32), 1),
     "tf.signal.frame": (4, 2, False, 0, 1),
+    "tf.signal.overlap_and_add": (2,),
     "tf.reduce_prod": (1,),
     "tf.math.cumulative_logsumexp": (1,),
     "tf.math.reduce_euclidean_norm": (-1,),

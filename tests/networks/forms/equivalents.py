@@ -210,6 +210,10 @@ FUNCTIONS = {
         ),
     ),
     "signal.frame": (lambda x: tf.signal.frame(x, 4, 2, axis=1),),
+    "signal.overlap_and_add": (
+        lambda x: tf.signal.overlap_and_add(tf.transpose(x, [0, 2, 1]), 2),
+        lambda x: tf.signal.overlap_and_add(x[:, None], 3),
+    ),
     "math.floormod": (lambda x: x % 4.0, lambda x: tf.math.floormod(x, 2.0 + tf.nn.relu(x))),
     "floor_div": (lambda x: x // 1.5,),
     "math.asin": (lambda x: tf.asin(tf.clip_by_value(x, -0.9, 0.9)),),
