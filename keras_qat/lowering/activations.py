@@ -95,7 +95,8 @@ def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
     return expand_call(call, ACTIVATIONS[inner], context) if inner in ACTIVATIONS else []
 
 
-def _swish(x: tf.Tensor) -> tf.Tensor:
+def swish(x: tf.Tensor) -> tf.Tensor:
+    """Multiply a tensor by its sigmoid."""
     return layers.Multiply()([x, layers.Activation("sigmoid", name="sigmoid")(x)])
 
 
@@ -104,8 +105,8 @@ def _hard_sigmoid(x: tf.Tensor, slope: float) -> tf.Tensor:
 
 
 ACTIVATIONS: dict[Callable[..., tf.Tensor], Callable[..., tf.Tensor]] = {
-    keras.activations.swish: _swish,
-    tf.nn.silu: _swish,
+    keras.activations.swish: swish,
+    tf.nn.silu: swish,
     keras.activations.hard_sigmoid: partial(_hard_sigmoid, slope=0.2),
     keras_3.hard_sigmoid: partial(_hard_sigmoid, slope=1.0 / 6.0),
     keras_3.hard_silu: lambda x: HardSwish()(x),

@@ -51,19 +51,16 @@ class TracedCall:
         """The weights, and the tensors that are computed from them alone, once for all calls."""
         if not keeps_weights:
             self.of_weights = find_computed_weights(graph, trace.weights)
-        self._facts = Facts()
+        self.facts = Facts()
 
     def name_weight(self, value: Value) -> str:
         """Return the name of a weight's variable, with a suffix for a tensor computed from it."""
         suffix = "" if value in self.trace.weights else "_computed"
-        variable = self.trace.weights[self.find_weights(value)[0]]
+        variable = self.trace.weights[self.facts.find(self.find_weights, value)[0]]
         return variable.name.split(":")[0].rsplit("/", 1)[-1] + suffix
 
-    def find_weights(self, value: Value) -> list[Value]:
-        """Return the weights that a value is computed from."""
-        return self._facts.find(self._find_weights, value)
-
-    def _find_weights(self, value: Value) -> Generator[Value, Any, list[Value]]:
+    def find_weights(self, value: Value) -> Generator[Value, Any, list[Value]]:
+        """Return the weights that a value is computed from. A rule for `facts`."""
         if value in self.trace.weights:
             return [value]
         assert value.producer is not None
@@ -72,11 +69,8 @@ class TracedCall:
             weights.update(dict.fromkeys((yield read)))
         return list(weights)
 
-    def hash_expression(self, value: Value) -> str:
-        """Return a hash of how a value is computed from weights."""
-        return self._facts.find(self._hash_expression, value)
-
-    def _hash_expression(self, value: Value) -> Generator[Value, Any, str]:
+    def hash_expression(self, value: Value) -> Generator[Value, Any, str]:
+        """Return a hash of how a value is computed from weights. A rule for `facts`."""
         if value in self.trace.weights:
             return f"weight {id(self.trace.weights[value])}"
         call = value.producer
@@ -223,7 +217,8 @@ class _Inlined:
         if value in self.tensors:
             return self.tensors[value]
         traced = self.traced
-        name = self._make_unique(traced.name_weight(value), traced.hash_expression(value))
+        expression = traced.facts.find(traced.hash_expression, value)
+        name = self._make_unique(traced.name_weight(value), expression)
         variable, label = id(traced.trace.weights.get(value)), name + self.mark
         owner = self.inliner.owners.get(variable)
         if owner is not None:
@@ -307,7 +302,8 @@ def _make_weight_tensor(
         return not variable.trainable or id(variable) in frozen
 
     # Keras lists trainable weights first.
-    sources = sorted(traced.find_weights(value), key=lambda w: is_frozen(trace.weights[w]))
+    sources = traced.facts.find(traced.find_weights, value)
+    sources = sorted(sources, key=lambda w: is_frozen(trace.weights[w]))
     variables = [trace.weights[source] for source in sources]
     expression = None
     if value not in trace.weights:

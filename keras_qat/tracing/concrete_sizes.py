@@ -74,8 +74,7 @@ def make_symbols_of_values(outputs: object) -> Any:
     return tf.nest.map_structure(make_symbol, outputs)
 
 
-@contextlib.contextmanager
-def read_sizes_as_integers() -> Iterator[None]:
+def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
     """Lets Python read symbolic size expressions as integers inside a `with` block.
 
     Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`, also in code
@@ -112,8 +111,7 @@ def read_sizes_as_integers() -> Iterator[None]:
         return before["__iter__"](tensor) if value is None else iter(tf.constant(value))
 
     new = count, convert(bool), convert(int), iterate, staticmethod(from_tensor)
-    with patch_members(KerasTensor, **dict(zip(names, new, strict=True))):
-        yield
+    return patch_members(KerasTensor, **dict(zip(names, new, strict=True)))
 
 
 def is_called_by_user(*others: str) -> bool:

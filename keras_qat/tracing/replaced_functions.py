@@ -23,8 +23,7 @@ _DRAWS = ("normal", "uniform", "truncated_normal")
 _TENSOR = tf.Tensor
 
 
-@contextlib.contextmanager
-def record_transforms() -> Iterator[None]:
+def record_transforms() -> contextlib.AbstractContextManager[None]:
     """Makes `tf.signal.rfft` and the like accept symbolic tensors inside a `with` block."""
 
     def record(transform: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,8 +35,7 @@ def record_transforms() -> Iterator[None]:
         return call
 
     transforms = {name: record(getattr(tf.signal, name)) for name in _TRANSFORMS}
-    with patch_members(tf.signal, **transforms):
-        yield
+    return patch_members(tf.signal, **transforms)
 
 
 @contextlib.contextmanager
@@ -51,28 +49,24 @@ def run_functions_eagerly() -> Iterator[None]:
         tf.config.run_functions_eagerly(before)
 
 
-@contextlib.contextmanager
-def deny_eager_execution() -> Iterator[None]:
+def deny_eager_execution() -> contextlib.AbstractContextManager[None]:
     """Makes `tf.executing_eagerly()` False for custom code, as in Keras, inside a `with` block."""
     is_eager = tf.executing_eagerly
 
     def executing_eagerly() -> bool:
         return is_eager() and not is_called_by_user("keras_qat")
 
-    with patch_members(tf, executing_eagerly=executing_eagerly):
-        yield
+    return patch_members(tf, executing_eagerly=executing_eagerly)
 
 
-@contextlib.contextmanager
-def skip_assertions() -> Iterator[None]:
+def skip_assertions() -> contextlib.AbstractContextManager[None]:
     """Disables TensorFlow's assertions, which need concrete values, inside a `with` block."""
 
     def accept(x: Any = None, *args: object, **kwargs: object) -> Any:
         return x
 
     names = [name for name in dir(tf.debugging) if name.startswith("assert_")]
-    with patch_members(tf.debugging, **dict.fromkeys(names, accept)):
-        yield
+    return patch_members(tf.debugging, **dict.fromkeys(names, accept))
 
 
 @contextlib.contextmanager
@@ -113,19 +107,17 @@ class _AnyTensor(type):
         return isinstance(x, (_TENSOR, KerasTensor))
 
 
-@contextlib.contextmanager
-def count_symbols_as_tensors() -> Iterator[None]:
+def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
     """Makes type checks accept symbolic tensors as tensors inside a `with` block.
 
     TensorFlow and Keras look up their types elsewhere, so this only affects other code.
     """
     is_tensor = tf.is_tensor
-    with patch_members(
+    return patch_members(
         tf,
         Tensor=_AnyTensor("Tensor", (), {}),
         is_tensor=lambda x: is_tensor(x) or isinstance(x, KerasTensor),
-    ):
-        yield
+    )
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from keras_qat.helper_layers.elementwise_functions import (
 )
 from keras_qat.helper_layers.operations import OnGrid
 from keras_qat.keras2.backend import layers
+from keras_qat.lowering.activations import swish
 from keras_qat.lowering.expand_call import Expansion, is_tensor, require, unwrap
 from keras_qat.ops.composed import NO_WIDE
 
@@ -47,13 +48,9 @@ def _bias_add(value: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
     return tf.add(value, bias if is_tensor(bias) else unwrap(read_array(bias)).astype(np.float32))
 
 
-def _negative(x: tf.Tensor) -> tf.Tensor:
-    # A Rescaling needs channels.
-    return layers.Rescaling(-1.0)(x) if len(x.shape) > 1 else tf.multiply(x, -1.0)
-
-
-def _square(x: tf.Tensor) -> tf.Tensor:
-    return layers.Multiply()([x, x])
+def _add_n(inputs: Any) -> tf.Tensor:
+    require(all(map(is_tensor, inputs)))
+    return layers.Add()(list(inputs))
 
 
 def _power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -69,20 +66,11 @@ def _power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 def _silu(features: tf.Tensor, beta: float = 1.0) -> tf.Tensor:
     require(read_scalar(beta) in (None, 1.0))
-    gate = layers.Activation("sigmoid", name="sigmoid")(features)
-    return layers.Multiply()([features, gate])
-
-
-def _add_n(inputs: Any) -> tf.Tensor:
-    require(all(map(is_tensor, inputs)))
-    return layers.Add()(list(inputs))
+    return swish(features)
 
 
 def _clip(t: tf.Tensor, clip_value_min: Any, clip_value_max: Any) -> tf.Tensor:
-    low, high = (
-        unwrap(read_scalar(clip_value_min)),
-        unwrap(read_scalar(clip_value_max)),
-    )
+    low, high = (unwrap(read_scalar(end)) for end in (clip_value_min, clip_value_max))
     if low == 0 < high:
         return layers.ReLU(high)(t)
     return tf.maximum(tf.minimum(t, high, name="minimum"), low, name="maximum")
@@ -132,10 +120,6 @@ def make_by_layer(make: Any, **options: object) -> Expansion:
     return lambda x: make(**options)(x)
 
 
-def _log_sigmoid(x: tf.Tensor) -> tf.Tensor:
-    return -tf.math.softplus(-x)
-
-
 def _any_power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     base = read_scalar(x)
     if base is None:
@@ -149,10 +133,6 @@ def _scale_silu(features: tf.Tensor, beta: float = 1.0) -> tf.Tensor:
     factor = read_scalar(beta)
     require(factor not in (None, 1.0))
     return features * tf.sigmoid(features * factor)
-
-
-def _crelu(features: tf.Tensor, axis: Any = -1) -> tf.Tensor:
-    return tf.concat([tf.nn.relu(features), tf.nn.relu(-features)], axis)
 
 
 def _cumulative_product(
@@ -207,7 +187,7 @@ def _cast_to_bool(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 EARLY: dict[str, Expansion] = {
-    "log_sigmoid": _log_sigmoid,
+    "log_sigmoid": lambda x: -tf.math.softplus(-x),
     "erfc": lambda x: 1.0 - tf.math.erf(x),
     "atan2": _atan2,
     "divide_no_nan": _divide_no_nan,
@@ -226,7 +206,9 @@ EARLY: dict[str, Expansion] = {
     "pow": _any_power,
     "cumprod": _cumulative_product,
     "silu": _scale_silu,
-    "crelu": _crelu,
+    "crelu": lambda features, axis=-1: tf.concat(
+        [tf.nn.relu(features), tf.nn.relu(-features)], axis
+    ),
     "floormod": lambda x, y: x - y * tf.floor(x / y),
     "floor_div": lambda x, y: tf.floor(x / y),
     "asin": lambda x: 2.0 * tf.atan(x / (1.0 + tf.sqrt(1.0 - x * x))),
@@ -234,14 +216,15 @@ EARLY: dict[str, Expansion] = {
 }
 
 OF_FLOATS: dict[str, Expansion] = {
-    "negative": _negative,
+    # A Rescaling needs channels.
+    "negative": lambda x: layers.Rescaling(-1.0)(x) if len(x.shape) > 1 else tf.multiply(x, -1.0),
     "silu": _silu,
     "divide": _divide,
     "bias_add": _bias_add,
     # Quantized values have no NaN.
     "multiply_no_nan": lambda x, y: tf.multiply(x, y),
     "add_n": _add_n,
-    "square": _square,
+    "square": lambda x: layers.Multiply()([x, x]),
     "log": make_by_layer(Logarithm),
     "log1p": make_by_layer(Logarithm, plus_one=True),
     "reciprocal": make_by_layer(Reciprocal),

@@ -56,10 +56,6 @@ def _variance(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False)
     return tf.reduce_mean(squares, axis=axes, keepdims=bool(keepdims), name="variance")
 
 
-def _deviation(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
-    return tf.sqrt(_variance(input_tensor, axis, keepdims))
-
-
 def _norm(
     tensor: tf.Tensor,
     ord: Any = None,
@@ -139,10 +135,6 @@ def _clip_by_norm(t: tf.Tensor, clip_norm: float, axes: Any = None) -> tf.Tensor
     return t * (clip_norm / tf.maximum(norm, clip_norm))
 
 
-def _euclidean_norm(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
-    return tf.norm(input_tensor, axis=axis, keepdims=keepdims)
-
-
 def _multiply_few(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
     require(isinstance(axis, int) and (input_tensor.shape[axis] or 99) <= 8)
     first, *rest = tf.unstack(input_tensor, axis=axis)
@@ -155,7 +147,9 @@ EARLY: dict[str, Expansion] = {
     "log_softmax": _log_softmax,
     "reduce_logsumexp": _log_sum_exp,
     "cumulative_logsumexp": _cumulative_log_sum_exp,
-    "reduce_euclidean_norm": _euclidean_norm,
+    "reduce_euclidean_norm": lambda input_tensor, axis=None, keepdims=False: tf.norm(
+        input_tensor, axis=axis, keepdims=keepdims
+    ),
     "reduce_prod": _multiply_few,
     "norm": _other_norm,
     "clip_by_norm": _clip_by_norm,
@@ -167,6 +161,6 @@ OF_FLOATS: dict[str, Expansion] = {
     "reduce_max": partial(_merge, merge=layers.Maximum),
     "reduce_min": partial(_merge, merge=layers.Minimum),
     "reduce_variance": _variance,
-    "reduce_std": _deviation,
+    "reduce_std": lambda *args, **options: tf.sqrt(_variance(*args, **options)),
     "norm": _norm,
 }
