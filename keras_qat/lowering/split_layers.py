@@ -23,7 +23,7 @@ from keras_qat.lowering.attention import expand_attention, split_multi_head_atte
 from keras_qat.lowering.builder import Lowering, LoweringContext, rewrite_calls
 from keras_qat.lowering.expand_call import Expansion, expand_call
 from keras_qat.lowering.expansions import find_expansion, is_of_floats
-from keras_qat.lowering.expansions.normalization import IN_INTEGERS
+from keras_qat.lowering.expansions.statistics import IN_INTEGERS
 from keras_qat.lowering.integer_types import narrow_constants
 from keras_qat.lowering.recurrent import merge_mask, split_bidirectional, split_recurrent
 from keras_qat.lowering.time_distributed import split_time_distributed

@@ -22,21 +22,15 @@ from keras_qat.lowering.expand_call import Expansion
 from keras_qat.lowering.expansions import (
     arithmetic,
     copying,
-    gathering,
     images,
+    keras_layers,
     matrices,
     merging,
     movement,
-    normalization,
-    pooling,
-    signals,
     statistics,
 )
 
-_SUBJECTS = (
-    *(arithmetic, copying, gathering, images, matrices, merging, movement),
-    *(normalization, pooling, signals, statistics),
-)
+_SUBJECTS = (arithmetic, copying, images, keras_layers, matrices, merging, movement, statistics)
 
 
 def _collect(table: str) -> dict[Any, Expansion]:

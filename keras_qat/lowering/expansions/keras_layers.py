@@ -1,4 +1,4 @@
-"""Expands Keras layers that read their weights, and layers that encode categories.
+"""Expands convolutions and pooling of volumes, and layers that encode categories.
 
 Convolutions of volumes become convolutions of slices. The slices that a kernel covers become
 channels of one image.
@@ -7,6 +7,7 @@ channels of one image.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,56 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import keras, layers
-from keras_qat.lowering.expand_call import CannotExpand, require
+from keras_qat.lowering.expand_call import Expansion, require
 from keras_qat.ops.composed import NO_WIDE
+from keras_qat.ops.movement import read_window
+
+
+def _pool_volumes(
+    layer: keras.layers.Layer, x: tf.Tensor, *, pooling: Callable[..., Any]
+) -> tf.Tensor:
+    """Pool every slice, and then along the slices."""
+    (_, depth, _, _, channels), padding = x.shape, layer.padding
+    _, new_depth, *new_sizes, _ = layer.compute_output_shape(x.shape)
+    require(None not in (new_depth, *new_sizes))
+    (pool_depth, *pool), (stride_depth, *strides) = layer.pool_size, layer.strides
+    x = FlattenTime(name="fold")(x)
+    x = pooling(pool, strides, padding, name="slices")(x)
+    x = RestoreTime(depth, name="unfold")(x)
+    x = layers.Reshape((depth, new_sizes[0] * new_sizes[1], channels), name="flat")(x)
+    x = pooling((pool_depth, 1), (stride_depth, 1), padding, name="depth")(x)
+    return layers.Reshape((new_depth, *new_sizes, channels))(x)
+
+
+def _convolve_separably(
+    input: tf.Tensor,
+    depthwise_filter: tf.Tensor,
+    pointwise_filter: tf.Tensor,
+    strides: Any,
+    padding: str,
+    **dilations: Any,
+) -> tf.Tensor:
+    y = tf.nn.depthwise_conv2d(input, depthwise_filter, strides, padding, **dilations)
+    return tf.nn.conv2d(y, pointwise_filter, 1, "VALID")
+
+
+def _convolve_volumes(
+    input: tf.Tensor, filters: tf.Tensor, strides: Any, padding: str, dilations: Any = 1
+) -> tf.Tensor:
+    sizes = [read_window(option, 3) for option in (strides, dilations)]
+    require(None not in [*sizes, *input.shape[1:]])
+    return convolve_volumes(input, filters, sizes[0], padding, sizes[1])
+
+
+EARLY: dict[str, Expansion] = {
+    "separable_conv2d": _convolve_separably,
+    "conv3d": _convolve_volumes,
+}
+
+LAYERS: dict[type, Expansion] = {
+    layers.AveragePooling3D: partial(_pool_volumes, pooling=layers.AveragePooling2D),
+    layers.MaxPooling3D: partial(_pool_volumes, pooling=layers.MaxPooling2D),
+}
 
 
 def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
@@ -81,8 +130,8 @@ def _convolve_steps(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _crop_center(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    if layer.height > x.shape[-3] or layer.width > x.shape[-2]:
-        raise CannotExpand  # Keras makes such images larger.
+    # Keras makes smaller images larger.
+    require(layer.height <= x.shape[-3] and layer.width <= x.shape[-2])
     top, left = (x.shape[-3] - layer.height) // 2, (x.shape[-2] - layer.width) // 2
     return x[..., top : top + layer.height, left : left + layer.width, :]
 
@@ -105,8 +154,7 @@ def _complete(layer: keras.layers.Layer, y: tf.Tensor) -> tf.Tensor:
 def _discretize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Compute `Discretization`: a value's bin is the number of boundaries that it reaches."""
     boundaries = np.asarray(layer.bin_boundaries, np.float32)
-    if layer.sparse or not boundaries.size or NO_WIDE:
-        raise CannotExpand
+    require(not layer.sparse and boundaries.size and not NO_WIDE)
     reached = tf.cast(x[..., None] >= boundaries, tf.float32)
     below, above = reached[..., :-1], reached[..., 1:]
     parts = [1.0 - reached[..., :1], *([below - above] if boundaries.size > 1 else [])]
@@ -118,8 +166,7 @@ def _discretize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 def _encode(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Compute `CategoryEncoding` of indices."""
-    if layer.sparse:
-        raise CannotExpand
+    require(not layer.sparse)
     return _combine(tf.one_hot(x, layer.num_tokens), layer.output_mode)
 
 

@@ -1,4 +1,4 @@
-"""Expands products of matrices, `tf.einsum`, and linear operations.
+"""Expands products of matrices, `tf.einsum`, and linear operations, also of signals.
 
 A cumulative sum is a product with a triangle of ones, and a resize is a product with the weights
 of the old pixels in the new pixels. `split_layers` makes layers of products with constants.
@@ -18,13 +18,43 @@ from keras_qat.graph.operations import get_argument, read_array
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.expand_call import (
-    CannotExpand,
     Expansion,
     get_call,
     is_tensor,
     require,
     unwrap,
 )
+
+
+def _frame(
+    signal: tf.Tensor,
+    frame_length: int,
+    frame_step: int,
+    pad_end: bool = False,
+    pad_value: Any = 0,
+    axis: Any = -1,
+) -> tf.Tensor:
+    size = signal.shape[axis]
+    require(not pad_end and size is not None)
+    starts = np.arange(0, size - frame_length + 1, frame_step)
+    return tf.gather(signal, starts[:, None] + np.arange(frame_length), axis=axis)
+
+
+def _overlap_and_add(signal: tf.Tensor, frame_step: int) -> tf.Tensor:
+    """Add frames in pieces of `frame_step` values, each shifted to its place."""
+    (count, size), step = signal.shape[-2:], int(frame_step)
+    rank = len(signal.shape)
+    require(rank > 2 and None not in signal.shape[1:])
+    parts, outer = -(-size // step), [-1, *signal.shape[1:-2]]
+    beside = [(0, 0)] * (rank - 2)
+    signal = tf.pad(signal, [*beside, (0, 0), (0, parts * step - size)])
+    total: tf.Tensor = 0
+    for part in range(parts):
+        piece = signal[..., part * step : (part + 1) * step]
+        total += tf.pad(piece, [*beside, (part, parts - 1 - part), (0, 0)])
+    y = tf.reshape(total, [*outer, (count + parts - 1) * step])
+    return y[..., : (count - 1) * step + size]
+
 
 MOST_PRODUCTS = 32
 """The largest number of products that replace one product."""
@@ -54,10 +84,7 @@ def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
     if any(alone) or "..." in equation:
         return tf.einsum(f"{','.join(terms)}->{output}", *inputs)
     position = 0 if read_array(inputs[0]) is not None else 1
-    factor = read_array(inputs[position])
-    if factor is None:
-        raise CannotExpand
-    factor = factor.astype(np.float32)
+    factor = unwrap(read_array(inputs[position])).astype(np.float32)
     return _multiply_by_constant(
         inputs[1 - position], terms[1 - position], factor, terms[position], output
     )
@@ -194,6 +221,15 @@ EARLY: dict[str, Expansion] = {
     "band_part": _keep_band,
     "einsum": einsum,
     "tensordot": _multiply_axes,
+    "frame": _frame,
+    "overlap_and_add": _overlap_and_add,
+    **{
+        operation.__name__: multiply_by_matrix(operation)
+        for operation in (
+            *(tf.signal.dct, tf.signal.idct),
+            tf.signal.mfccs_from_log_mel_spectrograms,
+        )
+    },
 }
 
 

@@ -1,4 +1,4 @@
-"""Expands slices, reshapes, rolls and sorts."""
+"""Expands slices, reshapes, rolls, sorts and gathers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,65 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call
-from keras_qat.graph.operations import read_scalar
-from keras_qat.graph.sizes import BATCH, find_sizes
+from keras_qat.graph.operations import get_kind, get_operands, read_array, read_scalar
+from keras_qat.graph.sizes import BATCH, find_sizes, is_example_index
 from keras_qat.helper_layers.operations import Roll
 from keras_qat.lowering.expand_call import (
+    CannotExpand,
     Expansion,
     get_call,
     get_value,
     is_tensor,
+    make_symbol,
     require,
 )
 from keras_qat.lowering.read_operations import HIDES
 from keras_qat.ops.movement import MAX_SLICED
 from keras_qat.ops.slicing import SLICE, items_for_axes
+
+
+def _gather_nd(params: tf.Tensor, indices: tf.Tensor, batch_dims: Any = 0) -> tf.Tensor:
+    """Gather within each example.
+
+    The first of the indices counts the examples if `batch_dims` is 0, as in
+    `tf.gather_nd(images, tf.stack([examples, rows, columns], -1))`.
+    """
+    require(is_tensor(params) and is_tensor(indices) and read_scalar(batch_dims) in (0, 1))
+    columns = _list_columns(indices)
+    if read_scalar(batch_dims) == 0:
+        require(is_example_index(get_value(columns.pop(0))))
+    sizes, rest = params.shape[1 : len(columns) + 1], params.shape[len(columns) + 1 :]
+    require(columns and None not in (*sizes, *rest))
+    index, *others = columns
+    for axis, (size, column) in enumerate(zip(sizes[1:], others, strict=True), 1):
+        index = tf.multiply(index, size, name=f"row_{axis}")
+        index = tf.add(index, column, name=f"sum_{axis}")
+    if others:
+        params = tf.reshape(params, [-1, math.prod(sizes), *rest], name="flat")
+    return tf.gather(params, index, axis=1, batch_dims=1)
+
+
+def _list_columns(indices: tf.Tensor) -> list[Any]:
+    """Return the tensors that were stacked along the last axis, or the entries along it."""
+    value, last, count = get_value(indices), len(indices.shape) - 1, indices.shape[-1]
+    call = value.producer
+    if call is not None and get_kind(call) == "stack":
+        values, axis = get_operands(call, "values", "axis")
+        if axis in (-1, last) and len(call.inputs) == count:
+            return list(map(make_symbol, values))
+    return [
+        tf.gather(indices, index, axis=last, name=f"column_{index}") for index in range(count or 0)
+    ]
+
+
+def _repeat(input: tf.Tensor, repeats: Any, axis: Any = None) -> tf.Tensor:
+    """Repeat each row by a constant count."""
+    counts = read_array(repeats)
+    axis = 0 if axis is None and len(input.shape) == 1 else axis
+    if counts is None or counts.ndim != 1 or not isinstance(axis, int):
+        raise CannotExpand
+    require(input.shape[axis] == len(counts))
+    return tf.gather(input, np.repeat(np.arange(len(counts)), counts), axis=axis)
 
 
 def slice_axis(x: tf.Tensor, axis: int, begin: int, end: int, name: str) -> tf.Tensor:
@@ -184,6 +230,7 @@ EARLY: dict[str, Expansion] = {
     "softmax": _softmax_of_stack,
     "sort": _sort_other_axis,
     "where": _choose,
+    "repeat": _repeat,
 }
 
 EARLY_OF_INTEGERS: dict[str, Expansion] = {
@@ -197,4 +244,5 @@ OPERATIONS: dict[str, Expansion] = {
     "reshape": _reshape,
     "roll": _roll,
     "sort": _sort,
+    "gather_nd": _gather_nd,
 }
