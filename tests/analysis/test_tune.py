@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.analysis.tune.build import KeepBest
+from keras_qat.analysis.tune.score import Judge, Score
 from keras_qat.keras2.backend import keras
 from tests.helpers import values
 
@@ -164,6 +165,15 @@ def test_a_search_that_was_interrupted_continues(regressor, tmp_path):
     assert not second.interrupted
     assert without_times(second) == without_times(expected)
     np.testing.assert_array_equal(second.model(X), expected.model(X))
+
+
+def test_the_search_ends_within_the_budget_even_if_the_interval_is_wide(classifier, monkeypatch):
+    scores = iter([Score(0.8, 10.0, 50.0, 20.0), Score(0.9, 0.1, 50.0, 20.0)])
+    monkeypatch.setattr(Judge, "score", lambda *_: next(scores))
+    result = keras_qat.tune(classifier, TRAIN, VALIDATION, max_drop=0.5, verbose=0)
+    outcomes = [attempt.outcome for attempt in result.attempts]
+    assert outcomes == ["kept", "kept: within the budget"]
+    assert result.best == result.attempts[1]
 
 
 def test_training_that_was_cut_short_is_repeated(regressor, tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ class Attempt:
         size: bytes of the file.
         arena: bytes of memory in use when TFLite Micro runs the file; None if it does not.
         seconds: how long it took.
-        outcome: "kept", "not better", "smaller", or why the step was skipped.
+        outcome: "kept", why it was kept, "not better", "smaller", or why the step was skipped.
     """
 
     step: str
@@ -201,6 +201,8 @@ class Search:
         best = self.best_score
         if best is None:
             return "kept"
+        if score.drop <= self.max_drop < best.drop:
+            return "kept: within the budget"
         is_noise = abs(score.drop - best.drop) <= min(max(score.margin, best.margin), 100.0)
         if is_noise and not settings.epochs:
             if score.noise > best.noise + NOTABLE:
