@@ -48,6 +48,13 @@ def scramble(model: Any, seed: int = 2) -> Any:
     return model
 
 
+def quantize_on(model: Any, data: Any, recipe: Any = "int8", **options: Any) -> Any:
+    """Quantizes a model and calibrates it on data."""
+    qat = keras_qat.quantize_model(model, recipe, **options)
+    keras_qat.calibrate(qat, data)
+    return qat
+
+
 def observe(qat: Any, *inputs: np.ndarray, batches: int = 3) -> Any:
     """Lets a quantized model observe ranges on parts of the inputs, without training it.
 

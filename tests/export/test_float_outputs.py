@@ -7,7 +7,7 @@ import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, quantize_on
 from tests.networks.small import layers
 
 X = images(200, (8,))
@@ -24,8 +24,7 @@ def actor_and_critic() -> Any:
 
 
 def calibrated(model: Any, recipe: Any = BY_NAME, **options: Any) -> Any:
-    qat = keras_qat.quantize_model(model, recipe, **options)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X, recipe, **options)
     return qat
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.keras2.backend import keras
 from tests.comparison import export
-from tests.helpers import images, observe
+from tests.helpers import images, observe, quantize_on
 from tests.networks.small import functional, layers, tiny_net
 
 EXPORTS = [keras_qat.export_tflite, keras_qat.export_saved_model]
@@ -76,14 +76,12 @@ def test_a_loss_of_sparse_labels_is_named_and_left_out_of_the_file(loss):
     x = [rng.normal(size=(8, 16, 8)), rng.integers(0, 5, (8, 4)), np.full((8, 1), 16)]
     x = [np.float32(array) for array in (*x, np.full((8, 1), 4))]
     assert "sparse" in keras_qat.plan(model).float_layers["ctc"]
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x)
     expected = model.predict(x, verbose=0)
     np.testing.assert_allclose(qat.predict(x, verbose=0), expected, rtol=0.2)
     with pytest.raises(ValueError, match=r"'ctc' .*tf\.CTCLoss.*outputs="):
         keras_qat.export_tflite(qat)
-    qat = keras_qat.quantize_model(model, outputs=["letter"])
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, outputs=["letter"])
     assert list(keras_qat.TFLiteModel(keras_qat.export_tflite(qat)).outputs) == ["letter"]
 
 

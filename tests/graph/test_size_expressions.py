@@ -10,7 +10,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.graph.sizes import set_static_shapes
 from keras_qat.ops.weighted_sums import RECENT
 from tests.end_to_end.exact import assert_exact_everywhere, assert_trains_and_is_kept
-from tests.helpers import images, keras, layers, observe
+from tests.helpers import images, keras, layers, observe, quantize_on
 
 pytestmark = pytest.mark.legacy
 
@@ -120,8 +120,7 @@ def model_of(function, shape=SHAPE):
 )
 def test_what_sizes_give_is_constant(function, opened, tmp_path):
     model, x = model_of(layers.Lambda(function) if opened else function), images(32, SHAPE)
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, strict=True)
     expected = model.predict(x, verbose=0)
     error = qat.predict(x, verbose=0) - expected
     assert np.square(error).mean() < 1e-3 * np.square(expected).mean()

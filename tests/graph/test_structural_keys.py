@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_qat
 from keras_qat.graph.facts import StructuralKeys
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, quantize_on
 
 SIZE = 1500  # The text of larger arrays than 1000 leaves out the middle.
 
@@ -34,8 +33,7 @@ def test_large_constants_that_differ_in_the_middle_are_two(combine):
     x = keras.Input((SIZE,))
     model = keras.Model(x, [combine(x, constant(0.0)), combine(x, constant(5.0))])
     data = images(8, (SIZE,))
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, data)
+    qat = quantize_on(model, data)
     first, second = qat.predict(data, verbose=0)
     expected = np.subtract(*model.predict(data, verbose=0))
     assert np.abs(expected).max() > 1

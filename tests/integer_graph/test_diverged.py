@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, layers, observe
+from tests.helpers import images, keras, layers, observe, quantize_on
 from tests.networks.small import functional
 
 X = images(8, (6, 6, 2))
@@ -22,8 +22,7 @@ def calibrated_model() -> keras_qat.QuantizedModel:
             layers.Dense(3, activation="softmax"),
         ]
     )
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X)
     qat.compile("sgd", "sparse_categorical_crossentropy")
     return qat
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.ops import conv, weighted_sums
-from tests.helpers import keras, layers, rng
+from tests.helpers import keras, layers, quantize_on, rng
 
 
 @pytest.fixture
@@ -24,8 +24,7 @@ def test_wide_convolutions_of_a_model(layer, asked_for_a_gpu):
     image = keras.Input((6, 6, 4))
     x = layers.Conv2D(5, 1)(layers.DepthwiseConv2D(3)(layer(image)))
     x_train = rng().normal(size=(8, 6, 6, 4)).astype(np.float32)
-    qat = keras_qat.quantize_model(keras.Model(image, x))
-    keras_qat.calibrate(qat, x_train)
+    qat = quantize_on(keras.Model(image, x), x_train)
     tflite = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
     np.testing.assert_array_equal(qat.predict(x_train, verbose=0), tflite.predict(x_train))
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import messages
 from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, observe, quantize_on, scramble
 from tests.networks.small import layers, residual_net
 
 
@@ -74,8 +74,7 @@ def test_an_output_has_the_range_of_its_quantizer(qat):
     x, image = images(64, (8, 8, 1)), keras.Input((8, 8, 1))
     conv = layers.Conv2D(8, 3, activation="relu")(image)
     mean = layers.GlobalAveragePooling2D(name="mean")(conv)
-    whole = keras_qat.quantize_model(keras.Model(image, layers.Dense(2)(mean)))
-    keras_qat.calibrate(whole, x)
+    whole = quantize_on(keras.Model(image, layers.Dense(2)(mean)), x)
     model = keras.Model(whole.inputs, whole.get_layer("quant_mean").output)
     (known,) = keras_qat.quantizers(whole)["mean"]
     (tensor,) = keras_qat.resolve(model).outputs.values()

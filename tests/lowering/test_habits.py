@@ -3,8 +3,7 @@
 import pytest
 import tensorflow as tf
 
-import keras_qat
-from tests.helpers import images, keras, layers
+from tests.helpers import images, keras, layers, quantize_on
 
 
 class Closed(layers.Layer):
@@ -19,6 +18,5 @@ class Closed(layers.Layer):
 def test_none_beside_what_is_computed_in_float():
     inputs, x = keras.Input((3, 4)), images(16, (3, 4))
     hidden, _ = Closed()(layers.Dense(4)(inputs))
-    qat = keras_qat.quantize_model(keras.Model(inputs, layers.Dense(2)(hidden)))
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(keras.Model(inputs, layers.Dense(2)(hidden)), x)
     assert qat(x).shape == (16, 3, 2)

@@ -3,7 +3,7 @@
 import numpy as np
 
 import keras_qat
-from tests.helpers import keras, layers
+from tests.helpers import keras, layers, quantize_on
 from tests.networks.forms.weights import ROWS, Held, HoldsNumbers, Module, X
 
 
@@ -24,7 +24,6 @@ def test_training_objects_in_layers():
 def test_real_numbers_that_do_not_train_are_weights():
     inputs = keras.Input((5, 4))
     model = keras.Model(inputs, layers.Dense(3)(HoldsNumbers("real numbers")(inputs)))
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X)
     np.testing.assert_allclose(qat(X), model(X), atol=0.1)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.ops.composed import NO_WIDE
-from tests.helpers import images, keras, layers
+from tests.helpers import images, keras, layers, quantize_on
 
 pytestmark = pytest.mark.legacy
 
@@ -35,8 +35,7 @@ def test_in_a_functional_model_it_is_refused():
     inputs, layer = keras.Input((6, 2)), Centered()
     model = keras.Model(inputs, layer(layers.Dense(2)(layer(inputs)), undo=True))
     with pytest.warns(UserWarning, match="reads a tensor that is none of its arguments"):
-        qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, images(16, (6, 2)) + 3.0)
+        qat = quantize_on(model, images(16, (6, 2)) + 3.0)
     with pytest.raises(ValueError, match="that an earlier call stored in an attribute: return"):
         keras_qat.export_tflite(qat)
 

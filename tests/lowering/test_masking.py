@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.end_to_end.exact import assert_exact_everywhere
-from tests.helpers import keras, layers, rng
+from tests.helpers import keras, layers, quantize_on, rng
 
 pytestmark = pytest.mark.legacy
 
@@ -41,8 +41,7 @@ def test_steps_are_found_in_front_of_the_quantizer(missing):
     """One feature comes near the number; one far outside does not widen the range."""
     model = model_of(1, lambda x: layers.GRU(4)(layers.Masking(missing, name="marks")(x)))
     data = data_of(1, missing)
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, data)
+    qat = quantize_on(model, data)
     assert noise(model, qat, data) < 0.005
     assert noise(model, qat, data, training=True) < 0.005
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
@@ -59,8 +58,7 @@ def test_integers_are_compared_with_the_number_on_their_grid(kernels):
     model, data = model_of(3), data_of(3)
     recipe = keras_qat.recipes.int8().override("Masking", open=True)
     assert not keras_qat.plan(model, target="ethos_u55").float_layers
-    qat = keras_qat.quantize_model(model, recipe, strict=True)
-    keras_qat.calibrate(qat, data)
+    qat = quantize_on(model, data, recipe, strict=True)
     assert noise(model, qat, data) < 0.005
     assert noise(model, qat, data, training=True) < 0.005
     assert_exact_everywhere(qat, data, kernels)

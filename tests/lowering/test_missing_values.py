@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.graph.missing_values import REPLACES_NAN
-from tests.helpers import keras, layers
+from tests.helpers import keras, layers, quantize_on
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(64, 6)).astype("float32")
@@ -85,8 +85,7 @@ def test_nan_is_replaced_alike_in_training_and_in_the_file():
     inputs = [keras.Input((6,), name=form.__name__) for form in FORMS]
     outputs = [layers.Dense(3)(form(x)) for form, x in zip(FORMS, inputs, strict=True)]
     model, x = keras.Model(inputs, outputs), [X_WITH_NAN] * len(FORMS)
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x)
     trained = qat(x, training=True)
     expected, predicted = (m.predict(x, verbose=0) for m in (model, qat))
     file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
@@ -102,8 +101,7 @@ def test_nan_is_replaced_alike_in_training_and_in_the_file():
 
 def test_fit_evaluate_and_verify_report_the_same():
     model = model_of(zeros_like)
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, X_WITH_NAN)
+    qat = quantize_on(model, X_WITH_NAN)
     qat.compile(keras.optimizers.SGD(0.0), "mse")
     y = np.nan_to_num(X_WITH_NAN[:, :3])
     (trained,) = qat.fit(X_WITH_NAN, y, verbose=0, batch_size=64).history["loss"]
@@ -127,8 +125,7 @@ def test_infinity_is_replaced_too():
 def test_of_two_inputs_only_the_one_with_missing_values_is_in_float():
     a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
     joined = layers.Concatenate()([zeros_like(a), b])
-    qat = keras_qat.quantize_model(keras.Model([a, b], layers.Dense(2)(joined)))
-    keras_qat.calibrate(qat, [X_WITH_NAN, X])
+    qat = quantize_on(keras.Model([a, b], layers.Dense(2)(joined)), [X_WITH_NAN, X])
     with pytest.raises(ValueError, match=r"'b' of .* contains NaN"):
         keras_qat.calibrate(qat, [X, X_WITH_NAN])
     inputs = keras_qat.TFLiteModel(keras_qat.export_tflite(qat)).inputs
@@ -148,8 +145,7 @@ def test_nan_that_would_reach_a_kernel_is_refused(function):
     """There a float model returns NaN, and int8 has none."""
     model = model_of(function)
     assert not keras_qat.plan(model).float_layers
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X)
     with pytest.raises(ValueError, match="contains NaN, first in example"):
         keras_qat.calibrate(qat, X_WITH_NAN)
     with pytest.raises(tf.errors.InvalidArgumentError, match="holds NaN"):

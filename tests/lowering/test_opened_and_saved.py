@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, layers
+from tests.helpers import images, keras, layers, quantize_on
 from tests.lowering.test_opening import SHAPE, model_of, quantized
 from tests.networks.closed import CLOSED
 from tests.networks.custom import Steep
@@ -270,8 +270,7 @@ def test_equality_is_saved_with_both_sides(compared, tmp_path):
     """Keras writes `==` without its right side, and cannot load that."""
     x = keras.Input(SHAPE)
     y, z = layers.Conv2D(4, 1, activation="relu")(x), layers.ReLU()(x)
-    qat = keras_qat.quantize_model(keras.Model(x, y * tf.cast(compared(y, z), tf.float32)))
-    keras_qat.calibrate(qat, images(8))
+    qat = quantize_on(keras.Model(x, y * tf.cast(compared(y, z), tf.float32)), images(8))
     qat.save(tmp_path / "qat.keras")
     loaded = keras.models.load_model(tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)

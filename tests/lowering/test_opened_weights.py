@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.ops.weighted_sums import RECENT
-from tests.helpers import images, keras, layers, observe, scramble
+from tests.helpers import images, keras, layers, observe, quantize_on, scramble
 
 pytestmark = pytest.mark.legacy
 
@@ -67,8 +67,7 @@ def test_tables_of_ones_own_are_looked_up_in_integers(make, dtype):
     words = keras.Input((6,), dtype=dtype)
     model = keras.Model(words, layers.Dense(3)(make()(words)))
     data = np.random.default_rng(0).integers(0, 900, (32, 6)).astype(dtype)
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, data)
+    qat = quantize_on(model, data)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
     assert report.identical == 1
     assert report.is_good  # Tokens in 8 bits would be other words.
@@ -271,8 +270,7 @@ def test_single_numbers_are_compared_layer_by_layer():
     inputs = layers.Input((4, 4, 3))
     model = keras.Model(inputs, Fused()([inputs, layers.Conv2D(3, 3, padding="same")(inputs)]))
     x = np.random.default_rng(1).normal(size=(4, 4, 4, 3)).astype(np.float32)
-    qat = keras_qat.quantize_model(model, target="ethos_u55")
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, target="ethos_u55")
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
     assert report.identical == 1
     assert not report.differing

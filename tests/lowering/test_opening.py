@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.ops.weighted_sums import RECENT
-from tests.helpers import images, keras, layers, observe
+from tests.helpers import images, keras, layers, observe, quantize_on
 from tests.networks.closed import CLOSED, OwnNorm
 from tests.networks.custom import OPENED, Block, ChannelAffine, DropPath, OwnConv
 
@@ -145,8 +145,7 @@ def test_functions_of_the_backend(tmp_path):
 )
 def test_other_bits(name, recipe):
     model, data = model_of(OPENED[name]), images(32)
-    qat = keras_qat.quantize_model(model, recipe, strict=True)
-    keras_qat.calibrate(qat, data)
+    qat = quantize_on(model, data, recipe, strict=True)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
 
 
@@ -244,8 +243,7 @@ def test_what_training_computes_otherwise_stays_in_training(tmp_path):
         return layers.Conv2D(2, 3)(Compressed(name="code")([x, y]))
 
     model, x = model_of(build), images(8, SHAPE)
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, strict=True)
     contents = keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, contents, x).identical == 1
     qat.save(tmp_path / "qat.keras")

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, layers
+from tests.helpers import images, keras, layers, quantize_on
 
 pytestmark = pytest.mark.legacy
 
@@ -165,8 +165,7 @@ def test_statistics_alone_are_learned_as_by_the_layer():
     x = keras.Input((6,))
     model = keras.Model(x, WithoutWeights(name="norm")(layers.Dense(4)(x)))
     data, targets = images(32, (6,)), images(32, (4,))
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, data)
+    qat = quantize_on(model, data, strict=True)
     for each in (model, qat):
         each.compile(keras.optimizers.SGD(0.0), "mse")
         each.fit(data, targets, batch_size=8, shuffle=False, verbose=0)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import assert_kept
-from tests.helpers import images, keras, layers
+from tests.helpers import images, keras, layers, quantize_on
 
 
 class Divergence(layers.Layer):
@@ -119,8 +119,7 @@ def test_labels_that_only_losses_read_are_not_quantized(how, outputs):
     model = model_with_labels(how)
     x, labels = images(64, (6,)), np.arange(64.0, dtype=np.float32)[:, None] % 8
     model.compile("sgd")
-    qat = keras_qat.quantize_model(model, outputs=outputs)
-    keras_qat.calibrate(qat, [x, labels])
+    qat = quantize_on(model, [x, labels], outputs=outputs)
     qat.compile("sgd")
     expected = model.evaluate([x, labels], verbose=0)
     assert qat.evaluate([x, labels], verbose=0) == pytest.approx(expected, rel=0.01)
@@ -157,8 +156,7 @@ def test_labels_that_an_opaque_layer_reads_are_not_quantized(gives_loss):
     model = keras.Model([x, labels], endpoint(labels, prediction))
     data = images(64, (6,)), np.arange(64.0, dtype=np.float32)[:, None] % 8
     with pytest.warns(UserWarning, match="endpoint: "):
-        qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, list(data))
+        qat = quantize_on(model, list(data))
     assert not any("labels" in quantizer.name for quantizer in keras_qat.quantizers(qat))
     assert "only layers in float read" in str(keras_qat.plan(model))
 

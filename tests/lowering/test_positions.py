@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import keras, layers
+from tests.helpers import keras, layers, quantize_on
 
 INTEGER = tf.int32
 
@@ -49,8 +49,7 @@ def model_of(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_files_without_float_look_up_the_same_rows(form, tmp_path):
     model = model_of(form)
-    qat = keras_qat.quantize_model(model, target="ethos_u55")
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X, target="ethos_u55")
     contents = keras_qat.export_tflite(qat)
     file = FileInterpreter(contents)
     kinds = {dtype.kind for _, reads, writes in file.operations() for dtype in reads + writes}
@@ -69,8 +68,7 @@ def test_whole_numbers_that_are_added_are_no_quantized_values():
     x, steps = keras.Input((4,)), np.arange(256.0, dtype=np.float32).reshape(64, 4) / 4
     numbers = tf.cast(tf.floor(layers.ReLU()(x)) + 7.0, INTEGER)
     model = keras.Model(x, tf.one_hot(numbers, 72))
-    qat = keras_qat.quantize_model(model, target="ethos_u55")
-    keras_qat.calibrate(qat, steps)
+    qat = quantize_on(model, steps, target="ethos_u55")
     np.testing.assert_array_equal(np.argmax(qat(steps), -1), np.argmax(model(steps), -1))
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), steps).identical == 1
 
@@ -79,8 +77,7 @@ def test_runtimes_with_float_compute_them_in_float():
     model = model_of("the next one")
     plan = keras_qat.plan(model)
     assert any("Positions" in reason for reason in plan.float_layers.values())
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
 
 

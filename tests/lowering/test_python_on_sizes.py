@@ -8,7 +8,7 @@ from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.sizes import find_example, find_sizes
 from tests.comparison import assert_kept
-from tests.helpers import images, keras, layers, scramble
+from tests.helpers import images, keras, layers, quantize_on, scramble
 from tests.networks.forms.python_on_sizes import HABITS, Own, step
 
 
@@ -101,6 +101,5 @@ def test_flags_that_do_not_train_are_numbers(tmp_path):
     x = images(16, (3, 4))
     plan = keras_qat.plan(model, target="ethos_u55")
     assert not plan.float_layers and not any("sin" in str(row.tensor) for row in plan.rows)
-    qat = keras_qat.quantize_model(model, target="ethos_u55")
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, target="ethos_u55")
     assert_kept(qat, x, tmp_path)

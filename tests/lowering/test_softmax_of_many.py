@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import KERNELS, assert_kept, export
-from tests.helpers import images, keras, layers
+from tests.helpers import images, keras, layers, quantize_on
 from tests.networks.small import functional
 
 SHAPE = (24, 24, 2)
@@ -37,8 +37,7 @@ def test_nearly_equal_scores_keep_their_shares(softmax, kernels, tmp_path):
 def test_places_are_found_of_wide_scores():
     x = 20 * images(8, SHAPE)
     model = functional(SHAPE, build=lambda x: expected_place(x, layers.Softmax()))
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, strict=True)
     expected = np.asarray(model(x))
     assert np.std(qat(x) - expected) < 0.05 * np.std(expected)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
@@ -55,8 +54,7 @@ def test_outputs_that_would_end_the_process_are_an_error(kernels):
     if kernels == "tflm":
         pytest.importorskip("tflite_micro")
     x = images(4, (600,))
-    qat = keras_qat.quantize_model(functional((600,), build=layers.Softmax()))
-    keras_qat.calibrate(qat, 8 * x)
+    qat = quantize_on(functional((600,), build=layers.Softmax()), 8 * x)
     contents = keras_qat.export_tflite(qat, batch_size=1)
     assert keras_qat.verify(qat, contents, 8 * x, kernels=kernels).identical == 1
     with pytest.raises(ValueError, match="600 scores are nearly equal"):
@@ -75,8 +73,7 @@ def test_some_numbers_have_16_bits_where_they_take_no_time(target, tmp_path):
     """Not where the device would leave all that follows to its CPU."""
     keras.utils.set_random_seed(1)
     model, x = functional((100, 4), build=pooled), images(32, (100, 4))
-    qat = keras_qat.quantize_model(model, target=target)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, target=target)
     expected = np.asarray(model(x))
     noise = np.std(qat(x) - expected, 0) / np.std(expected, 0)
     assert noise.max() > 0.1 if target else noise.max() < 0.06

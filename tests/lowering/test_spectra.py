@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, layers
+from tests.helpers import images, keras, layers, quantize_on
 from tests.networks.forms.spectra import SHAPE, SPECTRA
 
 
@@ -33,8 +33,7 @@ def test_angles():
     inputs = keras.Input(SHAPE)
     model = keras.Model(inputs, tf.math.angle(tf.signal.stft(inputs, 12, 12)))
     x = images(32, SHAPE)
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, strict=True)
     around = np.abs(np.asarray(qat(x) - model(x)))
     assert np.minimum(around, 2 * np.pi - around).mean() < 0.1
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1

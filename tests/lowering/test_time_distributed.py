@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from tests.helpers import keras, layers
+from tests.helpers import keras, layers, quantize_on
 
 X = np.random.default_rng(0).normal(size=(6, 5, 8, 8, 3)).astype(np.float32)
 
@@ -35,8 +35,7 @@ def model_of(shape, names):
 
 
 def calibrated(model):
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X)
     return qat
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import assert_kept
-from tests.helpers import images, keras, layers, scramble
+from tests.helpers import images, keras, layers, quantize_on, scramble
 
 SHAPE = (4, 4, 3)
 
@@ -37,8 +37,7 @@ class Block(layers.Layer):
 def test_branches_are_dropped_in_training_only(tmp_path):
     inputs, x = keras.Input(SHAPE), images(64, SHAPE)
     model = scramble(keras.Model(inputs, Block()(inputs)))
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, strict=True)
     contents = keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, contents, x).identical == 1
     qat.save(tmp_path / "qat.keras")
@@ -63,8 +62,7 @@ class BySize(Block):
 
 def test_an_open_size_of_a_draw_is_that_of_the_batch():
     inputs, x = keras.Input(SHAPE), images(64, SHAPE)
-    qat = keras_qat.quantize_model(scramble(keras.Model(inputs, BySize()(inputs))), strict=True)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(scramble(keras.Model(inputs, BySize()(inputs))), x, strict=True)
     errors = np.abs(qat(x, training=True) - x).max((1, 2, 3))
     assert 0 < np.sum(errors < 0.1) < 48
 
@@ -124,8 +122,7 @@ class AllOrNone(Path):
 def test_parts_read_what_inference_computes_as_well(layer, tmp_path):
     inputs, x = keras.Input(SHAPE), np.repeat(images(8, SHAPE), 64, axis=0)
     model = scramble(keras.Model(inputs, layer()(inputs)))
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, strict=True)
     assert_kept(qat, x[::16], tmp_path)
     for trained in (qat, keras.models.load_model(tmp_path / "qat.keras")):
         ours, real = (
@@ -229,8 +226,7 @@ class Around(layers.Layer):
 def test_weights_are_drawn_in_training_only(layer, tmp_path):
     inputs, x = keras.Input((4,)), images(32, (4,))
     model = keras.Model(inputs, layer()(inputs))
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, strict=True)
     assert_kept(qat, x, tmp_path)
     for trained in (qat, keras.models.load_model(tmp_path / "qat.keras")):
         with tf.GradientTape() as tape:

@@ -7,7 +7,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.weighted_sums import RECENT
-from tests.helpers import images, scramble
+from tests.helpers import images, quantize_on, scramble
 from tests.networks.forms.written_out import LAYERS
 from tests.networks.small import functional, layers
 
@@ -45,8 +45,7 @@ def test_random_crops_are_resized_at_inference(size, tmp_path):
     inputs = layers.Input((6, 7, 2))
     y = layers.RandomCrop(*size, seed=1, name="crop")(inputs)
     model, x = keras.Model(inputs, layers.Conv2D(2, 3)(y)), images(8, (6, 7, 2))
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, strict=True)
     contents = keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, contents, x).identical == 1
     np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.05)
@@ -68,8 +67,7 @@ def test_one_number_for_each_example_is_normalized(tmp_path):
     model = keras.Model(inputs, layers.Dense(2)(tf.reshape(scaled, [-1, 1])))
     x = np.random.default_rng(1).normal(3.0, 2.0, 64).astype(np.float32)
     model.layers[1].adapt(x)
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, strict=True)
     contents = keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, contents, x).identical == 1
     expected = model.predict(x, verbose=0)
@@ -111,8 +109,7 @@ def test_bins_have_the_boundaries_of_the_layer(mode):
     count = 1 if mode == "one_hot" else 3
     model = functional((count,), build=build)
     x = np.random.default_rng(1).choice([-2.0, -0.6, -0.4, 0.2, 0.4, 0.8, 1.0, 1.5], (64, count))
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, strict=True)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
     np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.02)
 
@@ -121,7 +118,6 @@ def test_bins_have_the_boundaries_of_the_layer(mode):
 def test_a_single_boundary():
     model = functional((1,), build=layers.Discretization([0.3], output_mode="one_hot"))
     x = np.append(np.linspace(-1, 0.28, 32), np.linspace(0.32, 1, 32))[:, None]
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, strict=True)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
     np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.01)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe
+from tests.helpers import images, observe, quantize_on
 
 
 def test_large_integers_keep_their_value_and_larger_ones_the_end_of_the_range():
@@ -144,8 +144,7 @@ def test_numbers_that_mark_what_is_missing_are_found(compare):
     x = keras.Input((6,))
     marks = keras.layers.Lambda(lambda t: tf.cast(compare(t, -1.0), tf.float32))(x)
     model = keras.Model(x, marks)
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, data)
+    qat = quantize_on(model, data, strict=True)
     expected = model.predict(data, verbose=0)
     for passed in (qat.predict(data, verbose=0), qat(data, training=True).numpy()):
         np.testing.assert_allclose(passed, expected, atol=0.01)
@@ -158,7 +157,6 @@ def test_zeros_are_found_among_small_numbers():
     data = 1e-3 * np.where(drawn.random((64, 12)) < 0.3, 0.0, drawn.normal(size=(64, 12)))
     x = keras.Input((12,))
     model = keras.Model(x, tf.cast(x == 0.0, tf.float32))
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, data.astype(np.float32))
+    qat = quantize_on(model, data.astype(np.float32))
     found = qat.predict(data.astype(np.float32), verbose=0)
     assert np.mean(found == (data == 0)) > 0.98

@@ -13,7 +13,7 @@ from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.ops.registry import op_named
 from keras_qat.targets import CMSIS_NN, TFLM, Site, problems
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images, keras, layers
+from tests.helpers import images, keras, layers, quantize_on
 from tests.ops.examples.example import BATCH
 from tests.ops.harness import file_of, in_the_interpreter, node_of, random_inputs
 from tests.ops.test_contracts import MATCHING
@@ -125,8 +125,7 @@ def test_loops_keep_their_constants_beside_other_forms():
     inputs = keras.Input((4, 3), 1)
     x = layers.GRU(2)(layers.Dense(3, "relu")(inputs))
     recipe = SOLE.override("GRU", quantize=False)
-    qat = keras_qat.quantize_model(keras.Model(inputs, x), recipe)
-    keras_qat.calibrate(qat, images(4, (4, 3)))
+    qat = quantize_on(keras.Model(inputs, x), images(4, (4, 3)), recipe)
     plain, contents = (keras_qat.export_tflite(qat, target=name) for name in (None, "cmsis_nn"))
     files = [keras_qat.TFLiteModel(file) for file in (plain, contents)]
     assert np.array_equal(*(file.predict(images(4, (4, 3))) for file in files))

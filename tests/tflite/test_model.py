@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe
+from tests.helpers import images, observe, quantize_on
 from tests.networks.small import layers, out_of_order, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -36,8 +36,7 @@ def expected(qat):
 
 @pytest.fixture(scope="module")
 def of_two():
-    qat = keras_qat.quantize_model(out_of_order())
-    keras_qat.calibrate(qat, [RIGHT, LEFT])
+    qat = quantize_on(out_of_order(), [RIGHT, LEFT])
     return qat, keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
 
 
@@ -219,8 +218,7 @@ def test_dicts_are_by_the_models_keys():
     for keys in (("b", "a"), ("left", "right")):
         model = keras.Model(dict(zip(keys, (a, b), strict=True)), layers.Dense(3)(joined))
         data = {key: images(8, (4,), seed) * 3**seed for seed, key in enumerate(keys)}
-        qat = keras_qat.quantize_model(model)
-        keras_qat.calibrate(qat, data)
+        qat = quantize_on(model, data)
         tflite = keras_qat.export_tflite(qat)
         assert keras_qat.read_metadata(tflite)["keys"] == dict(zip("ab", keys, strict=True))
         expected = qat.predict(data, verbose=0)
@@ -234,8 +232,7 @@ def calibrated(activation="elu", **options):
     convolutions = [layers.Conv2D(8, 3, activation=activation) for _ in range(2)]
     ends = layers.GlobalAveragePooling2D(), layers.Dense(4)
     model = keras.Sequential([keras.Input((8, 8, 3)), *convolutions, *ends])
-    qat = keras_qat.quantize_model(model, **options)
-    keras_qat.calibrate(qat, images(48, (8, 8, 3)))
+    qat = quantize_on(model, images(48, (8, 8, 3)), **options)
     return qat
 
 
