@@ -269,57 +269,6 @@ def test_indices_of_the_largest():
     assert sorted(chain(build, (4, 5))) == ["ARG_MAX", "GATHER", "PACK", "UNPACK"]
 
 
-REFUSED = {
-    "a list": (lambda x: tf.reduce_mean([x, x], axis=0), "not of one tensor"),
-    "a list's largest": (lambda x: tf.reduce_max([x, x], axis=0), "not of one tensor"),
-    "a dynamic slice": (lambda x: x[:, : tf.shape(x)[1]], "not known before run time"),
-    "a dynamic permutation": (
-        lambda x: tf.transpose(x, tf.range(4) + 0 * tf.shape(x)),
-        "not known before run time",
-    ),
-    "a constant": (lambda x: tf.concat([x, np.ones((1, 6, 4, 4), np.float32)], 0), "constants"),
-    "explicit paddings": (
-        lambda x: tf.nn.max_pool2d(x, 2, 2, [[0, 0], [1, 1], [1, 1], [0, 0]]),
-        "explicit paddings",
-    ),
-    "pads with ones": (
-        lambda x: tf.pad(x, [[0, 0]] * 3 + [[1, 1]], constant_values=1.0),
-        "numbers other than 0",
-    ),
-    "channels_first": (layers.UpSampling2D(2, data_format="channels_first"), "channels_first"),
-    "crops all": (layers.Resizing(1, 9, crop_to_aspect_ratio=True), "not known"),
-    "bicubic": (layers.Resizing(3, 5, "bicubic"), "interpolation='bicubic'"),
-    "a trace": (lambda x: Contract("abcc,abcd->ad")([x, x]), "no product of matrices"),
-    "a broadcast": (
-        lambda x: Contract("...bc,...dc->...bd")([x, x[:, :1]]),
-        "repeated for the other tensor",
-    ),
-    "a diagonal": (lambda x: Contract("abcd,abcd->a")([x, x]), None),
-    "a sum": (lambda x: Contract("abcd,abce->abd")([x, x]), "no product of matrices"),
-    "normalize": (lambda x: layers.Dot(-1, normalize=True)([x, x]), "normalize=True"),
-    "no axis": (lambda x: tf.reduce_max(x, []), "along no axis"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_kernel(name):
-    build, reason = REFUSED[name]
-    op, _, row = match(calls_of(build, (6, 4, 4))[-1])
-    if reason is None:
-        assert op is not None
-    else:
-        assert op is None
-        assert reason in row
-
-
-def test_a_masked_mean_has_no_kernel():
-    x = keras.Input((5, 4))
-    y = layers.GlobalAveragePooling1D()(layers.Masking()(x))
-    row = match(read_model(keras.Model(x, y)).calls[-1])
-    assert row.op is None
-    assert row.reason == "with a mask"
-
-
 def test_a_mean_over_the_batch():
     assert check(lambda x: tf.reduce_mean(x, [0, 1]), (4, 5)) == ["MEAN"]
     assert check(tf.reduce_mean, (4, 5)) == ["EXPAND_DIMS", "MEAN", "SQUEEZE"]

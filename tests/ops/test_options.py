@@ -82,11 +82,15 @@ OPTIONS = {
         (layers.LeakyReLU(0.0), [ROW], {"slope": 0.0}),
         (layers.ReLU(negative_slope=0.5), [ROW], {"slope": 0.5}),
         (tf.nn.leaky_relu, [ROW], {"slope": float(np.float32(0.2))}),
+        (layers.Activation(tf.nn.leaky_relu), [ROW], {"slope": float(np.float32(0.2))}),
         (lambda x: tf.nn.leaky_relu(x, -0.5), [ROW], {"slope": -0.5}),
         (lambda x: tf.nn.leaky_relu(x, 0), [ROW], {"slope": 0.0}),
     ],
     "add": [(lambda x, y: tf.add(x, y), [(1,) * 5, (2,) * 5], {"sign": 1})],
-    "subtract": [(lambda x, y: x - y, [(1,) * 5, (2,) * 5], {"sign": -1})],
+    "subtract": [
+        (lambda x, y: x - y, [(1,) * 5, (2,) * 5], {"sign": -1}),
+        (lambda x: 2.0 - x, [ROW], {"sign": -1}),
+    ],
     "multiply": [(lambda x, y: x * y, [(1,) * 5, (2,) * 5], {}), (lambda x: x * x, [(1,) * 7], {})],
     "maximum": [(tf.maximum, [(1,) * 4, (2,) * 4], {}), (tf.maximum, [(1,) * 5, (1,) * 5], {})],
     "minimum": [(tf.minimum, [(1,) * 4, (2,) * 4], {})],
@@ -216,6 +220,7 @@ OPTIONS = {
         (on_list(Contract("ab, cb")), [ROW, ROW], {"equation": "ab,cb->ac", "depth": 6}),
         (on_list(Contract("b...c,bdc...->b...d")), [(2, 3), (4, 3, 2)], {"depth": 3}),
         (on_list(Contract("abc,abd->acd")), [(None, 3), (None, 2)], {"depth": None}),
+        (on_list(Contract("abc,abc->a")), [STEPS, STEPS], {}),
     ],
     "resize_nearest": [
         (

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_qat.helper_layers.operations import Contract
 from keras_qat.ops.registry import match
 from tests.helpers import layers
 from tests.ops.test_options import IMAGE, INDICES, ROW, STEPS, TRUTH, last_call, masked, on_list
@@ -73,6 +74,41 @@ REFUSED = [
     (lambda x: tf.repeat(x, 2), [ROW], "not known before run time"),
     (lambda x: tf.concat([x, [[1.0] * 6]], 0), [ROW], "with constants"),
     (layers.Masking(-1.0), [STEPS], "its mask_value is not 0"),
+    (lambda x: tf.reduce_mean([x, x], axis=0), [IMAGE], "not of one tensor"),
+    (lambda x: tf.reduce_max([x, x], axis=0), [IMAGE], "not of one tensor"),
+    (lambda x: layers.GlobalAveragePooling1D()(masked(x)), [STEPS], "with a mask"),
+    (lambda x: x[:, : tf.shape(x)[1]], [IMAGE], "not known before run time"),
+    (
+        lambda x: tf.transpose(x, tf.range(4) + 0 * tf.shape(x)),
+        [IMAGE],
+        "not known before run time",
+    ),
+    (
+        lambda x: tf.nn.max_pool2d(x, 2, 2, [[0, 0], [1, 1], [1, 1], [0, 0]]),
+        [IMAGE],
+        "explicit paddings",
+    ),
+    (layers.Resizing(1, 9, crop_to_aspect_ratio=True), [(6, 4, 4)], "not known"),
+    (layers.Resizing(3, 5, "bicubic"), [IMAGE], "interpolation='bicubic'"),
+    (lambda x: Contract("abcc,abcd->ad")([x, x]), [(6, 4, 4)], "no product of matrices"),
+    (
+        lambda x: Contract("...bc,...dc->...bd")([x, x[:, :1]]),
+        [(6, 4, 4)],
+        "repeated for the other tensor",
+    ),
+    (lambda x: Contract("abcd,abce->abd")([x, x]), [(6, 4, 4)], "no product of matrices"),
+    (lambda x: layers.Dot(-1, normalize=True)([x, x]), [IMAGE], "normalize=True"),
+    (lambda x: tf.reduce_max(x, []), [IMAGE], "along no axis"),
+    (layers.Normalization(axis=(1, 2)), [STEPS], "not one factor per channel"),
+    (layers.EinsumDense("abc,cd->ad", (4,)), [STEPS], "is no product with a matrix"),
+    (layers.LayerNormalization(1), [STEPS], "not along the last axes"),
+    (layers.LayerNormalization([2, 1]), [STEPS], "not along the last axes"),
+    (layers.LayerNormalization([1, 3]), [IMAGE], "not along the last axes"),
+    (layers.LayerNormalization(), [(None, 2, None, 6)], "several open sizes of five"),
+    (layers.LayerNormalization(), [(1,) * 5], "more than 5 axes"),
+    (layers.GroupNormalization(3), [(None, 4, 6)], "of an open size"),
+    (layers.EinsumDense("abc,bcd->abd", (5, 3)), [STEPS], "is no product with a matrix"),
+    (layers.EinsumDense("abc,cd->abd", (5, 3), bias_axes="bd"), [STEPS], "its bias differs along"),
 ]
 """What is called, shapes of inputs, and why there is no kernel."""
 

