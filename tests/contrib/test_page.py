@@ -16,23 +16,22 @@ PAGE = (DOCS / "coming-from-tf-contrib-quantize.md").read_text(encoding="utf-8")
 CHECKLIST = (Path(__file__).parent / "checklist.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def page() -> dict:
-    """The names that the page's programs define, one run after the other."""
-    names: dict = {}
-    programs = "\n".join(re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL))
+PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_programs_of_the_page_run():
+    page: dict = {}
     with pytest.warns(UserWarning, match="not symmetric"):  # As the page says.
-        exec(programs, names)
-    return names
-
-
-def test_the_programs_of_the_page_run(page):
+        exec("\n".join(PROGRAMS), page)
     assert all(quantizer.calibrated for quantizer in keras_qat.quantizers(page["qat"]))
     report = keras_qat.verify(page["qat"], page["contents"], page["images"][1200:])
     assert report.outputs[0].argmax_agreement > 0.98
 
 
-def test_a_checkpoint_of_the_original_is_loaded(page, tmp_path):
+def test_a_checkpoint_of_the_original_is_loaded(tmp_path):
+    page: dict = {}
+    exec(PROGRAMS[0].split("qat.compile")[0] + PROGRAMS[1], page)
     shapes = {
         "conv1/weights": (3, 3, 1, 16),
         "conv1/BatchNorm/beta": (16,),
