@@ -62,32 +62,34 @@ def test_a_model_is_asked_before_it_is_trained():
     assert str(problem).startswith("conv_activation: GELU: no kernel;")
 
 
-def test_types_and_axes_are_told():
-    inputs = keras.Input((4, 4, 2))
-    doubled = layers.UpSampling2D(interpolation="bilinear", name="doubled")(inputs)
-    qat = keras_qat.quantize_model(keras.Model(inputs, doubled), "int16x8")
-    (problem,) = problems(qat, TFLM)
-    assert problem.reason == "no kernel for int16"
-    inputs = keras.Input((2, 3, 4, 2, 2))
-    qat = keras_qat.quantize_model(keras.Model(inputs, layers.Permute((2, 1, 3, 5, 4))(inputs)))
-    (problem,) = problems(qat, TFLM)
-    assert problem.reason == "at most 5 axes, not 6"
+MISSING = {
+    "of 16 bits": (
+        layers.UpSampling2D(interpolation="bilinear"),
+        (4, 4, 2),
+        "no kernel for int16",
+    ),
+    "axes": (layers.Permute((2, 1, 3, 5, 4)), (2, 3, 4, 2, 2), "at most 5 axes, not 6"),
+    "positions": (
+        lambda x: tf.argmax(x, -1),
+        (4,),
+        "no kernel for int64; pass output_type=tf.int32",
+    ),
+    "inputs": (
+        lambda x: layers.Concatenate()([layers.Dense(1)(x) for _ in range(11)]),
+        (2,),
+        "at most 10 inputs, not 11",
+    ),
+}
 
 
-def test_long_positions():
-    inputs = keras.Input((4,))
-    qat = keras_qat.quantize_model(keras.Model(inputs, tf.argmax(inputs, -1)))
+@pytest.mark.parametrize("name", MISSING)
+def test_what_is_missing_is_told(name):
+    layer, shape, reason = MISSING[name]
+    inputs = keras.Input(shape)
+    recipe = "int16x8" if "16" in name else "int8"
+    qat = keras_qat.quantize_model(keras.Model(inputs, layer(inputs)), recipe)
     (problem,) = problems(qat, TFLM)
-    assert "no kernel for int64; pass output_type=tf.int32" in str(problem)
-
-
-def test_concatenations_of_many():
-    inputs = keras.Input((2,))
-    qat = keras_qat.quantize_model(
-        keras.Model(inputs, layers.Concatenate()([layers.Dense(1)(inputs) for _ in range(11)]))
-    )
-    (problem,) = problems(qat, TFLM)
-    assert problem.reason == "at most 10 inputs, not 11"
+    assert reason in str(problem)
 
 
 def exported(layer, recipe="int16x8", shape=(5, 4)):
@@ -128,24 +130,21 @@ def test_loops_are_looked_into():
     assert "SPLIT_V" in refusal(contents)
 
 
-def test_truth_values_become_numbers():
-    """It was said that CAST of them has no kernel."""
-    _, contents = exported(lambda x: tf.cast(x > 0.5, tf.float32))
-    assert "CAST" in FileGraph(contents).kernels
-    assert (problems(contents, TFLM), refusal(contents)) == ((), None)
-
-
-def test_truth_values_are_joined():
-    """It was said that CONCATENATION of them, as of masks, has no kernel."""
-    _, contents = exported(lambda x: tf.cast(tf.concat([x > 0.5, x > 0.2], -1), tf.float32))
-    assert "CONCATENATION" in FileGraph(contents).kernels
-    assert (problems(contents, TFLM), refusal(contents)) == ((), None)
-
-
-def test_layer_normalization_in_float_runs():
-    """It was said that SQUARED_DIFFERENCE has no kernel."""
-    _, contents = exported(layers.LayerNormalization(), "int8")
-    assert "SQUARED_DIFFERENCE" in FileGraph(contents).kernels
+@pytest.mark.parametrize(
+    ("layer", "recipe", "kernel"),
+    [
+        (lambda x: tf.cast(x > 0.5, tf.float32), "int16x8", "CAST"),
+        (
+            lambda x: tf.cast(tf.concat([x > 0.5, x > 0.2], -1), tf.float32),
+            "int16x8",
+            "CONCATENATION",
+        ),
+        (layers.LayerNormalization(), "int8", "SQUARED_DIFFERENCE"),
+    ],
+)
+def test_kernels_that_were_said_to_be_missing(layer, recipe, kernel):
+    _, contents = exported(layer, recipe)
+    assert kernel in FileGraph(contents).kernels
     assert (problems(contents, TFLM), refusal(contents)) == ((), None)
 
 
