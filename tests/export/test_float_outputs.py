@@ -23,14 +23,9 @@ def actor_and_critic() -> Any:
     return keras.Model(state, [policy, value])
 
 
-def calibrated(model: Any, recipe: Any = BY_NAME, **options: Any) -> Any:
-    qat = quantize_on(model, X, recipe, **options)
-    return qat
-
-
 @pytest.fixture(scope="module")
 def qat():
-    return calibrated(actor_and_critic())
+    return quantize_on(actor_and_critic(), X, BY_NAME)
 
 
 @pytest.mark.parametrize("output_dtype", [None, "float32"])
@@ -77,7 +72,7 @@ def test_the_range_is_observed_but_training_does_not_round(qat):
 )
 def test_whatever_the_layer_is(build):
     x = keras.Input((8,))
-    qat = calibrated(keras.Model(x, build(x)))
+    qat = quantize_on(keras.Model(x, build(x)), X, BY_NAME)
     values = keras_qat.TFLiteModel(keras_qat.export_tflite(qat)).predict(X)
     assert len(np.unique(values)) > 0.9 * values.size
     np.testing.assert_allclose(values, qat.predict(X, verbose=0), atol=1e-6)
@@ -90,7 +85,8 @@ def test_whatever_the_layer_is(build):
 def test_an_output_that_layers_in_integers_read_is_rounded_with_them():
     x = keras.Input((8,))
     value = layers.Dense(1, name="value")(x)
-    qat = calibrated(keras.Model(x, [value, layers.Dense(2, name="more")(value)]))
+    model = keras.Model(x, [value, layers.Dense(2, name="more")(value)])
+    qat = quantize_on(model, X, BY_NAME)
     contents = keras_qat.export_tflite(qat, output_dtype="float32")
     assert keras_qat.verify(qat, contents, X).identical == 1
 
@@ -106,6 +102,6 @@ def test_it_is_saved(qat, format_, tmp_path):
 
 def test_integers_of_an_output_outside_the_scope_are_refused():
     """No quantizer has observed its range."""
-    qat = calibrated(actor_and_critic(), None, scope="hidden")
+    qat = quantize_on(actor_and_critic(), X, None, scope="hidden")
     with pytest.raises(ValueError, match="'policy' is float, and its range is not known"):
         keras_qat.export_tflite(qat, output_dtype="int8")

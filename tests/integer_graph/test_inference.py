@@ -108,24 +108,6 @@ def test_however_the_model_is_called(exact, call):
     np.testing.assert_array_equal(call(qat, x), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.legacy
-def test_training_in_between_counts():
-    """Nothing that inference computes with is kept from one phase to the next."""
-    x = images(64, (8, 8, 3))
-    qat = observe(keras_qat.quantize_model(scramble(functional((8, 8, 3), build=network))), x)
-    qat.compile("sgd", "sparse_categorical_crossentropy")
-    targets = np.arange(64) % 10
-    for _ in range(2):
-        qat.fit(x, targets, epochs=1, verbose=0)
-        assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
-        loss = qat.evaluate(x, targets, verbose=0)
-        outputs = qat.predict(x, verbose=0)
-        assert loss == pytest.approx(
-            np.mean(keras.losses.sparse_categorical_crossentropy(targets, outputs)), rel=1e-5
-        )
-
-
 def test_gradients_at_inference_are_those_of_the_simulation():
     """By the input and by weights, where a user may train."""
     model = functional((4,), build=lambda x: layers.Dense(3)(layers.Dense(5, "relu")(x)))

@@ -151,21 +151,6 @@ def test_the_graph_can_be_read(qat):
     assert text.startswith("inputs: image [None, 8, 8, 1] (int8 x 0.0")
 
 
-@pytest.mark.slow
-def test_inference_in_either_family(qat):
-    x = images(64, (8, 8, 1))
-    contents = keras_qat.export_tflite(qat)
-    for kernels in ("reference", "xnnpack"):
-        qat.kernels = kernels
-        report = keras_qat.verify(qat, contents, x, kernels=kernels, per_layer=True)
-        assert report.identical == 1
-        assert not report.differing
-        copy = type(qat).from_config(qat.get_config())
-        assert copy.kernels == kernels
-    with pytest.raises(ValueError, match="kernels='gpu': use one of 'xnnpack'"):
-        qat.kernels = "gpu"
-
-
 def test_a_layer_on_what_has_no_range_computes_in_float(qat):
     x, layer = keras.Input((8, 8, 1)), qat.get_layer("quant_stem")
     model, data = keras.Model(x, layer(x)), images(8, (8, 8, 1))

@@ -9,8 +9,8 @@ from keras_qat.analysis.verify.layers import match_tensors
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
-from tests.comparison import KERNELS, Product, assert_identical
-from tests.helpers import images, observe, rng, scramble, train
+from tests.comparison import KERNELS, assert_identical
+from tests.helpers import images, observe
 from tests.networks.small import functional, layers, residual_net
 
 with_kernels = pytest.mark.parametrize("kernels", KERNELS)
@@ -72,58 +72,6 @@ def test_the_model_is_not_changed(exported):
         np.testing.assert_array_equal(one, other)
 
 
-@with_kernels
-def test_dict_inputs_and_shared_layers(kernels):
-    inputs = {"b": keras.Input((6, 6, 4), name="b"), "a": keras.Input((6, 6, 4), name="a")}
-    conv, norm = layers.Conv2D(4, 3, padding="same"), layers.BatchNormalization()
-    once = norm(conv(layers.Subtract()([inputs["a"], inputs["b"]])))
-    outputs = {"once": layers.Flatten(name="once")(once), "twice": norm(conv(layers.ReLU()(once)))}
-    model = scramble(keras.Model(inputs, outputs))
-    qat = keras_qat.quantize_model(model)
-    keras_qat.freeze_batch_norm(qat)
-    x = {"a": images(48, (6, 6, 4), 1), "b": images(48, (6, 6, 4), 2)}
-    qat(x, training=True)
-    assert_identical(qat, x, kernels)
-
-
-@with_kernels
-def test_embedding(kernels):
-    tokens = keras.Input((6,), dtype="int32", name="tokens")
-    x = layers.Conv1D(3, 3, activation="relu")(layers.Embedding(20, 4)(tokens))
-    qat = keras_qat.quantize_model(
-        keras.Model(tokens, layers.Dense(5)(layers.GlobalAveragePooling1D()(x)))
-    )
-    x = rng().integers(0, 20, (64, 6)).astype(np.int32)
-    qat(x, training=True)
-    assert_identical(qat, x, kernels)
-
-
-@pytest.mark.sample(1)
-@with_kernels
-@pytest.mark.parametrize(
-    ("recipe", "options"),
-    [
-        (keras_qat.recipes.int8(weight_bits=4, activation_bits=4), {}),
-        (keras_qat.recipes.int8(weight_bits=2), {}),
-        (keras_qat.recipes.int8().override("Dense", quantize=False), {}),
-        (keras_qat.recipes.contrib(symmetric=True), {"input_range": (-3.0, 3.0)}),
-    ],
-    ids=["4-bit", "2-bit-weights", "float-dense", "contrib"],
-)
-def test_recipes(recipe, options, kernels):
-    x = images(64, (8, 8, 1))
-    qat = train(keras_qat.quantize_model(residual_net(), recipe), x, steps=8)
-    assert_identical(qat, x, kernels, **options)
-
-
-@with_kernels
-def test_custom_layer(kernels):
-    keras_qat.register_op(Product, "dense", weights={"kernel": ()})
-    x = images(512, (9,))
-    qat = observe(keras_qat.quantize_model(functional((9,), build=Product())), x)
-    assert_identical(qat, x, kernels)
-
-
 def test_float_layers_are_named():
     def build(x):
         return layers.Conv2D(3, 1)(layers.LayerNormalization(name="norm")(layers.Conv2D(4, 1)(x)))
@@ -170,38 +118,6 @@ BEYOND = {
 }
 
 
-def joined(*parts):
-    """A concatenation; TFLite converts what comes in other ranges than its own."""
-    return lambda x: layers.Concatenate()([part(x) for part in parts])
-
-
-def conv(x):
-    return layers.Conv2D(4, 3, padding="same")(x)
-
-
-def sigmoid(x):
-    return layers.Activation("sigmoid")(x)
-
-
-def tanh(x):
-    return layers.Activation("tanh")(x)
-
-
-JOINED = {
-    "tanh_and_input": joined(tanh, layers.Identity()),
-    "tanh_and_sigmoid": joined(tanh, sigmoid),
-    "sigmoid_and_relu": joined(sigmoid, lambda x: layers.ReLU()(x)),
-    "sigmoid_and_conv": joined(sigmoid, conv),
-    "sigmoid_and_small": joined(sigmoid, lambda x: layers.Rescaling(0.1)(x)),
-    "tanh_and_small_relu": joined(tanh, lambda x: layers.ReLU()(layers.Rescaling(0.1)(x))),
-    "tanh_and_pooled_conv": joined(tanh, lambda x: layers.AveragePooling2D(1)(conv(x))),
-    "softmax_tanh_and_conv": joined(lambda x: layers.Softmax()(x), tanh, conv),
-    "nested": joined(joined(conv, tanh), sigmoid),
-    "read_twice": lambda x: (lambda y: joined(sigmoid, lambda _: y, lambda _: conv(y))(x))(conv(x)),
-}
-BEYOND |= {f"joined_{name}": build for name, build in JOINED.items()}
-
-
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", BEYOND)
 def test_parameters_out_of_the_ordinary(name):
@@ -211,20 +127,6 @@ def test_parameters_out_of_the_ordinary(name):
     assert_identical(qat, x, "xnnpack", contents)
     if "TILE" not in [operation for operation, _, _ in FileInterpreter(contents).operations()]:
         assert_identical(qat, x, "reference", contents)
-
-
-@with_kernels
-def test_batch_size_that_the_model_fixes(kernels):
-    """XNNPACK takes a transposed convolution then."""
-    inputs = keras.Input(batch_shape=(8, 5, 5, 4))
-    qat = keras_qat.quantize_model(
-        scramble(
-            keras.Model(inputs, layers.Conv2DTranspose(16, 3, strides=2, activation="relu")(inputs))
-        )
-    )
-    x = images(8, (5, 5, 4))
-    qat(x, training=True)
-    assert_identical(qat, x, kernels)
 
 
 def test_unknown_kernels(exported):

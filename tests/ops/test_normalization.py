@@ -10,7 +10,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.ops.normalization import LARGEST, LEAST_WEIGHTS, _bits_of_mean
 from keras_qat.ops.weighted_sums import RECENT
 from tests.comparison import KERNELS, assert_identical, export
-from tests.helpers import images, keras, layers, rng, scramble
+from tests.helpers import images, keras, layers, rng
 from tests.ops.examples.elementwise import GroupNorm
 from tests.ops.harness import assert_same, make_node, random_inputs
 from tests.ops.harness import in_integers as codes_of
@@ -127,45 +127,6 @@ def test_layers_share_one_small_table():
 
     assert size(1) < 20_000
     assert size(3) - size(1) < 12_000
-
-
-@pytest.mark.slow
-def test_a_transformer_block_is_one_chain_of_integers():
-    inputs = keras.Input((6, 8))
-    x = layers.LayerNormalization()(inputs)
-    x = layers.Add()([inputs, layers.MultiHeadAttention(2, 4)(x, x)])
-    y = layers.Dense(16, activation="gelu")(layers.LayerNormalization()(x))
-    model = scramble(keras.Model(inputs, layers.Add()([x, layers.Dense(8)(y)])))
-    exported = export(
-        model, images(24, (6, 8)), recipe=in_integers("LayerNormalization"), strict=True
-    )
-    assert exported.report.outputs[0].identical == 1.0
-    for _, reads, writes in exported.file.operations():
-        assert not any(dtype.kind == "f" for dtype in (*reads, *writes))
-    for kernels in KERNELS:
-        simulated = assert_identical(exported.model, exported.x, kernels, exported.contents)
-        assert simulated.float_layers == ()
-
-
-@pytest.mark.slow
-def test_groups_in_a_residual_block():
-    inputs = keras.Input((6, 6, 8))
-    x = layers.GroupNormalization(4)(layers.Conv2D(8, 3, padding="same")(inputs))
-    x = layers.Add()([inputs, layers.ReLU()(x)])
-    model = scramble(keras.Model(inputs, layers.Conv2D(3, 1)(layers.GroupNormalization(-1)(x))))
-    exported = export(
-        model, images(24, (6, 6, 8)), recipe=in_integers("GroupNormalization"), strict=True
-    )
-    assert exported.report.outputs[0].identical == 1.0
-    for kernels in KERNELS:
-        assert_identical(exported.model, exported.x, kernels, exported.contents)
-
-
-def test_axes_out_of_order_stay_in_float():
-    inputs = keras.Input((6, 8))
-    model = keras.Model(inputs, layers.LayerNormalization(axis=(2, 1), name="norm")(inputs))
-    result = keras_qat.plan(model, in_integers("norm")).float_layers["norm"]
-    assert "not along the last axes" in result
 
 
 @pytest.mark.parametrize(
