@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,102 +12,13 @@ from keras_qat import recipes, specs
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
-from tests.comparison import KERNELS, RUNNABLE, Exported, Product, assert_identical, export
+from tests.comparison import KERNELS, RUNNABLE, Product, assert_identical
 from tests.end_to_end.exact import assert_exact_everywhere
+from tests.end_to_end.test_families import exported
 from tests.helpers import images, observe, scramble, train
-from tests.networks import convolutional, single_layers
 from tests.networks.small import functional, layers, residual_net
 
 X = images(96, (8, 8, 1))
-
-FAMILIES = convolutional.FAMILIES | single_layers.FAMILIES
-
-LEFT_OUT = {
-    "activations": ["gelu", "gelu_function"],
-    "activation_chains": ["conv_gelu", "conv_gelu_function"],
-    "operations": ["gelu"],
-    "other_rounding": ["prelu", "prelu_shared_axes"],
-}
-"""Members that are refused or in float."""
-
-IN_FLOAT = ("unit_norm", "cosine", "cosines")
-
-NO_REFERENCE = ("tiling",)
-"""The interpreter's reference kernels have no current version."""
-
-ON_2_15 = ("conv", "dense")
-QUICK = (*ON_2_15, "concatenations", "other_rounding")
-
-
-@functools.cache
-def exported(name: str) -> Exported:
-    """A family, exported once."""
-    family = FAMILIES[name]
-    model = scramble(family.model(without=LEFT_OUT.get(name, ())))
-    return export(model, *family.inputs(), recipe="int16x8")
-
-
-def floats(file):
-    return {
-        op for op, reads, writes in file.operations() if any(t.kind == "f" for t in reads + writes)
-    }
-
-
-def marks(family):
-    """What is run each time, and what on TensorFlow 2.15."""
-    if family not in QUICK:
-        return pytest.mark.slow
-    return [pytest.mark.legacy] * (family in ON_2_15)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(family, marks=marks(family)) for family in FAMILIES if family not in IN_FLOAT],
-)
-def test_the_file_gives_the_codes_of_the_model(family):
-    result = exported(family)
-    assert not floats(result.file)
-    unread = {np.float32} if family == "add_same_twice" else set()
-    assert {array["dtype"] for array in result.file.inputs.values()} == {np.int16} | unread
-    assert {output["dtype"] for output in result.file.outputs.values()} == {np.int16}
-    for tensor in result.report.outputs:
-        assert tensor.identical >= 0.999, tensor
-        assert tensor.max_difference <= 1, tensor
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(
-    ("family", "kernels"),
-    [
-        pytest.param(family, kernels, marks=[pytest.mark.slow] * (family not in QUICK))
-        for family in FAMILIES
-        for kernels in KERNELS
-        if family not in IN_FLOAT and (kernels == "xnnpack" or family not in NO_REFERENCE)
-    ],
-)
-def test_the_simulation_gives_the_codes_of_the_file(family, kernels):
-    result = exported(family)
-    simulated = assert_identical(result.model, result.x, kernels, result.contents)
-    assert simulated.float_layers == ()
-    assert {output.codes.dtype for output in simulated.outputs.values()} == {np.dtype(np.int16)}
-    for tensor in keras_qat.verify(
-        result.model, result.contents, result.x, kernels=kernels
-    ).outputs:
-        assert tensor.identical >= 0.999, tensor
-        assert tensor.max_difference <= 1, tensor
-
-
-@pytest.mark.legacy
-def test_what_has_no_int16_kernel_is_in_float():
-    family = FAMILIES["other_rounding"]
-    model = family.model()
-    plan = keras_qat.plan(model, "int16x8")
-    result = export(scramble(model), *family.inputs(), recipe="int16x8")
-    assert floats(result.file) - {"QUANTIZE", "DEQUANTIZE"} <= {"PRELU"}
-    assert any("no int16 kernel" in reason for reason in plan.float_layers.values())
-    assert result.report.max_difference <= 1
-    assert result.report.identical >= 0.999
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +187,7 @@ def test_sums_of_many_codes(merge, kernels):
 
 
 def test_codes_as_inputs():
-    result = exported("dense")
+    result = exported("dense", "int16x8")
     simulated = keras_qat.simulate(result.model, result.x)
     codes = simulated.tensors[result.model.input_names[0]].codes
     assert codes.dtype == np.int16
