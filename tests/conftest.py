@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import gc
 import os
@@ -13,6 +14,7 @@ import pytest
 from tensorflow.python.eager import context
 
 import keras_qat
+from benchmarks.bars import format_figure, measure_slowest
 from benchmarks.rotation import NO_TIME
 from tests.helpers import images, train
 from tests.networks.small import residual_net
@@ -172,6 +174,13 @@ def count_flips(record_property):
 
 
 def pytest_terminal_summary(terminalreporter):
+    seconds: collections.Counter[str] = collections.Counter()
+    for outcome in ("passed", "failed", ""):  # The last one: fixtures.
+        for item in terminalreporter.stats.get(outcome, []):
+            seconds[item.nodeid] += item.duration
+    if len(seconds) > 1000:
+        share = measure_slowest(list(seconds.values()))
+        terminalreporter.write_line(format_figure("time in the slowest tenth of tests, %", share))
     reports = [
         item
         for outcome in ("passed", "failed")
