@@ -1,4 +1,4 @@
-"""GRU and SimpleRNN in integers, unrolled: files, predictions and simulation, and what trains."""
+"""Recurrent layers in integers: what is planned, and what the forms do not test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from keras_qat.ops.recurrent.unrolled import SIMPLE_RNN
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.end_to_end.exact import assert_exact_everywhere
 from tests.helpers import images, observe, scramble, train
-from tests.networks.forms.recurrent import SHAPE, mixed, small
+from tests.networks.forms.cells_and_convolutions import SHAPES, tiny
+from tests.networks.forms.form import Form
+from tests.networks.forms.recurrent import SHAPE, WORDS, masked, mixed, small
 from tests.networks.small import functional
 from tests.ops.harness import file_of, node_of
 
@@ -70,16 +72,26 @@ def test_gates_are_keras_hard_sigmoids_lines(kind):
     np.testing.assert_allclose(line, keras.activations.hard_sigmoid(x), atol=1e-6)
 
 
-def test_ranges_inside_are_planned_named_and_shared_by_all_steps():
-    plan = keras_qat.plan(functional(SHAPE, build=small))
+GATES = [f"{prefix}gates" for prefix in ("input_", "state_", "")]
+CANDIDATE = [f"{prefix}candidate" for prefix in ("input_", "state_", "")]
+INSIDE = {
+    "gru": (SHAPE, small, [*GATES, *CANDIDATE]),
+    "conv_lstm": (SHAPES[tiny], tiny, [*GATES[:2], *CANDIDATE[:2]]),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_ranges_inside_are_planned_named_and_shared_by_all_steps(name):
+    shape, build, parts = INSIDE[name]
+    plan = keras_qat.plan(functional(shape, build=build))
     inside = [row.tensor for row in plan.rows if row.reason.startswith("inside")]
-    parts = [f"gru/{prefix}{part}" for part in ("gates", "candidate") for prefix in PREFIXES]
-    assert inside == parts
+    assert inside == [f"{name}/{part}" for part in parts]
     assert not plan.float_layers
-    result = {
-        quantizer.quantizes: quantizer for quantizer in keras_qat.quantizers(quantized(small))
-    }
-    assert all(result[(name,)].calibrated for name in parts)
+
+
+def test_ranges_inside_have_data():
+    listed = {item.quantizes: item for item in keras_qat.quantizers(quantized(small))}
+    assert all(listed[(f"gru/{part}",)].calibrated for part in INSIDE["gru"][2])
 
 
 def test_ranges_inside_are_no_wider_than_what_is_in_them():
@@ -88,11 +100,39 @@ def test_ranges_inside_are_no_wider_than_what_is_in_them():
     assert not any(row.spec.symmetric for row in plan.rows if row.reason.startswith("inside"))
 
 
-PREFIXES = ("input_", "state_", "")
+@pytest.mark.parametrize(
+    ("kind", "name", "shape", "build"),
+    [
+        ("GRU", "gru", SHAPE, small),
+        ("ConvLSTM2D", "conv_lstm", SHAPES[tiny], tiny),
+        ("LSTM", "lstm", SHAPE, lambda x: layers.LSTM(3, name="lstm")(x)),
+    ],
+)
+def test_it_may_be_left_in_float(kind, name, shape, build):
+    model = functional(shape, build=build)
+    recipe = keras_qat.recipes.int8().override(kind, quantize=False)
+    assert list(keras_qat.plan(model, recipe).float_layers) == [name]
+    assert list(keras_qat.plan(model, "int16x8").float_layers) == [name]
 
 
-def test_it_may_be_left_in_float():
-    model = functional(SHAPE, build=small)
-    recipe = keras_qat.recipes.int8().override("GRU", quantize=False)
-    assert list(keras_qat.plan(model, recipe).float_layers) == ["gru"]
-    assert list(keras_qat.plan(model, "int16x8").float_layers) == ["gru"]
+def test_states_that_are_kept_stay_in_float():
+    x = keras.Input(SHAPES[tiny], batch_size=2)
+    model = keras.Model(x, layers.ConvLSTM2D(2, 3, stateful=True)(x))
+    (reason,) = keras_qat.plan(model).float_layers.values()
+    assert "its states are kept, given or read" in reason
+
+
+def test_both_directions_have_the_name_of_the_layer():
+    both = layers.Bidirectional(layers.LSTM(3), name="both")
+    plan = keras_qat.plan(functional((3, 4), build=both))
+    assert not plan.float_layers
+    names = {row.tensor for row in plan.rows if row.role == "activation"}
+    assert names == {"both_forward", "both_backward", "both"}
+
+
+@pytest.mark.legacy
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("kind", [layers.GRU, layers.LSTM, layers.SimpleRNN])
+def test_masked_steps_are_one_layer(kind):
+    model = Form(masked(kind, False, True), (WORDS,)).model()
+    assert len(keras_qat.quantize_model(model, strict=True).layers) <= 10
