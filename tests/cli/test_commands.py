@@ -259,27 +259,6 @@ def test_labels_of_another_shape():
         measure_accuracy(np.zeros((2, 10)), np.ones((2, 3)), "labels.npy")
 
 
-@pytest.mark.slow
-def test_a_file_that_is_not_as_good_as_asked_for(files):
-    told = run(
-        "calibrate",
-        files / "float.keras",
-        files / "x.npy",
-        "--limit",
-        1,
-        "-o",
-        files / "o.h5",
-        "--accept-data",
-    )
-    assert "from 1 example" in told
-    paths = files / "o.h5", files / "model.tflite", files / "x.npy"
-    told = run("verify", *paths, "--min-identical", 100, "--max-difference", "0.5", code=1)
-    assert "% of the output values are identical (required: 100 %); the largest" in told
-    assert "Warning: The file was exported from other weights or ranges" in told
-    run("verify", *paths, "--min-identical", 0)
-    assert "the file and the model compute different outputs" in run("verify", *paths, code=1)
-
-
 def test_simulate(files):
     golden = files / "golden.npz"
     told = run(

@@ -66,51 +66,51 @@ def test_one_bias_of_all_channels(kind):
     assert_agreement(model_of(layer), images(32, (6, 6, 4)) * np.float32(0.1))
 
 
-def test_an_output_that_is_next_to_nothing():
+def make_tiny(limit, seed=None):
+    return keras.initializers.RandomUniform(-limit, limit, seed=seed)
+
+
+def gate_with_nothing(x):
     """XNNPACK takes multipliers below 256."""
-
-    def build(x):
-        y = layers.GlobalAveragePooling2D(keepdims=True)(x)
-        y = layers.Conv2D(4, 1, activation="relu", bias_initializer=constant(-10.0))(y)
-        y = layers.Conv2D(4, 1, activation="sigmoid", bias_initializer=constant(1e-6))(y)
-        return layers.Multiply()([x, y])
-
-    assert_agreement(model_of(build))
+    y = layers.GlobalAveragePooling2D(keepdims=True)(x)
+    y = layers.Conv2D(4, 1, activation="relu", bias_initializer=constant(-10.0))(y)
+    y = layers.Conv2D(4, 1, activation="sigmoid", bias_initializer=constant(1e-6))(y)
+    return layers.Multiply()([x, y])
 
 
-def test_a_range_that_is_next_to_nothing():
-    tiny = keras.initializers.RandomUniform(-1e-7, 1e-7)
-    assert_agreement(
-        model_of(lambda x: layers.Add()([x, layers.Conv2D(4, 1, kernel_initializer=tiny)(x)]))
-    )
+def add_nothing(x):
+    return layers.Add()([x, layers.Conv2D(4, 1, kernel_initializer=make_tiny(1e-7))(x)])
 
 
-def test_hard_swish_of_numbers_far_below_zero():
-    """TFLite's kernel refuses an output that is that much finer than its input."""
-    x = np.minimum(images(32, (6, 6, 4)) * np.float32(100), np.float32(0.5))
-    assert_agreement(model_of(lambda x: x * tf.nn.relu6(x + 3) / 6), x)
-
-
-@pytest.mark.parametrize("recipe", ["int8", "int16x8"])
-def test_a_difference_that_is_next_to_nothing(recipe):
-    """TFLite's kernel of sums ended the process."""
-    model = model_of(lambda x: tf.subtract(x * 1.0000002, x), (4,))
-    assert_agreement(model, recipe=recipe)
-
-
-def test_softmax_of_next_to_nothing():
-    """TFLite's reference kernel ended the process."""
-    assert_agreement(model_of(layers.Softmax(), (4,)), images(32, (4,)) * np.float32(1e-7))
-
-
-@pytest.mark.parametrize("recipe", ["int8", "int16x8"])
-def test_relu6_of_next_to_nothing(recipe):
+def cut_nothing(x):
     """TFLite's kernels refuse a 6 that 32 bits do not hold."""
-    tiny = keras.initializers.RandomUniform(-1e-9, 1e-9, seed=1)
-    merged = lambda x: layers.ReLU(6.0)(layers.Dense(3, kernel_initializer=tiny)(x))  # noqa: E731
-    assert_agreement(
-        model_of(lambda x: [merged(x), layers.ReLU(6.0)(x * 1e-9)], (6,)), recipe=recipe
-    )
+    merged = layers.ReLU(6.0)(layers.Dense(3, kernel_initializer=make_tiny(1e-9, 1))(x))
+    return [merged, layers.ReLU(6.0)(x * 1e-9)]
+
+
+NEXT_TO_NOTHING = {
+    "output": (gate_with_nothing, "int8"),
+    "range": (add_nothing, "int8"),
+    "relu6": (cut_nothing, "int8"),
+    "relu6, 16 bits": (cut_nothing, "int16x8"),
+    # TFLite's kernel of sums ended the process.
+    "difference": (lambda x: tf.subtract(x * 1.0000002, x), "int8"),
+    "difference, 16 bits": (lambda x: tf.subtract(x * 1.0000002, x), "int16x8"),
+    # TFLite's reference kernel ended the process.
+    "softmax": (lambda x: layers.Softmax()(1e-7 * x), "int8"),
+    # TFLite's kernel refuses an output that is that much finer than its input.
+    "hard swish": (lambda x: x * tf.nn.relu6(x + 3) / 6, "int8"),
+}
+
+
+@pytest.mark.parametrize("kind", NEXT_TO_NOTHING)
+def test_values_next_to_nothing(kind):
+    build, recipe = NEXT_TO_NOTHING[kind]
+    model = model_of(build)
+    x = inputs_of(model)
+    if kind == "hard swish":
+        x = np.minimum(x * np.float32(100), np.float32(0.5))
+    assert_agreement(model, x, recipe)
 
 
 def test_weights_of_zeros_in_contrib():

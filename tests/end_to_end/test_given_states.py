@@ -23,9 +23,9 @@ STEPS, FEATURES, UNITS = 3, 4, 3
 def of(kind: Any, **options: Any) -> Any:
     """A model around one layer whose state is given, read, or both."""
 
-    def build(given: bool = True, read: bool = True, steps: int = STEPS, batch: Any = None) -> Any:
-        sound = keras.Input((steps, FEATURES), batch, name="sound")
-        state = keras.Input((UNITS,), batch, name="state")
+    def build(given: bool = True, read: bool = True) -> Any:
+        sound = keras.Input((STEPS, FEATURES), name="sound")
+        state = keras.Input((UNITS,), name="state")
         x = layers.Dense(FEATURES, name="features")(sound)
         layer = kind(UNITS, return_state=read, name="cell", **options)
         outputs = layer(x, initial_state=state) if given else layer(x)

@@ -137,30 +137,6 @@ def test_a_custom_loop_keeps_the_states_of_the_kernels():
     np.testing.assert_allclose(np.concatenate(result), expected, atol=1e-6)
 
 
-FORWARDS = {"lstm": lstms, "gru": lambda x, **how: layers.GRU(6, **how)(x)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernels", ["tflm", pytest.param("xnnpack", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("of", FORWARDS)
-def test_trained_on_whole_sequences_and_run_step_by_step(kernels, of):
-    """A model of other steps and another batch takes over weights and ranges."""
-    needs(kernels)
-    of = FORWARDS[of]
-    qat, x = keras_qat.quantize_model(build(STEPS, None, False, of)), sounds()
-    keras_qat.calibrate(qat, x)
-    qat.kernels = kernels
-    streaming = keras_qat.quantize_model(build(1, 1, True, of))
-    streaming.set_weights(qat.get_weights())
-    contents = keras_qat.export_tflite(streaming)
-    assert keras_qat.read_metadata(contents)["states"] == "kept from one run to the next"
-    model = keras_qat.TFLiteModel(contents, kernels)
-    for sequence, expected in zip(x[:4], qat.predict(x[:4], verbose=0), strict=True):
-        model.reset_states()
-        *_, last = (model.predict(step[None, None]) for step in sequence)
-        np.testing.assert_allclose(last[0], expected, atol=1e-6)
-
-
 @pytest.mark.slow
 @KINDS
 def test_models_are_saved_with_their_kept_states_at_zero(tmp_path, of):

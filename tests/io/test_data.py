@@ -324,26 +324,6 @@ def test_verbs(form, two_inputs):
     keras_qat.calibrate(keras_qat.quantize_model(out_of_order()), PAIRS[form]())
 
 
-def test_arguments_in_another_order(two_inputs):
-    qat, contents = two_inputs
-    for verb, args, message in (
-        (keras_qat.calibrate, ([A, B], qat), "Expected a Keras model, got list"),
-        (keras_qat.simulate, ([A, B], qat), "Expected a Keras model, got list"),
-        (keras_qat.verify, ([A, B], contents, qat), "Expected a Keras model, got list"),
-        (keras_qat.verify, (contents, qat, [A, B]), "Expected a Keras model, got bytes"),
-        (keras_qat.verify, (qat, [A, B], contents), "path or the contents of a TFLite file, got"),
-        (
-            keras_qat.verify,
-            (qat, A, contents),
-            "path or the contents of a TFLite file, got ndarray",
-        ),
-        (keras_qat.verify, (qat, contents, qat), "cannot be .*Load files"),
-        (keras_qat.export_tflite, (A, qat), "Expected a Keras model, got ndarray"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            verb(*args)
-
-
 def test_progress(two_inputs, capsys):
     """Shown as Keras does, if asked for."""
     qat, contents = two_inputs
@@ -359,18 +339,6 @@ def test_progress(two_inputs, capsys):
         assert what in shown
     assert shown.count("3/3 [") >= 3
     assert "2/Unknown" in shown
-
-
-def test_a_last_axis_of_size_1_may_be_left_out():
-    """Keras adds it."""
-    model = functional((1,), build=layers.Dense(3))
-    x = images(16, (1,))
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, x[:, 0])
-    np.testing.assert_array_equal(
-        *(next(iter(keras_qat.simulate(qat, item).outputs.values())).codes for item in (x, x[:, 0]))
-    )
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x[:, 0]).identical == 1
 
 
 class Endless(Batches):

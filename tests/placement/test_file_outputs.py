@@ -151,14 +151,6 @@ def test_files_end_inside_of_layers_at_all_tensors_that_plan_lists(build):
     assert np.abs(offsets - exact).max() < 0.05 * np.abs(exact).max()
 
 
-@pytest.mark.slow
-def test_every_tensor_of_a_plan_may_end_a_file():
-    model = detector()
-    rows = [row for row in keras_qat.plan(model).rows if row.role == "activation"]
-    for name in (row.tensor for row in rows):
-        assert keras_qat.plan(model, outputs=[name]).file_outputs == (name,)
-
-
 @pytest.mark.parametrize(
     ("outputs", "reason"),
     [

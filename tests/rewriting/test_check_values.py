@@ -24,12 +24,6 @@ def model():
     return keras.Model(inputs, layers.Dense(2, name="scores")(hidden))
 
 
-def test_what_is_understood_is_not_warned_of(model):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        keras_qat.quantize_model(model)
-
-
 def test_what_is_understood_otherwise_is_warned_of(model, monkeypatch):
     def wrong(call, context):
         compute = lambda: layers.LeakyReLU(-0.5)(make_symbol(call.inputs[0]))  # noqa: E731

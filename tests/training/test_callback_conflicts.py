@@ -277,10 +277,3 @@ class TestOptimizers:
         for qat in (first, second):
             qat.compile(optimizer, "mse")
             qat.fit(X, Y, verbose=0)
-
-    @pytest.mark.slow
-    def test_legacy_ones_take_other_weights(self):
-        optimizer = keras.optimizers.legacy.Adam()
-        for qat in (quantized(), quantized()):
-            qat.compile(optimizer, "mse")
-            qat.fit(X, Y, verbose=0)

@@ -85,18 +85,6 @@ def test_masked_scores_of_attention_are_not():
     keras_qat.calibrate(keras_qat.quantize_model(model), X["x"])  # A warning would be an error.
 
 
-@pytest.mark.slow
-def test_verify_and_diagnose_name_it():
-    qat = masked(replaced, -1e9)
-    with pytest.warns(UserWarning, match="Let the model use a number of their size in its place"):
-        keras_qat.calibrate(qat, X)
-    verdict = keras_qat.verify(qat, keras_qat.export_tflite(qat), X).verdict
-    assert verdict.words == "same but poor" and verdict.weakest_layer.startswith("tf.where")
-    assert "is set by -1e+09, far outside of its other values" in verdict.likely_cause
-    problems = keras_qat.diagnose(qat, X).problems
-    assert any("is set by -1e+09" in problem for problem in problems)
-
-
 @pytest.mark.parametrize(
     ("values", "expected"),
     [

@@ -6,7 +6,6 @@ import warnings
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
@@ -149,15 +148,6 @@ def test_inputs_of_another_scale():
         report = keras_qat.verify(qat, contents, 255 * X)
     assert "'image'" in report.notes[0]
     assert not keras_qat.verify(qat, contents, np.float32(1.2) * X).notes
-
-
-@pytest.mark.slow
-def test_part_of_a_model():
-    qat = train(quantized(), X, callbacks=[QuantDelay(99)])
-    part = keras.Model(qat.input, qat.get_layer("quant_conv").output)
-    with pytest.warns(UserWarning, match="step 99, and 4 are done"):
-        contents = keras_qat.export_tflite(part)
-    assert tf.lite.Interpreter(model_content=contents)
 
 
 def of_a_series(shuffle):

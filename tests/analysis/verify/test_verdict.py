@@ -188,7 +188,8 @@ def test_not_the_same():
     with pytest.warns(UserWarning, match="other weights"):
         report = keras_qat.verify(qat, keras_qat.export_tflite(other), X)
     assert report.verdict.words == "not the same" and not report.verdict.is_same
-    assert "exported from other weights" in report.verdict.likely_cause
+    cause = report.verdict.likely_cause
+    assert "exported from other weights" in cause and "random" not in cause
 
 
 def test_other_kernels_round_in_another_way():
@@ -256,14 +257,6 @@ def test_labels():
     assert verdict(calibrated(model, X), truth).is_good
 
 
-def test_labels_that_the_model_never_learned():
-    result = verdict(calibrated(network(), X), rng(5).integers(0, 5, len(X)))
-    assert (
-        result.words == "same but poor"
-        and "accuracy of the float model is no better than guessing" in result.likely_cause
-    )
-
-
 def test_few_labels_do_not_tell_guessing():
     """Who guesses between two classes is often right three times."""
     qat = calibrated(network(layers.Dense(2, name="two")), X)
@@ -272,13 +265,6 @@ def test_few_labels_do_not_tell_guessing():
     assert keras_qat.verify(qat, file, X[:3], labels[:3]).verdict.is_good
     result = keras_qat.verify(qat, file, X[:40], 1 - labels[:40]).verdict
     assert "accuracy of the float model is no better than guessing" in result.likely_cause
-
-
-def test_labels_of_one_output():
-    qat = calibrated(network(layers.Dense(1, "sigmoid", name="p")), X)
-    classes = (qat.predict(X, verbose=0) > 0.5).astype(int)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X, classes)
-    assert report.outputs[0].accuracy == 1
 
 
 @pytest.mark.parametrize(
@@ -370,14 +356,3 @@ def test_values_beyond_the_range_leave_a_good_figure_open():
     assert "outside its range" in result.verdict.likely_cause
     targets = model.predict(12 * X, verbose=0)
     assert keras_qat.verify(qat, file, 12 * X, targets).verdict.is_good
-
-
-def test_other_weights_are_no_random_numbers():
-    qat = calibrated(network(), X)
-    contents = keras_qat.export_tflite(qat)
-    kernel = qat.get_layer("quant_conv").layer.kernel
-    kernel.assign(20 * kernel)
-    with pytest.warns(UserWarning, match="other weights"):
-        report = keras_qat.verify(qat, contents, X).verdict
-    assert not report.is_same
-    assert "random" not in report.likely_cause
