@@ -48,6 +48,12 @@ def measure_nearness(labels, predictions):
     return 1 / (1 + np.mean((labels - predictions) ** 2))
 
 
+@pytest.fixture(scope="module")
+def whole_search(regressor):
+    """A search whose budget cannot be met. It is not interrupted."""
+    return keras_qat.tune(*regressor, metric=measure_nearness, max_drop=0, verbose=0)
+
+
 def make_detector():
     """Boxes of some hundreds beside scores of 0 to 1, in one output."""
     keras.utils.set_random_seed(2)
@@ -82,8 +88,8 @@ def test_ranges_from_data_are_enough_for_an_easy_model(classifier, tmp_path, cap
         np.testing.assert_array_equal(now, then)
 
 
-def test_the_whole_ladder_is_tried_for_a_budget_that_cannot_be_met(regressor):
-    result = keras_qat.tune(*regressor, metric=measure_nearness, max_drop=0, verbose=0)
+def test_the_whole_ladder_is_tried_for_a_budget_that_cannot_be_met(whole_search):
+    result = whole_search
     assert not result.is_met
     steps = {attempt.step: attempt for attempt in result.attempts}
     assert list(steps) == [
@@ -140,8 +146,8 @@ def test_smaller_files(classifier):
     assert sizes == sorted(sizes)
 
 
-def test_a_search_that_was_interrupted_continues(regressor, tmp_path):
-    calls = 0
+def test_a_search_that_was_interrupted_continues(regressor, whole_search, tmp_path):
+    calls, limit = 0, 3 * 21
 
     def interrupted(labels, predictions):
         nonlocal calls
@@ -150,21 +156,18 @@ def test_a_search_that_was_interrupted_continues(regressor, tmp_path):
             raise KeyboardInterrupt
         return measure_nearness(labels, predictions)
 
-    def search(name):
-        options = {"max_drop": 0, "verbose": 0, "directory": tmp_path / name}
+    def search():
+        options = {"max_drop": 0, "verbose": 0, "directory": tmp_path / "search"}
         return keras_qat.tune(*regressor, metric=interrupted, **options)
 
-    limit = 10**9
-    expected = search("at once")
-    calls, limit = 0, 3 * 21
-    first = search("in two calls")
+    first = search()
     assert first.interrupted
-    assert 0 < len(first.attempts) < len(expected.attempts)
+    assert 0 < len(first.attempts) < len(whole_search.attempts)
     limit = 10**9
-    second = search("in two calls")
+    second = search()
     assert not second.interrupted
-    assert without_times(second) == without_times(expected)
-    np.testing.assert_array_equal(second.model(X), expected.model(X))
+    assert without_times(second) == without_times(whole_search)
+    np.testing.assert_array_equal(second.model(X), whole_search.model(X))
 
 
 def test_the_search_ends_within_the_budget_even_if_the_interval_is_wide(classifier, monkeypatch):
