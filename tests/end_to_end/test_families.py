@@ -238,7 +238,7 @@ def test_what_has_no_int16_kernel_is_in_float():
 
 @pytest.mark.parametrize("family", ["other_rounding", "hard_swish"])
 def test_kernels_that_round_otherwise_compute_what_the_simulation_does(family):
-    result = exported(family)
+    result = exported(family, "int8")
     report = keras_qat.verify(result.model, result.contents, result.x, per_layer=True)
     assert report.differing == ()
     kernels = {kernel for tensor in report.tensors for kernel in tensor.kernels}
@@ -250,7 +250,7 @@ def test_kernels_that_round_otherwise_compute_what_the_simulation_does(family):
     [("conv", "CONV_2D"), ("depthwise", "DEPTHWISE_CONV_2D"), ("dense", "FULLY_CONNECTED")],
 )
 def test_each_structure_is_one_operation_with_weights_per_channel(family, operation):
-    file = exported(family).file
+    file = exported(family, "int8").file
     details = {tensor["index"]: tensor for tensor in file.interpreter.get_tensor_details()}
     result = [
         details[item["inputs"][1]]
@@ -270,7 +270,7 @@ def test_each_structure_is_one_operation_with_weights_per_channel(family, operat
 @pytest.mark.parametrize("family", ["conv1d", "depthwise1d", "affine", "einsum", "transposed2d"])
 def test_each_structure_is_one_operation(family):
     compute = {"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "RELU", "ADD"}
-    operations = exported(family).file.operations()
+    operations = exported(family, "int8").file.operations()
     names = [name for name, _, made in operations if made[0] == np.int8]
     assert sum(name in compute for name in names) == len(FAMILIES[family].structures)
 
