@@ -38,8 +38,13 @@ from keras_qat.training.distribution import gather_workers
 from keras_qat.training.fake_quantization.observers import LastValue, Observer
 from keras_qat.training.fake_quantization.phase import NEVER
 from keras_qat.training.readiness import EXAMPLES_PER_BATCH
-from keras_qat.training.recurrent import kept_batch, list_states
-from keras_qat.training.schedule import check_process, check_quantized, schedule
+from keras_qat.training.recurrent import kept_batch, list_states, restore_states
+from keras_qat.training.schedule import (
+    check_process,
+    check_quantized,
+    list_quantizers,
+    schedule,
+)
 from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.weight_limits import clip_weights
 
@@ -224,29 +229,20 @@ def _observe_weights(
     if not observers:
         return
     restored = [weight for layer in layers for weight in layer.switches]
-    restored += [
-        weight
-        for layer in layers
-        for quantizer in layer.quantizers
-        for observer in quantizer.observers
-        for weight in observer.variables
-    ]
-    before = [weight.numpy() for weight in restored]
+    for observer in (item for x in list_quantizers(model) for item in x.observers):
+        restored += observer.variables
     if reset:
         for observer in observers:
             observer.set(0.0, 0.0, 0.0)
-    schedule(model, quantize_from=NEVER, freeze_from=0)
     graph, strategy = read_model(model), model.distribute_strategy
     dtypes = [x.dtype for x in model.inputs]
 
     def train(*inputs: Any) -> None:
         strategy.run(lambda *xs: evaluate_graph(graph, list(xs), _train), inputs)
 
-    try:
+    with restore_states(restored):
+        schedule(model, quantize_from=NEVER, freeze_from=0)
         make_tf_function(train)(*map(tf.constant, example, dtypes))
-    finally:
-        for weight, value in zip(restored, before, strict=True):
-            weight.assign(value)
 
 
 def _train(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:

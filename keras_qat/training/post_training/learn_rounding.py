@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import contextlib
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
+import tensorflow as tf
 
+from keras_qat.arithmetic import fake_quant
 from keras_qat.config.arguments import answers_unknown
+from keras_qat.graph.calls import Call, Value
 from keras_qat.helper_layers.keras_variants import has_computed_kernel
 from keras_qat.io.counts import check_counts
-from keras_qat.keras2.backend import keras, one_at_a_time
+from keras_qat.keras2.backend import keras, make_tf_function, one_at_a_time, swap_attributes
+from keras_qat.training.batch_norm import fold_modes
+from keras_qat.training.distribution import mean_over_replicas, run_on_replicas, share_of_replica
+from keras_qat.training.fake_quantization.phase import IN_FLOAT, QUANTIZED
+from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.post_training.bias_correction import compute_float_means, correct
-from keras_qat.training.post_training.reconstruction import Levels, Reconstruction
-from keras_qat.training.post_training.sweep import Part, Tensors, sweep
+from keras_qat.training.post_training.sweep import Part, Tensors, compute_call, sweep, walk
 from keras_qat.training.schedule import get_recipe
+from keras_qat.training.scheduled_layer import ScheduledLayer
+from keras_qat.training.weight_limits import find_least_squares_limits
+
+_BATCH = 32
+"""Examples per training step, at most."""
+_NUMBERS = 2**20
+"""Values in a tensor of one training step, at most: fewer large images are as good as many."""
+_STRETCH = 1.2
+"""Factor that stretches the sigmoid, which is then clipped: it has to reach 0 and 1."""
+_SHARP = 20.0, 2.0
+"""The power in the regularization, at the start and at the end."""
+_WARM = 0.2
+"""Share of the steps before regularization begins."""
+_WEIGHT = 1.0
+"""Weight of the regularization, relative to the error of rounding to the nearest."""
 
 
 @one_at_a_time
@@ -111,3 +134,232 @@ def learn_rounding(
 
     blocks = reconstruct == "block"
     sweep(model, data, visit, "Learned rounding", steps, batch_size, verbose, blocks=blocks)
+
+
+class Reconstruction:
+    """A part of a model with layers that learn their rounding together.
+
+    Args:
+        part: the calls.
+        levels: the levels of each wrapper that learns its rounding.
+        in_float, quantized: the tensors of each batch, as a `Visit` gets them.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        levels: dict[QuantizeWrapper, Levels],
+        in_float: list[Tensors],
+        quantized: list[Tensors],
+    ) -> None:
+        self.part, self.levels = part, levels
+        self.outputs = [value for value in part.outputs if value.is_float]
+        inputs, targets = _concatenate(quantized, part.reads), _concatenate(in_float, self.outputs)
+        self.count = min(int(x.shape[0]) for x in (*inputs, *targets))
+        """Number of examples. An example has several rows if these are steps of a sequence."""
+        self.inputs = [self._group_by_example(x) for x in inputs]
+        self.targets = [self._group_by_example(y) for y in targets]
+        self.power = [max(float(tf.reduce_mean(y**2)), 1e-30) for y in self.targets]
+        self.share = np.concatenate([weights.share.ravel() for weights in levels.values()])
+        self.free = np.concatenate([weights.free.ravel() for weights in levels.values()])
+
+    def learn(
+        self, iterations: int, learning_rate: float, seed: int, strategy: tf.distribute.Strategy
+    ) -> None:
+        """Learns the rounding and moves the weights to it, or to the nearest levels if better.
+
+        Args:
+            iterations, learning_rate: the number of steps of Adam, and its learning rate.
+            seed: the seed for the choice of examples.
+            strategy: the strategy of the model. Its replicas share the examples of a step.
+        """
+        best = np.round(self.share)
+        least = self._error(best)
+        if least > 0:
+            loss = self._loss(least, iterations, seed)
+            start = np.clip((self.share + (_STRETCH - 1) / 2) / _STRETCH, 0.01, 0.99)
+            start = np.log(start / (1 - start))
+            logits = _minimize(loss, start, iterations, learning_rate, strategy)
+            learned = np.round(_soft(logits).numpy()) * self.free
+            if self._error(learned) < least:
+                best = learned
+        for levels, up in zip(self.levels.values(), self._split_by_layer(best), strict=True):
+            levels.settle(up.numpy())
+
+    def _group_by_example(self, x: tf.Tensor) -> Any:
+        return tf.reshape(x, [self.count, -1, *x.shape[1:]])
+
+    def _split_by_layer(self, up: tf.Tensor) -> list[Any]:
+        """Splits a vector with an entry for each weight into one array per layer."""
+        shapes = [levels.share.shape for levels in self.levels.values()]
+        parts = tf.split(tf.cast(up, tf.float32), [int(np.prod(shape)) for shape in shapes])
+        return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _compute(self, up: tf.Tensor, inputs: list[Any]) -> list[Any]:
+        """Computes the part's float outputs, with quantized activations inside.
+
+        Args:
+            up: how far each weight is above the level below, in units of the scale.
+            inputs: the tensors that the part reads.
+        """
+        tensors: Tensors = dict(zip(self.part.reads, map(_rows, inputs), strict=True))
+        outputs: Tensors = {}
+        with contextlib.ExitStack() as stack:
+            for levels, part in zip(self.levels.values(), self._split_by_layer(up), strict=True):
+                stack.enter_context(swap_attributes(levels.layer, **levels.weights_at(part)))
+            for call in self.part.calls:
+                exact = compute_call(call, tensors, IN_FLOAT)
+                outputs |= exact
+                tensors |= self._quantize(call, tensors, exact)
+        return [outputs[value] for value in self.outputs]
+
+    def _quantize(self, call: Call, tensors: Tensors, exact: Tensors) -> Tensors:
+        """Returns the outputs of a call for later calls; `exact` holds its float outputs."""
+        layer = call.layer
+        if not isinstance(layer, ScheduledLayer) or call is self.part.calls[-1]:
+            return exact
+        if layer not in self.levels:
+            return compute_call(call, tensors, QUANTIZED)
+        quantize = layer.output_quantizer
+        if quantize is None:
+            return exact
+        return {value: quantize(x, QUANTIZED, ceiling=layer.ceiling) for value, x in exact.items()}
+
+    def _largest(self) -> int:
+        """Returns the size of the largest tensor of one example."""
+        one = [{v: _rows(x[:1]) for v, x in zip(self.part.reads, self.inputs, strict=True)}]
+        sizes = []
+        for call, (tensors,) in walk(self.part, one, IN_FLOAT):
+            sizes += [int(np.prod(x.shape)) for x in compute_call(call, tensors, IN_FLOAT).values()]
+        return max(sizes)
+
+    def _distance(self, outputs: list[Any], targets: list[Any]) -> Any:
+        """Sums the squared errors of outputs, relative to the mean squares of their targets."""
+        sums = [
+            tf.reduce_sum((tf.reshape(output, tf.shape(target)) - target) ** 2) / power
+            for output, target, power in zip(outputs, targets, self.power, strict=True)
+        ]
+        return tf.add_n(sums)
+
+    def _error(self, up: np.ndarray) -> float:
+        """Returns the mean distance of an example from its targets."""
+        sums = []
+        for i in range(0, self.count, _BATCH):
+            inputs = [x[i : i + _BATCH] for x in self.inputs]
+            targets = [y[i : i + _BATCH] for y in self.targets]
+            sums.append(self._distance(self._compute(up, inputs), targets))
+        return float(np.sum(sums)) / self.count
+
+    def _loss(self, unit: float, iterations: int, seed: int) -> Callable[[Any, Any], Any]:
+        """Makes the loss: the error of some examples, and a penalty for weights between levels.
+
+        Each replica has a share of the examples. The loss is the mean over replicas.
+        """
+        count, (first, last) = self.count, _SHARP
+        batch = min(_BATCH, count, max(1, _NUMBERS // self._largest()))
+        size = max(float(self.free.sum()), 1.0)
+
+        def loss(logits: tf.Tensor, step: tf.Tensor) -> Any:
+            up = _soft(logits)
+            seeds = tf.stack([seed, step])
+            chosen = tf.random.stateless_uniform([batch], seeds, 0, count, tf.int32)
+            chosen, shares = share_of_replica(chosen)
+            inputs = [tf.gather(x, chosen) for x in self.inputs]
+            targets = [tf.gather(y, chosen) for y in self.targets]
+            outputs = self._compute(up * self.free, inputs)
+            error = self._distance(outputs, targets) / (batch * unit) * shares
+            done = tf.cast(step, tf.float32) / iterations
+            rest = tf.maximum(done - _WARM, 0.0) / (1 - _WARM)
+            sharp = last + (first - last) * 0.5 * (1 + tf.cos(np.pi * rest))
+            between = tf.reduce_sum((1 - tf.abs(2 * up - 1) ** sharp) * self.free) / size
+            return error + tf.where(done < _WARM, 0.0, _WEIGHT * between)
+
+        return loss
+
+
+def _concatenate(batches: list[Tensors], values: list[Value]) -> list[Any]:
+    """Concatenates the batches of each value."""
+    return [tf.concat([tensors[value] for tensors in batches], 0) for value in values]
+
+
+def _rows(x: tf.Tensor) -> Any:
+    """Undoes `_group_by_example`."""
+    return tf.reshape(x, [-1, *x.shape[2:]])
+
+
+def _soft(logits: tf.Tensor) -> Any:
+    """Returns how far each weight is rounded up, from 0 to 1."""
+    return tf.clip_by_value(_STRETCH * tf.sigmoid(logits) - (_STRETCH - 1) / 2, 0.0, 1.0)
+
+
+def _minimize(
+    loss: Callable[[Any, Any], Any],
+    start: np.ndarray,
+    iterations: int,
+    rate: float,
+    strategy: tf.distribute.Strategy,
+) -> Any:
+    """Minimizes a loss, the mean over replicas, with Adam in one graph, and returns the result."""
+    beta_1, beta_2 = 0.9, 0.999
+
+    def slope_at(x: tf.Tensor, i: tf.Tensor) -> Any:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(x)
+            value = loss(x, i)
+        (slope,) = mean_over_replicas(tape.gradient(value, x))
+        return slope
+
+    def step(i: tf.Tensor, x: tf.Tensor, mean: tf.Tensor, square: tf.Tensor) -> Any:
+        slope = run_on_replicas(strategy, slope_at, x, i)
+        mean += (1 - beta_1) * (slope - mean)
+        square += (1 - beta_2) * (slope**2 - square)
+        count = tf.cast(i + 1, tf.float32)
+        change = (mean / (1 - beta_1**count)) / (tf.sqrt(square / (1 - beta_2**count)) + 1e-8)
+        return i + 1, x - rate * change, mean, square
+
+    def run(x: tf.Tensor) -> Any:
+        zeros = tf.zeros_like(x)
+        state = tf.constant(0), x, zeros, zeros
+        return tf.while_loop(lambda i, *_: i < iterations, step, state)[1]
+
+    return make_tf_function(run)(tf.constant(start, tf.float32))
+
+
+class Levels:
+    """The weights of a wrapper: the level below each, and the fraction of a step above it."""
+
+    def __init__(self, wrapper: QuantizeWrapper, ranges: str) -> None:
+        self.layer = wrapper.layer
+        ((self.name, self.quantizer),) = wrapper.weight_quantizers.items()
+        self.weights = getattr(self.layer, self.name)
+        self.value = self.weights.numpy()
+        axes, bits = self.quantizer.channel_axes, self.quantizer.spec.bits
+        folded, self.factor = self.value, np.float32(1)
+        if wrapper.fold == "per_tensor":  # The range belongs to the folded kernel.
+            folded = fold_modes.fold_kernel(wrapper).numpy()
+            self.factor = fold_modes.get_factors(wrapper).numpy()
+        if ranges == "mse":
+            limits = find_least_squares_limits(folded, axes, bits)
+        else:
+            limits = fake_quant.channel_limits(folded, axes).numpy()
+        self.levels = 2 ** (bits - 1) - 1
+        scale = limits / np.float32(self.levels)
+        self.scale = scale / np.where(self.factor == 0, np.float32(1), self.factor)
+        steps = np.clip(folded / scale, -self.levels, self.levels)
+        # The largest weight of a channel sets the range, so it stays at the end.
+        stays = np.abs(steps) >= self.levels * (1 - 1e-6)
+        if self.quantizer.spec.preserve == "zeros":
+            stays |= self.value == 0
+        self.below = np.where(stays, np.round(steps), np.floor(steps)).astype(np.float32)
+        self.share = np.where(stays, 0.0, steps - self.below).astype(np.float32)
+        self.free = (~stays).astype(np.float32)
+
+    def weights_at(self, up: tf.Tensor) -> dict[str, Any]:
+        """Returns the weight, by its attribute's name, `up` steps above the levels below."""
+        return {self.name: (self.below + up) * self.scale}
+
+    def settle(self, up: np.ndarray) -> None:
+        """Moves the weights `up` steps above the levels below."""
+        moved = self.weights_at(up)[self.name]
+        self.weights.assign(np.where(self.factor == 0, self.value, moved))
+        self.quantizer.set_limits(self.scale * np.float32(self.levels))

@@ -19,6 +19,7 @@ from keras_qat.training.calibration.watch import infer, show_batches
 from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.post_training.sweep import check_calibrated
+from keras_qat.training.recurrent import restore_states
 from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 
@@ -65,7 +66,6 @@ def reestimate_batch_norm(
         layer for layer in list_layers(model) if isinstance(layer, keras.layers.BatchNormalization)
     ]
     statistics = [weight for norm in norms for weight in (norm.moving_mean, norm.moving_variance)]
-    before = model.get_weights()
     graph = read_model(model)
 
     def observe(*inputs: Any) -> None:
@@ -75,24 +75,15 @@ def reestimate_batch_norm(
     watch = make_tf_function(observe)
     dtypes = [x.dtype for x in model.inputs]
     sums, count = [0.0] * len(statistics), 0
-    try:
-        with contextlib.ExitStack() as stack:
-            for norm in norms:  # The moving statistics are then the last batch's.
-                stack.enter_context(swap_attributes(norm, momentum=0.0))
-            title = "BatchNormalization"
-            for batch in show_batches(model, data, steps, batch_size, title, verbose):
-                watch(*map(tf.constant, batch, dtypes))
-                sums = [
-                    total + weight.numpy() for total, weight in zip(sums, statistics, strict=True)
-                ]
-                count += 1
-    except BaseException:
-        count = 0
-        raise
-    finally:
-        model.set_weights(before)
-        for weight, total in zip(statistics, sums, strict=True) if count else ():
-            weight.assign(np.asarray(total) / count)
+    with restore_states(model.weights), contextlib.ExitStack() as stack:
+        for norm in norms:  # The moving statistics are then the last batch's.
+            stack.enter_context(swap_attributes(norm, momentum=0.0))
+        for batch in show_batches(model, data, steps, batch_size, "BatchNormalization", verbose):
+            watch(*map(tf.constant, batch, dtypes))
+            sums = [total + weight.numpy() for total, weight in zip(sums, statistics, strict=True)]
+            count += 1
+    for weight, total in zip(statistics, sums, strict=True) if count else ():
+        weight.assign(np.asarray(total) / count)
 
 
 def _observe(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
