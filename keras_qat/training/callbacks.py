@@ -7,6 +7,7 @@ training that is saved and resumed continues in the middle of a delay.
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -28,10 +29,41 @@ from keras_qat.training.schedule import (
     share_layers,
     steps_done,
 )
-from keras_qat.training.steps.between_steps import ListedCallback, StepCallback
 from keras_qat.training.weight_limits import list_channel_weights
 
 __all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "QuantDelay"]
+
+
+class StepCallback(keras.callbacks.Callback):
+    """A callback between steps that reads no logs, so Keras need not copy them to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._supports_tf_logs = True
+
+
+class ListedCallback(keras.callbacks.Callback):
+    """A callback that knows all callbacks of `fit`, or of a custom training loop.
+
+    Keras does not pass its `CallbackList` to callbacks, but the list calls `set_model`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed: list[keras.callbacks.Callback] = []
+        """The callbacks of the list, including this one."""
+
+    def set_model(self, model: keras.Model) -> None:
+        """Sets the model, as Keras documents it."""
+        super().set_model(model)
+        frame, self.listed = inspect.currentframe(), []
+        while frame is not None:
+            caller = frame.f_locals.get("self")
+            if isinstance(caller, keras.callbacks.CallbackList):
+                is_mine = any(callback is self for callback in caller.callbacks)
+                self.listed = caller.callbacks if is_mine else []
+                return
+            frame = frame.f_back
 
 
 class _Threshold(ListedCallback):

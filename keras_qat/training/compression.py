@@ -19,9 +19,9 @@ from keras_qat.keras2.backend import keras, make_tf_function
 from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.keras2.readability import is_graph_model
 from keras_qat.ops.registry import find_row
+from keras_qat.training.callbacks import StepCallback
 from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.schedule import is_quantized
-from keras_qat.training.steps.between_steps import StepCallback
 
 __all__ = ["Cluster", "Constant", "Polynomial", "Prune"]
 

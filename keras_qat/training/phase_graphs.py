@@ -8,7 +8,8 @@ graph without branches. Custom training loops branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,19 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import pluralize, show_once, warn_caller
-from keras_qat.training.calibration.data_checks import explain_array_doubt, explain_range_doubt
+from keras_qat.training.calibration.data_checks import (
+    explain_array_doubt,
+    explain_range_doubt,
+    look_at_first_batch,
+)
 from keras_qat.training.calibration.lost_values import explain_losses
 from keras_qat.training.fake_quantization.observers import LastValue
 from keras_qat.training.fake_quantization.phase import NEVER, Phase, is_exact
-from keras_qat.training.first_batch import FirstBatch, get_first_batch
 from keras_qat.training.readiness import check_settings
 from keras_qat.training.schedule import check_process, list_quantizers, list_scheduled_layers
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming, split_thresholds
-from keras_qat.training.steps.between_steps import is_undisturbed
-from keras_qat.training.steps.optimizers import SharedUpdate, check_optimizer
+from keras_qat.training.steps.custom_training import is_undisturbed
+from keras_qat.training.steps.optimizers import check_optimizer, join_updates
 
 FIRST_STEPS = 300
 """Steps after a change for which the graph with a switch still serves.
@@ -55,7 +59,8 @@ class PhasedModel:
 
     _checked_data: bool = False
     _phase_finder: PhaseFinder | None = None
-    _first_batch: FirstBatch | None = None
+    looks: Mapping[str, int] = MappingProxyType({})
+    """Keras' function -> how often its first batch was compared with the ranges."""
     undisturbed: bool = False
     """Whether this is `fit`, and only training changes weights between the steps of an epoch."""
     _settled_at: int | None = None
@@ -137,7 +142,6 @@ class PhasedModel:
             return getattr(self, attribute)
         finder, layers = get_phase_finder(self), list(list_scheduled_layers(self))
         functions: dict[tuple[Phase | None, int, bool], Step] = {}
-        update = SharedUpdate()
 
         def run(iterator: Any) -> Any:
             if trains:
@@ -154,7 +158,7 @@ class PhasedModel:
                     backend.make_training_variables(self, iterator, training=trains)
             if not trains:
                 if self._settled_at is None and is_exact(phase):
-                    iterator = get_first_batch(self).look(name, iterator)
+                    iterator = look_at_first_batch(self, name, iterator)
                 if self._settled_at != finder.steps:
                     with backend.pause_garbage_collection():  # It may trace.
                         self.settle(phase)
@@ -168,7 +172,7 @@ class PhasedModel:
                 functions[key] = backend.silence_retracing(make(force=True))
                 setattr(self, attribute, run)
                 optimizer = self.optimizer if trains else None  # type: ignore[attr-defined]
-                with backend.pause_garbage_collection(), update.replace_method(optimizer):
+                with backend.pause_garbage_collection(), join_updates(optimizer):
                     return functions[key](iterator)  # It traces.
 
         setattr(self, attribute, run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from keras_qat.training.quantizers import (
     quantizers,
 )
 from keras_qat.training.schedule import check_quantized, list_scheduled_layers
-from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +79,11 @@ def compute_statistics(
     entries: list[QuantizerStatistics] = []
     for layer in list_scheduled_layers(model):
         weights, activations = list_layer_quantizers(layer)
-        entries += map(_measure_weight, weights, *_weights(layer))
+        quantizers_of_weights = layer.weight_quantizers.items()
+        for listed, (name, quantizer) in zip(weights, quantizers_of_weights, strict=True):
+            weight = tf.convert_to_tensor(get_quantized_weight(layer, name))
+            quantized = quantizer(weight, QUANTIZED)
+            entries.append(_measure_weight(listed, weight.numpy(), quantized.numpy()))
         entries += [
             _measure_activation(listed, histograms[quantizer])
             for listed, quantizer in zip(activations, layer.quantizers, strict=True)
@@ -100,14 +103,6 @@ def _measure_activation(quantizer: Quantizer, histogram: Histogram) -> Quantizer
     is_clipped = bool(histogram.high[-1] > ends[1])  # Else the maximum would count as above.
     above = 1 - float(not_above) if is_clipped else 0.0
     return QuantizerStatistics(quantizer, histogram, False, float(below), above, sqnr)
-
-
-def _weights(layer: ScheduledLayer) -> tuple[Iterable[np.ndarray], Iterable[np.ndarray]]:
-    """Returns the quantized weights of a layer, before and after quantization."""
-    quantizers = layer.weight_quantizers
-    before = [tf.convert_to_tensor(get_quantized_weight(layer, name)) for name in quantizers]
-    after = [q(weight, QUANTIZED) for weight, q in zip(before, quantizers.values(), strict=True)]
-    return [weight.numpy() for weight in before], [weight.numpy() for weight in after]
 
 
 def _measure_weight(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 
 import numpy as np
@@ -16,7 +15,6 @@ from keras_qat.training import phase_graphs
 from keras_qat.training.phase_graphs import MOST_RANGES, get_phase_finder
 from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
-from keras_qat.training.steps.optimizers import SharedUpdate
 from tests.helpers import images, rng, scramble, train
 from tests.networks.small import tiny_net
 
@@ -253,40 +251,6 @@ def test_steps_are_the_same_in_any_graph(first_steps, is_dead, monkeypatch):
         return numbers(qat)
 
     assert_same(trained(first_steps), trained(0))
-
-
-def test_one_update_serves_all_phases():
-    """The optimizer's update is traced for the first phase, and once for all others."""
-
-    class Counting(keras.optimizers.Adam):
-        def update_step(self, gradient, variable):
-            traced.append(variable)
-            super().update_step(gradient, variable)
-
-    def trained(shares):
-        qat = quantized()
-        qat.compile(Counting(0.01), "mse", run_eagerly=False)
-        method = (
-            SharedUpdate.replace_method
-            if shares
-            else lambda self, optimizer: contextlib.nullcontext()
-        )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SharedUpdate, "replace_method", method)
-            patch.setattr(phase_graphs, "FIRST_STEPS", 0)  # Each phase has a graph of its own.
-            callbacks = [QuantDelay(2), FreezeBatchNorm(4)]
-            y = rng(3).normal(size=(24, 3))
-            qat.fit(X[:24], y, batch_size=4, verbose=0, shuffle=False, callbacks=callbacks)
-        return qat
-
-    counts, models = [], []
-    for shares in (True, False):
-        traced: list = []
-        models.append(trained(shares))
-        counts.append(len(traced))
-    variables = len(models[0].trainable_variables)
-    assert counts == [2 * variables, 3 * variables]
-    assert_same(*map(numbers, models))
 
 
 @pytest.mark.slow

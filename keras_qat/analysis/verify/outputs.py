@@ -26,12 +26,12 @@ from keras_qat.integer_graph.float_inference import evaluate_all
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.pixel_inputs import Rescaling
 from keras_qat.integer_graph.simulate import QuantizedArray, run_examples
-from keras_qat.keras2.backend import keras
+from keras_qat.keras2.backend import keras, swap_attributes
 from keras_qat.keras2.losses import CompiledLoss
 from keras_qat.keras2.readability import defines
 from keras_qat.ops.op import FixedRange
 from keras_qat.tflite.interpreter import FileInterpreter, dequantize, to_pixels
-from keras_qat.training.first_batch import get_first_batch
+from keras_qat.training.calibration.data_checks import ALL_LOOKS
 from keras_qat.training.recurrent import Stream
 from keras_qat.training.steps.custom_training import PREDICTION
 
@@ -157,7 +157,7 @@ def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[N
     if not is_worker and not defines(type(model), *PREDICTION):
         if verbose:
             print("The model")
-        with get_first_batch(model).pause():  # The inputs were checked before.
+        with swap_attributes(model, looks=ALL_LOOKS):  # The inputs were checked before.
             return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
     outputs = []
     for start in range(0, len(tf.nest.flatten(x)[0]), batch_size):

@@ -177,13 +177,14 @@ def find_varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
 
 def _is_rescaling_by(call: Call, factor: float) -> bool:
     """Returns whether a call is a Rescaling by this factor, without an offset."""
-    layer = _get_first_layer(call)
+    layer = get_first_layer(call)
     if not isinstance(layer, keras.layers.Rescaling) or np.any(layer.offset):
         return False
     return bool(np.all(np.equal(layer.scale, factor)))
 
 
-def _get_first_layer(call: Call) -> keras.layers.Layer:
+def get_first_layer(call: Call) -> keras.layers.Layer:
+    """Returns the layer of a call, or the first one inside a wrapper."""
     return call.layer.sublayers[0] if isinstance(call.layer, QuantizeWrapper) else call.layer
 
 
@@ -227,8 +228,8 @@ def _find_norms(graph: Graph) -> Iterator[tuple[Value, keras.layers.Layer]]:
         source = inputs.get(call.inputs[0]) if len(call.inputs) == 1 else None
         if source is not None and isinstance(call.layer, Quantize):
             inputs[call.output] = source
-        elif source is not None and find_statistics(_get_first_layer(call)) is not None:
-            yield source, _get_first_layer(call)
+        elif source is not None and find_statistics(get_first_layer(call)) is not None:
+            yield source, get_first_layer(call)
 
 
 class Outliers(NamedTuple):

@@ -7,7 +7,6 @@ data. Without one, a classifier's predictions show whether it expects pixels.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.helper_layers.keras_variants import find_statistics
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import pluralize
+from keras_qat.training.calibration.lost_values import get_first_layer
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.layers import QuantizeWrapper
@@ -198,13 +198,9 @@ def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray
 
 def draw_rows(rows: np.ndarray, count: int) -> np.ndarray:
     """Returns at most `count` rows, drawn at random, because a stride may select one channel."""
-    return rows if len(rows) <= count else rows[_draw_indices(len(rows), count)]
-
-
-@functools.lru_cache(8)
-def _draw_indices(size: int, count: int) -> np.ndarray:
-    """Returns different indices below `size`, the same in each call."""
-    return np.unique(np.random.default_rng(0).integers(0, size, count))
+    if len(rows) <= count:
+        return rows
+    return rows[np.unique(np.random.default_rng(0).integers(0, len(rows), count))]
 
 
 def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
@@ -214,15 +210,14 @@ def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
 
 def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
     """Returns why data seem to be rescaled already, although the first layer is a Rescaling."""
-    for call in graph.calls:
-        layers = call.layer.sublayers if isinstance(call.layer, QuantizeWrapper) else [call.layer]
-        if isinstance(layers[0], keras.layers.Rescaling):
-            name_of_layer = layers[0].name.removeprefix(PREFIX)
-            scale = float(np.max(np.abs(layers[0].scale)))
+    for layer in map(get_first_layer, graph.calls):
+        if isinstance(layer, keras.layers.Rescaling):
+            scale = float(np.max(np.abs(layer.scale)))
             if 0 < scale * (sample.high - sample.low) < _RESCALED_TWICE:
                 return (
                     f"The data for {sample.describe(name)} seem to be rescaled already, which "
-                    f"layer '{name_of_layer}' does, by {scale:.3g}. Pass them without rescaling."
+                    f"layer '{layer.name.removeprefix(PREFIX)}' does, by {scale:.3g}. Pass them "
+                    f"without rescaling."
                 )
     return ""
 
@@ -260,8 +255,7 @@ def _probabilities(scores: np.ndarray) -> np.ndarray:
     """Returns a classifier's probabilities from them or from its logits."""
     if scores.min() >= 0 and np.all(np.abs(scores.sum(1) - 1) < 0.01):
         return scores
-    powers = np.exp(scores - scores.max(1, keepdims=True))
-    return powers / powers.sum(1, keepdims=True)
+    return np.asarray(tf.nn.softmax(scores))
 
 
 def _compute(graph: Graph, values: list[Value], name: str, x: Any) -> list[Any]:

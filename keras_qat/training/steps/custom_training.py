@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Graph
@@ -21,6 +22,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.configurations import check_modules, get_safe_mode
 from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.keras2.readability import defines
+from keras_qat.messages import LIBRARIES, get_package
 
 PREDICTION = ("predict", "predict_step", "make_predict_function")
 """Methods by which a class defines the result of `predict`."""
@@ -30,6 +32,36 @@ METHODS = (
     *("evaluate", "test_step", "make_test_function", *PREDICTION),
 )
 """Methods by which a class defines how its models train, are evaluated and predict."""
+
+HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+"""Methods of a callback that run between steps."""
+
+ASYNCHRONOUS = (
+    tf.distribute.experimental.ParameterServerStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+)
+"""Strategies with several workers: another one may count steps, or replace a lost one."""
+
+DATA = (np.ndarray, tf.Tensor, tf.data.Dataset, tf.distribute.DistributedDataset)
+"""Kinds of data that are loaded without running user code during a step."""
+
+
+def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool:
+    """Returns whether surely no user code runs between the steps of an epoch of `fit`.
+
+    Code in a `tf.data` pipeline runs ahead of the steps, and does not count.
+    """
+    hooks = [getattr(item, hook, item) for item in callbacks for hook in HOOKS]
+    arrays = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)
+    return (
+        all(get_package(base) in LIBRARIES for base in type(model).__mro__)
+        and not vars(model).keys() & {*METHODS, "reset_metrics"}
+        and not model.run_eagerly
+        and not model.autotune_steps_per_execution
+        and not isinstance(model.distribute_strategy, ASYNCHRONOUS)
+        and all(get_package(hook) in LIBRARIES for hook in hooks)
+        and all(isinstance(array, DATA) for array in arrays)
+    )
 
 
 def trains_itself(model: keras.Model) -> bool:

@@ -1,4 +1,4 @@
-"""Updates by Keras' optimizers: small variables together, and one graph for all phases.
+"""Updates of small variables by Keras' optimizers, together.
 
 An optimizer updates each variable by itself, with six operations or more. In a model with
 BatchNormalizations most operations of a step are such updates, each of a few values. They are half
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.keras2.backend import keras, make_tf_function
+from keras_qat.keras2.backend import keras, swap_attributes
 
 SMALL = 2**14
 """Elements of a variable, at most, to be updated together with others, which copies it."""
@@ -33,60 +33,35 @@ Pair = tuple[tf.Tensor, tf.Variable]
 """A gradient and its variable."""
 
 
-class SharedUpdate:
-    """Traces how an optimizer updates variables once for all training steps except the first.
+@contextlib.contextmanager
+def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
+    """Runs a block that traces a training step, in which the optimizer updates variables together.
 
-    The update does not depend on the phase of training. The first step has it inline: many models
-    need no other step, and calling a graph takes operations too.
+    Replicas of a strategy update each variable by itself. So do legacy optimizers, which have
+    another method.
     """
+    if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    original = getattr(optimizer, METHOD, None)
+    if original is None or tf.distribute.has_strategy():
+        yield
+        return
 
-    def __init__(self) -> None:
-        self._traced: dict[tuple[object, ...], Callable[..., Any]] = {}
-        """Optimizer and variables -> the function of the gradients, for its second use."""
+    def update(strategy: tf.distribute.Strategy, pairs: Iterable[Pair], **kwargs: Any) -> Any:
+        return original(strategy, update_together(optimizer, list(pairs)), **kwargs)
 
-    @contextlib.contextmanager
-    def replace_method(self, optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
-        """Runs a block that traces a training step which may use the optimizer.
-
-        Nothing is shared within a strategy, because its replicas update variables together. Legacy
-        optimizers have another method.
-        """
-        if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
-            optimizer = optimizer.inner_optimizer
-        original = getattr(optimizer, METHOD, None)
-        if original is None or tf.distribute.has_strategy():
-            yield
-            return
-
-        def update(
-            strategy: tf.distribute.Strategy, gradients: Iterable[Pair], **kwargs: Any
-        ) -> Any:
-            values, variables = zip(*gradients, strict=True)
-            key = id(optimizer), *map(id, variables), *kwargs
-
-            def apply(*values: tf.Tensor) -> Any:
-                pairs = list(zip(values, variables, strict=True))
-                return original(strategy, update_together(optimizer, pairs), **kwargs)
-
-            function = self._traced.get(key, apply)
-            self._traced.setdefault(key, make_tf_function(apply))
-            return function(*values)
-
-        vars(optimizer)[METHOD] = update  # Past Keras, which would track it.
-        try:
-            yield
-        finally:
-            del vars(optimizer)[METHOD]
+    with swap_attributes(optimizer, **{METHOD: update}):
+        yield
 
 
-def update_together(optimizer: keras.optimizers.Optimizer, pairs: Sequence[Pair]) -> list[Pair]:
+def update_together(optimizer: keras.optimizers.Optimizer, pairs: list[Pair]) -> list[Pair]:
     """Updates small variables together; the result is bit-exact with separate updates.
 
     Returns:
         The pairs that remain to be updated.
     """
     if not _is_elementwise(optimizer) or tf.executing_eagerly():
-        return list(pairs)
+        return pairs
     groups: dict[Any, list[Pair]] = collections.defaultdict(list)
     remaining = []
     for gradient, variable in pairs:
