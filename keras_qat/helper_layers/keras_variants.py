@@ -29,7 +29,7 @@ class _Computed(layers.Layer):
         source: a `WeightTensor` that computes the kernel, or its configuration.
     """
 
-    computed = "kernel"
+    computed: str
     """Name of the computed weight."""
 
     def __init__(
@@ -52,51 +52,20 @@ class _Computed(layers.Layer):
         return {**super().get_config(), "source": configurations.serialize(self.source)}
 
 
-class _ComputedKernel(_Computed):
-    kernel = _Weight()
+def _make_computed(kind: type[layers.Layer], weight: str = "kernel") -> tuple[type, type]:
+    """Returns a Keras layer class, and a registered variant of it with a computed weight."""
+    name, doc = f"Computed{kind.__name__}", f"A `{kind.__name__}` with a computed kernel."
+    members = {"computed": weight, weight: _Weight(), "__doc__": doc, "__module__": __name__}
+    return kind, register(type(name, (_Computed, kind), members))
 
 
-@register
-class ComputedConv1D(_ComputedKernel, layers.Conv1D):
-    """A `Conv1D` with a computed kernel."""
-
-
-@register
-class ComputedConv2D(_ComputedKernel, layers.Conv2D):
-    """A `Conv2D` with a computed kernel."""
-
-
-@register
-class ComputedConv1DTranspose(_ComputedKernel, layers.Conv1DTranspose):
-    """A `Conv1DTranspose` with a computed kernel."""
-
-
-@register
-class ComputedConv2DTranspose(_ComputedKernel, layers.Conv2DTranspose):
-    """A `Conv2DTranspose` with a computed kernel."""
-
-
-@register
-class ComputedDepthwiseConv2D(_Computed, layers.DepthwiseConv2D):
-    """A `DepthwiseConv2D` with a computed kernel."""
-
-    computed = "depthwise_kernel"
-    depthwise_kernel = _Weight()
-
-
-@register
-class ComputedDense(_ComputedKernel, layers.Dense):
-    """A `Dense` with a computed kernel."""
-
-
-COMPUTED: dict[type, type] = {
-    layers.Conv1D: ComputedConv1D,
-    layers.Conv2D: ComputedConv2D,
-    layers.Conv1DTranspose: ComputedConv1DTranspose,
-    layers.Conv2DTranspose: ComputedConv2DTranspose,
-    layers.DepthwiseConv2D: ComputedDepthwiseConv2D,
-    layers.Dense: ComputedDense,
-}
+COMPUTED = dict(
+    (
+        *map(_make_computed, (layers.Conv1D, layers.Conv2D, layers.Dense)),
+        *map(_make_computed, (layers.Conv1DTranspose, layers.Conv2DTranspose)),
+        _make_computed(layers.DepthwiseConv2D, "depthwise_kernel"),
+    )
+)
 """Layer class -> its variant with a computed kernel."""
 
 
@@ -129,25 +98,15 @@ class _WithMaskInput(layers.Layer):
         return super().call(sequence, mask=mask, training=training)
 
 
-@register
-class MaskedGRU(_WithMaskInput, layers.GRU):
-    """A `GRU` with a mask input."""
-
-
-@register
-class MaskedLSTM(_WithMaskInput, layers.LSTM):
-    """An `LSTM` with a mask input."""
-
-
-@register
-class MaskedSimpleRNN(_WithMaskInput, layers.SimpleRNN):
-    """A `SimpleRNN` with a mask input."""
-
-
 WITH_MASK_INPUT: dict[type, Any] = {
-    layers.GRU: MaskedGRU,
-    layers.LSTM: MaskedLSTM,
-    layers.SimpleRNN: MaskedSimpleRNN,
+    kind: register(
+        type(
+            f"Masked{kind.__name__}",
+            (_WithMaskInput, kind),
+            {"__doc__": f"A `{kind.__name__}` with a mask input.", "__module__": __name__},
+        )
+    )
+    for kind in (layers.GRU, layers.LSTM, layers.SimpleRNN)
 }
 """Layer class -> its variant with a mask input."""
 

@@ -182,6 +182,11 @@ def _count(call: Call) -> int | None:
     return products and products // getattr(call.layer, "groups", 1)
 
 
+def _list_with_computed(*kinds: type) -> tuple[type, ...]:
+    """Returns layer classes, and their variants with a computed kernel."""
+    return *kinds, *(keras_variants.COMPUTED[kind] for kind in kinds)
+
+
 CONV = Op(
     "conv",
     lambda a: compute_weighted(
@@ -192,12 +197,7 @@ CONV = Op(
         a, (-1,), of_int4="up" if a.weights.q.shape[-2] == a.q[0].shape[-1] else "fixed"
     ),
     doc="convolutions along one axis or two, with groups, strides and dilation",
-    layers=(
-        layers.Conv1D,
-        layers.Conv2D,
-        keras_variants.ComputedConv1D,
-        keras_variants.ComputedConv2D,
-    ),
+    layers=_list_with_computed(layers.Conv1D, layers.Conv2D),
     attributes=_attributes,
     defaults={"strides": 1, "padding": "valid", "dilation": 1, "data_format": "channels_last"},
     accepts=_accepts,
@@ -216,7 +216,7 @@ DEPTHWISE_CONV = dataclasses.replace(
     compute=lambda a: compute_weighted(a, partial(convolve_by_channel, a.attributes)),
     emit=_emit_depthwise,
     doc="convolutions of each channel by itself",
-    layers=(layers.DepthwiseConv1D, layers.DepthwiseConv2D, keras_variants.ComputedDepthwiseConv2D),
+    layers=(layers.DepthwiseConv1D, *_list_with_computed(layers.DepthwiseConv2D)),
     weights={"depthwise_kernel": (-2, -1)},
     products=lambda call: multiply_sizes((call.output.elements, *_find_kernel_size(call))),
     # TFLite's reference kernels refuse 4 bits, and CMSIS-NN computes some layers wrongly.
@@ -336,10 +336,7 @@ TRANSPOSE_CONV = dataclasses.replace(
     compute=lambda a: compute_weighted(a, partial(convolve_transposed, a.attributes)),
     emit=_emit_transpose,
     doc="transposed convolutions along one axis or two",
-    layers=(
-        *(layers.Conv1DTranspose, layers.Conv2DTranspose),
-        *(keras_variants.ComputedConv1DTranspose, keras_variants.ComputedConv2DTranspose),
-    ),
+    layers=_list_with_computed(layers.Conv1DTranspose, layers.Conv2DTranspose),
     attributes=_transpose_attributes,
     defaults={**CONV.defaults, "output_padding": None},
     accepts=_accepts_transpose,

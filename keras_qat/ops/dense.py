@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, multiply_sizes
-from keras_qat.helper_layers.keras_variants import ComputedDense
+from keras_qat.helper_layers.keras_variants import COMPUTED
 from keras_qat.keras2.backend import layers
 from keras_qat.ops import weighted_sums
 from keras_qat.ops.emission import ONE_PIXEL, Emission, emit_on_images
@@ -86,7 +86,7 @@ DENSE = Op(
     lambda e: _emit_product(e, e.inputs[0], e.outputs[0], lambda q: q.T),
     prepare=lambda a: _prepare(a, (-1,)),
     doc="products with a matrix along the last axis",
-    layers=(layers.Dense, ComputedDense),
+    layers=(layers.Dense, COMPUTED[layers.Dense]),
     attributes=lambda call: {"form": FORM},
     defaults={"form": FORM},
     integers=(),

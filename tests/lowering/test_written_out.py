@@ -6,7 +6,6 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
-from keras_qat.ops.weighted_sums import RECENT
 from tests.helpers import images, quantize_on, scramble
 from tests.networks.forms.written_out import LAYERS
 from tests.networks.small import functional, layers
@@ -88,36 +87,3 @@ def test_layers_that_cannot_be_written_out_keep_their_weights_in_int8():
     reasons = keras_qat.plan(keras.Model(inputs, outputs)).float_layers
     assert reasons.keys() == {"open", "gaps", "regularized"}
     assert all("its weights are int8" in reason for reason in reasons.values())
-
-
-BOUNDARIES = [-0.5, 0.3, 0.9]
-with_wide_quantize = pytest.mark.skipif(
-    not RECENT, reason="TensorFlow before 2.17 has no QUANTIZE from int8 to int16"
-)
-
-
-@with_wide_quantize
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("mode", ["int", "one_hot", "multi_hot", "count"])
-def test_bins_have_the_boundaries_of_the_layer(mode):
-    """Numbers that are not close to a boundary are in the same bin as in float."""
-
-    def build(x):
-        y = layers.Discretization(BOUNDARIES, output_mode=mode)(x)
-        return layers.Embedding(4, 4, embeddings_initializer="identity")(y) if mode == "int" else y
-
-    count = 1 if mode == "one_hot" else 3
-    model = functional((count,), build=build)
-    x = np.random.default_rng(1).choice([-2.0, -0.6, -0.4, 0.2, 0.4, 0.8, 1.0, 1.5], (64, count))
-    qat = quantize_on(model, x, strict=True)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
-    np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.02)
-
-
-@with_wide_quantize
-def test_a_single_boundary():
-    model = functional((1,), build=layers.Discretization([0.3], output_mode="one_hot"))
-    x = np.append(np.linspace(-1, 0.28, 32), np.linspace(0.32, 1, 32))[:, None]
-    qat = quantize_on(model, x, strict=True)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
-    np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.01)

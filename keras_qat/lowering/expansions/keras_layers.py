@@ -1,4 +1,4 @@
-"""Expands convolutions and pooling of volumes, and layers that encode categories.
+"""Expands convolutions and pooling of volumes, and a few other layers.
 
 Convolutions of volumes become convolutions of slices. The slices that a kernel covers become
 channels of one image.
@@ -10,14 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.lowering.expand_call import Expansion, require
-from keras_qat.ops.composed import NO_WIDE
 from keras_qat.ops.movement import read_window
 
 
@@ -151,37 +149,9 @@ def _complete(layer: keras.layers.Layer, y: tf.Tensor) -> tf.Tensor:
     return y if layer.activation in (None, keras.activations.linear) else layer.activation(y)
 
 
-def _discretize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Compute `Discretization`: a value's bin is the number of boundaries that it reaches."""
-    boundaries = np.asarray(layer.bin_boundaries, np.float32)
-    require(not layer.sparse and boundaries.size and not NO_WIDE)
-    reached = tf.cast(x[..., None] >= boundaries, tf.float32)
-    below, above = reached[..., :-1], reached[..., 1:]
-    parts = [1.0 - reached[..., :1], *([below - above] if boundaries.size > 1 else [])]
-    one_hot = tf.concat([*parts, reached[..., -1:]], -1)
-    if layer.output_mode == "int":
-        return tf.argmax(one_hot, -1, layer.compute_dtype)
-    return _combine(one_hot, layer.output_mode)
-
-
-def _encode(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Compute `CategoryEncoding` of indices."""
-    require(not layer.sparse)
-    return _combine(tf.one_hot(x, layer.num_tokens), layer.output_mode)
-
-
-def _combine(one_hot: tf.Tensor, mode: str) -> tf.Tensor:
-    """Return the one-hot vectors of an example, their sum or their maximum."""
-    if mode == "one_hot":
-        return tf.squeeze(one_hot, -2) if one_hot.shape[-2] == 1 else one_hot
-    return {"multi_hot": tf.reduce_max, "count": tf.reduce_sum}[mode](one_hot, -2)
-
-
 EARLY_LAYERS: dict[type, Callable[[Any, Any], Any]] = {
-    layers.CategoryEncoding: _encode,
     layers.CenterCrop: _crop_center,
     **dict.fromkeys((layers.Conv1D, layers.Conv2D), _convolve_steps),
     layers.Conv3D: _expand_conv3d,
-    layers.Discretization: _discretize,
 }
 """Layer class -> a function of the layer and its input."""

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import get_kind, get_operands, read_array, read_scalar
 from keras_qat.graph.sizes import BATCH, find_sizes, is_example_index
 from keras_qat.helper_layers.operations import Roll
@@ -22,7 +21,6 @@ from keras_qat.lowering.expand_call import (
     require,
 )
 from keras_qat.lowering.read_operations import HIDES
-from keras_qat.ops.movement import MAX_SLICED
 from keras_qat.ops.slicing import SLICE, items_for_axes
 
 
@@ -85,29 +83,10 @@ def _getitem(tensor: tf.Tensor, slice_spec: Any) -> tf.Tensor:
     call = get_call(tensor)
     ranges = SLICE.attributes(call)["parts"]
     require(len(call.inputs) == 1 and ranges)
-    if len(tensor.shape) > MAX_SLICED:
-        return _slice_axis_by_axis(tensor, call, ranges)
     # Keras does not infer the shape of `sizes[::-1]` if a size is open.
     is_vector = len(tensor.shape) == len(call.output.shape) == 1
     require(is_vector and not tensor.dtype.is_floating and ranges == ((None, None, -1),))
     return tf.reverse(tensor, [0])
-
-
-def _slice_axis_by_axis(x: tf.Tensor, call: Call, ranges: Any) -> tf.Tensor:
-    """Slice a tensor of many axes along one axis at a time, with the axes around it merged."""
-    sizes: list[Any] = list(x.shape)
-    require(None not in (*sizes[1:], *call.output.shape[1:]) and ranges[0] == (None, None, 1))
-    for axis, (start, stop, step) in enumerate(ranges[1:], 1):
-        if axis in SLICE.attributes(call)["dropped"]:
-            stop = start + 1 or None
-        left = len(range(*slice(start, stop, step).indices(sizes[axis])))
-        if left == sizes[axis] and step == 1:
-            continue
-        around = math.prod(sizes[1:axis]), math.prod(sizes[axis + 1 :])
-        x = tf.reshape(x, [-1, around[0], sizes[axis], around[1]], name=f"joined_{axis}")
-        x = x[:, :, start:stop:step]
-        sizes[axis] = left
-    return tf.reshape(x, [-1, *call.output.shape[1:]])
 
 
 def _strided_slice(input_: tf.Tensor, begin: Any, end: Any, strides: Any = ()) -> tf.Tensor:

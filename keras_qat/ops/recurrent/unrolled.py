@@ -311,7 +311,7 @@ GRU = Op(
     prepare=_prepare,
     doc=f"GRU over up to {MOST_STEPS} steps, unrolled; its output has 256 steps from -1 to 1; "
     "its state may be given",
-    layers=(layers.GRU, keras_variants.MaskedGRU),
+    layers=(layers.GRU, keras_variants.WITH_MASK_INPUT[layers.GRU]),
     attributes=_read_attributes,
     accepts=partial(_accepts, "tanh and sigmoid or hard_sigmoid", GATES),
     integers=(),
@@ -336,7 +336,7 @@ MASKED_LSTM = dataclasses.replace(
     GRU,
     name="masked_lstm",
     doc=f"LSTM with a mask over up to {MOST_STEPS} steps, unrolled; output as for GRU",
-    layers=(keras_variants.MaskedLSTM,),
+    layers=(keras_variants.WITH_MASK_INPUT[layers.LSTM],),
     converts={},
     products=partial(count_steps, 4),
 )
@@ -345,7 +345,7 @@ SIMPLE_RNN = dataclasses.replace(
     GRU,
     name="simple_rnn",
     doc=f"SimpleRNN over up to {MOST_STEPS} steps, unrolled, with tanh; output as for GRU",
-    layers=(layers.SimpleRNN, keras_variants.MaskedSimpleRNN),
+    layers=(layers.SimpleRNN, keras_variants.WITH_MASK_INPUT[layers.SimpleRNN]),
     products=partial(count_steps, 1),
     accepts=partial(_accepts, "tanh and relu", {"activation": TANH}),
 )

@@ -3,7 +3,6 @@
 import numpy as np
 import tensorflow as tf
 
-import keras_qat
 from tests.helpers import images, keras, layers
 from tests.networks.forms.form import Form, forms
 
@@ -47,28 +46,6 @@ LIMITS = forms(
     np.random.default_rng(0).uniform(0.1, 0.5, (16, 4)).astype(np.float32),
     sqnr=44,
 )
-SIZES = 2, 3, 2, 1, 4
-SLICES = {
-    "two axes": lambda x: x[:, :, 1:, :, :, 1:3],
-    "entries": lambda x: x[:, -1, 1, ..., 2],
-    "backwards, and new axes": lambda x: x[:, None, :, ::-2, 0, ..., None],
-    "nothing left out": lambda x: x[:, :, :, None],
-}
-MANY_AXES = {
-    **forms(SLICES, images(8, SIZES)),
-    "of integers": Form(
-        lambda x: keras.backend.cast(x[:, :, 2], "float32"),
-        (np.round(9 * images(8, SIZES)).astype("int32"),),
-    ),
-    **{
-        f"{norm} of {argument}": Form(
-            lambda x, norm=norm, argument=argument: getattr(layers, norm)(argument)(x),
-            (images(32, SIZES),),
-            recipe=keras_qat.recipes.int8().override(norm, quantize=True),
-        )
-        for norm, argument in (("LayerNormalization", (-2, -1)), ("GroupNormalization", 2))
-    },
-}
 STEPS = np.arange(4)[None]
 FUNCTIONS = {
     "tile": lambda x: tf.tile(STEPS, [tf.shape(x)[0], 1]),
@@ -172,7 +149,6 @@ FORMS = {
     "rows of constants": ROWS_OF_CONSTANTS,
     "constant products": CONSTANT_PRODUCTS,
     "limits": LIMITS,
-    "many axes": MANY_AXES,
     "integer types": INTEGER_TYPES,
     "tokens": TOKENS,
     "gather nd": GATHER_ND,

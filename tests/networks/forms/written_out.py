@@ -1,7 +1,5 @@
 """Keras' layers without an integer kernel, which are written out."""
 
-import numpy as np
-
 from tests.helpers import images, layers
 from tests.networks.forms.form import Form, forms
 
@@ -25,14 +23,6 @@ OTHERS = {
 }
 
 
-def encoded(mode, dtype):
-    """Categories of integers."""
-    count = 1 if mode == "one_hot" else 3
-    x = np.random.default_rng(1).integers(0, 5, (64, count)).astype(dtype)
-    encode = lambda x: layers.CategoryEncoding(5, output_mode=mode)(x)  # noqa: E731
-    return Form(lambda x: layers.Dense(2)(encode(x)), (x,))
-
-
 WRITTEN_OUT = {
     **{
         name: Form(
@@ -41,11 +31,6 @@ WRITTEN_OUT = {
         for name, (make, shape) in LAYERS.items()
     },
     **forms({name: lambda x, f=f: f()(x) for name, f in OTHERS.items()}, images(16, (4, 6, 3))),
-    **{
-        f"{mode} of {dtype}": encoded(mode, dtype)
-        for mode in ("one_hot", "multi_hot", "count")
-        for dtype in ("int32", "int64")
-    },
     "center crop": Form(lambda x: layers.CenterCrop(3, 4)(x), (images(8, (6, 7, 2)),)),
 }
 FORMS = {

@@ -1,6 +1,6 @@
 """Operators with weights."""
 
-from keras_qat.helper_layers.keras_variants import WITH_MASK_INPUT, MaskedLSTM
+from keras_qat.helper_layers.keras_variants import WITH_MASK_INPUT
 from keras_qat.helper_layers.operations import ROUNDINGS, Indices, OnGrid, Positions, WeightTensor
 from keras_qat.keras2.backend import keras
 from tests.ops.examples.example import Example, chosen, sizes
@@ -179,7 +179,9 @@ def _masked_lstm(numbers):
     names = ("return_sequences", "go_backwards", "use_bias")
     options = {name: bool(numbers.random() < 0.5) for name in names}
     steps, features, units = sizes(numbers, 1, 7, 3)
-    kind = MaskedLSTM(units, recurrent_activation=chosen(numbers, *_SIGMOIDS), **options)
+    kind = WITH_MASK_INPUT[_layers.LSTM](
+        units, recurrent_activation=chosen(numbers, *_SIGMOIDS), **options
+    )
     return _with_mask(kind, steps, features)
 
 
