@@ -141,13 +141,6 @@ def find_sizes(shape: object, facts: Facts | None = None) -> list[Any] | None:
     ]
 
 
-def find_known_sizes(shape: object, facts: Facts | None = None) -> list[int] | None:
-    """Returns the sizes in a shape if they are equal for all batch sizes; None otherwise."""
-    sizes = find_sizes(shape, facts)
-    is_known = sizes and all(isinstance(size, int) and size >= 0 for size in sizes)
-    return sizes if is_known else None
-
-
 def find_size(value: Value) -> Any:
     """Returns the size that a scalar holds, such as `tf.shape(x)[1]`; None if unknown.
 
@@ -345,8 +338,9 @@ def infer_shapes(call: Call, facts: Facts) -> list[Shape]:
     def replace(value: Value) -> tf.Tensor:
         """Returns the sizes that a value holds, or a placeholder for it."""
         is_open = value.is_float or None in value.shape
-        sizes = None if is_open else find_known_sizes(value, facts)
-        return _make_placeholder(sizes or None, value.shape, value.dtype)
+        sizes = None if is_open else find_sizes(value, facts)
+        is_known = sizes and all(isinstance(size, int) and size >= 0 for size in sizes)
+        return _make_placeholder(sizes if is_known else None, value.shape, value.dtype)
 
     return _infer_in_graph(call, replace)
 

@@ -22,6 +22,7 @@ from keras_qat.graph.precision import get_policy, is_half, use_policy
 from keras_qat.keras2.backend import KerasTensor, keras
 from keras_qat.keras2.layers_and_models import accepts_training, rename, take_nodes
 from keras_qat.lowering.builder import LoweringContext, get_suffix
+from keras_qat.tracing.check_trace import draw_like
 
 Known = TypeVar("Known")
 
@@ -201,12 +202,9 @@ def _is_right(traced: _Traced, context: LoweringContext) -> bool:
 
 def _compare(traced: _Traced) -> bool:
     """Compute a call and its expansion on 2 random examples, with 8 for open sizes."""
-    call, stand_ins, draw = traced.call, traced.stand_ins, np.random.default_rng(0)
-    tensors: dict[int, tf.Tensor] = {}
-    for value, symbol in stand_ins.items():
-        sizes = [size or (8 if axis else 2) for axis, size in enumerate(value.shape)]
-        drawn = draw.normal(size=sizes) if value.is_float else draw.integers(0, 2, sizes)
-        tensors[id(symbol)] = tf.cast(drawn, value.dtype)
+    call, stand_ins = traced.call, traced.stand_ins
+    drawn = draw_like(stand_ins.values())
+    tensors = dict(zip(map(id, stand_ins.values()), drawn, strict=True))
 
     def find(leaf: Any) -> Any:
         return tensors.get(id(stand_ins[leaf] if isinstance(leaf, Value) else leaf), leaf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,17 +21,22 @@ SIZE = 8
 """Size of unknown axes in the random inputs."""
 
 
-def draw_inputs(trace: Trace) -> list[tf.Tensor]:
-    """Draws random inputs for a trace, followed by their masks."""
+def draw_like(symbols: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+    """Draws random tensors with the shapes and types of symbolic ones, for two examples."""
     generator = np.random.default_rng(0)
     tensors = []
-    for symbol in (*trace.inputs.values(), *trace.masks.values()):
-        sizes = [SIZE if size is None else size for size in symbol.shape]
-        sizes[:1] = [2 if symbol.shape[0] is None else symbol.shape[0]] if sizes else []
+    for symbol in symbols:
+        unknown = [SIZE if axis else 2 for axis in range(len(symbol.shape))]
+        sizes = [n if size is None else size for n, size in zip(unknown, symbol.shape, strict=True)]
         is_float = symbol.dtype.is_floating
         values = generator.normal(size=sizes) if is_float else generator.integers(0, 2, sizes)
         tensors.append(tf.cast(values, symbol.dtype))
     return tensors
+
+
+def draw_inputs(trace: Trace) -> list[tf.Tensor]:
+    """Draws random inputs for a trace, followed by their masks."""
+    return draw_like((*trace.inputs.values(), *trace.masks.values()))
 
 
 def find_deviation(call: Call, trace: Trace) -> str:
