@@ -24,9 +24,6 @@ from keras_qat.ops.movement import read_axes
 IN_INTEGERS = layers.LayerNormalization, layers.GroupNormalization
 """Layers that are expanded only if they are computed in integers."""
 
-MOST_AXES = 5
-"""Most axes of a tensor that the operators support."""
-
 
 def _normalize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Normalize along the last axes, between two Permutes."""
@@ -35,26 +32,12 @@ def _normalize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     others = [axis for axis in range(rank) if axis not in axes]
     order, is_list = [*others, *axes], isinstance(layer.axis, (list, tuple))
     require(len(axes) == 1 or not isinstance(layer, layers.UnitNormalization))
-    require(layer.activity_regularizer is None)
-    if order == sorted(order):
-        require(rank > MOST_AXES and type(layer) in IN_INTEGERS and len(others) > 1)
-        return _merge_other_axes(
-            layer, x, len(others), list(range(-len(axes), 0)) if is_list else -1
-        )
+    require(layer.activity_regularizer is None and order != sorted(order))
     require(0 not in axes and axes == sorted(axes))
     last = list(range(len(others), rank))
     x = layers.Permute(order[1:], name="turned")(x)
     x = clone(layer, axis=last if is_list else last[0])(x)
     return layers.Permute([order.index(axis) for axis in range(1, rank)], name="turned_back")(x)
-
-
-def _merge_other_axes(layer: keras.layers.Layer, x: tf.Tensor, count: int, axis: Any) -> tf.Tensor:
-    """Normalize a tensor after merging its first `count` axes without the batch."""
-    sizes = x.shape[1:]
-    require(None not in sizes)
-    rows, last = math.prod(sizes[: count - 1]), sizes[count - 1 :]
-    x = layers.Reshape((rows, *last), name="joined")(x)
-    return layers.Reshape(sizes, name="parted")(clone(layer, axis=axis)(x))
 
 
 def _normalize_batch(layer: keras.layers.Layer, x: tf.Tensor, **options: object) -> tf.Tensor:
