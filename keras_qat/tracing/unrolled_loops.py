@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,9 +22,8 @@ MOST_STEPS = 32
 def unroll_loops() -> Iterator[None]:
     """Unrolls loops with a known trip count over symbolic tensors inside a `with` block.
 
-    These are `tf.scan`, `tf.foldl`, `tf.foldr`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop`
-    and `K.rnn`. `tf.cond` executes one branch if the condition depends on sizes alone, and a
-    `tf.TensorArray` is a list.
+    These are `tf.scan`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop` and `K.rnn`. `tf.cond`
+    executes one branch if the condition depends on sizes alone, and a `tf.TensorArray` is a list.
     """
     backend: Any = inspect.getmodule(keras.backend.rnn)
     with contextlib.ExitStack() as block:
@@ -82,18 +80,6 @@ def _scan(
         states.append(fn(states[-1], row))
     states = states if initializer is None else states[1:]
     return tf.nest.map_structure(lambda *x: tf.stack(x[::-1] if reverse else x), *states)
-
-
-def _fold(
-    fn: Callable[[Any, Any], Any],
-    elems: Any,
-    initializer: Any = None,
-    *,
-    order: int = 1,
-    **kwargs: object,
-) -> Any:
-    rows = _split_steps(elems)[::order]
-    return functools.reduce(fn, rows if initializer is None else [initializer, *rows])
 
 
 def _map(fn: Callable[[Any], Any], elems: Any, *args: object, **kwargs: object) -> Any:
@@ -187,8 +173,6 @@ class _Steps:
 
 _REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "scan": _scan,
-    "foldl": _fold,
-    "foldr": functools.partial(_fold, order=-1),
     "map_fn": _map,
     "vectorized_map": _map,
     "while_loop": _while_loop,

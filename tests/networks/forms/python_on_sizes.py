@@ -158,12 +158,6 @@ def array_of_rows(layer, x):
 
 
 @habit
-def folds(layer, x):
-    rows, add = tf.transpose(x, (1, 0, 2)), lambda y, row: step(layer, y) + row
-    return tf.foldl(add, rows) + tf.foldr(add, rows, x[:, 1]) + K.foldl(add, rows)
-
-
-@habit
 def maps(layer, x):
     rows, function = tf.transpose(x, (1, 0, 2)), lambda row: step(layer, row)
     return tf.map_fn(function, rows) + tf.vectorized_map(function, rows) + K.map_fn(function, rows)
