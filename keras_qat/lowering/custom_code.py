@@ -130,33 +130,27 @@ def find_normalization(graph: Graph, of_weights: set[Value]) -> str:
 
     Values in `of_weights` depend on weights alone, and are computed in float.
     """
-    readers = graph.consumers()
 
-    def find_sources(call: Call) -> list[Call]:
-        return [value.producer for value in call.inputs if value.producer is not None]
+    def find_sources(value: Value) -> list[Value]:
+        return [] if value.producer is None else value.producer.inputs
 
-    def find_results(value: Value) -> list[Value]:
-        return [result for call in readers[value] for result in flatten_values(call.outputs)]
-
-    def is_divisor(value: Value) -> bool:
-        """Return whether a call divides by a tensor, or by a result of it."""
-        results = set(reach([value], find_results))
-        for call in [call for result in results for call in readers[result]]:
-            divisor = get_argument(call, "y") if "div" in get_kind(call) else None
-            is_result = isinstance(divisor, Value) and divisor in results
-            if is_result or get_kind(call) in ("reciprocal", "rsqrt"):
-                return True
-        return False
-
+    divisors: list[object] = []
+    for call in [*graph.calls, *graph.loss_only]:
+        if "div" in get_kind(call):
+            divisors.append(get_argument(call, "y"))
+        elif get_kind(call) in ("reciprocal", "rsqrt"):
+            divisors += call.inputs
+    divides = set(reach([x for x in divisors if isinstance(x, Value)], find_sources))
     for call in graph.calls:
-        kind = get_kind(call)
-        if of_weights.issuperset(flatten_values(call.outputs)):
+        kind, outputs = get_kind(call), flatten_values(call.outputs)
+        if of_weights.issuperset(outputs):
             continue
         measures = kind in DEVIATIONS
         if kind in ROOTS:
-            measures = any(get_kind(earlier) in SIZES for earlier in reach([call], find_sources))
+            before = [value.producer for value in reach(call.inputs, find_sources)]
+            measures = any(earlier and get_kind(earlier) in SIZES for earlier in before)
         if kind != "rsqrt":
-            measures = measures and any(map(is_divisor, flatten_values(call.outputs)))
+            measures = measures and not divides.isdisjoint(outputs)
         if measures or kind in NORMALIZES:
             return name_in_tensorflow(call.layer)
     return ""
