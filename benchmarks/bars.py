@@ -22,7 +22,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 
 LIMITS = {
-    "lines of keras_qat": 53_400,
+    "lines of keras_qat": 53_350,
     "lines of tests": 49_500,
     "longest file, lines": 400,
     "parameters typed Any, %": 8.0,
