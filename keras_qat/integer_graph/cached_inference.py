@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -26,6 +27,9 @@ from keras_qat.keras2.backend import keras, trace_after_few_calls
 DECIDES = 3
 """Traces of inference with only the branches that ranges and weights choose. After these, inference
 is traced with all branches."""
+
+LARGE = 1 << 26
+"""Bytes of a weight of which only a hash is kept."""
 
 Resolve = Callable[[], ResolvedGraph]
 Prepare = Callable[[ResolvedGraph], Prepared]
@@ -53,8 +57,8 @@ class CachedInference:
         """Number of traces of inference. Functions of an earlier version are out of date."""
         self.resolved: ResolvedGraph | None = None
         """The resolved graph of the weights of the last `look`, if the caller stored it here."""
-        self._weights: list[tf.Tensor] = []
-        """The values of the model's weights in the last `look`."""
+        self._weights: list[tf.Tensor | bytes] = []
+        """The values of the model's weights in the last `look`, or hashes of large ones."""
         self.weights_version = self._prepared_version = 0
         """Version of the weights in the last `look`, and in the last `refresh`."""
         self.seconds = 0.0
@@ -66,7 +70,7 @@ class CachedInference:
 
     def look(self) -> None:
         """Drops `resolved` if ranges or weights have changed."""
-        weights = self._read()
+        weights = list(map(_remember, self._read()))
         if not self._weights or not all(map(_is_unchanged, self._weights, weights)):
             self._weights, self.resolved = weights, None
             self.weights_version += 1
@@ -78,7 +82,7 @@ class CachedInference:
         if version == self._prepared_version and is_same:
             return
         start, resolved = time.perf_counter(), self._resolve()
-        finite = all(map(_is_finite, self._weights))
+        finite = all(map(_is_finite, self._read()))
         prepared = replace_unless_finite(finite, self._prepare(resolved))
         self.seconds = time.perf_counter() - start
         offset = tf.constant(0.0 if finite else np.nan)
@@ -137,7 +141,20 @@ def add_to_floats(offset: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     return tensor + tf.cast(offset, tensor.dtype) if tensor.dtype.is_floating else tensor
 
 
-def _is_unchanged(before: tf.Tensor, now: tf.Tensor) -> bool:
+def _remember(weight: tf.Tensor) -> tf.Tensor | bytes:
+    """Returns a weight, or a hash of its bytes if it is large, such as an embedding table.
+
+    TensorFlow copies a table whenever it is read, so keeping its values would take memory.
+    """
+    values = np.asarray(weight)
+    if values.nbytes < LARGE:
+        return weight
+    return hashlib.sha256(values.reshape(-1).view(np.uint8).data).digest()
+
+
+def _is_unchanged(before: tf.Tensor | bytes, now: tf.Tensor | bytes) -> bool:
+    if isinstance(now, bytes):
+        return before == now
     # A buffer that is still referenced is never overwritten, so equal addresses suffice.
     one, other = np.asarray(before), np.asarray(now)
     return one.ctypes.data == other.ctypes.data or np.array_equal(one, other)

@@ -18,7 +18,7 @@ from keras_qat.arithmetic.fixed_point import exact_multiplier
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.op import Op
-from keras_qat.ops.weights import Weights, compute_reach, count_terms
+from keras_qat.ops.weights import Weights, compute_reach, count_terms, map_rows
 from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.batch_norm.factor_and_bias import compute_factor_and_bias, scale_channels
 from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
@@ -75,15 +75,21 @@ def quantize_table(
     in_graph: bool,
 ) -> Weights:
     """Quantizes an embedding table to its output's parameters, rounded as in training."""
-    table = tf.convert_to_tensor(wrapper.layer.embeddings)
     scale = output.as_tensors().scale
-    if quantizer is not None:
-        limits = quantizer.observe(None, training=False)
-        table = fake_quant.fake_quantize(table, limits[0], limits[1], quantizer.spec.bits)
-    q = tf.round(tf.cast(table, tf.float64) / scale)
+    limits = None if quantizer is None else quantizer.observe(None, training=False)
+
+    def quantize(rows: tf.Tensor) -> tf.Tensor:
+        if limits is not None and quantizer is not None:
+            rows = fake_quant.fake_quantize(rows, limits[0], limits[1], quantizer.spec.bits)
+        q = tf.round(tf.cast(rows, tf.float64) / scale)
+        return tf.cast(q, tf.int32 if quantizer is None else tf.int16)
+
+    q = map_rows(quantize, tf.convert_to_tensor(wrapper.layer.embeddings))
     scale = tf.reshape(scale, [1, 1])
     if not in_graph:
-        q, scale = q.numpy(), scale.numpy()
+        scale = scale.numpy()
+    elif isinstance(q, np.ndarray):
+        q = tf.constant(q)
     return Weights("embeddings", q, scale, bits=output.bits)
 
 

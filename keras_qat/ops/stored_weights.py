@@ -14,6 +14,7 @@ from keras_qat.keras2.backend import layers
 from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import accept_float
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange, get_held_dtype
+from keras_qat.ops.weights import map_rows
 
 INDICES = ("int32", "int64")
 """Types of indices that GATHER supports; others are converted."""
@@ -26,10 +27,9 @@ def _store(values: np.ndarray, params: QuantParams) -> np.ndarray:
 
 def _prepare(a: Arguments) -> tuple[Any, Any]:
     """Returns the table, and its scale divided by the output's."""
-    table = a.weights.q
-    if isinstance(table, np.ndarray):
-        table = tf.constant(table.astype(np.float32))
-    return table, tf.reshape(tf.cast(a.weights.scale, tf.float64), []) / a.output.scale
+    return tf.convert_to_tensor(a.weights.q), tf.reshape(
+        tf.cast(a.weights.scale, tf.float64), []
+    ) / a.output.scale
 
 
 def _compute(a: Arguments) -> tf.Tensor:
@@ -43,12 +43,13 @@ def _compute(a: Arguments) -> tf.Tensor:
 def _emit(e: Emission) -> None:
     weights, params = e.weights, e.params
     (scale,) = np.asarray(weights.scale, np.float64).reshape(-1)
-    table = np.round(np.asarray(weights.q, np.float64) * (scale / np.float64(params.scale)))
+    ratio = scale / np.float64(params.scale)
+    table = map_rows(lambda rows: _store(np.round(rows * ratio), params), np.asarray(weights.q))
     indices = e.inputs[0]
     if e.dtype(indices) not in INDICES:
         indices = e.temporary("indices", e.shape(indices), "int32")
         e.cast(e.inputs[0], indices)
-    e.add("GATHER", [e.constant("table", _store(table, params), params), indices], axis=0)
+    e.add("GATHER", [e.constant("table", table, params), indices], axis=0)
 
 
 EMBEDDING = Op(

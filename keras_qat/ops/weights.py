@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
+
+BLOCK = 1 << 20
+"""Values of a table that are computed at a time."""
+
+
+def map_rows(compute: Callable[[Any], Any], table: Any) -> Any:
+    """Computes a table's rows block by block, which takes little memory for a large table.
+
+    Returns:
+        An array, or a tensor if the table is a tensor of a graph.
+    """
+    if tf.is_tensor(table) and not tf.executing_eagerly():
+        return compute(table)
+    count = max(1, BLOCK // max(1, math.prod(table.shape[1:])))
+    first = np.asarray(compute(table[:count]))
+    result = np.empty((len(table), *first.shape[1:]), first.dtype)
+    result[:count] = first
+    for start in range(count, len(table), count):
+        result[start : start + count] = compute(table[start : start + count])
+    return result
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

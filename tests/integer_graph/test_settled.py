@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
+from keras_qat.integer_graph import cached_inference
 from keras_qat.integer_graph.cached_inference import DECIDES
 from keras_qat.keras2.backend import keras
 from keras_qat.layers import Quantize
@@ -198,3 +199,16 @@ def test_norms_of_one_size_are_traced_as_one_function():
     operations = qat._inference.settled._traced.graph.get_operations()
     assert len({op.get_attr("f").name for op in operations if op.type == "PartitionedCall"}) == 1
     assert len([op for op in operations if op.type != "Placeholder"]) < 100
+
+
+def test_a_change_of_a_large_table_counts(monkeypatch):
+    monkeypatch.setattr(cached_inference, "LARGE", 64)
+    ids = np.arange(32).reshape(8, 4) % 9
+    model = functional((4,), build=lambda x: layers.Dense(3)(layers.Embedding(9, 6)(x)))
+    qat = observe(keras_qat.quantize_model(model), ids)
+    before = qat.predict(ids, verbose=0)
+    (table,) = [weight for weight in qat.weights if weight.shape == (9, 6)]
+    table.assign(tf.reverse(table, [0]))
+    after = qat.predict(ids, verbose=0)
+    np.testing.assert_array_equal(after, of_the_file(qat, ids))
+    assert np.any(before != after)
