@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from numpy.typing import NDArray
 
 from keras_qat.analysis.verify.causes import is_constant
@@ -21,7 +20,7 @@ from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import int8, int16x8
 from keras_qat.graph.calls import flatten_values
-from keras_qat.graph.rebuild_model import evaluate_graph
+from keras_qat.integer_graph.float_inference import evaluate_all, make_evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.integer_graph.simulate import QuantizedArray, Simulation, run_examples
@@ -36,8 +35,6 @@ from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.rewriting.strip import strip_quantization
 from keras_qat.training.calibration.calibrate import calibrate
 from keras_qat.training.calibration.lost_values import explain_losses
-from keras_qat.training.calibration.watch import infer
-from keras_qat.training.fake_quantization.phase import IN_FLOAT
 from keras_qat.training.post_training.bias_correction import bias_correction
 from keras_qat.training.post_training.equalize import equalize
 from keras_qat.training.quantizers import PREFIX
@@ -46,9 +43,7 @@ from keras_qat.training.schedule import (
     check_quantized,
     get_float_reason,
     get_recipe,
-    list_scheduled_layers,
 )
-from keras_qat.training.scheduled_layer import assuming
 
 FITTED = 256
 """Maximum number of examples for the ranges and biases of remedies."""
@@ -163,10 +158,18 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
             f"'{model.name}' keeps its states from batch to batch, which diagnose does not "
             f"support. Build the same model with stateful=False and diagnose that."
         )
-    fitted = pack_inputs(get_inputs(model), [array[::2][:FITTED] for array in arrays])
-    tested = pack_inputs(get_inputs(model), [array[1::2][:examples] for array in arrays])
+    inputs = get_inputs(model)
+    size = inputs.batch_size or 1
+    is_tested = np.arange(len(arrays[0])) // size % 2 == 1
+
+    def select(rows: NDArray[Any], count: int) -> Any:
+        """Packs at most `count` of these examples, in full batches if their size is fixed."""
+        count = max(count // size, 1) * size
+        return pack_inputs(inputs, [array[rows][:count] for array in arrays])
+
+    fitted, tested = select(~is_tested, FITTED), select(is_tested, examples)
     graph = resolve_to_export(model)
-    exact, inside = _compute_in_float(model, graph, read_arrays(model, tested))
+    exact, inside = _compute_in_float(graph, read_arrays(model, tested))
     simulation = run_examples(graph, tested, graph.origin.file_family)
     falls = _find_falls(model, graph, simulation, inside)
     problems = [*_find_unfit_ranges(graph, arrays), *explain_losses(graph.origin.calls, arrays)]
@@ -266,22 +269,17 @@ def _list_remedies(
 
 
 def _compute_in_float(
-    model: keras.Model, graph: ResolvedGraph, arrays: list[NDArray]
+    graph: ResolvedGraph, arrays: list[NDArray]
 ) -> tuple[list[NDArray], dict[Tensor, NDArray]]:
     """Computes the outputs without quantization, and each inner tensor that has a range."""
     calls = graph.origin.calls
     inside = {tensor: value for tensor, value in graph.values.items() if tensor.params}
-    extended = dataclasses.replace(
-        calls, outputs=[flatten_values(calls.outputs), list(inside.values())]
-    )
-    inputs = [
-        tf.constant(x, value.dtype)
-        for x, value in zip(arrays, flatten_values(calls.inputs), strict=True)
-    ]
-    with assuming(IN_FLOAT, list(list_scheduled_layers(model))):
-        outputs, tensors = evaluate_graph(extended, inputs, infer)
-    by_tensor = {tensor: y.numpy() for tensor, y in zip(inside, tensors, strict=True)}
-    return [y.numpy() for y in outputs], by_tensor
+    outputs = flatten_values(calls.outputs)
+    evaluate = make_evaluator(calls, [*outputs, *inside.values()])
+    size = graph.origin.fixed_batch or len(arrays[0])
+    results = evaluate_all(evaluate, arrays, size)
+    by_tensor = dict(zip(inside, results[len(outputs) :], strict=True))
+    return results[: len(outputs)], by_tensor
 
 
 def _measure(simulation: Simulation, exact: list[NDArray]) -> Quality:
@@ -301,8 +299,9 @@ def _find_falls(
 ) -> dict[str, tuple[float, float]]:
     """Returns the SQNR before and after the layers where it falls most."""
     ratios: dict[object, float | None] = {
-        tensor: compute_sqnr(values, simulation.tensors[tensor.label].values)
+        tensor: compute_sqnr(values, computed)
         for tensor, values in exact.items()
+        if (computed := simulation.tensors[tensor.label].values).shape == values.shape
     }
     config = getattr(model, "float_config", None) or {"layers": ()}
     names = sorted((layer["config"]["name"] for layer in config["layers"]), key=len, reverse=True)

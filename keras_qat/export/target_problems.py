@@ -10,7 +10,8 @@ from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.config.targets.target import Check, Problem, Target, get
 from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.export.tflite_writer import write_graph
-from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.integer_graph.float_inference import mixes_rows
+from keras_qat.integer_graph.graph import Origin, ResolvedGraph
 from keras_qat.integer_graph.passes import pack_if_requested, set_batch_size
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
@@ -79,13 +80,47 @@ def problems(
 
 def write_planned_file(graph: ResolvedGraph, target: Target) -> bytes:
     """Returns the file of a model for a target. The model need not be trained."""
-    if target.batch_size is not None:
-        graph = set_batch_size(graph, target.batch_size)
+    if (batch_size := find_batch_size(graph, None, target)) is not None:
+        graph = set_batch_size(graph, batch_size)
     graph = pack_if_requested(graph, None, kernel_family(target.kernels))
     graph = dataclasses.replace(graph, origin=dataclasses.replace(graph.origin, target=target))
     builder = Builder()
     ends = write_graph(graph, builder)
     return builder.finish(*ends, rewrite_for(target))
+
+
+def find_batch_size(
+    graph: ResolvedGraph, requested: int | None, target: Target | None
+) -> int | None:
+    """Returns the batch size of a file: the requested one, or the target's.
+
+    A model that keeps states, or whose fixed batch is computed together, has its own instead.
+
+    Raises:
+        ValueError: if they contradict each other.
+    """
+    required = None if target is None else target.batch_size
+    origin, rows = graph.origin, graph.origin.fixed_batch
+    others = [size for size in (requested, required) if size not in (None, rows)]
+    if rows is not None and others and _needs_own_batch(origin, rows, others[0]):
+        if requested not in (None, rows):
+            does = "keeps the states of" if origin.states else "computes together"
+            raise ValueError(
+                f"batch_size={requested}: '{graph.name}' {does} {rows} examples. Build it with "
+                f"keras.Input(batch_size={requested}), and copy the weights: "
+                f"other.set_weights(model.get_weights())."
+            )
+        return rows
+    if target is not None and required is not None and requested not in (None, required):
+        raise ValueError(
+            f"batch_size={requested}: {target.title} requires batch size {required}. Leave "
+            f"batch_size out, or pass target='xnnpack'."
+        )
+    return requested or required or origin.kept_batch
+
+
+def _needs_own_batch(origin: Origin, rows: int, size: int) -> bool:
+    return origin.kept_batch is not None or mixes_rows(origin.calls, rows, size)
 
 
 def count_channel_bytes(contents: bytes, target: Target) -> int:

@@ -10,7 +10,7 @@ from keras_qat.arithmetic.kernel_families import DEFAULT, XNNPACK, kernel_family
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.targets.target import Target, describe_problems, get
 from keras_qat.export.read_back import check_contents
-from keras_qat.export.target_problems import find_file_problems
+from keras_qat.export.target_problems import find_batch_size, find_file_problems
 from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.integer_graph.file_inference import WRITERS
@@ -153,7 +153,7 @@ def write_file(
         raise ValueError("pack_int4=True: no kernels support int4 weights with 16-bit activations.")
     if _get_name(output_dtype) not in (None, "float32"):
         graph = quantize_outputs(graph)
-    batch_size = _find_batch_size(graph, batch_size, target)
+    batch_size = find_batch_size(graph, batch_size, target)
     _check_states(graph)
     _warn_of_rounding(graph)
     requested = read_rescalings(rescaling, list(graph.inputs))
@@ -219,31 +219,6 @@ def _show_float_layers(graph: ResolvedGraph) -> None:
         for call, why in calls
     ]
     report_float_layers(layers, "The file computes", "keras_qat.summary(model) shows where.")
-
-
-def _find_batch_size(
-    graph: ResolvedGraph, batch_size: int | None, target: Target | None
-) -> int | None:
-    """Returns the batch size of a file: the requested one, the target's, or that of kept states.
-
-    Raises:
-        ValueError: if they contradict each other.
-    """
-    if target is not None and target.batch_size is not None:
-        if batch_size not in (None, target.batch_size):
-            raise ValueError(
-                f"batch_size={batch_size}: {target.title} requires batch size {target.batch_size}. "
-                f"Leave batch_size out, or pass target='xnnpack'."
-            )
-        batch_size = target.batch_size
-    kept_batch = graph.origin.kept_batch
-    if kept_batch is not None and batch_size not in (None, kept_batch):
-        raise ValueError(
-            f"'{graph.name}' keeps the states of {kept_batch} sequences, not of "
-            f"{batch_size}. Build it with keras.Input(batch_size={batch_size}), and copy the "
-            f"weights: other.set_weights(model.get_weights())."
-        )
-    return batch_size if kept_batch is None else kept_batch
 
 
 def _check_states(graph: ResolvedGraph) -> None:

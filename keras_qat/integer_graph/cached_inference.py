@@ -22,7 +22,7 @@ from keras_qat.arithmetic.control_flow import Choice
 from keras_qat.graph.calls import Graph, flatten_values
 from keras_qat.integer_graph.execute import Prepared
 from keras_qat.integer_graph.graph import ResolvedGraph
-from keras_qat.keras2.backend import keras, trace_after_few_calls
+from keras_qat.keras2.backend import keras, trace_after_few_calls, trace_for_any_batch
 
 DECIDES = 3
 """Traces of inference with only the branches that ranges and weights choose. After these, inference
@@ -115,23 +115,15 @@ class CachedInference:
         return [add_to_floats(offset, tensor) for tensor in tensors]
 
     def _trace(self, resolved: ResolvedGraph) -> None:
-        """Traces inference for any batch size, as Keras allows even with a fixed batch size."""
         values = flatten_values(self.graph.inputs)
-        inputs = [tf.TensorSpec(value.shape, value.dtype) for value in values]
-        open_inputs = [tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) for spec in inputs]
+        specs = [tf.TensorSpec(value.shape, value.dtype) for value in values]
         graphs = [resolved]
 
         def compute(*inputs: tf.Tensor) -> list[tf.Tensor]:
             prepared, offset = self._store.read(self.version < DECIDES)
             return self._compute_all(graphs[0], prepared, offset, *inputs)
 
-        traced = tf.function(compute, autograph=False)
-        try:
-            self._traced = traced.get_concrete_function(*open_inputs)
-        except (TypeError, ValueError):  # A layer reads the batch size: x.shape[0].
-            if open_inputs == inputs:
-                raise
-            self._traced = traced.get_concrete_function(*inputs)
+        self._traced = trace_for_any_batch(compute, specs)
         graphs.clear()  # The graph holds weights, which the traced function need not keep alive.
         self.version += 1
 

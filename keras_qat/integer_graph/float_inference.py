@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from keras_qat.graph.calls import Graph, Value, flatten_values
 from keras_qat.graph.rebuild_model import evaluate_graph
-from keras_qat.keras2.backend import make_tf_function
+from keras_qat.io.inputs import explain_batch_size
+from keras_qat.keras2.backend import trace_for_any_batch
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.fake_quantization.phase import IN_FLOAT, Phase
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
@@ -21,6 +23,9 @@ FEW_RUNS = 4
 
 MANY_VALUES = 1 << 21
 """Most input elements in one run. Small runs cost overhead."""
+
+EXAMPLES, SIZE = 2, 8
+"""The number of random examples, and the size of their other open axes."""
 
 Evaluator = Callable[[Sequence[NDArray]], list[tf.Tensor]]
 
@@ -44,13 +49,14 @@ def make_evaluator(
         with assuming(phase, layers):
             return evaluate_graph(graph, list(inputs), infer)
 
-    traced_compute, runs = make_tf_function(compute, input_signature=specs), 0
+    trace, runs = functools.cache(lambda: trace_for_any_batch(compute, specs)), 0
 
     def evaluate(arrays: Sequence[NDArray]) -> list[tf.Tensor]:
         nonlocal runs
         runs += 1
         inputs = (tf.constant(x, spec.dtype) for x, spec in zip(arrays, specs, strict=True))
-        return (compute if runs <= untraced_runs else traced_compute)(*inputs)
+        with explain_batch_size(graph.name, specs[0].shape[0], len(arrays[0])):
+            return list((compute if runs <= untraced_runs else trace())(*inputs))
 
     return evaluate
 
@@ -62,4 +68,54 @@ def evaluate_all(
     size = batch_size or max(32, MANY_VALUES * len(inputs[0]) // sum(x.size for x in inputs))
     runs = range(0, len(inputs[0]), size)
     batches = [evaluate([x[start : start + size] for x in inputs]) for start in runs]
-    return [np.concatenate(output) for output in zip(*batches, strict=True)]
+    return [
+        np.concatenate(output) if len(output) > 1 and output[0].shape else np.asarray(output[0])
+        for output in zip(*batches, strict=True)
+    ]
+
+
+def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
+    """Returns whether a model for `rows` examples computes them together.
+
+    Then it computes other values in batches of another `size`, or empty tensors, or fails. An
+    example is a model whose rows are the nodes of a graph.
+    """
+    outputs, inputs = flatten_values(graph.outputs), draw_inputs(graph)
+    inside = [value for call in graph.calls for value in flatten_values(call.outputs)]
+    resized = [np.resize(x, (size, *x.shape[1:])) for x in inputs]
+    try:
+        expected = make_evaluator(graph, outputs)(inputs)
+        others = make_evaluator(graph, [*outputs, *inside])(resized)
+    except (TypeError, ValueError, tf.errors.OpError):
+        return True
+    has_equal_rows = functools.partial(_has_equal_rows, size / rows)
+    return any(0 in y.shape for y in others) or not all(map(has_equal_rows, expected, others))
+
+
+def _has_equal_rows(share: float, first: tf.Tensor, second: tf.Tensor) -> bool:
+    """Returns whether outputs begin with the same rows, and `second` has this share of them."""
+    if not first.shape or second.shape[0] != first.shape[0] * share:
+        return False
+    count = min(first.shape[0], second.shape[0])
+    tolerance = 1e-5 * float(tf.reduce_max(tf.abs(tf.cast(first, tf.float32))))
+    return np.allclose(first[:count], second[:count], 1e-4, tolerance, equal_nan=True)
+
+
+def draw_inputs(graph: Graph, flags: Collection[Value] = ()) -> list[np.ndarray]:
+    """Returns random inputs for a model: 0 or 1 for those among `flags`."""
+    inputs = flatten_values(graph.inputs)
+    return [_draw_input(value, value in flags, i) for i, value in enumerate(inputs)]
+
+
+def _draw_input(value: Value, is_flag: bool, seed: int) -> np.ndarray:
+    draw = np.random.default_rng(seed)
+    sizes = [SIZE if size is None else size for size in value.shape]
+    sizes[:1] = [value.shape[0] or EXAMPLES] if sizes else []
+    if value.is_float and not is_flag:
+        return draw.normal(size=sizes)
+    flags = draw.integers(0, 2, sizes)
+    if is_flag and len(sizes) > 1:  # Padding at the end. 1 alternately means to see and to hide.
+        flags = np.sort(flags, axis=-1)
+        flags[..., 0] = 0
+        flags[::2] = 1 - flags[::2]
+    return flags

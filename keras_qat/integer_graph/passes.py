@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -142,12 +141,8 @@ def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> Resol
     """Returns the graph for batches of `size` examples, with the shapes that TensorFlow infers.
 
     Other unknown sizes stay unknown. `sized` is whether operators also round as with a fixed size.
-
-    Raises:
-        ValueError: if layers mix a fixed number of rows, such as the nodes of a graph.
     """
     shapes = _infer_shapes(graph, size)
-    _check_rows(graph, size, shapes)
     copies: dict[Tensor, Tensor] = {}
 
     def resize(tensor: Tensor) -> Tensor:
@@ -172,21 +167,6 @@ def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> Resol
         tensors={value: resize(tensor) for value, tensor in graph.tensors.items()},
         values={resize(tensor): value for tensor, value in graph.values.items()},
     )
-
-
-def _check_rows(graph: ResolvedGraph, size: int, shapes: Mapping[Tensor, Shape]) -> None:
-    """Raises a `ValueError` if an output does not follow the number of examples."""
-    fixed = graph.origin.inputs.batch_size
-    if fixed is None:
-        return
-    for name, tensor in graph.outputs.items():
-        rows, new_rows = tensor.shape[0], shapes[tensor][0]
-        if rows is not None and new_rows is not None and new_rows * fixed != rows * size:
-            raise ValueError(
-                f"'{graph.name}' computes its {fixed} rows together. With batch size {size}, "
-                f"output '{name}' would still have {new_rows}. Make the rows an axis of each "
-                f"example, keras.Input(({fixed}, ...)), or export with batch size {fixed}."
-            )
 
 
 def _infer_shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, Shape]:

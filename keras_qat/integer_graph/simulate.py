@@ -19,6 +19,7 @@ from keras_qat.integer_graph.passes import pack_if_requested
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.counts import check_counts
 from keras_qat.io.data import read_arrays, show_progress
+from keras_qat.io.inputs import explain_batch_size
 from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.messages import ByName
 from keras_qat.ops.node import Tensor
@@ -131,7 +132,7 @@ def run_examples(
     stream, prepared = Stream(graph.origin.states), prepare(graph, family)
     for start in show_progress(range(0, len(arrays[0]), batch_size), "The simulation", verbose):
         batch = [array[start : start + batch_size] for array in arrays]
-        with stream:
+        with stream, explain_batch_size(graph.name, graph.origin.fixed_batch, len(batch[0])):
             tensors = run_batch(graph, batch, family, prepared)
         for tensor in wanted:
             batches[tensor].append(tensors[tensor])

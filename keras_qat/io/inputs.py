@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,6 +239,20 @@ def _check_finite(inputs: Inputs, one: Input, array: NDArray, finite: bool, item
 
 def _join(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names))
+
+
+@contextlib.contextmanager
+def explain_batch_size(model: str, fixed: int | None, count: int) -> Iterator[None]:
+    """Explains errors of a model with a fixed batch size that was run with another batch size."""
+    try:
+        yield
+    except (TypeError, ValueError, tf.errors.OpError) as error:
+        if fixed in (None, count):
+            raise
+        raise ValueError(
+            f"'{model}' computes {fixed} examples together, so it needs batches of {fixed} "
+            f"examples, not {count}."
+        ) from error
 
 
 def describe_excess(name: str, x: NDArray, low: float, high: float) -> str:

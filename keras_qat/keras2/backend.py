@@ -9,7 +9,7 @@ import inspect
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -248,6 +248,24 @@ def make_training_variables(model: keras.Model, batches: object, training: bool)
 def make_tf_function(function: Callable[..., Any], **options: object) -> Any:
     """Makes a `tf.function` without warnings of frequent tracing, because each model makes one."""
     return silence_retracing(tf.function(function, autograph=False, **options))
+
+
+def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> Any:
+    """Traces a function for any batch size, as Keras allows even with a fixed batch size.
+
+    If a layer reads the batch size, as in `tf.zeros([x.shape[0], 8])`, it is the size in `specs`.
+    """
+    open_specs = [
+        tf.TensorSpec([None, *spec.shape[1:]] if spec.shape.rank else spec.shape, spec.dtype)
+        for spec in specs
+    ]
+    traced = make_tf_function(function)
+    try:
+        return traced.get_concrete_function(*open_specs)
+    except (TypeError, ValueError):
+        if open_specs == specs:
+            raise
+        return traced.get_concrete_function(*specs)
 
 
 AUTOGRAPH_AS_USUAL = tf.__internal__.autograph.control_status_ctx()

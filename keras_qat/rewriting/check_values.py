@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 import tensorflow as tf
 
@@ -12,12 +10,9 @@ from keras_qat.graph.facts import reach
 from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import MaskScores
-from keras_qat.integer_graph.float_inference import make_evaluator
+from keras_qat.integer_graph.float_inference import draw_inputs, make_evaluator
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.messages import warn_caller
-
-EXAMPLES, SIZE = 2, 8
-"""The number of random examples, and the size of their other open axes."""
 
 FAR, ROUNDED, MANY = 0.05, 1e-3, 0.1
 """The difference of a value that is a fault, as a share of its tensor's deviation and of itself,
@@ -83,26 +78,6 @@ def _find_flags(lowered: Graph) -> set[Value]:
         v for call in lowered.calls if type(call.layer) is layers.Embedding for v in call.inputs
     ]
     return set(reach(flags, lambda value: value.producer.inputs if value.producer else ()))
-
-
-def draw_inputs(graph: Graph, flags: Collection[Value] = ()) -> list[np.ndarray]:
-    """Returns random inputs for a model: 0 or 1 for those among `flags`."""
-    inputs = flatten_values(graph.inputs)
-    return [_draw_input(value, value in flags, i) for i, value in enumerate(inputs)]
-
-
-def _draw_input(value: Value, is_flag: bool, seed: int) -> np.ndarray:
-    draw = np.random.default_rng(seed)
-    sizes = [SIZE if size is None else size for size in value.shape]
-    sizes[:1] = [value.shape[0] or EXAMPLES] if sizes else []
-    if value.is_float and not is_flag:
-        return draw.normal(size=sizes)
-    flags = draw.integers(0, 2, sizes)
-    if is_flag and len(sizes) > 1:  # Padding at the end. 1 alternately means to see and to hide.
-        flags = np.sort(flags, axis=-1)
-        flags[..., 0] = 0
-        flags[::2] = 1 - flags[::2]
-    return flags
 
 
 def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:

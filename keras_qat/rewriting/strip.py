@@ -13,7 +13,7 @@ from keras_qat.graph.calls import Call, Graph, flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.helper_layers.operations import Regularize
-from keras_qat.integer_graph.float_inference import make_evaluator
+from keras_qat.integer_graph.float_inference import draw_inputs, make_evaluator
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.configurations import collect_custom_objects, deserialization_scope
 from keras_qat.keras2.layers_and_models import assign_reshaped, clone, list_layers, restore_names
@@ -21,7 +21,6 @@ from keras_qat.keras2.readability import check_readable
 from keras_qat.lowering import LoweringContext, lower
 from keras_qat.placement import lower_graph, place_lowered
 from keras_qat.placement.fusion_groups import Group, find_groups
-from keras_qat.rewriting.check_values import draw_inputs
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.rewriting.saved_config import make_float_model
 from keras_qat.tracing.layer_weights import hash_constant_masks, is_constant_mask

@@ -152,7 +152,7 @@ def test_models_are_saved_with_their_kept_states_at_zero(tmp_path, of):
 
 def test_what_does_not_go_together_is_said():
     qat = trained()
-    with pytest.raises(ValueError, match=r"keeps the states of 2 sequences.*set_weights"):
+    with pytest.raises(ValueError, match=r"keeps the states of 2 examples.*set_weights"):
         keras_qat.export_tflite(qat, batch_size=1)
     with pytest.raises(ValueError, match="needs batches of 2 examples, not 3"):
         keras_qat.simulate(qat, sounds(3))

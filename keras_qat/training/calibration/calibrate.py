@@ -121,8 +121,8 @@ def calibrate(
     check_counts(steps=steps, batch_size=batch_size)
     check_quantized(model)
     check_process(model)
-    fixed_batch = kept_batch(list_states(model))
-    batch_size = fixed_batch or batch_size or (_quick_batch(model) if steps is None else None)
+    kept = kept_batch(list_states(model))
+    batch_size = kept or batch_size or (_quick_batch(model) if steps is None else None)
     observed = Observed(model, counts=method != "minmax")
     options = {"percent": percentile} if method == "percentile" else {}
     range_of = functools.partial(METHODS[method], **options)
@@ -141,7 +141,7 @@ def calibrate(
         seen = seen or list_float_inputs(graph, batch)
         for data in seen:
             data.add(replace_nonfinite(batch[data.index]))
-        first = first or [x[: fixed_batch or 1] for x in batch]
+        first = first or [x[: kept or model.inputs[0].shape[0] or 1] for x in batch]
     observed.share(model)
     ranges = observed.ranges(range_of) | dict(limits.values())
     _observe_weights(model, observed.watch.layers, first, reset)

@@ -17,7 +17,8 @@ from keras_qat.graph.precision import cast_constants, compute_in_float32
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.io.data import count_batches, read_batches, show_progress
-from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, keras, make_tf_function, swap_attributes
+from keras_qat.io.inputs import explain_batch_size
+from keras_qat.keras2.backend import AUTOGRAPH_AS_USUAL, keras, swap_attributes, trace_for_any_batch
 from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.messages import pluralize
 from keras_qat.training.calibration.histogram import (
@@ -70,8 +71,8 @@ class Watch:
         ]
         self.tensors: list[tuple[ActivationQuantizer, int]] = []
         """The quantizer and slot of each watched tensor, in the order of computation."""
-        signature = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in model.inputs]
-        signature.append(tf.TensorSpec([], tf.int32))
+        self.specs = [tf.TensorSpec(x.shape, x.dtype) for x in model.inputs]
+        self.specs.append(tf.TensorSpec([], tf.int32))
 
         def watch(*arguments: tf.Tensor) -> tuple[list[tf.Tensor], ...]:
             *inputs, sampled = arguments
@@ -79,7 +80,7 @@ class Watch:
             known = [extremes_and_sample(tf.cast(x, tf.float32), sampled) for x in seen]
             return known, [count_bins(x) for x in seen if counts], tf.nest.flatten(outputs)
 
-        self.watch = make_tf_function(watch, input_signature=signature)
+        self._trace = functools.cache(lambda: trace_for_any_batch(watch, self.specs))
 
     def _compute(self, inputs: list[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
         """Returns the tensors before the quantizers, and the model's outputs."""
@@ -99,8 +100,9 @@ class Watch:
         return seen, outputs
 
     def _run(self, batch: Sequence[np.ndarray], sampled: int) -> tuple[list[tf.Tensor], ...]:
-        dtypes = [spec.dtype for spec in self.watch.input_signature]
-        return self.watch(*map(tf.constant, [*batch, sampled], dtypes))
+        inputs = map(tf.constant, [*batch, sampled], [spec.dtype for spec in self.specs])
+        with explain_batch_size(self.graph.name, self.specs[0].shape[0], len(batch[0])):
+            return self._trace()(*inputs)
 
     def outputs(self, batch: Sequence[np.ndarray]) -> list[tf.Tensor]:
         """Returns the model's outputs in float, in their order."""
