@@ -150,6 +150,8 @@ def _find_problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
         if refusal is not None:
             reason, change = refusal
             name, elsewhere = _get_name(site), target.elsewhere
+            if target.host is not None and (missing := _find_refusal(target.host, site)):
+                reason, elsewhere = f"{reason}, and in {target.host.title} {missing[0]}", None
             yield Problem(name, operation.kernel, reason, change, elsewhere, index)
             continue
         for inner in graph.get_subgraphs(operation):

@@ -13,6 +13,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.config.targets.cmsis_nn import find_transposed_axes
 from keras_qat.config.targets.target import Target
+from keras_qat.config.targets.tflm import MOST_INPUTS
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.reader import FileGraph, Site, Tensor
 from keras_qat.tflite.weight_packing import unpack_nibbles
@@ -24,9 +25,6 @@ RELU6 = schema.ActivationFunctionType.RELU6
 
 MOST_AXES = 4
 """Most axes of TFLite Micro's PRELU."""
-
-MOST_INPUTS = 10
-"""Most inputs of TFLite Micro's CONCATENATION."""
 
 
 def rewrite_for(target: Target) -> Callable[[Builder], None]:
@@ -186,16 +184,22 @@ def split_groups(builder: Builder, site: Site) -> None:
             _add_similar(builder, end.index, (*end.shape[:-1], channels), f"group_{number}")
         )
         builder.operator("CONV_2D", inputs, results[-1:], **_get_options(site))
-    _concatenate(builder, results, end)
+    _concatenate(builder, results, end, len(end.shape) - 1)
 
 
-def _concatenate(builder: Builder, tensors: list[int], end: Tensor) -> None:
-    """Concatenates channels, in several steps if there are many tensors."""
-    axis = len(end.shape) - 1
+def split_concatenation(builder: Builder, site: Site) -> None:
+    """Concatenates many tensors in several steps."""
+    (end,) = site.outputs
+    _concatenate(builder, _get_inputs(site), end, site.option("axis") % len(end.shape))
+
+
+def _concatenate(builder: Builder, tensors: list[int], end: Tensor, axis: int) -> None:
+    """Concatenates tensors, in several steps if there are many."""
     while len(tensors) > MOST_INPUTS:
         first, tensors = tensors[:MOST_INPUTS], tensors[MOST_INPUTS:]
-        depth = sum(builder.sizes(tensor)[-1] for tensor in first)
-        result = _add_similar(builder, end.index, (*end.shape[:-1], depth), "concatenated")
+        size = sum(builder.sizes(tensor)[axis] for tensor in first)
+        shape = (*end.shape[:axis], size, *end.shape[axis + 1 :])
+        result = _add_similar(builder, end.index, shape, "concatenated")
         builder.operator("CONCATENATION", first, [result], axis=axis)
         tensors = [result, *tensors]
     builder.operator("CONCATENATION", tensors, [end.index], axis=axis)
@@ -304,7 +308,7 @@ REWRITES: dict[str, Callable[[Builder, Site], None]] = {
     for function in (
         *(multiply_matrix, flatten, drop_batch_axis, convolve_column, average_column),
         *(split_groups, unpack_int4, replace_by_prelu, clip_afterwards, crop_transpose_conv),
-        split_bytes,
+        *(split_bytes, split_concatenation),
     )
 }
 """Name of a rewrite, as in `Fault(form=...)` -> its function."""

@@ -202,9 +202,10 @@ def write_file(
     contents = builder.finish(inputs, outputs, rewrite, keras_qat=metadata)
     check_contents(contents, builder.model, fuse_padding(graph))
     _check_converted(graph, contents)
-    runs_alone = target is not None and target.elsewhere is None
-    if target is not None and runs_alone and (refused := find_file_problems(contents, target)):
-        warn_caller("\n".join(describe_problems(target, refused)))
+    found = () if target is None else find_file_problems(contents, target)
+    missing = [problem for problem in found if problem.elsewhere is None]
+    if target is not None and missing:
+        warn_caller("\n".join(describe_problems(target, missing)))
     return contents
 
 

@@ -3,11 +3,13 @@
 import warnings
 
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat import targets
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
+from keras_qat.tflite.reader import FileGraph
 from tests.helpers import images, observe
 from tests.networks import composite, convolutional, single_layers
 from tests.networks.small import functional, layers
@@ -88,6 +90,39 @@ def test_stm32n6_leaves_means_bilinear_resizing_and_softmax_to_the_cpu():
 
     refused = dict.fromkeys(("RESIZE_BILINEAR", "MEAN", "SOFTMAX"), "no kernel")
     assert reasons(build, "stm32n6") == refused
+
+
+def test_operators_that_the_npu_s_host_lacks_too():
+    def build(x):
+        return layers.Dense(3)(tf.math.top_k(layers.ELU()(tf.reverse(x, [1])), 4).values)
+
+    planned = keras_qat.plan(functional((8,), build=build), target="ethos_u55")
+    assert {problem.operator: problem.elsewhere for problem in planned.problems} == {
+        "STRIDED_SLICE": "the CPU",
+        "TOPK_V2": None,
+    }
+    assert "TFLite Micro lacks too, so files with them do not run" in str(planned)
+    qat = observe(
+        keras_qat.quantize_model(functional((8,), build=build), target="ethos_u55"),
+        images(8, (8,)),
+    )
+    with pytest.warns(UserWarning, match="TFLite Micro lacks too"):
+        keras_qat.export_tflite(qat)
+
+
+@pytest.mark.parametrize("target", ["tflm", "ethos_u55"])
+def test_long_concatenations_take_several_steps(target):
+    def build(x):
+        heads = [layers.Dense(2, activation="relu")(x) for _ in range(12)]
+        return layers.Dense(3)(layers.Flatten()(layers.Concatenate(1)([h[:, None] for h in heads])))
+
+    x = images(16, (8,))
+    assert "CONCATENATION" not in reasons(build, target, (8,))
+    qat = observe(keras_qat.quantize_model(functional((8,), build=build), target=target), x)
+    contents = keras_qat.export_tflite(qat)
+    kernels = [operation.kernel for operation in FileGraph(contents).operations]
+    assert kernels.count("CONCATENATION") == 2
+    assert keras_qat.verify(qat, contents, x).identical == 1
 
 
 def test_mediatek_leaves_operators_without_a_legalization_to_the_cpu():

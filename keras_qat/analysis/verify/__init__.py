@@ -26,7 +26,6 @@ from keras_qat.analysis.verify.results import Agreement, OutputReport, TensorRep
 from keras_qat.analysis.verify.verdict import POOR, Findings, Verdict, is_same, judge
 from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK, KernelFamily
 from keras_qat.config.arguments import answers_unknown
-from keras_qat.config.targets.tflm import TFLM
 from keras_qat.export.target_problems import problems
 from keras_qat.graph.calls import flatten_values
 from keras_qat.integer_graph.float_inference import make_evaluator
@@ -235,7 +234,8 @@ def _open(
         target = graph.origin.target
         if kernels or target is None or not target.elsewhere:
             raise
-        missing = [f"{problem.operator}: {problem.reason}" for problem in problems(contents, TFLM)]
+        found = problems(contents, target.host) if target.host else ()
+        missing = [f"{problem.operator}: {problem.reason}" for problem in found]
         refused = ", ".join(dict.fromkeys(missing)) or str(error)
     try:
         return open_file(contents, REFERENCE.name, runtime), REFERENCE, refused

@@ -232,6 +232,7 @@ ETHOS_U55 = Target(
     batch_size=1,
     has_float=False,
     elsewhere="the CPU",
+    host=TFLM,
     faults=TFLM.faults,
     checks=(_check_axes,),
     operators=BOTH

@@ -88,6 +88,7 @@ class Target:
             target's recipe has one scale per tensor.
         elsewhere: the processor of the missing operators, e.g. "the CPU"; None if files with such
             operators do not run.
+        host: the target whose runtime computes the missing operators, if not all can be computed.
         checks: requirements on every operator.
         source: the source of this data.
         faults: cases that its kernels refuse or compute wrongly; the first that applies counts.
@@ -105,6 +106,7 @@ class Target:
     bits: tuple[int, ...] = (8, 16)
     per_channel: bool = True
     elsewhere: str | None = None
+    host: Target | None = None
     checks: tuple[Check, ...] = ()
     source: str = ""
     faults: tuple[Fault, ...] = ()
@@ -262,10 +264,12 @@ def describe_problems(target: Target, problems: Sequence[Problem]) -> list[str]:
     """Returns lines that list the problems of a model on a target."""
     if not problems:
         return [f"target {target.name}: {target.title} runs all of it"]
-    effect = (
-        f"left to {target.elsewhere}"
-        if target.elsewhere
-        else "missing or inexact, so files with them return other values than the model"
-    )
-    head = f"target {target.name}: operators {effect}"
-    return [head, *(f"  {problem}" for problem in problems)]
+    inexact = "missing or inexact, so files with them return other values than the model"
+    if target.host is not None:
+        inexact = f"that {target.host.title} lacks too, so files with them do not run"
+    lines = []
+    for elsewhere in dict.fromkeys(problem.elsewhere for problem in problems):
+        effect = f"left to {elsewhere}" if elsewhere else inexact
+        lines.append(f"target {target.name}: operators {effect}")
+        lines += [f"  {problem}" for problem in problems if problem.elsewhere == elsewhere]
+    return lines

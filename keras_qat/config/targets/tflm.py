@@ -39,6 +39,16 @@ def _is_wide_table(site: Site) -> bool:
 WIDE_TABLES = Fault("GATHER", _is_wide_table, "no kernel for int16", "split_bytes")
 """16-bit tables, such as those of division and normalization."""
 
+MOST_INPUTS = 10
+"""Most inputs of TFLite Micro's CONCATENATION."""
+
+LONG_CONCATENATIONS = Fault(
+    "CONCATENATION",
+    lambda site: len(site.inputs) > MOST_INPUTS,
+    f"at most {MOST_INPUTS} inputs",
+    "split_concatenation",
+)
+
 TFLM = Target(
     name="tflm",
     title="TFLite Micro",
@@ -46,7 +56,7 @@ TFLM = Target(
     batch_size=1,
     checks=(_check_sizes,),
     source="run: the interpreter of the package tflite-micro",
-    faults=(WIDE_TABLES,),
+    faults=(WIDE_TABLES, LONG_CONCATENATIONS),
     channel_bytes={"FULLY_CONNECTED": 8},
     operators=operators(
         ("CONV_2D DEPTHWISE_CONV_2D", Kernel((*WEIGHTED, "int4"))),
@@ -55,7 +65,7 @@ TFLM = Target(
         ("ADD SUB MUL MEAN PAD PADV2 PACK UNPACK SPLIT SPLIT_V SQUEEZE", Kernel(INDEXED)),
         ("EXPAND_DIMS RESIZE_NEAREST_NEIGHBOR MAXIMUM MINIMUM SLICE", Kernel(INDEXED)),
         ("SHAPE REVERSE_V2 SQUARED_DIFFERENCE", Kernel(INDEXED)),
-        ("CONCATENATION", Kernel((*INDEXED, "bool"), max_inputs=10)),
+        ("CONCATENATION", Kernel((*INDEXED, "bool"), max_inputs=MOST_INPUTS)),
         ("TRANSPOSE", Kernel(INDEXED, max_axes=5)),
         ("AVERAGE_POOL_2D MAX_POOL_2D RELU LEAKY_RELU LOGISTIC TANH", Kernel(VALUES)),
         ("BATCH_MATMUL DEQUANTIZE", Kernel(VALUES)),
