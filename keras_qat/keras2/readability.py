@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,24 +189,45 @@ def describe_error(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def explain_config_errors() -> Iterator[None]:
+def explain_config_errors(config: Any, custom_objects: Any = None) -> Iterator[None]:
     """Runs a block that creates a model from its configuration, and reports damaged ones.
 
     Raises:
         ValueError: if the block raises an error that Python or TensorFlow raise for missing or
-            wrong entries. Keras' own errors about unknown classes are unchanged.
+            wrong entries, or a class is not registered.
     """
     try:
         yield
     except (TypeError, LookupError, AttributeError, tf.errors.InvalidArgumentError) as error:
+        for name in {*_list_unregistered(config)} - {*(custom_objects or {})}:
+            raise ValueError(
+                f"The model has a layer of the class {name}, which is not registered. Load the "
+                f"model with custom_objects={{'{name}': {name}}}, or decorate the class with "
+                f"@keras.saving.register_keras_serializable()."
+            ) from error
         if "Could not locate" in str(error):
             raise
+        classes = re.findall(r"deserializing class '(\w+)'", str(error))
         cause = str(error).rsplit("Exception encountered: ", 1)[-1]
         raise ValueError(
             f"The model's configuration is damaged or was changed: {type(error).__name__}, "
             f"{get_first_line(ValueError(cause))} Save the model again. If it has custom layers, "
-            f"check that their from_config accepts what their get_config returns."
+            f"check that the from_config of {classes[-1] if classes else 'each'} accepts what its "
+            f"get_config returns."
         ) from error
+
+
+def _list_unregistered(config: Any) -> list[str]:
+    """Returns the custom classes in a configuration that are registered neither then nor now."""
+    if isinstance(config, (list, tuple)):
+        return [name for item in config for name in _list_unregistered(item)]
+    if not isinstance(config, dict):
+        return []
+    name, found = config.get("registered_name"), _list_unregistered([*config.values()])
+    is_custom = name is not None and name == config.get("class_name")
+    if is_custom and keras.utils.get_registered_object(name) is None:
+        found.append(str(name))
+    return found
 
 
 def get_first_line(error: Exception) -> str:

@@ -316,8 +316,12 @@ class QuantizedModel(
         return describe_model(self)
 
     @classmethod
-    @explain_config_errors()
     def from_config(cls, config: Config, custom_objects: Config | None = None) -> Any:
+        with explain_config_errors(config, custom_objects):
+            return cls._from_config(config, custom_objects)
+
+    @classmethod
+    def _from_config(cls, config: Config, custom_objects: Config | None) -> Any:
         if get_safe_mode() is not False:
             check_modules({name: x for name, x in config.items() if name != "trained_as"})
         config, saved = split_config(config)

@@ -57,14 +57,15 @@ class WholeFiles:
             )
         is_folder = (args or (kwargs.get("save_format"),))[0] in (None, "tf")
         with saving_to(filepath, FILES if overwrite else (), overwrite and is_folder) as path:
-            super().save(path, overwrite, *args, **kwargs)  # type: ignore[misc]
+            # Not the `save` of a custom model class, which may have other arguments.
+            keras.Model.save(self, path, overwrite, *args, **kwargs)
 
     def save_weights(
         self, filepath: FilePath, overwrite: bool = True, *args: Any, **kwargs: Any
     ) -> Any:
         """Saves the weights as Keras documents it, but in one piece, as `save` does."""
         with saving_to(filepath, FILES if overwrite else ()) as path:
-            return super().save_weights(path, overwrite, *args, **kwargs)  # type: ignore[misc]
+            return keras.Model.save_weights(self, path, overwrite, *args, **kwargs)
 
     def load_weights(self, filepath: FilePath, *args: Any, **kwargs: Any) -> Any:
         """Loads weights that a quantization-aware model saved, as Keras documents it."""

@@ -192,6 +192,37 @@ def test_a_layer_in_float_that_makes_a_function_of_a_name_is_saved(tmp_path):
     with keras.utils.custom_object_scope({"Activated": Activated}):
         loaded = keras.models.load_model(tmp_path / "qat.keras")
     np.testing.assert_array_equal(loaded(images(8, (6,))), qat(images(8, (6,))))
+    with pytest.raises(ValueError, match="the class Activated, which is not registered"):
+        keras.models.load_model(tmp_path / "qat.keras")
+
+    class Renamed(Activated):
+        def __init__(self, function):
+            super().__init__(function)
+
+    scope = keras.utils.custom_object_scope({"Activated": Renamed})
+    with scope, pytest.raises(ValueError, match="from_config of Renamed accepts"):
+        keras.models.load_model(tmp_path / "qat.keras")
+
+
+def test_a_model_class_with_another_save(tmp_path):
+    class Writes(keras.Model):
+        def train_step(self, data):
+            return super().train_step(data)
+
+        def save(self, model_dir):
+            raise AssertionError
+
+        def save_weights(self, model_dir):
+            raise AssertionError
+
+    inputs = keras.Input((6,))
+    qat = keras_qat.quantize_model(Writes(inputs, layers.Dense(3)(inputs)))
+    assert isinstance(qat, Writes)
+    qat.save_weights(tmp_path / "qat.h5")
+    qat.save(tmp_path / "qat.keras")
+    loaded = keras.models.load_model(tmp_path / "qat.keras", custom_objects={"Writes": Writes})
+    loaded.load_weights(tmp_path / "qat.h5")
+    np.testing.assert_array_equal(loaded(images(8, (6,))), qat(images(8, (6,))))
 
 
 def test_functions_that_only_the_float_model_holds_are_no_matter(tmp_path):
