@@ -119,14 +119,32 @@ def read(model: keras.Model) -> tuple[keras.Model, Quantization]:
 
     plain = rebuild_model(graph, apply=apply)
     for layer, copy in copies.items():
-        values = _name_weights(layer)
-        for weight in copy.weights:
-            weight.assign(values[_get_short_name(weight)])
+        for weight, value in zip(copy.weights, _find_values(layer, copy), strict=True):
+            weight.assign(value)
     inputs = {value.name for value in flatten_values(graph.inputs)}
     trained = [ends for name, ends in quantization.ranges.items() if name not in inputs]
     if set(trained) == {(-6.0, 6.0)}:  # tfmot's initial range.
         raise ValueError(f"'{model.name}' was not trained after tfmot quantized it.")
     return plain, quantization
+
+
+def _find_values(layer: keras.layers.Layer, copy: keras.layers.Layer) -> list[tf.Variable]:
+    """Returns the weights of a layer in the order of its copy.
+
+    Raises:
+        ValueError: if a wrapper moved some weights out of its layer, and two have the same name.
+    """
+    inner = layer.layer if _has_class(layer, "QuantizeWrapper") else layer
+    if len(inner.weights) == len(copy.weights):
+        return list(inner.weights)
+    names = list(map(_get_short_name, copy.weights))
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ValueError(
+            f"Layer '{inner.name}' has several weights named '{repeated[0]}', and tfmot does not "
+            f"keep their order. Annotate the other layers, and let keras_qat quantize this one."
+        )
+    values = _name_weights(layer)
+    return [values[name] for name in names]
 
 
 def _read_wrapper(wrapper: keras.layers.Layer, quantization: Quantization) -> keras.layers.Layer:

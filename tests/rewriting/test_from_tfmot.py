@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
@@ -73,6 +74,64 @@ def test_it_computes_nearly_the_same_and_exports(theirs, qat):
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X[:16])
     assert report.identical == 1
     np.testing.assert_array_equal(theirs.predict(X, verbose=0), before)
+
+
+def test_weights_with_the_same_name():
+    """Both directions of an LSTM have a kernel."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5, 3))
+    x = layers.Bidirectional(layers.LSTM(4), name="both")(inputs)
+    head = tfmot.quantize_annotate_layer(layers.Dense(3, name="logits"))
+    theirs = tfmot.quantize_apply(keras.Model(inputs, head(x)))
+    theirs.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    theirs.fit(images(64, (5, 3)), Y, verbose=0)
+    qat = keras_qat.from_tfmot(theirs, images(64, (5, 3)))
+    layer, expected = keras_qat.strip_quantization(qat).get_layer("both"), theirs.get_layer("both")
+    for pair in zip(layer.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_array_equal(*pair)
+
+
+def test_weights_that_cannot_be_told_apart():
+    class Block(layers.Layer):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.inner = layers.Dense(3)
+
+        def build(self, shape):
+            self.kernel = self.add_weight("kernel", (shape[-1], 3))
+
+        def call(self, x):
+            return self.inner(tf.matmul(x, self.kernel))
+
+        def get_config(self):
+            return super().get_config() | {"name": self.name}
+
+    class Config(tfmot.QuantizeConfig):
+        def get_weights_and_quantizers(self, layer):
+            quantizer = tfmot.quantizers.LastValueQuantizer(8, False, True, False)
+            return [(layer.kernel, quantizer)]
+
+        def get_activations_and_quantizers(self, layer):
+            return []
+
+        def get_output_quantizers(self, layer):
+            return []
+
+        def set_quantize_weights(self, layer, weights):
+            (layer.kernel,) = weights
+
+        def set_quantize_activations(self, layer, activations):
+            pass
+
+        def get_config(self):
+            return {}
+
+    inputs = keras.Input((4,))
+    block = tfmot.quantize_annotate_layer(Block(name="block"), Config())
+    with tfmot.quantize_scope({"Config": Config, "Block": Block}):
+        theirs = tfmot.quantize_apply(keras.Model(inputs, block(inputs)))
+    with pytest.raises(ValueError, match="'block' has several weights named 'kernel'"):
+        keras_qat.from_tfmot(theirs)
 
 
 @pytest.mark.parametrize("ending", [pytest.param("h5", marks=pytest.mark.slow), "keras"])
