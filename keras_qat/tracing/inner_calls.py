@@ -98,8 +98,10 @@ def _has_symbolic_weight(layer: keras.layers.Layer) -> bool:
 
 def _holds_symbols(layer: keras.layers.Layer) -> bool:
     """Returns whether a layer without weights holds tensors of the layer around it."""
-    is_model = isinstance(layer, keras.Model)
-    return not is_model and not layer.weights and any(map(is_symbolic, vars(layer).values()))
+    if isinstance(layer, keras.Model) or layer.weights:
+        return False
+    held = vars(layer)
+    return any(map(is_symbolic, (*held.values(), *tf.nest.flatten(held.get("arguments")))))
 
 
 def _keeps_tensors(layer: keras.layers.Layer) -> bool:

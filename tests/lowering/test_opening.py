@@ -390,3 +390,24 @@ def test_parts_of_an_inner_activation_have_plain_names():
     names = [row.tensor for row in plan.rows]
     assert [name for name in names if name.count("block") > 1] == []
     assert len(set(names)) == len(names)
+
+
+class Gates(layers.Layer):
+    """A layer that passes a tensor to a Lambda as an argument."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.gate = layers.Dense(4, activation="sigmoid")
+
+    def call(self, x):
+        return layers.Lambda(lambda y, gate: y * gate, arguments={"gate": self.gate(x)})(x)
+
+
+def test_tensors_among_the_arguments_of_a_lambda():
+    x = keras.Input((4,))
+    model, data = keras.Model(x, layers.Dense(3)(Gates()(x))), images(32, (4,))
+    qat = quantized(model)
+    keras_qat.calibrate(qat, data)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
+    assert report.identical == 1
+    assert not report.float_operations
