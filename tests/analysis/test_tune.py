@@ -21,13 +21,13 @@ Y = (X[:, 0] * X[:, 1] > 0).astype("int64")
 TRAIN, VALIDATION = (X[:160], Y[:160]), (X[160:], Y[160:])
 
 
-def make_classifier():
+def make_classifier(epochs=10):
     keras.utils.set_random_seed(1)
     inputs = keras.Input((6,), name="row")
     hidden = layers.Dense(16, "relu")(layers.Dense(16, "relu")(inputs))
     model = keras.Model(inputs, layers.Dense(2, "softmax", name="label")(hidden))
     model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", ["accuracy"])
-    model.fit(*TRAIN, epochs=10, verbose=0)
+    model.fit(*TRAIN, epochs=epochs, verbose=0)
     return model
 
 
@@ -46,6 +46,12 @@ def regressor(classifier):
 
 def measure_nearness(labels, predictions):
     return 1 / (1 + np.mean((labels - predictions) ** 2))
+
+
+@pytest.fixture(scope="module")
+def easy_search(classifier):
+    """A search that ends with its first attempt."""
+    return keras_qat.tune(classifier, TRAIN, VALIDATION, max_drop=100, verbose=0)
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +142,9 @@ def test_errors_have_a_drop_in_percent():
     assert result.best.drop == pytest.approx(100 * (error / result.float_value - 1), abs=1e-3)
 
 
-def test_smaller_files(classifier):
-    size = keras_qat.tune(classifier, TRAIN, VALIDATION, max_drop=100, verbose=0).best.size
+@pytest.mark.slow
+def test_smaller_files(classifier, easy_search):
+    size = easy_search.best.size
     options = {"max_drop": 100, "max_size": size - 1, "verbose": 0}
     result = keras_qat.tune(classifier, TRAIN, VALIDATION, **options)
     assert result.best.size < size
@@ -179,6 +186,7 @@ def test_the_search_ends_within_the_budget_even_if_the_interval_is_wide(classifi
     assert result.best == result.attempts[1]
 
 
+@pytest.mark.slow
 def test_training_that_was_cut_short_is_repeated(regressor, tmp_path, monkeypatch):
     def search():
         options = {"max_drop": 0, "verbose": 0, "directory": tmp_path}
@@ -231,7 +239,7 @@ def test_mistakes_get_an_answer(message, classifier):
 def test_a_directory_belongs_to_one_search(tmp_path):
     """A model that was trained further got the scores of the earlier one."""
     options = {"max_drop": 100, "directory": tmp_path, "verbose": 0}
-    other = make_classifier()
+    other = make_classifier(epochs=0)
     first, again = (keras_qat.tune(other, TRAIN, VALIDATION, **options) for _ in range(2))
     assert without_times(again) == without_times(first)
     for data, recipe in (((X[160:], 1 - Y[160:]), None), (VALIDATION, "int16x8")):
