@@ -10,7 +10,7 @@ import pytest
 
 import keras_qat
 from tests.comparison import export
-from tests.helpers import images
+from tests.helpers import images, keras
 from tests.networks.small import functional, layers
 
 LAYERS = {
@@ -78,3 +78,17 @@ def test_factors_next_to_nothing():
     model.get_layer("scale").gamma.assign([1e-8, 3e-7, 2e-6, 1e-5])
     report = export(model, images(64, (6, 6, 4)), per_layer=True).report
     assert [tensor.fed.identical for tensor in report.tensors[1:]] == [1, 1, 1]
+
+
+@pytest.mark.legacy
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("recipe", ["int8", "int16x8", "contrib"])
+def test_the_rest_of_a_model_with_a_dead_relu_is_exported(recipe):
+    """All that the quantizer of the ReLU has seen are zeros."""
+    keras.utils.set_random_seed(1)
+    x = keras.Input((6,))
+    off = keras.initializers.Constant(-100.0)
+    dead = layers.Dense(3, activation="relu", bias_initializer=off)(x)
+    y = layers.Dense(4)(layers.Concatenate()([layers.Dense(5)(x), layers.Dense(2)(dead)]))
+    exported = export(keras.Model(x, y), images(64, (6,)), recipe=recipe)
+    assert exported.report.identical >= (0.9 if recipe == "contrib" else 1)

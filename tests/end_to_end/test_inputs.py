@@ -12,7 +12,6 @@ import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.integer_graph.pixel_inputs import accept_pixels
 from keras_qat.integer_graph.resolve import resolve
-from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS, RUNNABLE
 from tests.helpers import observe, rng, scramble
 from tests.networks.small import functional, layers
@@ -42,36 +41,6 @@ def fed(request):
     pixels[0, 0, 0], pixels[:, 1, 1, 0], pixels[:, 1, 1, 1] = 7, 0, 255
     x = NORMALIZED[request.param](pixels).astype(np.float32)
     return observe(keras_qat.quantize_model(network()), x), x
-
-
-def params_of(qat) -> QuantParams:
-    (image,) = resolve(qat).inputs.values()
-    return image.params
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("rounded", [np.round, lambda x: np.floor(x + 0.5)], ids=["even", "up"])
-def test_any_rounding_gives_the_codes_of_the_model(fed, rounded):
-    qat, x = fed
-    contents, params = keras_qat.export_tflite(qat), params_of(qat)
-    codes = rounded(x / np.float32(params.scale)) + params.zero_point
-    assert codes.min() >= -128 and codes.max() <= 127
-    (name,) = FileInterpreter(contents).inputs
-    for kernels in KERNELS:
-        file = FileInterpreter(contents, kernels)
-        (outputs,) = file.run({name: codes.astype(np.int8)}).values()
-        (expected,) = keras_qat.simulate(qat, x, kernels).outputs.values()
-        np.testing.assert_array_equal(outputs, expected.codes)
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_a_file_in_float_gives_the_codes_of_the_model(fed, kernels):
-    qat, x = fed
-    file = FileInterpreter(keras_qat.export_tflite(qat, input_dtype="float32"), kernels)
-    (outputs,) = file.run({next(iter(file.inputs)): x}).values()
-    (expected,) = keras_qat.simulate(qat, x, kernels).outputs.values()
-    np.testing.assert_array_equal(outputs, expected.codes)
 
 
 def test_ranges_of_other_tensors_are_what_was_observed(fed):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_qat
 from keras_qat.keras2.backend import keras
 from keras_qat.training.steps import optimizers as updates
 from tests.helpers import rng
@@ -69,41 +68,3 @@ def test_each_is_updated_alone_where_the_result_would_be_another(name):
     pairs = [(tf.constant([0.5]), variable) for variable in variables]
     with tf.Graph().as_default():
         assert updates.update_together(optimizer, pairs) == pairs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
-def test_a_training_is_that_of_an_optimizer_that_is_not_known(policy, request, monkeypatch):
-    """Through `fit`, with phases that share the update, and a constraint and decay beside it."""
-    request.addfinalizer(lambda: keras.mixed_precision.set_global_policy("float32"))
-    saved = {}
-
-    def recorded(optimizer, pairs):
-        left = updates.update_together(optimizer, pairs)
-        saved[type(optimizer)] = len(pairs) - len(left)
-        return left
-
-    monkeypatch.setattr(updates, "update_together", recorded)
-
-    class Own(optimizers.Adam):
-        """As Keras' own, but of a class that could compute anything."""
-
-    def trained(kind):
-        keras.utils.set_random_seed(0)
-        keras.mixed_precision.set_global_policy(policy)
-        layers = keras.layers
-        image = keras.Input((6, 6, 2))
-        x = layers.Conv2D(3, 3, use_bias=False)(image)
-        x = layers.ReLU()(layers.BatchNormalization(gamma_constraint="non_neg")(x))
-        x = layers.BatchNormalization()(layers.DepthwiseConv2D(2, use_bias=False)(x))
-        model = keras.Model(image, layers.Dense(3)(layers.Flatten()(layers.ReLU()(x))))
-        qat = keras_qat.quantize_model(model)
-        images, targets = rng(3).uniform(-1.0, 1.0, (24, 6, 6, 2)), rng(4).normal(size=(24, 3))
-        qat.compile(kind(0.01, weight_decay=0.1, global_clipnorm=1.0), "mse")
-        callbacks = [keras_qat.callbacks.QuantDelay(2), keras_qat.callbacks.FreezeBatchNorm(4)]
-        qat.fit(images, targets, batch_size=4, verbose=0, shuffle=False, callbacks=callbacks)
-        return [*qat.get_weights(), *(variable.numpy() for variable in qat.optimizer.variables)]
-
-    for one, other in zip(trained(optimizers.Adam), trained(Own), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert saved == {optimizers.Adam: 5, Own: 0}  # Gammas, betas and a bias.
