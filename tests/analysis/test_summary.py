@@ -97,7 +97,7 @@ ONES = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ONES)
 def test_products_are_counted_as_ones_are_added_up(name):
     """Where all numbers are 1, each product adds 1 to the outputs."""

@@ -49,11 +49,17 @@ FORMS = {
         for table, options in OPTIONS.items()
     },
 }
-CASES = [
-    pytest.param(subject, name, marks=[pytest.mark.legacy] * (subject in forms.LEGACY))
-    for subject, rows in FORMS.items()
-    for name in rows
-]
+HEAVY = {("conv lstm", "4 bits"), ("unrolled", "mixed"), ("states", "apart")}
+"""Forms whose tests need ten seconds each."""
+
+
+def make_case(subject, name):
+    marks = [pytest.mark.legacy] * (subject in forms.LEGACY)
+    marks += [pytest.mark.slow] * ((subject, name) in HEAVY)
+    return pytest.param(subject, name, marks=marks)
+
+
+CASES = [make_case(subject, name) for subject, rows in FORMS.items() for name in rows]
 
 
 def kernels_of(case):
@@ -61,7 +67,7 @@ def kernels_of(case):
     return FORMS[subject][name].kernels
 
 
-@pytest.mark.sample(len(FORMS))
+@pytest.mark.sample(len(FORMS) // 2)
 @pytest.mark.parametrize(("subject", "name"), CASES)
 def test_from_the_float_model_to_the_file(subject, name, tmp_path):
     form = FORMS[subject][name]

@@ -68,7 +68,7 @@ def pixels(fed):
     return np.round((x - offset) / scale).astype(np.uint8), (scale, offset)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kernels", RUNNABLE)
 def test_a_file_of_pixels_gives_the_codes_of_the_model(fed, pixels, kernels):
     if kernels == "tflm":

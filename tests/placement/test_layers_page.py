@@ -63,7 +63,7 @@ def test_every_layer_is_on_the_page():
     assert layer_classes() - NO_LAYERS - aliases == set(table())
 
 
-@pytest.mark.sample(25)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", sorted(table()))
 def test_the_page_says_what_the_plan_does(name):
     if name in BEFORE_THE_MODEL:
@@ -73,7 +73,7 @@ def test_the_page_says_what_the_plan_does(name):
 
 
 @pytest.mark.filterwarnings("ignore:recipe int8 quantizes nothing")
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", sorted(set(table()) - BEFORE_THE_MODEL))
 def test_shapes_stay_known(name):
     model = example(name)
@@ -172,7 +172,7 @@ def operation_model(name: str) -> Any:
     return keras.Model(x, y)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", sorted(operations()))
 def test_the_page_says_what_becomes_of_operations(name):
     model = operation_model(name)

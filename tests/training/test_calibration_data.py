@@ -38,7 +38,7 @@ def conv():
     return layers.Conv2D(6, 3, use_bias=False)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("trained_on", "given", "message"),
     [

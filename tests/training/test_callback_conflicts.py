@@ -203,6 +203,7 @@ def test_a_callback_of_another_model(callback):
 class TestFrozenWithoutData:
     MESSAGE = "The ranges of 'net' are frozen from the first step on, but have seen no data. Call"
 
+    @pytest.mark.sample(1)
     @pytest.mark.parametrize("callbacks", [(), (QuantDelay(3),)])
     def test_by_a_callback(self, callbacks):
         qat = quantized()
