@@ -153,6 +153,7 @@ def test_smaller_files(classifier, easy_search):
     assert sizes == sorted(sizes)
 
 
+@pytest.mark.slow
 def test_a_search_that_was_interrupted_continues(regressor, whole_search, tmp_path):
     calls, limit = 0, 3 * 21
 
