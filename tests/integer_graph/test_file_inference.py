@@ -91,6 +91,17 @@ def test_runs_the_file_of_new_weights(runs):
     assert np.any(before != after) and runs == [32, 8, 32, 8]
 
 
+def test_verify_computes_without_the_interpreter(runs, monkeypatch):
+    """Otherwise a file would be compared with itself, and always be identical."""
+    qat = quantize()
+    contents = keras_qat.export_tflite(qat)
+    qat.runtime = "interpreter"
+    with monkeypatch.context() as patch:
+        patch.setattr(file_inference.FileInference, "prepare", pytest.fail)
+        assert keras_qat.verify(qat, contents, X).identical == 1
+    assert qat.runtime == "interpreter"
+
+
 @pytest.mark.parametrize("extra", [-50.0, 500.0], ids=["fast", "slow"])
 def test_auto_compares_times(runs, monkeypatch, extra):
     """100 seconds pass at each look, and `extra` seconds in each run of the interpreter."""

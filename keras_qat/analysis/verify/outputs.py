@@ -157,7 +157,8 @@ def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[N
     if not is_worker and not defines(type(model), *PREDICTION):
         if verbose:
             print("The model")
-        with swap_attributes(model, looks=ALL_LOOKS):  # The inputs were checked before.
+        # Inputs were checked before. The interpreter would compare the file with itself.
+        with swap_attributes(model, looks=ALL_LOOKS, _runtime="tensorflow"):
             return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
     outputs = []
     for start in range(0, len(tf.nest.flatten(x)[0]), batch_size):
