@@ -11,12 +11,6 @@ EQUIVALENT = {
         "both sides give 0 for 0 steps: 127 and 128, 8 bits behind the point"
     ),
     "keras_qat/arithmetic/fake_quant.py : 2 -> 3": SLOWER,
-    "keras_qat/arithmetic/gradient_masks.py mask_of_relu: True -> False": (
-        "left out, the range ends with the ReLU"
-    ),
-    "keras_qat/arithmetic/gradient_masks.py find_range_ends: True -> False (2)": (
-        "the end of a range that counts is chosen between itself and infinity"
-    ),
     "keras_qat/arithmetic/fixed_point.py inverse_square_root: 1 -> 2": (
         "what is computed of 0 and 1 is replaced"
     ),

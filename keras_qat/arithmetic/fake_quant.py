@@ -12,19 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from keras_qat.arithmetic import plain_operations
 from keras_qat.arithmetic.control_flow import Switch, cond, make_switch, straight_through
-from keras_qat.arithmetic.gradient_masks import (
-    Gates,
-    apply_mask,
-    mask_of_range,
-    mask_of_relu,
-    zero_outside_range,
-)
+from keras_qat.arithmetic.gradient_masks import zero_outside_range, zero_outside_relu
 from keras_qat.arithmetic.plain_operations import Scalar, must_not_fuse, product, quotient
 
 Gradient = Callable[[tf.Tensor], tf.Tensor]
@@ -119,7 +113,6 @@ def fake_quantize_if(
     narrow_range: bool = False,
     ceiling: float | None = None,
     source: Any = None,
-    gates: Gates | None = None,
 ) -> tf.Tensor:
     """Computes `fake_quantize` if `applies`, else returns `x`; computes only one of them.
 
@@ -135,18 +128,14 @@ def fake_quantize_if(
         ceiling: upper end of the ReLU, `inf` for a plain ReLU; None if there is none.
         source: a `recompute.Source` of `x`, which a CPU then need not keep. Only if `applies` is
             a bool and there is no ceiling.
-        gates: shared with other quantizers; by default its own.
     """
     if applies is False and ceiling is None:
         return x
-    gates, condition = gates or Gates(), make_switch(applies)
+    condition = make_switch(applies)
     if must_not_fuse():
         return _fake_quantize_plainly(condition, x, minimum, maximum, bits, narrow_range, ceiling)
     on = condition.on if isinstance(condition, Switch) else True
-    if ceiling is None:
-        mask = mask_of_range(minimum, maximum, bits, narrow_range, gates, on)
-    else:
-        minimum, mask = 0.0, mask_of_relu(maximum, ceiling, gates, on)
+    minimum = minimum if ceiling is None else 0.0
 
     def quantize(x: tf.Tensor) -> tf.Tensor:
         y = _round_to_levels(tf.cast(x, tf.float32), minimum, maximum, bits, narrow_range)
@@ -156,14 +145,16 @@ def fake_quantize_if(
         return tf.identity(x) if ceiling is None else apply_relu(x, ceiling)
 
     def differentiate_quantized(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
-        return apply_mask(mask, upstream, x)
+        if ceiling is None:
+            return zero_outside_range(upstream, x, minimum, maximum, bits, narrow_range, on)
+        return zero_outside_relu(upstream, x, maximum, ceiling, on)
 
     def differentiate_passed(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
         if ceiling is None:
             return tf.identity(upstream)
         if ceiling == math.inf:
             return tf.raw_ops.ReluGrad(gradients=upstream, features=x)
-        return apply_mask(mask_of_relu(ceiling, ceiling, gates), upstream, x)
+        return zero_outside_relu(upstream, x, ceiling, ceiling)
 
     @tf.custom_gradient
     def compute(x: tf.Tensor) -> tuple[tf.Tensor, Gradient]:
@@ -231,24 +222,16 @@ def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tens
 
     The limit of a channel of zeros is 1, because any scale represents it.
     """
-    return replace_zeros(largest_magnitudes(weights, channel_axes))
-
-
-def replace_zeros(limits: tf.Tensor) -> tf.Tensor:
-    """Returns limits with 1 in place of 0."""
-    return tf.where(limits > 0, limits, 1.0)
-
-
-def largest_magnitudes(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tensor:
-    """Returns the largest magnitude in each output channel, 0 for a channel of zeros."""
     weights = tf.convert_to_tensor(weights)
     rank = len(weights.shape)
     reduced = [axis for axis in range(rank) if axis - rank not in channel_axes]
     size = weights.shape.num_elements()
     is_large = size is not None and size >= LARGE
     if channel_axes == (-1,) and is_large and not plain_operations.has_gpu():
-        return _find_column_limits(weights)
-    return tf.reduce_max(tf.abs(weights), axis=reduced, keepdims=True)
+        limits = _find_column_limits(weights)
+    else:
+        limits = tf.reduce_max(tf.abs(weights), axis=reduced, keepdims=True)
+    return tf.where(limits > 0, limits, 1.0)
 
 
 def _find_column_limits(weights: tf.Tensor) -> tf.Tensor:
@@ -273,41 +256,12 @@ def quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> t
     the same as in `fake_quant_with_min_max_vars_per_channel` with a narrow range, which is about 40
     times slower on a CPU.
     """
-    return ChannelSteps.for_limits(limits, bits).quantize(weights)
-
-
-class ChannelSteps(NamedTuple):
-    """The steps of weights with a range per channel, shaped to broadcast.
-
-    Args:
-        levels: the largest quantized value.
-        scale: the sizes of the steps.
-        inverse: the inverse of `scale`.
-        shift: the offset that makes all weights positive.
-    """
-
-    levels: float
-    scale: tf.Tensor
-    inverse: tf.Tensor
-    shift: tf.Tensor
-
-    @classmethod
-    def for_limits(cls, limits: tf.Tensor, bits: int) -> ChannelSteps:
-        """Returns the steps for the largest magnitudes of channels, which must not be 0."""
-        levels = float(2 ** (bits - 1) - 1)
-        scale = quotient(limits, levels)
-        return cls(levels, scale, quotient(1.0, scale), levels * scale)
-
-    def quantize(self, weights: tf.Tensor) -> tf.Tensor:
-        """Rounds weights to integer multiples of steps."""
-        # TensorFlow's kernel too shifts values to be positive, and multiplies by the inverse.
-        times = product if must_not_fuse() else tf.multiply
-        steps = times(weights + self.shift, self.inverse)
-        return tf.floor(steps - (self.levels - 0.5))
-
-    def round(self, weights: tf.Tensor) -> tf.Tensor:
-        """Rounds weights to the nearest step."""
-        return self.quantize(weights) * self.scale
+    levels = 2.0 ** (bits - 1) - 1.0
+    scale = quotient(limits, levels)
+    # TensorFlow's kernel too shifts values to be positive, and multiplies by the inverse.
+    times = product if must_not_fuse() else tf.multiply
+    steps = times(weights + levels * scale, quotient(1.0, scale))
+    return tf.floor(steps - (levels - 0.5))
 
 
 def fake_quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> tf.Tensor:
@@ -315,7 +269,8 @@ def fake_quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8)
 
     The limits are the largest weights, so nothing is clipped, and the gradient passes everywhere.
     """
-    return straight_through(lambda x: ChannelSteps.for_limits(limits, bits).round(x), weights)
+    scale = quotient(limits, 2.0 ** (bits - 1) - 1.0)
+    return straight_through(lambda x: quantize_channels(x, limits, bits) * scale, weights)
 
 
 def fake_quantize_average(

@@ -25,7 +25,6 @@ from keras_qat.messages import show_once
 from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
 from keras_qat.training.fake_quantization.phase import NEVER, Flag, Phase
 from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
-from keras_qat.training.steps import step_tensors
 
 _RANGES = 2**31
 """The weight `freeze_from` holds two thresholds: its own, plus this times the one of ranges.
@@ -193,29 +192,19 @@ class ScheduledLayer(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **({"mixed": True} if self.mixed else {})}
 
-    def _count_step(self) -> tf.Tensor:
-        step = step_tensors.current().steps.pop(self, None)
-        if step is None:
-            return self.step.assign_add(1, read_value=True)
-        self.step.assign(step, read_value=False)
-        return step
-
     def advance(self, training: Flag | None) -> Phase:
         """Counts the step if this is training, and returns the phase of the call."""
         training = backend.resolve_training(training)
         known = self.assumed
-        if known is not None and known.training is not training:
-            known = None
-        if known is not None and training is False:
-            return known
-        step = cond(training, self._count_step, self.step.read_value)
-        if known is not None:
-            value = step_tensors.current().value
+        if known is not None and known.training is training:
+            if training:
+                self.step.assign_add(1, read_value=False)
             quantizing, frozen, fixed = (
-                state if isinstance(state, bool) else Switch(value(state))
+                state if isinstance(state, bool) else Switch(state.value())
                 for state in (known.quantizing, known.frozen, known.fixed)
             )
             return known._replace(quantizing=quantizing, frozen=frozen, fixed=fixed)
+        step = cond(training, lambda: self.step.assign_add(1), self.step.read_value)
         starts = self.thresholds()
         return Phase(
             training,

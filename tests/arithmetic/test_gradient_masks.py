@@ -1,10 +1,11 @@
-"""Which numbers pass the gradient of a quantizer, by both ways to find the ends of its range."""
+"""Which numbers pass the gradient of a quantizer."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic import gradient_masks
+from keras_qat.arithmetic.gradient_masks import zero_outside_range
+from keras_qat.arithmetic.plain_operations import BEYOND, nudged_range
 from tests.helpers import rng
 
 RANGES = {
@@ -20,13 +21,18 @@ RANGES = {
 @pytest.mark.parametrize("narrow_range", [False, True])
 @pytest.mark.parametrize("bits", [2, 8, 16])
 @pytest.mark.parametrize("name", RANGES)
-def test_within_range_passes_what_the_mask_of_the_range_does(name, bits, narrow_range):
+def test_a_gradient_passes_inside_of_the_nudged_range(name, bits, narrow_range):
     low, high = (tf.constant(end) for end in RANGES[name])
-    ends = np.float32([low, high, *gradient_masks.find_range_ends(low, high, bits, narrow_range)])
+    lowest, highest = (end * BEYOND for end in nudged_range(low, high, bits, narrow_range))
+    ends = np.float32([low, high, lowest, highest])
     beside = [np.nextafter(ends, np.float32(side)) for side in (-np.inf, np.inf)]
     x = np.concatenate([ends, *beside, rng(1).normal(size=64) * 4]).astype(np.float32)
-    upstream = np.linspace(1.0, 2.0, x.size, dtype=np.float32)
-    mask = gradient_masks.mask_of_range(low, high, bits, narrow_range, gradient_masks.Gates())
-    passed = gradient_masks.zero_outside_range(upstream, x, low, high, bits, narrow_range)
-    np.testing.assert_array_equal(passed, mask(upstream, x))
+    upstream = tf.linspace(1.0, 2.0, x.size)
+    passed = zero_outside_range(upstream, tf.constant(x), low, high, bits, narrow_range)
+    np.testing.assert_array_equal(passed, np.where((x >= lowest) & (x <= highest), upstream, 0))
     assert 0 < np.count_nonzero(passed) < x.size
+    for on, expected in ((True, passed), (False, upstream)):
+        switched = zero_outside_range(
+            upstream, tf.constant(x), low, high, bits, narrow_range, tf.constant(on)
+        )
+        np.testing.assert_array_equal(switched, expected)

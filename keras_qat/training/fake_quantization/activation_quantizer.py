@@ -14,7 +14,6 @@ from keras_qat.keras2.backend import keras
 from keras_qat.training.fake_quantization.learned import fake_quantize_learned
 from keras_qat.training.fake_quantization.observers import Counts, Observer, Range, make_observer
 from keras_qat.training.fake_quantization.phase import Flag, Phase
-from keras_qat.training.steps import step_tensors
 from keras_qat.training.steps.recompute import find_source
 
 
@@ -73,10 +72,8 @@ class ActivationQuantizer:
             )
         else:
             is_known = phase.training is True and isinstance(applies, bool) and ceiling is None
-            source, gates = find_source(x) if is_known else None, step_tensors.current().gates
-            y = fake_quant.fake_quantize_if(
-                applies, x, low, high, bits, False, ceiling, source, gates
-            )
+            source = find_source(x) if is_known else None
+            y = fake_quant.fake_quantize_if(applies, x, low, high, bits, False, ceiling, source)
         if self.watched is not None:
             self.watched(slot, y)
         return y

@@ -93,9 +93,8 @@ class WeightQuantizer:
             low, high = cond(
                 phase.training, lambda: observer.update(weights), lambda: observer.range(weights)
             )
-            narrow, gates = spec.narrow_range, step_tensors.current().gates
             return fake_quant.fake_quantize_if(
-                quantizing, weights, low, high, spec.bits, narrow, gates=gates
+                quantizing, weights, low, high, spec.bits, spec.narrow_range
             )
         if self.learned is not None:
             limits = self.limits(weights)

@@ -1,4 +1,4 @@
-"""Updates of small variables by Keras' optimizers, together.
+"""Updates of vectors, such as biases, by Keras' optimizers, together.
 
 An optimizer updates each variable by itself, with six operations or more. In a model with
 BatchNormalizations most operations of a step are such updates, each of a few values. They are half
@@ -16,9 +16,6 @@ import tensorflow as tf
 
 from keras_qat.keras2.backend import keras, swap_attributes
 
-SMALL = 2**14
-"""Elements of a variable, at most, to be updated together with others, which copies it."""
-
 _NAMES = ("SGD", "Adam", "AdamW", "Lion")
 ELEMENTWISE = tuple(getattr(keras.optimizers, name) for name in _NAMES)
 """Optimizers that update an element independently of its position in a tensor.
@@ -35,7 +32,7 @@ Pair = tuple[tf.Tensor, tf.Variable]
 
 @contextlib.contextmanager
 def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
-    """Runs a block that traces a training step, in which the optimizer updates variables together.
+    """Runs a block that traces a training step, in which the optimizer updates vectors together.
 
     Replicas of a strategy update each variable by itself. So do legacy optimizers, which have
     another method.
@@ -55,34 +52,24 @@ def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]
 
 
 def update_together(optimizer: keras.optimizers.Optimizer, pairs: list[Pair]) -> list[Pair]:
-    """Updates small variables together; the result is bit-exact with separate updates.
+    """Updates vectors together; the result is bit-exact with separate updates.
 
     Returns:
         The pairs that remain to be updated.
     """
     if not _is_elementwise(optimizer) or tf.executing_eagerly():
         return pairs
-    groups: dict[Any, list[Pair]] = collections.defaultdict(list)
-    remaining = []
+    groups: dict[tf.DType, list[Pair]] = collections.defaultdict(list)
+    remaining: list[Pair] = []
     for gradient, variable in pairs:
-        shape = variable.shape
         is_known = getattr(variable, "_unique_id", None) in optimizer._index_dict
-        is_small = shape.is_fully_defined() and shape.num_elements() <= SMALL
-        if not (is_known and is_small and isinstance(gradient, tf.Tensor)):
-            remaining.append((gradient, variable))
-            continue
-        sizes = shape.as_list()
-        axis = sizes.index(max(sizes)) if sizes else None
-        others = tuple(size for index, size in enumerate(sizes) if index != axis)
-        groups[variable.dtype, axis, others].append((gradient, variable))
-    for (_, axis, _), group in groups.items():
-        if len(group) == 1:
-            remaining += group
-            continue
+        is_vector = variable.shape.rank == 1 and isinstance(gradient, tf.Tensor)
+        group = groups[variable.dtype] if is_known and is_vector else remaining
+        group.append((gradient, variable))
+    for group in groups.values():
         gradients, variables = zip(*group, strict=True)
-        view = _OptimizerView(optimizer, variables, axis)
-        joint = _JointVariable(variables, axis)
-        type(optimizer).update_step(view, _concatenate(gradients, axis), joint)
+        view, joint = _OptimizerView(optimizer, variables), _JointVariable(variables)
+        type(optimizer).update_step(view, tf.concat(gradients, 0), joint)
     return remaining
 
 
@@ -93,15 +80,10 @@ def _is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 class _JointVariable:
-    """Concatenated variables, with the methods of a variable that `ELEMENTWISE` call.
+    """Concatenated vectors, with the methods of a variable that `ELEMENTWISE` call."""
 
-    Args:
-        variables: variables of equal shapes, apart from one axis.
-        axis: that axis; None for scalars.
-    """
-
-    def __init__(self, variables: Sequence[tf.Variable], axis: int | None) -> None:
-        self._variables, self._axis = variables, axis
+    def __init__(self, variables: Sequence[tf.Variable]) -> None:
+        self._variables = variables
         self._value: tf.Tensor | None = None
 
     @property
@@ -111,17 +93,13 @@ class _JointVariable:
     def value(self) -> tf.Tensor:
         """Returns the values of the variables, including those just assigned."""
         if self._value is None:
-            self._value = _concatenate(self._variables, self._axis)
+            self._value = tf.concat(self._variables, 0)
         return self._value
 
     def assign(self, value: tf.Tensor) -> None:
         self._value = value
-        if self._axis is None:
-            components = tf.unstack(value)
-        else:
-            sizes = [variable.shape[self._axis] for variable in self._variables]
-            components = tf.split(value, sizes, self._axis)
-        for variable, component in zip(self._variables, components, strict=True):
+        sizes = [variable.shape[0] for variable in self._variables]
+        for variable, component in zip(self._variables, tf.split(value, sizes), strict=True):
             variable.assign(component, read_value=False)
 
     def assign_add(self, value: tf.Tensor) -> None:
@@ -138,12 +116,9 @@ class _OptimizerView:
     """An optimizer as its `update_step` sees it, for a `_JointVariable` of the same arguments."""
 
     def __init__(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        variables: Sequence[tf.Variable],
-        axis: int | None,
+        self, optimizer: keras.optimizers.Optimizer, variables: Sequence[tf.Variable]
     ) -> None:
-        self._optimizer, self._axis = optimizer, axis
+        self._optimizer = optimizer
         self._indices = [optimizer._index_dict[optimizer._var_key(x)] for x in variables]
         self._index_dict = {None: 0}
 
@@ -154,16 +129,12 @@ class _OptimizerView:
         value = getattr(self._optimizer, name)
         if not isinstance(value, list) or not value:
             return value
-        return [_JointVariable([value[index] for index in self._indices], self._axis)]
+        return [_JointVariable([value[index] for index in self._indices])]
 
 
 tf.register_tensor_conversion_function(
     _JointVariable, lambda joint, dtype=None, name=None, as_ref=False: joint.value()
 )
-
-
-def _concatenate(tensors: Sequence[tf.Tensor], axis: int | None) -> tf.Tensor:
-    return tf.stack(tensors) if axis is None else tf.concat(tensors, axis)
 
 
 def check_optimizer(trained: keras.Model, weights: Sequence[tf.Variable]) -> None:
