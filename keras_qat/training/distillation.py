@@ -145,13 +145,9 @@ def _compare_probabilities(target: tf.Tensor, output: tf.Tensor) -> Any:
     return tf.reduce_mean(tf.reduce_sum(target * tf.math.log(target / output), -1))
 
 
-def _compare_squares(target: tf.Tensor, output: tf.Tensor) -> Any:
-    return tf.reduce_mean(tf.math.squared_difference(target, output))
-
-
 DISTANCES: dict[str, Distance] = {
     "logits": _compare_logits,
     "probabilities": _compare_probabilities,
-    "squared": _compare_squares,
+    "squared": lambda target, output: tf.reduce_mean(tf.math.squared_difference(target, output)),
 }
 """Name of a distance -> the function that computes it."""

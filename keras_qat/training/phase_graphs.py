@@ -106,13 +106,8 @@ class PhasedModel:
         if reason:
             warn_caller(reason)
         check_settings(self)
-        before = self.undisturbed
-        object.__setattr__(self, "undisturbed", is_undisturbed(self, x, callbacks))
-        try:
+        with backend.swap_attributes(self, undisturbed=is_undisturbed(self, x, callbacks)):
             history = super().fit(x, *args, **kwargs)  # type: ignore[misc]
-        finally:
-            object.__setattr__(self, "undisturbed", before)
-            self._forget_phase()
         strategy = self.distribute_strategy  # type: ignore[attr-defined]
         if not reason and (excess := explain_range_doubt(self, x)):
             warn_caller(excess)

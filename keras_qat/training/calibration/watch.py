@@ -131,10 +131,7 @@ class Observed:
     """
 
     def __init__(self, model: keras.Model, counts: bool, fixed: bool = False) -> None:
-        watches = getattr(model, "_watches", None)
-        if watches is None:  # Past Keras, which would track them.
-            watches = {}
-            object.__setattr__(model, "_watches", watches)
+        watches = vars(model).setdefault("_watches", {})  # Past Keras, which would track them.
         if (counts, fixed) not in watches:
             watches[counts, fixed] = Watch(model, counts, fixed)
         self.watch: Watch = watches[counts, fixed]

@@ -91,9 +91,7 @@ def equalize(model: keras.Model, *, verbose: int = 0) -> Any:
     graph = lower(read_model(copy), LoweringContext(activations=False))
     candidates = list(_pairs(graph))
     pairs = [
-        (group, following)
-        for group, following, reason in candidates
-        if following is not None and not reason
+        (group, following) for group, following, reason in candidates if following and not reason
     ]
     for group, _, reason in candidates if verbose else []:
         print(f"{group.kernel.name}: {reason or 'equalized'}")
@@ -130,10 +128,8 @@ def _explain_skipped(group: Group, other: Group | None, following: Call | None) 
     """Returns the reason why two layers cannot be equalized; "" if they can."""
     if following is None:
         return "its output is read several times, or is an output of the model"
-    if other is None:
+    if other is None or type(following.layer) not in _KERNELS:
         return f"{type(following.layer).__name__} follows"
-    if type(other.kernel.layer) not in _KERNELS:
-        return f"{type(other.kernel.layer).__name__} follows"
     if group.shared or other.shared:
         return "one of the layers is called several times"
     maximum = group.activation and relu_maximum(group.activation.layer)
