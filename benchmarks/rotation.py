@@ -40,7 +40,7 @@ COMMANDS = (
     "make notebooks",
     "make test-x86",
     "python -m benchmarks.norms --blocks 1 --width 16 --tokens 9 --turns 1",
-    "python -m benchmarks.export_time MobileNetV2 --size 32 --pairs 1",
+    "python -m benchmarks.kernel_faults build/kernel_faults",
     "python -m benchmarks.fit_time residual --pairs 1",
     "python -m benchmarks.parity demo --epochs 1",
     "python -m benchmarks.step_time MobileNetV2 --turns 1 --no-memory",
