@@ -58,12 +58,16 @@ class PlainLoop:
         gradients = tape.gradient(loss, weights)
         self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
-    def run(self, steps: int, quantize_from: int, freeze_from: int) -> list[np.ndarray]:
+    def run(self, steps: int, quantize_from: int, freeze_from: int, *callbacks) -> list[np.ndarray]:
         self.qat.set_weights(self.start)
+        for callback in callbacks:
+            callback.set_model(self.qat)
+            callback.on_train_begin()
         labels = rng(5).integers(0, 3, steps * 8)
         for number in range(1, steps + 1):
-            keras_qat.set_quantization(self.qat, number >= quantize_from)
-            keras_qat.freeze_batch_norm(self.qat, number >= freeze_from)
+            if not callbacks:
+                keras_qat.set_quantization(self.qat, number >= quantize_from)
+                keras_qat.freeze_batch_norm(self.qat, number >= freeze_from)
             batch = slice((number - 1) * 8, number * 8)
             self.step(tf.constant(X[batch]), tf.constant(labels[batch]))
         return numbers(self.qat)
@@ -96,6 +100,12 @@ def test_delays_are_exact_to_the_step(quantize_from, freeze_from):
     qat = quantized()
     train(qat, X, 8, callbacks=[QuantDelay(quantize_from), FreezeBatchNorm(freeze_from)])
     assert_same(numbers(qat), reference(8, quantize_from, freeze_from))
+
+
+def test_delays_in_a_custom_loop_are_exact_to_the_step():
+    """Its graph compares counters with the delays in each step."""
+    callbacks = QuantDelay(4), FreezeBatchNorm(6)
+    assert_same(plain_loop().run(8, 4, 6, *callbacks), reference(8, 4, 6))
 
 
 def test_a_step_earlier_or_later_differs():

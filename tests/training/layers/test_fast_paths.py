@@ -135,6 +135,25 @@ def small_model():
     return keras.Model(inputs, keras.layers.Dense(3)(x))
 
 
+@pytest.mark.slow
+def test_switches_are_seen_by_training_that_was_traced_before():
+    x, y = digits_like()
+    qat = keras_qat.quantize_model(small_model())
+    qat.compile(
+        keras.optimizers.SGD(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    losses = {}
+    for enabled in (True, False, True):
+        keras_qat.set_quantization(qat, enabled)
+        losses[enabled] = [*losses.get(enabled, []), qat.train_on_batch(x, y)]
+    weights = [layer for layer in qat.layers if isinstance(layer, QuantizeWrapper)]
+    weights[0].quantize_from.assign(2**62)  # One layer alone: no single phase for all.
+    losses["mixed"] = [qat.train_on_batch(x, y)]
+    assert losses[False][0] not in (losses[True][0], losses["mixed"][0])
+    assert losses[True][0] == pytest.approx(losses[True][1], rel=1e-3)
+    assert losses["mixed"][0] != losses[True][1]
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("activation", ["relu", "relu6", "operation", "concatenated"])
 def test_quantizer_behind_a_merge_computes_the_relu(activation):
