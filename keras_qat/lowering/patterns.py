@@ -141,8 +141,8 @@ class Matcher:
     def _match(self, pattern: Pattern, operand: Any, begun: Match) -> Iterator[Match]:
         kind = pattern.kinds[0]
         if kind == "constant":
-            operand = read_uniform(operand, self._facts)
-            if operand is None or not _is_within(operand, pattern.limits):
+            operand, limits = read_uniform(operand, self._facts), pattern.limits
+            if operand is None or (limits and not limits[0] <= operand <= limits[1]):
                 return
         match = self._bind(pattern.name, operand, begun)
         if match is None or (kind == "tensor" and not isinstance(operand, Value)):
@@ -200,10 +200,6 @@ class Matcher:
         if isinstance(known, Value) and isinstance(operand, Value):
             return match if self._keys.is_same(known, operand) else None
         return match if describe_argument(known) == describe_argument(operand) else None
-
-
-def _is_within(value: float, limits: tuple[float, float] | None) -> bool:
-    return limits is None or limits[0] <= value <= limits[1]
 
 
 class Rule(NamedTuple):

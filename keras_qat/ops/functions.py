@@ -38,12 +38,6 @@ def _softplus(x: tf.Tensor) -> tf.Tensor:
     return tf.maximum(x, 0.0) + tf.math.log1p(tf.exp(-tf.abs(x)))
 
 
-def _apply_thresholded_relu(
-    x: tf.Tensor, slope: float, maximum: float, threshold: float
-) -> tf.Tensor:
-    return tf.where(x > threshold, tf.minimum(x, maximum), slope * (x - threshold))
-
-
 def _read_relu_options(call: Call) -> Attributes:
     layer = call.layer
     maximum = getattr(layer, "max_value", None)
@@ -72,7 +66,9 @@ LOOKUPS: tuple[Op, ...] = (
     ),
     lookup_row(
         "thresholded_relu",
-        _apply_thresholded_relu,
+        lambda x, slope, maximum, threshold: tf.where(
+            x > threshold, tf.minimum(x, maximum), slope * (x - threshold)
+        ),
         "ReLU with a threshold, or with both a slope and a maximum",
         layers=(layers.ThresholdedReLU, layers.ReLU),
         attributes=_read_relu_options,

@@ -110,15 +110,6 @@ def _while_loop(
     return state
 
 
-def _cond(
-    pred: Any,
-    true_fn: Callable[[], Any],
-    false_fn: Callable[[], Any],
-    name: str | None = None,
-) -> Any:
-    return (true_fn if _find_known(pred) else false_fn)()
-
-
 def _find_known(x: Any) -> Any:
     if (value := find_value(x)) is None:
         raise NotKnown
@@ -176,7 +167,9 @@ _REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "map_fn": _map,
     "vectorized_map": _map,
     "while_loop": _while_loop,
-    "cond": _cond,
+    "cond": lambda pred, true_fn, false_fn, name=None: (
+        true_fn() if _find_known(pred) else false_fn()
+    ),
     "TensorArray": lambda *args, **kwargs: _Steps([]),
 }
 """Name of a function -> the function that replaces it."""

@@ -204,14 +204,11 @@ def _expand_transform(transform: Transform) -> Callable[..., Pair]:
 
     def multiply(input: Any, fft_length: Lengths = None) -> Pair:
         x = input if isinstance(input, tuple) else (input, None)
-        matrix = _make_matrix(transform, x[0].shape[-1], *_read_lengths(fft_length))
+        lengths = [] if fft_length is None else map(int, np.ravel(fft_length))
+        matrix = _make_matrix(transform, x[0].shape[-1], *lengths)
         return _multiply(x, matrix, tf.matmul)
 
     return multiply
-
-
-def _read_lengths(fft_length: Lengths) -> list[int]:
-    return [] if fft_length is None else [int(length) for length in np.ravel(fft_length)]
 
 
 def _stft(
