@@ -16,6 +16,7 @@ from keras_qat.graph.sizes import fold_known_sizes, set_static_shapes
 from keras_qat.imports.read_float import ReadsWeight
 from keras_qat.lowering.activations import HARD_SWISH, LOG_SUM_EXP, SOFTMAX_BY_HAND
 from keras_qat.lowering.builder import LoweringContext
+from keras_qat.lowering.channels_last import move_channels_last
 from keras_qat.lowering.clean_up import (
     drop_identities,
     fold_uniform_constants,
@@ -140,6 +141,7 @@ PASSES = (
     ),
     Pass("recognize masked scores", recognize_masks, "-1e9 sets no range before a softmax"),
     Pass("recognize chains", recognize_chains, "chains of elementwise operations are tables"),
+    Pass("move channels last", move_channels_last, "every layer has its channels last"),
     Pass("split layers", split_layers, "each call is one operator, if possible", always=True),
     Pass("cast token ids", cast_token_ids, "so are the inputs of a TimeDistributed"),
     Pass("scale tensors", scale_tensors, "concatenated tensors have similar ranges"),

@@ -124,6 +124,34 @@ FLOAT_VOLUMES = {
     "transposed": chain(partial(layers.Conv3DTranspose, 3, 3, strides=(2, 1, 2))),
 }
 
+_first = {"data_format": "channels_first"}
+
+CHANNELS_FIRST = {
+    "conv": chain(partial(layers.Conv2D, 3, 3, **_first)),
+    "conv_norm_relu": chain(
+        partial(layers.Conv2D, 4, 3, padding="same", use_bias=False, **_first),
+        partial(layers.BatchNormalization, axis=1),
+        layers.ReLU,
+    ),
+    "depthwise": chain(partial(layers.DepthwiseConv2D, 3, **_first)),
+    "separable": chain(partial(layers.SeparableConv2D, 3, 3, **_first)),
+    "along_columns": chain(partial(layers.Conv2D, 3, 3, activation="softmax", **_first)),
+    "separable_along_columns": chain(
+        partial(layers.SeparableConv2D, 3, 3, activation="softmax", **_first)
+    ),
+    "max": chain(partial(layers.MaxPooling2D, **_first)),
+    "average": chain(partial(layers.AveragePooling2D, **_first)),
+    "mean": chain(partial(layers.GlobalAveragePooling2D, **_first)),
+    "flatten": chain(partial(layers.Flatten, **_first)),
+    "upsampling": chain(partial(layers.UpSampling2D, **_first)),
+    "norm": chain(partial(layers.BatchNormalization, axis=1)),
+    "residual": lambda x: layers.Add()(
+        [x, layers.Conv2D(4, 3, padding="same", activation="relu", **_first)(x)]
+    ),
+    "joined": lambda x: layers.Concatenate(axis=1)([x, layers.Conv2D(2, 1, **_first)(x)]),
+    "softmax": lambda x: layers.Softmax()(layers.Conv2D(2, 1, **_first)(x)),
+}
+
 
 @keras.utils.register_keras_serializable("tests")
 class Scale(layers.Layer):
@@ -204,6 +232,7 @@ FAMILIES: dict[str, Family] = {
     **each_alone([(6, 4), (5, 4)], PRODUCTS),
     "volumes": Family([(4, 5, 6, 3)], VOLUMES),
     "float_volumes": Family([(4, 4, 4, 3)], FLOAT_VOLUMES, int8=False),
+    "channels_first": Family([(4, 6, 6)], CHANNELS_FIRST),
     "pass_through": Family(_IMAGE, PASS_THROUGH, int8=False),
     "augmentation": Family(_IMAGE, AUGMENTATION),
     **each_alone(_IMAGE * 2, FIXED_RANGES),

@@ -215,8 +215,9 @@ def test_branches_that_compute_the_same_are_one():
 
 def test_the_same_settings_with_other_weights_are_not_one():
     def build(x: Any) -> Any:
-        return layers.Subtract()([layers.Conv2D(3, 1)(x), layers.Conv2D(3, 1)(x)])
+        return layers.Subtract()([layers.Conv2D(3, 1, **first)(x), layers.Conv2D(3, 1, **first)(x)])
 
+    first = {"data_format": "channels_first"}
     model = functional((2, 5, 5), build=build)
     qat = keras_qat.quantize_model(model)
     keras_qat.set_quantization(qat, False)
