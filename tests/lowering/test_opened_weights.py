@@ -1,42 +1,16 @@
 """Weights that opened layers read: tables, those of other layers, constrained and frozen ones."""
 
 import logging
-from functools import partial
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.ops.weighted_sums import RECENT
 from tests.helpers import images, keras, layers, observe, quantize_on, scramble
+from tests.networks.lent_weights import Entries
 
 pytestmark = pytest.mark.legacy
-
-
-class OwnTable(layers.Embedding):
-    """Subclasses Keras' layer, as many do."""
-
-    def call(self, inputs):
-        return super().call(inputs) * 2.0
-
-
-class Entries(layers.Layer):
-    """Looks entries up that are no longer than `most`."""
-
-    def __init__(self, most=None):
-        super().__init__()
-        self.most = most
-
-    def build(self, input_shape):
-        self.table = self.add_weight("table", (900, 4))
-
-    def call(self, inputs):
-        ids = tf.cast(inputs, tf.int32)
-        return tf.nn.embedding_lookup(params=self.table, ids=ids, max_norm=self.most)
-
-    def get_config(self):
-        return {"most": self.most}
 
 
 class Shifted(layers.Layer):
@@ -60,60 +34,10 @@ def test_weights_as_tensors_where_shapes_or_numbers_are_computed_in_float(option
         assert keras_qat.verify(qat, keras_qat.export_tflite(qat, **options), x).identical == 1
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("make", [partial(OwnTable, 900, 4), Entries])
-@pytest.mark.parametrize("dtype", ["int32", "float32"])
-def test_tables_of_ones_own_are_looked_up_in_integers(make, dtype):
-    words = keras.Input((6,), dtype=dtype)
-    model = keras.Model(words, layers.Dense(3)(make()(words)))
-    data = np.random.default_rng(0).integers(0, 900, (32, 6)).astype(dtype)
-    qat = quantize_on(model, data)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)
-    assert report.identical == 1
-    assert report.is_good  # Tokens in 8 bits would be other words.
-
-
 def test_entries_that_are_shortened_stay_in_float():
     words = keras.Input((6,), dtype="int32")
     model = keras.Model(words, layers.Dense(3)(Entries(most=0.1)(words)))
     assert keras_qat.plan(model).float_layers
-
-
-@keras.utils.register_keras_serializable()
-class Tied(layers.Layer):
-    """Scores of all entries of a table, by a product with the table itself."""
-
-    def __init__(self, transposed=False, **kwargs):
-        super().__init__(**kwargs)
-        self.transposed = transposed
-        self.table, self.dense = layers.Embedding(20, 8), layers.Dense(8)
-
-    def call(self, x):
-        h = self.dense(self.table(x))
-        if self.transposed:
-            return tf.matmul(h, tf.transpose(self.table.embeddings))
-        return tf.matmul(h, self.table.embeddings, transpose_b=True)
-
-    def get_config(self):
-        return {**super().get_config(), "transposed": self.transposed}
-
-
-@pytest.mark.sample(1)
-@pytest.mark.skipif(not RECENT, reason="TensorFlow 2.15 rounds one in a hundred otherwise")
-@pytest.mark.parametrize("transposed", [False, True])
-def test_weights_that_another_layer_owns_train_and_are_saved(transposed, tmp_path):
-    ids = keras.Input((6,), dtype="int32")
-    model = keras.Model(ids, layers.Dense(3)(Tied(transposed)(ids)))
-    x = np.arange(24).reshape(4, 6) % 20
-    qat = keras_qat.quantize_model(model, strict=True)
-    qat(x, training=True)
-    before = qat.predict(x, verbose=0)
-    model.set_weights([weight * 0 for weight in model.get_weights()])
-    np.testing.assert_array_equal(qat.predict(x, verbose=0), before)
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
-    np.testing.assert_array_equal(loaded.predict(x, verbose=0), before)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
 @pytest.mark.parametrize("multiply", [tf.multiply, lambda x, y: layers.Multiply()([x, y])])
@@ -216,39 +140,6 @@ def test_embedded_positions_that_do_not_train_stay(kind):
     assert len(plain.trainable_weights) == 2
     data = images(4, (8, 4))
     np.testing.assert_array_equal(plain(data), model(data))
-
-
-class Graph(layers.Layer):
-    """Describes nodes that it knows by the sums of their neighbors; reads which node is asked."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.nodes = tf.constant(np.random.default_rng(1).normal(size=(6, 4)), tf.float32)
-        self.prepare = keras.Sequential(
-            [layers.BatchNormalization(), layers.Dropout(0.1), layers.Dense(4, activation="relu")]
-        )
-        self.describe = layers.Dense(4)
-
-    def call(self, indices):
-        x = self.prepare(self.nodes)
-        sums = x + tf.gather(x, [1, 2, 3, 4, 5, 0])
-        return tf.gather(self.describe(tf.concat([x, sums], 1)), indices)
-
-
-def test_layers_that_read_constants_alone_keep_their_weights(tmp_path):
-    indices = layers.Input((), dtype="int32")
-    model = keras.Model(indices, layers.Dense(2)(Graph()(indices)))
-    x = np.arange(6, dtype=np.int32)
-    model.layers[1].prepare.layers[0].moving_mean.assign([0.1, -0.2, 0.3, 0.4])
-    qat = keras_qat.quantize_model(model, strict=True)
-    assert len(qat.trainable_weights) == len(model.trainable_weights)
-    keras_qat.calibrate(qat, x)
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
-    expected = model.predict(x, verbose=0)
-    np.testing.assert_allclose(qat.predict(x, verbose=0), expected, atol=0.05 * np.ptp(expected))
-    qat.save(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
 
 
 class Fused(layers.Layer):

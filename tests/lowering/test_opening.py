@@ -9,10 +9,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.ops.weighted_sums import RECENT
 from tests.helpers import images, keras, layers, observe, quantize_on
 from tests.networks.closed import CLOSED, OwnNorm
-from tests.networks.custom import OPENED, Block, ChannelAffine, DropPath, OwnConv
+from tests.networks.custom import OPENED, Block, ChannelAffine, OwnConv
 
 pytestmark = pytest.mark.legacy
 
@@ -30,15 +29,6 @@ def with_random_weights(model):
     for weight in model.trainable_weights:
         weight.assign(weight + 0.2 * numbers.normal(size=weight.shape))
     return model
-
-
-def outputs_of(model, data):
-    return [np.asarray(tensor) for tensor in tf.nest.flatten(model(data))]
-
-
-def inbound_nodes(model):
-    inside = [module for module in model.submodules if isinstance(module, layers.Layer)]
-    return [len(layer.inbound_nodes) for layer in inside]
 
 
 class Net(keras.Model):
@@ -85,70 +75,6 @@ def quantized(model):
         return keras_qat.quantize_model(model, strict=True)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", [*OPENED, "a subclassed model"])
-def test_what_is_opened_is_exact(name, tmp_path):
-    """The float model stays as it is, weights go there and back, the file has the model's codes."""
-    if name == "Lambda, mean and maximum" and not RECENT:
-        pytest.skip("older kernels round means otherwise whose range is their input's")
-    if name == "Keras' backend" and not RECENT:
-        pytest.skip("older kernels round transposed convolutions otherwise")
-    data = images(32)
-    if name in OPENED:
-        model = model_of(OPENED[name])
-    else:
-        model = Net()
-        model(data)
-        with_random_weights(model)
-    before, nodes = outputs_of(model, data), inbound_nodes(model)
-    qat = quantized(model)
-    if name in OPENED:
-        assert inbound_nodes(model) == nodes
-    assert len(qat.trainable_weights) == len(model.trainable_weights)
-    assert len(qat.losses) == len(model.losses)
-    for ours, there in zip(
-        outputs_of(keras_qat.strip_quantization(qat), data), before, strict=True
-    ):
-        np.testing.assert_array_equal(ours, there)
-
-    keras_qat.freeze_batch_norm(qat)
-    qat.compile(keras.optimizers.SGD(1e-3), "mse")
-    targets = [np.zeros_like(weight) for weight in before]
-    qat.fit(data, targets if len(targets) > 1 else targets[0], batch_size=16, verbose=0)
-    contents = keras_qat.export_tflite(qat)
-    report = keras_qat.verify(qat, contents, data, per_layer=True)
-    assert report.identical == 1
-    assert not report.differing
-    assert not report.float_operations
-
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(loaded) == contents
-    for ours, there in zip(
-        outputs_of(keras_qat.strip_quantization(qat), data), outputs_of(qat, data), strict=True
-    ):
-        assert np.abs(ours - there).mean() < 0.02 * np.abs(ours).max()
-
-
-def test_functions_of_the_backend(tmp_path):
-    test_what_is_opened_is_exact("Keras' backend", tmp_path)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("recipe", ["int16x8", "int4_weights"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a factor and an offset for each channel",
-        pytest.param("a block of blocks", marks=pytest.mark.slow),
-    ],
-)
-def test_other_bits(name, recipe):
-    model, data = model_of(OPENED[name]), images(32)
-    qat = quantize_on(model, data, recipe, strict=True)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
-
-
 @pytest.mark.parametrize("name", CLOSED)
 def test_what_is_not_opened_says_why(name):
     make, reason = CLOSED[name]
@@ -183,14 +109,6 @@ def test_what_is_traced_warns_of_nothing(caplog):
     assert not [record for record in caplog.records if "Lambda layer" in record.getMessage()]
 
 
-def test_weights_that_are_zero_have_a_range():
-    """As biases are that the loss does not depend on."""
-    x = keras.Input(SHAPE)
-    qat = quantized(keras.Model(x, ChannelAffine()(x)))
-    keras_qat.calibrate(qat, images(32))
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), images(32)).identical == 1
-
-
 def test_overrides_say_what_is_opened():
     model = model_of(lambda x: OwnNorm()(OwnConv(6)(x)))
     recipe = keras_qat.recipes.int8().override("OwnConv", open=False)
@@ -199,14 +117,6 @@ def test_overrides_say_what_is_opened():
     x = keras.Input(SHAPE)
     with keras_qat.register_op(OwnNorm, "move"):
         assert not keras_qat.plan(keras.Model(x, OwnNorm()(x))).float_layers
-
-
-def test_paths_are_dropped_in_training_only():
-    qat = quantized(model_of(lambda x: DropPath()(x)))
-    data = np.ones((64, *SHAPE), np.float32)
-    kept = np.asarray(qat(data, training=True))[:, 0, 0, 0]
-    assert {round(float(layer), 2) for layer in kept} == {0.0, 1.25}
-    assert np.ptp(qat(data)) == 0
 
 
 class DropBlock(layers.Layer):
@@ -286,77 +196,6 @@ def test_subclassed_models_that_cannot_be_opened_say_which_line():
 
     with pytest.raises(ValueError, match=r"in `return x if tf.reduce_sum\(x\) > 0"):
         keras_qat.quantize_model(ByValue(), inputs=keras.Input(SHAPE))
-
-
-class ReversibleNorm(keras.Model):
-    """Normalizes each series itself, as forecasting networks do, and undoes that at the end."""
-
-    def __init__(self):
-        super().__init__()
-        self.mixer = layers.Dense(8, activation="relu")
-
-    def call(self, x):
-        mean = tf.reduce_mean(x, axis=1, keepdims=True)
-        deviation = tf.sqrt(tf.math.reduce_variance(x, axis=1, keepdims=True) + 1e-5)
-        y = tf.transpose(self.mixer(tf.transpose((x - mean) / deviation, [0, 2, 1])), [0, 2, 1])
-        return y * deviation + mean
-
-
-@pytest.mark.skipif(not RECENT, reason="older interpreters have no sums of 32 bits")
-def test_subclassed_models_may_normalize():
-    model, x = ReversibleNorm(), images(32, (8, 4)) + images(32, (1, 4), 1)
-    expected = model.predict(x, verbose=0)
-    qat = quantized(model)
-    keras_qat.calibrate(qat, x)
-    error = qat.predict(x, verbose=0) - expected
-    assert np.square(error).mean() < 1e-3 * np.var(expected)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
-
-
-class PassesTrainingOn(layers.Layer):
-    """Hands `training` on by position, as some packages' layers do."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.mixer = layers.Dense(4)
-        self.dropout = layers.Dropout(0.5)
-
-    def __call__(self, inputs, training=None, **kwargs):
-        return super().__call__(inputs, training, **kwargs)
-
-    def call(self, inputs, training=None, **kwargs):
-        return self.mixer(self.dropout(inputs, training))
-
-
-class DropsInTraining(layers.Layer):
-    """Calls a layer in training alone, as an example in Keras' documentation, in one branch."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.first, self.second = layers.Dense(4), layers.Dense(4, "relu")
-        self.short = [layers.Dense(4), layers.Dense(4), layers.Dense(4)]
-        self.dropout = layers.Dropout(0.5)
-
-    def call(self, inputs, training=False):
-        x = self.second(self.first(inputs))
-        if training:
-            x = self.dropout(x, training=training)
-        for layer in self.short:
-            inputs = layer(inputs)
-        return x + inputs
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("layer", [PassesTrainingOn, DropsInTraining])
-def test_dropout_inside_follows_the_phase(layer):
-    model, data = model_of(layer()), images(32)
-    qat = quantized(model)
-    keras_qat.calibrate(qat, data)
-    expected = model.predict(data, verbose=0)
-    error = qat.predict(data, verbose=0) - expected
-    assert np.square(error).mean() < 1e-3 * np.var(expected)
-    assert np.any(qat(data, training=True) != qat(data, training=True))
-    assert np.all(qat(data) == qat(data))
 
 
 def test_parts_of_several_outputs_have_plain_names():

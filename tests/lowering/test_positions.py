@@ -1,66 +1,11 @@
-"""Positions that are computed from real numbers: in integers for targets without float."""
+"""Positions that are computed from float values: in integers for targets without float."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.tflite.interpreter import FileInterpreter
 from tests.helpers import keras, layers, quantize_on
-
-INTEGER = tf.int32
-
-TABLE = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
-X = np.random.default_rng(1).uniform(0, 1, (64, 4)).astype(np.float32)
-
-
-def rows(positions):
-    """Entries of a table of 12."""
-    return layers.Dense(2)(tf.gather(tf.constant(TABLE), positions))
-
-
-FORMS = {
-    "floor": lambda x: tf.cast(tf.floor(x), INTEGER),
-    "ceil": lambda x: tf.cast(tf.math.ceil(x), INTEGER),
-    "rounded": lambda x: tf.cast(tf.round(x), INTEGER),
-    "cut off": lambda x: tf.cast(x, INTEGER),
-    "the next one": lambda x: tf.cast(tf.minimum(tf.floor(x) + 1.0, 11.0), INTEGER),
-    "clipped": lambda x: tf.cast(tf.clip_by_value(tf.floor(x * 3) - 9, 0, 11), INTEGER),
-    "of 64 bits": lambda x: tf.cast(tf.floor(x), tf.int64),
-    "moved": lambda x: tf.cast(tf.reshape(tf.stack([tf.floor(x)] * 2, 1), (-1, 8)), INTEGER),
-    "a slice": lambda x: tf.cast(tf.slice(tf.floor(x) + 1.0, [0, 0], [-1, 2]), INTEGER) - 1,
-    "parts": lambda x: tf.cast(tf.split(tf.floor(x) + 1.0, 2, -1)[1], INTEGER) - 1,
-    "each": lambda x: (
-        tf.stack([tf.cast(part, INTEGER) for part in tf.unstack(tf.floor(x) + 1.0, axis=-1)], 1) - 1
-    ),
-    "differences": lambda x: tf.cast(tf.abs(x - tf.floor(x)) * 11.99, INTEGER),
-    "and a sum of both": lambda x: tf.cast(tf.floor(x / 2) + tf.math.ceil(x / 2), INTEGER),
-    "of truth values": lambda x: tf.cast(tf.floor(x / 2) + tf.cast(x > 4.0, "float32"), INTEGER),
-}
-
-
-def model_of(form):
-    x = keras.Input((4,))
-    scaled = layers.Dense(4, use_bias=False, kernel_initializer="identity")(x) * 11.0
-    return keras.Model(x, rows(FORMS[form](scaled)))
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("form", FORMS)
-def test_files_without_float_look_up_the_same_rows(form, tmp_path):
-    model = model_of(form)
-    qat = quantize_on(model, X, target="ethos_u55")
-    contents = keras_qat.export_tflite(qat)
-    file = FileInterpreter(contents)
-    kinds = {dtype.kind for _, reads, writes in file.operations() for dtype in reads + writes}
-    assert "f" not in kinds
-    assert keras_qat.verify(qat, contents, X).identical == 1
-    # A number within a step of a border may be on its other side.
-    differs = np.abs(qat.predict(X, verbose=0) - model.predict(X, verbose=0)).max(-1) > 0.1
-    assert differs.mean() < (0.4 if form == "differences" else 0.1)
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(loaded) == contents
+from tests.networks.forms.indices import FORMS, INTEGER
 
 
 def test_whole_numbers_that_are_added_are_no_quantized_values():
@@ -74,11 +19,13 @@ def test_whole_numbers_that_are_added_are_no_quantized_values():
 
 
 def test_runtimes_with_float_compute_them_in_float():
-    model = model_of("the next one")
+    form = FORMS["float positions"]["the next one"]
+    model = form.model()
     plan = keras_qat.plan(model)
     assert any("Positions" in reason for reason in plan.float_layers.values())
-    qat = quantize_on(model, X)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
+    x = form.inputs(model)
+    qat = quantize_on(model, x)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
 def test_tokens_among_real_numbers_keep_their_values():

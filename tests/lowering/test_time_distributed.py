@@ -70,22 +70,3 @@ def test_open_images_of_open_length():
     for x in (X, X[:, :2, :6]):
         for y, z in zip(qat.predict(x, verbose=0), file.predict(x), strict=True):
             np.testing.assert_array_equal(y, z)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["int8", "int16x8"])
-def test_frames_before_a_recurrent_layer(recipe, tmp_path):
-    frames = keras.Input((None, 8, 8, 3))
-    x = layers.TimeDistributed(layers.Conv2D(4, 3, strides=2, activation="relu"))(frames)
-    x = layers.LSTM(5)(layers.TimeDistributed(layers.Flatten())(x))
-    qat = keras_qat.quantize_model(keras.Model(frames, layers.Dense(2)(x)), recipe)
-    qat.compile("sgd", "mse")
-    qat.fit(X, np.zeros((len(X), 2)), verbose=0)
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.export_tflite(loaded) == contents
-    for x in (X, X[:, :2]):
-        np.testing.assert_array_equal(
-            keras_qat.TFLiteModel(contents).predict(x), qat.predict(x, verbose=0)
-        )

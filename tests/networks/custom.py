@@ -315,6 +315,39 @@ class Blur(layers.Layer):
         return tf.nn.conv2d(x, pairs, 1, "VALID")
 
 
+class PassesTrainingOn(layers.Layer):
+    """Hands `training` on by position, as some packages' layers do."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.mixer = layers.Dense(4)
+        self.dropout = layers.Dropout(0.5)
+
+    def __call__(self, inputs, training=None, **kwargs):
+        return super().__call__(inputs, training, **kwargs)
+
+    def call(self, inputs, training=None, **kwargs):
+        return self.mixer(self.dropout(inputs, training))
+
+
+class DropsInTraining(layers.Layer):
+    """Calls a layer in training alone, as an example in Keras' documentation, in one branch."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first, self.second = layers.Dense(4), layers.Dense(4, "relu")
+        self.short = [layers.Dense(4), layers.Dense(4), layers.Dense(4)]
+        self.dropout = layers.Dropout(0.5)
+
+    def call(self, inputs, training=False):
+        x = self.second(self.first(inputs))
+        if training:
+            x = self.dropout(x, training=training)
+        for layer in self.short:
+            inputs = layer(inputs)
+        return x + inputs
+
+
 OPENED: dict[str, Callable[[Any], Any]] = {
     "a factor and an offset for each channel": lambda x: ChannelAffine()(conv(x)),
     "called twice": twice,
@@ -343,6 +376,8 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "a model at each step": lambda x: layers.TimeDistributed(
         keras.Sequential([keras.Input((8, 4)), layers.Lambda(lambda t: t[:, ::2]), ClassToken()])
     )(x),
+    "training by position": lambda x: PassesTrainingOn()(x),
+    "a layer in training alone": lambda x: DropsInTraining()(x),
     "paths that are dropped": lambda x: layers.Add()([x, DropPath()(conv(x))]),
     "two inputs": lambda x: Mixed()(conv(x), x, factor=1.5),
     "Lambda, scaled": lambda x: layers.Lambda(lambda t: t / 127.5 - 1.0)(x),

@@ -14,11 +14,11 @@ from tests.end_to_end import (
 from tests.end_to_end.exact import inputs_of, model_of
 from tests.helpers import images, keras, layers, scramble
 from tests.lowering import (
-    test_lent_weights,
     test_masking,
     test_masks,
     test_recurrent_masks,
 )
+from tests.networks import lent_weights
 from tests.networks.custom import OPENED
 from tests.networks.forms import (
     Form,
@@ -122,7 +122,7 @@ TABLES: dict[str, dict[str, Network]] = {
         **{name: of_form(Form(*row)) for name, row in attention.MASKED.items()},
         **{name: of_form(form) for name, form in attention.CHOOSING.items()},
     },
-    "lent weights": {name: lent(build) for name, build in test_lent_weights.MODELS.items()},
+    "lent weights": {name: lent(build) for name, build in lent_weights.MODELS.items()},
     "states": {
         name: Network(lambda build=build: scramble(build()), test_given_states.data)
         for name, build in test_given_states.BUILDS.items()

@@ -7,10 +7,12 @@ from tests.networks.forms import (
     equivalents,
     habits,
     in_the_wild,
+    indices,
     masks,
     patterns,
     python_on_sizes,
     recurrent,
+    sizes,
     spectra,
     tensors,
     weights,
@@ -18,7 +20,7 @@ from tests.networks.forms import (
 )
 from tests.networks.forms.form import Form
 
-__all__ = ["FORMS", "LEGACY", "Form"]
+__all__ = ["FORMS", "LEGACY", "SLOW", "Form"]
 
 FORMS: dict[str, dict[str, Form]] = {
     **attention.FORMS,
@@ -27,17 +29,29 @@ FORMS: dict[str, dict[str, Form]] = {
     **equivalents.FORMS,
     **habits.FORMS,
     **in_the_wild.FORMS,
+    **indices.FORMS,
     **masks.FORMS,
     **patterns.FORMS,
     **python_on_sizes.FORMS,
     **recurrent.FORMS,
+    **sizes.FORMS,
     **spectra.FORMS,
     **tensors.FORMS,
     **weights.FORMS,
     **written_out.FORMS,
 }
 LEGACY = {
-    *("cells", "formulas", "gather nd", "masked recurrent", "shared patterns", "softmax"),
-    "written out",
+    *("cells", "formulas", "gather nd", "masked recurrent", "shared patterns", "sizes"),
+    *("softmax", "written out"),
 }
 """Subjects that also have to pass on TensorFlow 2.15."""
+
+SLOW = {
+    "conv lstm": ("of_images", "of_relu", *cells_and_convolutions.RECIPES),
+    "masks": ("translation",),
+    "own activations": ("LSTM", "GRU", "layer"),
+    "scans": ("both",),
+    "states": ("both_ways", "apart", "relu_last", "translator"),
+    "unrolled": ("mixed",),
+}
+"""Subject -> networks that take many seconds, so that by default another one is run."""

@@ -3,7 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
+import keras_qat
 from tests.helpers import images, keras, layers, rng
+from tests.networks.computed_kernels import COMPUTED
 from tests.networks.forms.form import Form, forms
 
 MATRIX = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
@@ -34,6 +36,19 @@ class Computing(layers.Layer):
 COMPUTED_WEIGHTS = {
     name: Form(lambda x, f=function: Computing(f)(x), (images(16, (4, 4)),), sqnr=35)
     for name, function in FUNCTIONS.items()
+}
+
+COMPUTED_KERNELS = {
+    f"{name}, {recipe}": Form(
+        lambda x, f=function: f(x),
+        (images(16, (8, 8, 4)),),
+        sqnr=sqnr,
+        recipe=keras_qat.recipes.int8(per_channel=False) if recipe == "per tensor" else recipe,
+        is_random=name == "a standardized kernel",
+        trains=name != "a standardized kernel",  # Its bias is before a normalization.
+    )
+    for recipe, sqnr in (("per tensor", 20), ("int4_weights", 8), ("int16x8", 30))
+    for name, function in COMPUTED.items()
 }
 
 
@@ -258,6 +273,7 @@ HELD_WEIGHTS = {
 }
 FORMS = {
     "computed weights": COMPUTED_WEIGHTS,
+    "computed kernels": COMPUTED_KERNELS,
     "lent weights": LENT_WEIGHTS,
     "shared calls": SHARED_CALLS,
     "held weights": HELD_WEIGHTS,
