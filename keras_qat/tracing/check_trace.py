@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from keras_qat.graph.calls import Call, map_values
-from keras_qat.keras2.backend import set_keras_mask
+from keras_qat.keras2.backend import keras, set_keras_mask
 from keras_qat.keras2.layers_and_models import accepts_training
 from keras_qat.tracing.replaced_functions import deny_eager_execution
 
@@ -52,7 +53,7 @@ def find_deviation(call: Call, trace: Trace) -> str:
     before, after, expected = _read_values(assigned), [], []
     try:
         for _ in range(2):
-            with deny_eager_execution():  # As in the trace.
+            with deny_eager_execution(), _restore_states(call.layer):  # As in the trace.
                 outputs = drop_none(call.layer(*args, **kwargs))
             expected.append(list(map(tf.convert_to_tensor, outputs)))
             after.append(_read_values(assigned))
@@ -63,7 +64,8 @@ def find_deviation(call: Call, trace: Trace) -> str:
             weight.assign(held)
     if not all(map(np.allclose, *after)):
         return "it assigns another value to a weight each time"
-    computed = list(map(tf.convert_to_tensor, trace(inputs)))
+    with _restore_states(call.layer):
+        computed = list(map(tf.convert_to_tensor, trace(inputs)))
     if len(computed) != len(expected[0]):
         return "it does not return the same each time"
     for first, second, traced in zip(*expected, computed, strict=True):
@@ -75,6 +77,20 @@ def find_deviation(call: Call, trace: Trace) -> str:
             ):
                 return "it does not compute the same each time"
     return ""
+
+
+@contextlib.contextmanager
+def _restore_states(layer: keras.layers.Layer) -> Iterator[None]:
+    """Runs a block, then restores the states that inner layers keep from call to call."""
+    keepers = [inner for inner in layer._flatten_layers() if getattr(inner, "stateful", False)]
+    states = [state for inner in keepers for state in tf.nest.flatten(getattr(inner, "states", []))]
+    before = [None if state is None else tf.identity(state) for state in states]
+    try:
+        yield
+    finally:
+        for state, value in zip(states, before, strict=True):
+            if value is not None:
+                state.assign(value)
 
 
 def drop_none(outputs: object) -> list[Any]:

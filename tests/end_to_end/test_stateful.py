@@ -222,3 +222,28 @@ def test_states_are_whole_steps_of_their_range(zero_point):
     layer = types.SimpleNamespace(states=[tf.constant(np.float32(q) * params.scale)])
     (codes,) = read_states(layer, [params])
     np.testing.assert_array_equal(codes, np.clip(q, -128 - zero_point, 127 - zero_point))
+
+
+class Gate(layers.Layer):
+    """A custom layer around a layer that keeps its states."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.memory = layers.LSTM(6, return_sequences=True, stateful=True)
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return self.memory(x) * tf.nn.sigmoid(x[..., :1])
+
+
+def test_states_inside_a_custom_layer():
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((STEPS, FEATURES), 2)
+    model, x = keras.Model(inputs, layers.Dense(3)(Gate()(inputs))), sounds()
+    model(x[:2])
+    before = [state.numpy() for state in list_states(model)]
+    qat = keras_qat.quantize_model(model)
+    np.testing.assert_array_equal(before, [state.numpy() for state in list_states(model)])
+    keras_qat.calibrate(qat, x)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
+    assert report.identical == 1
+    assert not report.float_operations
