@@ -43,7 +43,7 @@ COMMANDS = (
     "python -m benchmarks.kernel_faults build/kernel_faults",
     "python -m benchmarks.fit_time residual --pairs 1",
     "python -m benchmarks.parity demo --epochs 1",
-    "python -m benchmarks.step_time MobileNetV2 --turns 1 --no-memory",
+    "python -m benchmarks.profile_step demo --rows 4 --forms float int8",
     "python -m benchmarks.operations MobileNetV2 --forms float int8",
 )
 """Command number i belongs to part i modulo `PARTS`: append new commands at the end."""
