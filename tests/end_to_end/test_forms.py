@@ -77,6 +77,7 @@ def kernels_of(case):
     return FORMS[subject][name].kernels
 
 
+@pytest.mark.filterwarnings("ignore:target .*operators:UserWarning")  # They run on a host.
 @pytest.mark.sample(len(FORMS) // 2)
 @pytest.mark.parametrize(("subject", "name"), CASES)
 def test_from_the_float_model_to_the_file(subject, name, tmp_path):
