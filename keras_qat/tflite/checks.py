@@ -58,9 +58,9 @@ def read_file(contents: bytes) -> schema.ModelT:
     return model
 
 
-def _check(condition: bool, fault: str) -> None:
-    if not condition:
-        raise Damaged(fault)
+def _check(condition: bool, fault: str, *shown: object) -> None:
+    if not condition:  # Only then are the arrays formatted, which takes long.
+        raise Damaged(fault.format(*shown) if shown else fault)
 
 
 def _get(items: Sequence[Any], index: int, noun: str) -> Any:
@@ -137,11 +137,11 @@ def _check_quantization(
 ) -> None:
     scales = np.asarray(quantization.scale, np.float64)
     points = np.asarray([] if quantization.zeroPoint is None else quantization.zeroPoint, np.int64)
-    _check(bool(np.all(np.isfinite(scales) & (scales >= 0))), f"a scale of {name} is {scales}")
+    _check(bool(np.all(np.isfinite(scales) & (scales >= 0))), "a scale of {} is {}", name, scales)
     is_small = dtype in ("int4", "int8", "uint8", "int16")
     limits = np.iinfo("int8" if dtype == "int4" else dtype if is_small else "int32")
     inside = np.all((points >= limits.min) & (points <= limits.max))
-    _check(bool(inside), f"a zero point of {name} is {points}")
+    _check(bool(inside), "a zero point of {} is {}", name, points)
     if scales.size:
         _check(points.size in (1, scales.size), f"{name} has {points.size} zero points")
     if scales.size > 1:
