@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -289,13 +290,14 @@ def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **option
 
     Then a ReLU6 that ends inside the range is a separate operator: few wider steps end at 6.
     """
-    inputs, output = [x.params for x in e.node.inputs], e.params
-    native = find_native([params.as_tensors() for params in inputs if params], output.as_tensors())
-    if not bool(native.scale > output.scale):
+    output = e.params
+    inputs = tuple(x.params for x in e.node.inputs if x.params)
+    scale = _find_wider_scale(find_native, inputs, output)
+    if scale is None:
         e.add(code, fusedActivationFunction=e.activation, **options)
         return
     shape, ends_at_6 = e.shape(e.outputs[0]), e.activation == Activation.RELU6
-    native = dataclasses.replace(output, scale=np.float32(native.scale))
+    native = dataclasses.replace(output, scale=scale)
     wider = e.temporary("wider", shape, native)
     fused = Activation.RELU if ends_at_6 else e.activation
     e.add(code, outputs=[wider], fusedActivationFunction=fused, **options)
@@ -303,6 +305,18 @@ def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **option
     e.add("QUANTIZE", [wider], [target])
     if ends_at_6:
         e.add("RELU6", [target], e.outputs)
+
+
+@functools.lru_cache(maxsize=1024)
+def _find_wider_scale(
+    find_native: Callable[..., Any], inputs: tuple[QuantParams, ...], output: QuantParams
+) -> np.float32 | None:
+    """Returns the scale that an operator needs if it is wider than the output's, else None.
+
+    All steps of a recurrent layer ask with the same parameters.
+    """
+    native = find_native([params.as_tensors() for params in inputs], output.as_tensors())
+    return np.float32(native.scale) if bool(native.scale > output.scale) else None
 
 
 ADD = Op(
