@@ -223,5 +223,5 @@ def test_functions_are_traced_without_warnings():
     }
     # Traced once, to be converted or saved, or of no model.
     others = "arithmetic/control_flow", "export/saved_model", "export/float_subgraphs"
-    others = *others, "ops/movement", "integer_graph/cached_inference"
+    others = *others, "ops/movement"
     assert made == {"keras2/backend.py", *(f"{name}.py" for name in others)}
