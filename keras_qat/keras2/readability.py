@@ -212,8 +212,8 @@ def explain_config_errors(config: Any, custom_objects: Any = None) -> Iterator[N
         raise ValueError(
             f"The model's configuration is damaged or was changed: {type(error).__name__}, "
             f"{get_first_line(ValueError(cause))} Save the model again. If it has custom layers, "
-            f"check that the from_config of {classes[-1] if classes else 'each'} accepts what its "
-            f"get_config returns."
+            f"check that the from_config of {classes[-1] if classes else 'each'} accepts the "
+            f"result of its get_config."
         ) from error
 
 

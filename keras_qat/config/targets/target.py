@@ -88,7 +88,7 @@ class Target:
             target's recipe has one scale per tensor.
         elsewhere: the processor of the missing operators, e.g. "the CPU"; None if files with such
             operators do not run.
-        host: the target whose runtime computes the missing operators, if not all can be computed.
+        host: the runtime that computes the missing operators; None if it has all of them.
         checks: requirements on every operator.
         source: the source of this data.
         faults: cases that its kernels refuse or compute wrongly; the first that applies counts.
