@@ -25,7 +25,7 @@ FUNCTIONS = {
         argsort boolean_mask broadcast_to cast clip_by_norm clip_by_value concat
         convert_to_tensor einsum ensure_shape expand_dims eye fill gather gather_nd identity
         identity_n norm one_hot ones ones_like pad range rank realdiv repeat reshape reverse
-        roll sequence_mask shape size slice sort split squeeze stack
+        reverse_sequence roll sequence_mask shape size slice sort split squeeze stack
         stop_gradient strided_slice tensordot tile transpose unstack where zeros zeros_like
         """,
     "__operators__": "add eq getitem ne",
@@ -34,22 +34,22 @@ FUNCTIONS = {
     "image": """
         central_crop convert_image_dtype crop_to_bounding_box extract_patches flip_left_right
         flip_up_down grayscale_to_rgb pad_to_bounding_box per_image_standardization resize
-        resize_with_crop_or_pad resize_with_pad rgb_to_grayscale rgb_to_yiq rgb_to_yuv
+        resize_with_crop_or_pad resize_with_pad rgb_to_grayscale rgb_to_yiq rgb_to_yuv rot90
         transpose yiq_to_rgb yuv_to_rgb
         """,
     "keras.backend": "batch_flatten cast_to_floatx",
     "linalg": """
-        band_part matmul matrix_transpose norm normalize
+        band_part cross diag diag_part matmul matrix_transpose norm normalize set_diag trace
         """,
     "math": """
-        abs acos add add_n angle argmax argmin asin asinh atan atan2 ceil
+        abs accumulate_n acos acosh add add_n angle argmax argmin asin asinh atan atan2 atanh ceil
         conj cos cosh cumprod cumsum cumulative_logsumexp divide divide_no_nan equal erf erfc exp
         expm1 floor floormod greater greater_equal imag is_finite is_inf is_nan l2_normalize less
         less_equal log log1p log_sigmoid logical_and logical_not logical_or maximum minimum multiply
-        multiply_no_nan negative not_equal pow real reciprocal reciprocal_no_nan reduce_all
+        multiply_no_nan negative not_equal polyval pow real reciprocal reciprocal_no_nan reduce_all
         reduce_any reduce_euclidean_norm reduce_logsumexp reduce_max reduce_mean reduce_min
         reduce_prod reduce_std reduce_sum reduce_variance rint round rsqrt scalar_mul sigmoid sign
-        sin sinh softplus sqrt square squared_difference subtract tan tanh top_k truediv
+        sin sinh softplus sqrt square squared_difference subtract tan tanh top_k truediv xdivy
         """,
     "nn": """
         avg_pool avg_pool1d avg_pool2d batch_normalization bias_add conv1d

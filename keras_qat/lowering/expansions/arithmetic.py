@@ -135,6 +135,13 @@ def _scale_silu(features: tf.Tensor, beta: float = 1.0) -> tf.Tensor:
     return features * tf.sigmoid(features * factor)
 
 
+def _evaluate_polynomial(coeffs: Any, x: tf.Tensor) -> tf.Tensor:
+    first, *rest = coeffs
+    for coefficient in rest:
+        first = first * x + coefficient
+    return first
+
+
 def _cumulative_product(
     x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
 ) -> tf.Tensor:
@@ -151,6 +158,13 @@ def _cumulative_product(
     for power in range((size - 1).bit_length()):
         y = y * later(y, 2**power)
     return tf.reverse(y, [axis]) if reverse else y
+
+
+def _cross(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    (a_next, a_last), (b_next, b_last) = (
+        (tf.gather(x, [1, 2, 0], axis=-1), tf.gather(x, [2, 0, 1], axis=-1)) for x in (a, b)
+    )
+    return a_next * b_last - a_last * b_next
 
 
 def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -197,6 +211,7 @@ EARLY: dict[str, Expansion] = {
     "squared_difference": lambda x, y: tf.square(x - y),
     **TESTS_FOR_NAN,
     "rint": lambda x: tf.round(x),
+    "accumulate_n": lambda inputs, *_: tf.add_n(inputs),
     "conj": lambda x: tf.identity(x),
     "real": lambda input: tf.identity(input),
     "identity_n": lambda input: [tf.identity(x) for x in input],
@@ -205,14 +220,19 @@ EARLY: dict[str, Expansion] = {
     "clip_by_value": _clip_by_tensor,
     "pow": _any_power,
     "cumprod": _cumulative_product,
+    "cross": _cross,
     "silu": _scale_silu,
     "crelu": lambda features, axis=-1: tf.concat(
         [tf.nn.relu(features), tf.nn.relu(-features)], axis
     ),
     "floormod": lambda x, y: x - y * tf.floor(x / y),
     "floor_div": lambda x, y: tf.floor(x / y),
+    "xdivy": lambda x, y: x / y,
+    "polyval": _evaluate_polynomial,
     "asin": lambda x: 2.0 * tf.atan(x / (1.0 + tf.sqrt(1.0 - x * x))),
     "acos": lambda x: math.pi / 2.0 - tf.asin(x),
+    "acosh": lambda x: tf.math.log(x + tf.sqrt(x * x - 1.0)),
+    "atanh": lambda x: (tf.math.log1p(x) - tf.math.log1p(-x)) * 0.5,
 }
 
 OF_FLOATS: dict[str, Expansion] = {

@@ -166,6 +166,14 @@ def _crop_center(image: tf.Tensor, central_fraction: float) -> tf.Tensor:
     return _crop(image, *starts, *sizes)
 
 
+def _rotate(image: tf.Tensor, k: int = 1) -> tf.Tensor:
+    """Rotate images by `k` quarters of a circle, against the clock."""
+    require(len(image.shape) == 4)
+    turned = tf.transpose(image, (0, 2, 1, 3)) if k % 2 else image
+    axes = [[], [1], [1, 2], [2]][k % 4]
+    return tf.reverse(turned, axes) if axes else tf.identity(turned)
+
+
 def _standardize(image: tf.Tensor) -> tf.Tensor:
     axes = [-3, -2, -1]
     require(None not in image.shape[-3:])
@@ -193,6 +201,7 @@ EARLY: dict[str, Expansion] = {
     "resize_with_crop_or_pad": _crop_or_pad,
     "resize_with_pad": _resize_and_pad,
     "grayscale_to_rgb": lambda images: tf.concat([images] * 3, -1),
+    "rot90": _rotate,
     "transpose_image": lambda image: tf.transpose(image, (0, 2, 1, 3)),
     "per_image_standardization": _standardize,
     "crop_to_bounding_box": _crop,

@@ -55,8 +55,25 @@ def _convolve_volumes(
     return convolve_volumes(input, filters, sizes[0], padding, sizes[1])
 
 
+def _correlate(
+    input: tf.Tensor, filters: tf.Tensor, strides: Any, padding: str, dilations: Any = 1
+) -> tf.Tensor:
+    """Correlate each example with its own kernel, if the channels hold the examples."""
+    steps = [read_window(option, 2) for option in (strides, dilations)]
+    sizes = filters.shape[:2]
+    require(None not in [*steps, *sizes, *input.shape[:3]])
+    require((input.shape[0], filters.shape[2], filters.shape[3]) == (1, None, 1))
+    settings = [[1, *numbers, 1] for numbers in (sizes, *steps)]
+    x = tf.image.extract_patches(tf.transpose(input, [3, 1, 2, 0]), *settings, padding)
+    height, width, count = x.shape[1:]
+    kernels = tf.reshape(tf.transpose(filters, [2, 0, 1, 3]), [-1, count, 1])
+    y = tf.matmul(tf.reshape(x, [-1, height * width, count]), kernels)
+    return tf.transpose(tf.reshape(y, [-1, height, width, 1]), [3, 1, 2, 0])
+
+
 EARLY: dict[str, Expansion] = {
     "separable_conv2d": _convolve_separably,
+    "depthwise_conv2d": _correlate,
     "conv3d": _convolve_volumes,
 }
 

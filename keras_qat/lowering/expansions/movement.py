@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.operations import get_kind, get_operands, read_array, read_scalar
-from keras_qat.graph.sizes import BATCH, find_sizes, is_example_index
+from keras_qat.graph.sizes import BATCH, find_example, find_sizes, is_example_index
 from keras_qat.helper_layers.operations import Roll
 from keras_qat.lowering.expand_call import (
     CannotExpand,
@@ -19,6 +19,7 @@ from keras_qat.lowering.expand_call import (
     is_tensor,
     make_symbol,
     require,
+    unwrap,
 )
 from keras_qat.lowering.read_operations import HIDES
 from keras_qat.ops.slicing import SLICE, items_for_axes
@@ -188,9 +189,29 @@ def _pad(
     return tf.pad(tensor - value, paddings) + value
 
 
+def _reverse_sequence(
+    input: tf.Tensor,
+    seq_lengths: tf.Tensor,
+    seq_axis: int | None = None,
+    batch_axis: int | None = None,
+) -> tf.Tensor:
+    """Reverse the steps of each example up to its length, and keep the later steps."""
+    require((seq_axis, batch_axis or 0) == (1, 0) and input.shape[1] is not None)
+    steps, lengths = np.arange(input.shape[1], dtype=np.int32), tf.cast(seq_lengths, tf.int32)
+    from_last = lengths[:, None] - (steps + 1)
+    positions = tf.where(from_last >= 0, from_last, steps)
+    return tf.gather(input, positions, axis=1, batch_dims=1)
+
+
 def _boolean_mask(tensor: tf.Tensor, mask: tf.Tensor, axis: Any = None) -> tf.Tensor:
-    """Gather by a constant mask."""
-    require(not is_tensor(mask))
+    """Gather by a constant mask, or by a mask that is the same for each example."""
+    if is_tensor(mask):
+        example = unwrap(find_example(get_value(mask)))
+        require(tensor.dtype.is_floating and example.ndim and not axis)
+        rest = tensor.shape[1 + example.ndim :]
+        require(None not in tensor.shape[1:])
+        rows = tf.reshape(tensor, [-1, example.size, *rest])
+        return tf.reshape(tf.gather(rows, np.flatnonzero(example), axis=1), [-1, *rest])
     mask = np.asarray(mask)
     require(mask.ndim > 0 and mask.dtype == bool and read_scalar(axis) is not None and axis > 0)
     before, after = tensor.shape[1:axis], tensor.shape[axis + mask.ndim :]
@@ -215,6 +236,7 @@ EARLY: dict[str, Expansion] = {
 EARLY_OF_INTEGERS: dict[str, Expansion] = {
     "boolean_mask": _boolean_mask,
     "sequence_mask": _sequence_mask,
+    "reverse_sequence": _reverse_sequence,
 }
 
 OPERATIONS: dict[str, Expansion] = {

@@ -185,6 +185,11 @@ def _clip_by_norm(t: tf.Tensor, clip_norm: float, axes: Any = None) -> tf.Tensor
     return t * (clip_norm / tf.maximum(norm, clip_norm))
 
 
+def _normalize(tensor: tf.Tensor, ord: Any = "euclidean", axis: Any = None) -> tuple[Any, Any]:
+    require(ord in ("euclidean", 2) and axis is not None)
+    return tf.math.l2_normalize(tensor, axis), tf.norm(tensor, axis=axis, keepdims=True)
+
+
 def _multiply_few(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
     require(isinstance(axis, int) and (input_tensor.shape[axis] or 99) <= 8)
     first, *rest = tf.unstack(input_tensor, axis=axis)
@@ -202,6 +207,7 @@ EARLY: dict[str, Expansion] = {
     ),
     "reduce_prod": _multiply_few,
     "norm": _other_norm,
+    "normalize": _normalize,
     "clip_by_norm": _clip_by_norm,
 }
 

@@ -33,6 +33,24 @@ def zero_where_divided_by_zero(x):
     return tf.math.divide_no_nan(x, tf.nn.relu(x - 1.0))
 
 
+def correlated(operation, stride, padding):
+    """Returns a function that correlates each example with a part of it, as trackers do."""
+
+    def in_channels(x):
+        sizes = x.shape[1:3]
+        return tf.reshape(tf.transpose(x, [1, 2, 0, 3]), [*sizes, tf.shape(x)[0] * 2, 1])
+
+    def function(x):
+        image = tf.stack([x, tf.reverse(x, [1])], -1)
+        steps, kernel = [1, stride, stride, 1], in_channels(image[:, 1:4, :2])
+        image = tf.transpose(in_channels(image), [3, 0, 1, 2])
+        y = operation(image, kernel, steps, padding)
+        y = tf.reshape(y, [*y.shape[1:3], tf.shape(x)[0], 2])
+        return tf.transpose(y, [2, 0, 1, 3])
+
+    return function
+
+
 def by_channel(x):
     return tf.pow(tf.abs(x), np.linspace(0.5, 1.8, 8, dtype=np.float32))
 
@@ -45,6 +63,15 @@ class SumsAWeight(layers.Layer):
         return tf.einsum("btc,kc->bt", x, self.w)
 
 
+def lower_triangle(x):
+    """As DLRM keeps each product of two features once."""
+    products = tf.matmul(x, x, transpose_b=True)
+    ones = tf.ones_like(products)
+    mask = ones - tf.linalg.band_part(ones, 0, -1)
+    rows = tf.boolean_mask(x, tf.cast(tf.ones_like(x[..., 0]), tf.bool))
+    return tf.reshape(tf.boolean_mask(products, mask), [-1, 15]), tf.reshape(rows, [-1, 48])
+
+
 FUNCTIONS = {
     "nn.log_softmax": (tf.nn.log_softmax, lambda x: tf.nn.log_softmax(x, axis=1)),
     "math.reduce_logsumexp": (log_sum_exp,),
@@ -53,6 +80,9 @@ FUNCTIONS = {
     "math.scalar_mul": (
         lambda x: tf.math.scalar_mul(0.3, x),
         lambda x: tf.compat.v1.math.scalar_mul(-2.0, x),
+    ),
+    "reverse_sequence": (
+        lambda x: tf.reverse_sequence(x, 1 + tf.argmax(x[..., 0], -1), seq_axis=1, batch_axis=0),
     ),
     "linalg.matmul": (
         lambda x: (
@@ -82,6 +112,7 @@ FUNCTIONS = {
     "math.is_finite": (lambda x: tf.where(tf.math.is_finite(x), x * 2.0, 0.5),),
     "math.is_inf": (lambda x: tf.where(tf.math.is_inf(x), 0.5, x * 2.0),),
     "math.rint": (lambda x: tf.math.rint(x * 2.0),),
+    "math.accumulate_n": (lambda x: tf.math.accumulate_n([x, tf.sigmoid(x)]),),
     "math.conj": (lambda x: tf.math.conj(x) + 1.0,),
     "math.real": (lambda x: tf.math.real(x) + 1.0,),
     "identity_n": (lambda x: tf.identity_n([x, x + 1.0]),),
@@ -106,6 +137,7 @@ FUNCTIONS = {
         lambda x: tf.math.cumulative_logsumexp(3.0 * x, -1, reverse=True),
         lambda x: tf.math.cumulative_logsumexp(x, 2, exclusive=True)[..., 1:],
     ),
+    "linalg.cross": (lambda x: tf.linalg.cross(x[..., :3], x[..., 3:6]),),
     "nn.local_response_normalization": (
         lambda x: tf.nn.local_response_normalization(x[:, None], 2, 2.0, 1e-2, 0.75),
     ),
@@ -122,6 +154,7 @@ FUNCTIONS = {
     "linalg.norm": (lambda x: tf.linalg.norm(x, 1, axis=2),),
     "clip_by_norm": (lambda x: tf.clip_by_norm(x, 2.0, axes=-1),),
     "boolean_mask": (
+        lower_triangle,
         lambda x: tf.boolean_mask(x, MASK, axis=1),
         lambda x: tf.boolean_mask(x, np.tri(6, 8, -1) > 0, axis=1),
     ),
@@ -151,6 +184,10 @@ FUNCTIONS = {
         lambda x: tf.image.resize_with_crop_or_pad(x[..., None], 3, 11),
     ),
     "image.central_crop": (lambda x: tf.image.central_crop(x[..., None], 0.7),),
+    "image.rot90": tuple(
+        lambda x, quarters=quarters: tf.image.rot90(x[..., None], quarters)
+        for quarters in range(1, 5)
+    ),
     "image.per_image_standardization": (
         lambda x: tf.image.per_image_standardization(x[..., None] * 2.0 + 1.0),
     ),
@@ -159,6 +196,7 @@ FUNCTIONS = {
         lambda x: tf.image.resize_with_pad(x[..., None], 14, 9, "nearest"),
     ),
     "image.grayscale_to_rgb": (lambda x: tf.image.grayscale_to_rgb(x[..., None]),),
+    "linalg.normalize": (lambda x: tf.linalg.normalize(x, axis=-1),),
     "sort": (lambda x: tf.sort(x, axis=1, direction="DESCENDING"), lambda x: tf.sort(x, 1)),
     "where": (
         lambda x: tf.where(np.tri(6, 8) > 0, x, -1.0),
@@ -168,6 +206,8 @@ FUNCTIONS = {
         lambda x: tf.pad(x, [[0, 0], [1, 2], [0, 1]], constant_values=-1.0),
         lambda x: tf.pad(x, tf.constant([[0, 0], [1, 0], [0, 0]]), "constant", 0.5),
     ),
+    "linalg.diag": (lambda x: tf.linalg.diag(x),),
+    "linalg.diag_part": (lambda x: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),),
     "tensordot": (
         lambda x: tf.tensordot(x, MATRIX, 1),
         lambda x: tf.tensordot(x, MATRIX[:, 0], [[-1], [0]]),
@@ -195,6 +235,8 @@ FUNCTIONS = {
         lambda x: layers.EinsumDense("...bc,cde->...de", (5, 4))(x),
     ),
     "keras.backend.batch_flatten": (keras.backend.batch_flatten,),
+    "nn.depthwise_conv2d": (correlated(tf.nn.depthwise_conv2d, 1, "VALID"),),
+    "compat.v1.nn.depthwise_conv2d": (correlated(tf.compat.v1.nn.depthwise_conv2d, 2, "SAME"),),
     "nn.separable_conv2d": (
         lambda x: keras.backend.separable_conv2d(x[..., None], KERNELS[0], KERNELS[1], (2, 2)),
         lambda x: tf.nn.separable_conv2d(x[..., None], *KERNELS, [1, 2, 2, 1], "SAME"),
@@ -214,10 +256,21 @@ FUNCTIONS = {
         lambda x: tf.signal.overlap_and_add(tf.transpose(x, [0, 2, 1]), 2),
         lambda x: tf.signal.overlap_and_add(x[:, None], 3),
     ),
+    "linalg.set_diag": (
+        lambda x: tf.linalg.set_diag(tf.matmul(x, x, transpose_a=True), x[:, 0]),
+        lambda x: tf.linalg.set_diag(x[:, :, :6], tf.ones(tf.shape(x)[:-1])),
+    ),
+    "linalg.trace": (
+        lambda x: tf.linalg.trace(tf.matmul(x, x, transpose_b=True))[:, None] + x[:, 0],
+    ),
     "math.floormod": (lambda x: x % 4.0, lambda x: tf.math.floormod(x, 2.0 + tf.nn.relu(x))),
     "floor_div": (lambda x: x // 1.5,),
+    "math.xdivy": (lambda x: tf.math.xdivy(x, 2.0 + tf.nn.relu(x)),),
+    "math.polyval": (lambda x: tf.math.polyval([x, 0.5 * x, 1.0], tf.tanh(x)),),
     "math.asin": (lambda x: tf.asin(tf.clip_by_value(x, -0.9, 0.9)),),
     "math.acos": (lambda x: tf.acos(tf.tanh(x)),),
+    "math.acosh": (lambda x: tf.acosh(2.0 + tf.nn.relu(x)),),
+    "math.atanh": (lambda x: tf.atanh(tf.clip_by_value(x, -0.9, 0.9)),),
     "signal.dct": (lambda x: tf.signal.dct(x, norm="ortho"), lambda x: tf.signal.dct(x, 3)),
     "signal.idct": (tf.signal.idct,),
     "signal.mfccs_from_log_mel_spectrograms": (
