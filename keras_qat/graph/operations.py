@@ -32,10 +32,11 @@ FUNCTIONS = {
     "debugging": "check_numerics",
     "dtypes": "complex",
     "image": """
-        central_crop convert_image_dtype crop_to_bounding_box extract_patches flip_left_right
-        flip_up_down grayscale_to_rgb pad_to_bounding_box per_image_standardization resize
-        resize_with_crop_or_pad resize_with_pad rgb_to_grayscale rgb_to_yiq rgb_to_yuv rot90
-        transpose yiq_to_rgb yuv_to_rgb
+        adjust_brightness adjust_contrast adjust_gamma adjust_hue adjust_saturation central_crop
+        convert_image_dtype crop_to_bounding_box extract_patches flip_left_right flip_up_down
+        grayscale_to_rgb hsv_to_rgb pad_to_bounding_box per_image_standardization resize
+        resize_with_crop_or_pad resize_with_pad rgb_to_grayscale rgb_to_hsv rgb_to_yiq rgb_to_yuv
+        rot90 transpose yiq_to_rgb yuv_to_rgb
         """,
     "keras.backend": "batch_flatten cast_to_floatx",
     "linalg": """
@@ -52,10 +53,10 @@ FUNCTIONS = {
         sin sinh softplus sqrt square squared_difference subtract tan tanh top_k truediv xdivy
         """,
     "nn": """
-        avg_pool avg_pool1d avg_pool2d batch_normalization bias_add conv1d
+        avg_pool avg_pool1d avg_pool2d avg_pool3d batch_normalization bias_add conv1d
         conv1d_transpose conv2d conv2d_transpose conv3d convolution crelu depth_to_space
         depthwise_conv2d elu embedding_lookup gelu leaky_relu local_response_normalization
-        log_softmax max_pool max_pool1d max_pool2d moments relu relu6 selu
+        log_softmax max_pool max_pool1d max_pool2d max_pool3d moments relu relu6 selu
         separable_conv2d silu softmax softsign space_to_depth top_k
         """,
     "signal": """

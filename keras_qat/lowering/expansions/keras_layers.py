@@ -71,10 +71,25 @@ def _correlate(
     return tf.transpose(tf.reshape(y, [-1, height, width, 1]), [3, 1, 2, 0])
 
 
+def _pool_by_layer(
+    input: tf.Tensor,
+    ksize: Any,
+    strides: Any,
+    padding: str = "VALID",
+    *,
+    pooling: Callable[..., Any],
+) -> tf.Tensor:
+    sizes = [read_window(option, 3) for option in (ksize, strides)]
+    require(None not in sizes)
+    return pooling(*sizes, padding)(input)
+
+
 EARLY: dict[str, Expansion] = {
     "separable_conv2d": _convolve_separably,
     "depthwise_conv2d": _correlate,
     "conv3d": _convolve_volumes,
+    "max_pool3d": partial(_pool_by_layer, pooling=layers.MaxPooling3D),
+    "avg_pool3d": partial(_pool_by_layer, pooling=layers.AveragePooling3D),
 }
 
 LAYERS: dict[type, Expansion] = {

@@ -185,7 +185,9 @@ def _clip_by_norm(t: tf.Tensor, clip_norm: float, axes: Any = None) -> tf.Tensor
     return t * (clip_norm / tf.maximum(norm, clip_norm))
 
 
-def _normalize(tensor: tf.Tensor, ord: Any = "euclidean", axis: Any = None) -> tuple[Any, Any]:
+def _normalize_vectors(
+    tensor: tf.Tensor, ord: Any = "euclidean", axis: Any = None
+) -> tuple[Any, Any]:
     require(ord in ("euclidean", 2) and axis is not None)
     return tf.math.l2_normalize(tensor, axis), tf.norm(tensor, axis=axis, keepdims=True)
 
@@ -207,7 +209,7 @@ EARLY: dict[str, Expansion] = {
     ),
     "reduce_prod": _multiply_few,
     "norm": _other_norm,
-    "normalize": _normalize,
+    "normalize": _normalize_vectors,
     "clip_by_norm": _clip_by_norm,
 }
 

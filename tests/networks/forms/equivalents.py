@@ -195,6 +195,19 @@ FUNCTIONS = {
         lambda x: tf.image.resize_with_pad(x[..., None], 5, 12),
         lambda x: tf.image.resize_with_pad(x[..., None], 14, 9, "nearest"),
     ),
+    "image.adjust_contrast": (lambda x: tf.image.adjust_contrast(x[..., None], 1.5),),
+    "image.adjust_brightness": (lambda x: tf.image.adjust_brightness(x[..., None], 0.3),),
+    "image.adjust_gamma": (lambda x: tf.image.adjust_gamma(tf.sigmoid(x)[..., None], 0.8, 1.1),),
+    "image.adjust_hue": (
+        lambda x: tf.image.adjust_hue(x[:, None, :, :3], -0.4),
+        lambda x: tf.image.adjust_hue(tf.sigmoid(x[:, None, :, :3]), 0.3),
+    ),
+    "image.adjust_saturation": (
+        lambda x: tf.image.adjust_saturation(tf.sigmoid(x[:, None, :, :3]), 0.4),
+        lambda x: tf.image.adjust_saturation(tf.sigmoid(x[:, None, :, :3]), 2.0),
+    ),
+    "image.rgb_to_hsv": (lambda x: tf.image.rgb_to_hsv(tf.sigmoid(x[:, None, :, :3])),),
+    "image.hsv_to_rgb": (lambda x: tf.image.hsv_to_rgb(tf.sigmoid(x[:, None, :, :3])),),
     "image.grayscale_to_rgb": (lambda x: tf.image.grayscale_to_rgb(x[..., None]),),
     "linalg.normalize": (lambda x: tf.linalg.normalize(x, axis=-1),),
     "sort": (lambda x: tf.sort(x, axis=1, direction="DESCENDING"), lambda x: tf.sort(x, 1)),
@@ -205,6 +218,14 @@ FUNCTIONS = {
     "pad": (
         lambda x: tf.pad(x, [[0, 0], [1, 2], [0, 1]], constant_values=-1.0),
         lambda x: tf.pad(x, tf.constant([[0, 0], [1, 0], [0, 0]]), "constant", 0.5),
+    ),
+    "nn.max_pool3d": (
+        lambda x: tf.nn.max_pool3d(tf.reshape(x, [-1, 3, 4, 4, 1]), 2, [1, 1, 2, 2, 1], "SAME"),
+    ),
+    "nn.avg_pool3d": (
+        lambda x: keras.backend.pool3d(
+            tf.reshape(x, [-1, 3, 4, 4, 1]), (2, 2, 1), (1, 2, 2), pool_mode="avg"
+        ),
     ),
     "linalg.diag": (lambda x: tf.linalg.diag(x),),
     "linalg.diag_part": (lambda x: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),),
