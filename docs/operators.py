@@ -8,13 +8,13 @@ from keras_qat.ops.op import FixedRange, Op, SharedRange
 
 HEAD = """# Operators
 
-Look up the operators that are computed in integers: for `register_op`, their names and attributes.
+Look up which operators are computed in integers, and their names and attributes for `register_op`.
 Attributes in brackets have a default. `python docs/operators.py > docs/operators.md` writes this
 page from the rows in `keras_qat/ops`.
 
 Each operator is tested against TFLite's interpreter with random options, shapes, ranges and
-weights, with all kernels, at the bits listed here. Bits with a name in brackets work with these
-kernels only.
+weights, with all kernels, at the bits listed here. If kernels are named in brackets, only these
+support that number of bits.
 
 | operator | layers, functions and operations | bits | output range | attributes |
 | --- | --- | --- | --- | --- |

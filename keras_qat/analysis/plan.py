@@ -51,8 +51,8 @@ def plan(
         inputs: for a subclassed model that was not called yet: its inputs, such as
             `keras.Input(shape)`, or a structure of them.
         outputs: names of the tensors that exported files return, by default the model's outputs.
-        show_passes: whether to print the changes of each pass of lowering to the model's graph. The
-            environment variable `KERAS_QAT_SHOW_PASSES=1` prints it for every function.
+        show_passes: whether to print how each pass of lowering changes the model's graph. The
+            environment variable `KERAS_QAT_SHOW_PASSES=1` does so for every function.
 
     Returns:
         The plan; print it, or read its `rows`, `float_layers` and `problems`.

@@ -65,26 +65,26 @@ class Recipe:
 
     Args:
         name: the name in reports.
-        placement: name of the rules that decide which tensors are quantized, in `placement.RULES`.
+        placement: the rules that decide which tensors are quantized: "int8" or "contrib".
         weights: specification of weights.
         activations: specification of activations.
-        fold: how BatchNormalization and weight quantization are combined, in `folding.FOLDS`.
+        fold: how training folds BatchNormalization into quantized weights: "per_channel",
+            "per_tensor" or "correction".
         folded_weights: specification of weights with a folded BatchNormalization, if it differs.
         quant_delay: first training step, counted from 1, that quantizes; `callbacks.QuantDelay`
             overrides it.
         freeze_bn_delay: first training step that freezes BatchNormalization, or None;
             `callbacks.FreezeBatchNorm` overrides it.
         overrides: settings that differ for some layers; later ones win. See `override`.
-        end_bits: bits of the first and last layers; None for the same as the others. They apply to
-            weights, inputs and outputs of these layers, and to activations that no weighted layer
-            multiplies, such as terms of sums. Activations never get fewer bits than `activations`.
-        unpacked_bits: bits of weights that files cannot pack two to a byte, so fewer than 8 would
-            save nothing: all weights except those of convolutions and dense layers. None for the
-            same as the others.
-        without_float: whether LayerNormalization, GroupNormalization and custom layers that
-            normalize are computed in integers too, which is slower on targets with float, and
-            indices that are computed from float values, which rounding changes. Targets without
-            float and `strict=True` set it.
+        end_bits: bits of the weights, inputs and outputs of the first and last layers; None for the
+            same as other layers. They also apply to activations that are not multiplied, such as
+            the terms of a sum.
+            An activation gets at least the bits of `activations`.
+        unpacked_bits: bits of weights that files cannot store two to a byte: all weights outside
+            of convolutions and dense layers. None for the same as other weights.
+        without_float: whether normalizing layers and computed indices use integers too. Layers are
+            slower then on targets with float, and rounding may change indices. Targets without
+            float set it, and so does `strict=True`.
     """
 
     name: str

@@ -43,22 +43,22 @@ def int8(
 ) -> Recipe:
     """Returns the default recipe, which fits TFLite's int8 kernels.
 
-    Weights are symmetric with one range per output channel and a narrow range, taken from the
-    current values. Activations, the model's inputs and its outputs are asymmetric per tensor,
-    with a moving average of the batches' extremes.
+    Weights have one symmetric range per output channel, set by their current values: -127 to 127 in
+    8 bits. Activations, inputs and outputs have one asymmetric range per tensor, set by a moving
+    average of the minimum and maximum of batches.
 
     Args:
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
-        ema_decay: decay per step of the moving averages: 0.999 spans about 1000 batches. Before
-            10 000 batches an average spans the last tenth of them: ranges keep up with weights.
+        ema_decay: decay per step of the moving averages: 0.999 spans about 1,000 batches. In the
+            first 10,000 batches, an average spans the last tenth, because weights change fast.
         per_channel: False for one range per weight tensor, with BatchNormalization folded in. Some
-            NPUs need this, or run it several times as fast. It needs training; `calibrate` alone
-            loses accuracy.
+            NPUs require this, and others run such files several times as fast. Train such a model:
+            `calibrate` alone loses accuracy.
         ranges: how ranges are found. "moving_average" averages observed extremes. "learned" trains
-            the ranges of activations and of per-channel weights by the rounding and clipping error
-            (LSQ), for 4 bits and fewer. "learned_clipping" trains the ranges of activations by the
-            clipping error (PACT). Both start from `calibrate`, best with method="mse".
+            the ranges of activations and per-channel weights (LSQ), for 4 bits and fewer.
+            "learned_clipping" trains the ranges of activations only, by the clipping error (PACT).
+            Call `calibrate(qat, x, method="mse")` before training with either.
 
     Raises:
         ValueError: on bits outside 2 to 8 or unknown `ranges`.
@@ -91,7 +91,7 @@ def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") ->
     runtimes get more accuracy from `int8`. `export_onnx` writes such a model with int8 activations.
 
     Args:
-        ema_decay: decay per step of the moving averages of activations' extremes.
+        ema_decay: decay per step of the moving averages that set the ranges of activations.
         ranges: how ranges of activations are found, "moving_average", "learned" and so on, as
             `int8` explains.
 
@@ -115,7 +115,7 @@ def power_of_two(ema_decay: float = 0.999) -> Recipe:
     files. LSTM and GRU, PReLU and layers that normalize have tensors with other scales inside.
 
     Args:
-        ema_decay: decay per step of the moving averages of activations' extremes.
+        ema_decay: decay per step of the moving averages that set the ranges of activations.
 
     Example:
         >>> qat = keras_qat.quantize_model(model, keras_qat.recipes.power_of_two())
@@ -136,13 +136,13 @@ def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool
     """Returns a recipe with int16 activations and int8 weights, which fits TFLite's 16x8 kernels.
 
     Use it for models whose activations need more than 256 levels (audio, regression,
-    super-resolution): they get 65 536, symmetric around zero. Files are hardly larger, but run
-    slower than int8, and XNNPACK has no 16x8 kernels. Hard swish and PReLU compute in float. At
-    inference the model computes in float64 and returns the file's quantized values.
+    super-resolution): they get 65,536, symmetric around zero. Files are hardly larger, but run
+    slower than int8, and XNNPACK has no 16x8 kernels. A few layers, such as PReLU, stay in float.
+    At inference the model computes in float64 and returns the file's quantized values.
 
     Args:
         weight_bits: 2 to 8.
-        ema_decay: decay per step of the moving averages of activations' extremes.
+        ema_decay: decay per step of the moving averages that set the ranges of activations.
         per_channel: False for one range per weight tensor, with BatchNormalization folded in, which
             some NPUs need.
 
@@ -180,7 +180,7 @@ def int4_weights(
 
     Args:
         activation_bits: 2 to 8.
-        ema_decay: decay per step of the moving averages of activations' extremes.
+        ema_decay: decay per step of the moving averages that set the ranges of activations.
         per_channel: False for one range per weight tensor, with BatchNormalization folded in, which
             some NPUs need.
         ranges: how ranges are found: "moving_average" of the extremes that training sees, "learned"
@@ -204,8 +204,8 @@ def low_bits(
 ) -> Recipe:
     """Returns a recipe for few bits, as in research: learned ranges, and 8 bits at both ends.
 
-    Few bits save most in products of weights and activations. The first and last layers have 8
-    bits, and so have activations that no layer multiplies.
+    The first and last layers use 8 bits, and so do activations that are not multiplied, such
+    as the terms of a sum. Fewer bits would save little there.
 
     Files hold activations as int8, with only 2^bits distinct values. The recipe is for hardware
     with kernels of fewer bits, and for comparisons. The model needs training, after
@@ -216,8 +216,8 @@ def low_bits(
         activations: bits of activations, 2 to 8.
         ranges: how ranges are found: "learned" (LSQ), "learned_clipping" (PACT) or
             "moving_average" of the extremes that training sees; `int8` describes them.
-        end_bits: bits of the first and last layers and of activations that no weighted layer
-            multiplies; None for the same as the others.
+        end_bits: bits of the first and last layers, and of activations that are not multiplied;
+            None for the same as other tensors.
 
     Raises:
         ValueError: on bits outside 2 to 8.

@@ -144,7 +144,7 @@ def _make_golden(
     if in_float:
         raise ValueError(
             f"examples: '{in_float[0]}' is float, and kernels differ in the last digits of floats. "
-            f"Export it with integers, or leave examples out."
+            f"Export it as int8, or leave examples out."
         )
     family = kernel_family(TFLM.kernels)
     simulation = run_examples(pack_if_requested(resolved, None, family), examples, family)

@@ -1,4 +1,7 @@
-"""Answers questions about the tensors of a graph: each once, without Python's recursion limit."""
+"""Answers questions about the tensors of a graph: each once, without Python's recursion limit.
+
+The questions are rules in the files that ask them, such as `lowering/read_operations.py`.
+"""
 
 from __future__ import annotations
 

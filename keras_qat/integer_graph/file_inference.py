@@ -3,6 +3,7 @@
 The interpreter is faster than TensorFlow, but the file is written again whenever weights change.
 `FileInference` therefore begins with TensorFlow, and writes the file once the batches have taken as
 long as writing it would. The first batch is computed in both ways and compared.
+`Inference.choose` in `keras_inference.py` decides which models use it.
 """
 
 from __future__ import annotations

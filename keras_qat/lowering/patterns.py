@@ -1,4 +1,6 @@
-"""Patterns of operations as data, and the one engine that finds and replaces them.
+"""The engine that finds patterns of operations in a graph and replaces them.
+
+The patterns are in other files, by subject. `RULES` in `passes.py` lists them.
 
 A pattern looks like the code that it stands for:
 

@@ -217,7 +217,7 @@ EINSUM_DENSE = dataclasses.replace(
 EINSUM_DENSE_HEADS = dataclasses.replace(
     EINSUM_DENSE,
     name="einsum_dense_heads",
-    doc="products with a matrix, with columns split in two axes: the projections of attention",
+    doc="products with a matrix that split columns into two axes, as in attention",
     accepts=partial(_accept_per_channel, 2),
     weights={"kernel": (-2, -1)},
 )

@@ -208,7 +208,7 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
     lookup_row(
         "reciprocal",
         lambda x, numerator: numerator / x,
-        "a number divided by a tensor; the end of the range where that is 0",
+        "a constant divided by a tensor; the end of the range for divisions by 0",
         layers=(Reciprocal,),
         kinds=("reciprocal", "divide"),
         attributes=lambda call: {"numerator": _read_numerator(call)},

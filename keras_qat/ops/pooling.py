@@ -169,7 +169,7 @@ def _make_boolean_reduction(name: str, code: str, words: str) -> Op:
     )
 
 
-REDUCE_ANY = _make_boolean_reduction("reduce_any", "REDUCE_MAX", "some booleans")
+REDUCE_ANY = _make_boolean_reduction("reduce_any", "REDUCE_MAX", "any booleans")
 REDUCE_ALL = _make_boolean_reduction("reduce_all", "REDUCE_MIN", "all booleans")
 
 
@@ -191,7 +191,7 @@ def _emit_arg(code: str, e: Emission) -> None:
 
 ARGMAX = make_movement(
     "argmax",
-    "where the largest value is",
+    "the index of the largest value along an axis",
     partial(_emit_arg, "ARG_MAX"),
     compute=lambda a: a.run_layer(a.q),
     output=OwnRange(),
@@ -205,14 +205,14 @@ ARGMIN = dataclasses.replace(
     ARGMAX,
     name="argmin",
     emit=partial(_emit_arg, "ARG_MIN"),
-    doc="where the smallest value is",
+    doc="the index of the smallest value along an axis",
     kinds=("argmin",),
 )
 
 
 TOP_K = make_movement(
     "top_k",
-    "the largest values along the last axis, in order, and where they are",
+    "the largest values along the last axis, in order, and their indices",
     lambda e: e.add("TOPK_V2", [e.source, e.constant("count", e.attributes["count"])]),
     # Of equal values, the lower index comes first, as in TFLite.
     compute=lambda a: tuple(tf.math.top_k(a.q[0], a.attributes["count"])),

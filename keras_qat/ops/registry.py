@@ -69,8 +69,8 @@ def _check_weights(layer: Layer, paths: tuple[str, ...]) -> None:
     if paths and others:
         raise ValueError(
             f"{type(layer).__name__} was registered with weights in {', '.join(paths)}, but layer "
-            f"'{layer.name}' has weights in {', '.join(others)} too. Only a bias may be left out, "
-            f"in the attribute `bias`."
+            f"'{layer.name}' has weights in {', '.join(others)} too. Name all of them; "
+            f"only an attribute called `bias` can be omitted."
         )
 
 

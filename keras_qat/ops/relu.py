@@ -131,7 +131,7 @@ LEAKY_RELU = Op(
     compute_by_table,
     lambda e: e.add("LEAKY_RELU", alpha=e.attributes["slope"]),
     prepare=prepare_table(_tabulate_leaky_relu),
-    doc="LeakyReLU, with any slope; |x| is one with the slope -1",
+    doc="LeakyReLU with any slope, such as -1 for |x|",
     layers=(layers.LeakyReLU, layers.ReLU),
     kinds=("leaky_relu",),
     functions=(tf.nn.leaky_relu,),

@@ -119,7 +119,7 @@ def _emit_blocks(code: str, e: Emission) -> None:
 
 DEPTH_TO_SPACE = make_movement(
     "depth_to_space",
-    "channels as blocks of pixels",
+    "moves channels into blocks of pixels",
     partial(_emit_blocks, "DEPTH_TO_SPACE"),
     kinds=("depth_to_space",),
     attributes=_block_attributes,
@@ -132,7 +132,7 @@ SPACE_TO_DEPTH = dataclasses.replace(
     DEPTH_TO_SPACE,
     name="space_to_depth",
     emit=partial(_emit_blocks, "SPACE_TO_DEPTH"),
-    doc="blocks of pixels as channels",
+    doc="moves blocks of pixels into channels",
     kinds=("space_to_depth",),
 )
 

@@ -232,7 +232,7 @@ ONE_HOT = Op(
     _one_hot,
     _emit_one_hot,
     prepare=_prepare_one_hot,
-    doc="a number for each index, and another one for all others",
+    doc="one value at each index, and another value elsewhere",
     kinds=("one_hot",),
     attributes=_one_hot_attributes,
     needs=("depth", "axis"),

@@ -127,7 +127,7 @@ ON_GRID = Op(
     "on_grid",
     _compute_on_grid,
     _emit_weight,
-    doc="constants that a tensor is compared with, in the tensor's range",
+    doc="constants in a comparison, quantized in the range of the other operand",
     output=SharedRange(rounds=True),
     layers=(OnGrid,),
     accepts=accept_float,

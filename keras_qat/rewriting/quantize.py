@@ -71,18 +71,18 @@ def quantize_model(
     Args:
         model: a built Sequential or functional Keras 2 model, or a subclassed one with a `call`
             that accepts symbolic tensors. It is not changed. If its class defines how it trains,
-            with a `train_step` say, the copy is an instance of that class too. A model that is
-            already quantized is copied. So is a model that Keras made of its layers, such as an
-            embedding; the copy predicts the results of its file. A Keras 3 model is converted by
+            for example with a `train_step`, the copy is an instance of that class too. A quantized
+            model is copied, and so is a Keras model built from quantized layers, such as an
+            encoder: its `predict` then equals its file. A Keras 3 model is converted by
             `from_keras_3`, with a warning.
         recipe: a recipe or its name. The default is the target's, or "int8" without a target.
-        scope: the layers to quantize: a name, the beginning of names up to a `_`, `/`, `.` or
-            `-`, a pattern with `*`, a class name, a list of these, or a function of a layer. All
-            layers by default.
+        scope: the layers to quantize: a name, a prefix of names before a `_`, `/`, `.` or `-`, a
+            pattern with `*`, a class name, a list of these, or a function of a layer. All layers
+            by default.
         strict: whether a layer that would stay in float is an error. Normalization layers are then
             computed in integers.
         kernels: the kernel family that defines how `predict` and `evaluate` round: "xnnpack" (on
-            x86), "xnnpack_arm64" (phones: 64-bit ARM, which differs in softmax and on halves),
+            x86), "xnnpack_arm64" (phones with 64-bit ARM; softmax and ties round differently),
             "tflm" (TFLite Micro: microcontrollers) or "reference" (TFLite's portable kernels). The
             model's attribute `kernels` changes it at any time. Training does not depend on it,
             except for an LSTM with 16-bit activations, which only "tflm" computes in integers.
@@ -91,7 +91,7 @@ def quantize_model(
         target: where the file is to run: "xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65",
             "ethos_u85", "edgetpu", "stm32_npu", "stm32n6", "neutron", "mediatek", "esp_nn",
             "coral_npu", a `keras_qat.targets.Target`, or None. It sets recipe and kernels, and
-            `export_tflite` writes for it; `plan` lists what it does not support.
+            `export_tflite` writes files for it. `plan` lists operators that it does not support.
         inputs: for a subclassed model that was not called yet: its inputs, such as
             `keras.Input(shape)`, or a structure of them.
         outputs: names of the tensors at which exported files end, as `plan` lists them; by default

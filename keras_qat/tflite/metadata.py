@@ -53,11 +53,11 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         and the `fingerprint` by which `verify` recognizes the model. Some files have more entries:
         `rescaling`, a dict from the names of inputs that accept pixels to scale and offset;
         `keys`, a dict from the names of inputs to the keys of the model's input dict if they
-        differ; `kernels`, the kernels whose rounding `predict` uses if not XNNPACK's; and
+        differ; `kernels`, the kernel family of `predict` unless it is "xnnpack"; and
         `states` if the file keeps the states of recurrent layers.
 
     Raises:
-        ValueError: if this is not an undamaged TFLite file that `export_tflite` wrote.
+        ValueError: if `export_tflite` did not write this file, or the file is damaged.
 
     Example:
         >>> keras_qat.read_metadata("model.tflite")["recipe"]["name"]

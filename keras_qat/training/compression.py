@@ -28,7 +28,7 @@ __all__ = ["Cluster", "Constant", "Polynomial", "Prune"]
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """Schedule with one sparsity from a training step on.
+    """Schedule that keeps one sparsity from a given training step on.
 
     Args:
         sparsity: share of weights that are zero, at least 0 and below 1.
@@ -217,8 +217,8 @@ ROUNDS = 20
 class Cluster(StepCallback):
     """Makes the weights of each layer of a float model share a few values, which `fit` trains.
 
-    At the first step weights are assigned to clusters by k-means. From then on each cluster is
-    trained as one weight, by the mean of the changes of its members. These partly cancel, so use
+    At the first step weights are assigned to clusters by k-means. After that, each cluster is
+    trained as one weight: it changes by the mean change of its members. These partly cancel, so use
     about ten times the learning rate of fine-tuning. Weights that are zero, as after `Prune`, stay
     zero. Quantize the model afterwards with a recipe that preserves clusters:
     `recipes.int8().preserve("clusters")`. Only compressed files get smaller.

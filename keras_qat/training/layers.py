@@ -119,12 +119,12 @@ class QuantizeWrapper(ScheduledLayer):
         batch_norm_frozen: whether `batch_norm` always uses its moving statistics.
         fold: how `batch_norm` and weight quantization are combined, a name in `fold_modes.FOLDS`.
         activation: the activation layer after `batch_norm`, or None.
-        output_spec: specification of the output; None if another layer or nothing quantizes it.
+        output_spec: specification of the output; None to leave the output unquantized here.
         tensor: name of the output in the float model, for reports.
         inner_specs: specifications of the tensors inside a recurrent layer, by name.
         state_bits: bits of the hidden state of an LSTM between steps, 8 or 16.
 
-    Shapes: those of `layer`.
+    Shapes: the same as for `layer`.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class QuantizeWeights(ScheduledLayer):
             channels, counted from the end; none for a range per tensor.
         weight_spec: specification of the weights.
 
-    Shapes: those of `layer`.
+    Shapes: the same as for `layer`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Recurrent layers in training, with quantized states.
+"""Recurrent layers in training: fake-quantizes the tensors of the steps in `step_math.py`.
 
 An LSTM fake-quantizes its states from step to step. Other layers are unrolled in files, so all
 tensors of a step are fake-quantized. The states that layers with `stateful=True` keep are the

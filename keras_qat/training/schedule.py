@@ -127,7 +127,7 @@ def set_quantization(model: keras.Model, enabled: bool = True) -> None:
 
     Raises:
         ValueError: if the model is not quantized.
-        TypeError: if `enabled` is no bool.
+        TypeError: if `enabled` is not a bool.
     """
     schedule(model, quantize_from=0 if switch("enabled", enabled) else NEVER)
 
@@ -144,7 +144,7 @@ def freeze_batch_norm(model: keras.Model, frozen: bool = True) -> None:
 
     Raises:
         ValueError: if the model is not quantized.
-        TypeError: if `frozen` is no bool.
+        TypeError: if `frozen` is not a bool.
     """
     schedule(model, freeze_from=0 if switch("frozen", frozen) else NEVER)
 
@@ -160,7 +160,7 @@ def freeze_ranges(model: keras.Model, frozen: bool = True) -> None:
 
     Raises:
         ValueError: if the model is not quantized.
-        TypeError: if `frozen` is no bool.
+        TypeError: if `frozen` is not a bool.
     """
     schedule(model, freeze_ranges_from=0 if switch("frozen", frozen) else NEVER)
 

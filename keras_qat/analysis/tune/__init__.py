@@ -135,8 +135,8 @@ def tune(
             `keras.utils.Sequence`. Without labels, training follows the float model's outputs.
         validation: data that `train` does not contain, in the same forms. Without labels, a model
             is judged by how many of the float model's outputs it keeps.
-        max_drop: the budget in points: hundredths of a metric between 0 and 1 such as accuracy;
-            for other metrics percent of the float model's value.
+        max_drop: how much the metric may drop. 0.5 allows 90.0 % accuracy to become 89.5 %. For a
+            metric that is not between 0 and 1, it is a percentage of the float model's value.
         metric: a function of labels and predictions that is larger for better predictions. By
             default the first metric that the model was compiled with, or its loss.
         target: where the file is to run, as in `quantize_model`.

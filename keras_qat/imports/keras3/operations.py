@@ -165,7 +165,7 @@ def _move(x: tf.Tensor, source: Any, destination: Any) -> tf.Tensor:
 def _make_arg_function(function: Callable[..., Any]) -> Callable[..., Any]:
     def compute(x: tf.Tensor, axis: int | None, keepdims: bool) -> tf.Tensor:
         if axis is None:
-            raise NotImplementedError("without an axis")
+            raise NotImplementedError("it has no axis")
         indices = function(x, axis, output_type=tf.int32)
         return tf.expand_dims(indices, axis) if keepdims else indices
 
@@ -174,7 +174,7 @@ def _make_arg_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _take(x: tf.Tensor, indices: Any, axis: int | None) -> tf.Tensor:
     if axis is None or tf.is_tensor(indices) or is_symbolic(indices):
-        raise NotImplementedError("only numbers along an axis can be taken")
+        raise NotImplementedError("it has no axis, or its indices are not constant")
     indices = np.asarray(indices)
     if np.any(indices < 0):
         indices = indices + np.where(indices < 0, x.shape[axis], 0)

@@ -326,7 +326,7 @@ GRU = Op(
 CONV_LSTM = dataclasses.replace(
     GRU,
     name="conv_lstm",
-    doc=f"ConvLSTM over up to {MOST_STEPS} steps, unrolled; output as for GRU",
+    doc=f"ConvLSTM over up to {MOST_STEPS} steps, unrolled; same output range as GRU",
     layers=CONV_LSTMS,
     converts={},
     products=partial(count_steps, 4),
@@ -335,7 +335,7 @@ CONV_LSTM = dataclasses.replace(
 MASKED_LSTM = dataclasses.replace(
     GRU,
     name="masked_lstm",
-    doc=f"LSTM with a mask over up to {MOST_STEPS} steps, unrolled; output as for GRU",
+    doc=f"LSTM with a mask over up to {MOST_STEPS} steps, unrolled; same output range as GRU",
     layers=(keras_variants.WITH_MASK_INPUT[layers.LSTM],),
     converts={},
     products=partial(count_steps, 4),
@@ -344,7 +344,7 @@ MASKED_LSTM = dataclasses.replace(
 SIMPLE_RNN = dataclasses.replace(
     GRU,
     name="simple_rnn",
-    doc=f"SimpleRNN over up to {MOST_STEPS} steps, unrolled, with tanh; output as for GRU",
+    doc=f"SimpleRNN over up to {MOST_STEPS} steps, unrolled, with tanh; same output range as GRU",
     layers=(layers.SimpleRNN, keras_variants.WITH_MASK_INPUT[layers.SimpleRNN]),
     products=partial(count_steps, 1),
     accepts=partial(_accepts, "tanh and relu", {"activation": TANH}),
@@ -353,7 +353,7 @@ SIMPLE_RNN = dataclasses.replace(
 SIMPLE_RNN_RELU = dataclasses.replace(
     SIMPLE_RNN,
     name="simple_rnn_relu",
-    doc="the same with ReLU",
+    doc=f"SimpleRNN over up to {MOST_STEPS} steps, unrolled, with ReLU",
     accepts=partial(_accepts, "tanh and relu", {"activation": RELU}),
     output=OwnRange(non_negative=True),
     converts={},
