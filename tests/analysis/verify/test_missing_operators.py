@@ -13,6 +13,7 @@ from tests.helpers import images, observe
 
 pytest.importorskip("tflite_micro")
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*TFLite Micro lacks too")
 X = images()
 
 
