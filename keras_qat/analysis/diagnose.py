@@ -277,7 +277,7 @@ def _compute_in_float(
     outputs = flatten_values(calls.outputs)
     evaluate = make_evaluator(calls, [*outputs, *inside.values()])
     size = graph.origin.fixed_batch or len(arrays[0])
-    results = evaluate_all(evaluate, arrays, size)
+    results = evaluate_all(evaluate, calls, arrays, size)
     by_tensor = dict(zip(inside, results[len(outputs) :], strict=True))
     return results[: len(outputs)], by_tensor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
@@ -21,8 +22,9 @@ from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 FEW_RUNS = 4
 """Number of runs of a model that take less time than tracing it."""
 
-MANY_VALUES = 1 << 21
-"""Most input elements in one run. Small runs cost overhead."""
+MANY_VALUES, MANY_EXAMPLES = 1 << 19, 16
+"""Most elements of a layer's output in one run, unless these are fewer examples. Small runs cost
+overhead."""
 
 EXAMPLES, SIZE = 2, 8
 """The number of random examples, and the size of their other open axes."""
@@ -62,16 +64,24 @@ def make_evaluator(
 
 
 def evaluate_all(
-    evaluate: Evaluator, inputs: list[NDArray], batch_size: int | None
+    evaluate: Evaluator, graph: Graph, inputs: list[NDArray], batch_size: int | None
 ) -> list[NDArray]:
     """Computes an array for each output. Without a batch size, a fast one is used."""
-    size = batch_size or max(32, MANY_VALUES * len(inputs[0]) // sum(x.size for x in inputs))
+    values = [value for call in graph.calls for value in flatten_values(call.outputs)]
+    largest = max((count_elements(value.shape, inputs) for value in values), default=1)
+    size = batch_size or max(MANY_EXAMPLES, MANY_VALUES // largest)
     runs = range(0, len(inputs[0]), size)
     batches = [evaluate([x[start : start + size] for x in inputs]) for start in runs]
     return [
         np.concatenate(output) if len(output) > 1 and output[0].shape else np.asarray(output[0])
         for output in zip(*batches, strict=True)
     ]
+
+
+def count_elements(shape: Sequence[int | None], inputs: Sequence[NDArray]) -> int:
+    """Returns how many elements a tensor has per example; unknown sizes are as in the inputs."""
+    longest = max((size for x in inputs for size in x.shape[1:]), default=1)
+    return math.prod(longest if size is None else size for size in shape[1:])
 
 
 def mixes_rows(graph: Graph, rows: int, size: int) -> bool:

@@ -21,6 +21,8 @@ BEYOND = 0.25
 """Share of an input's values that may be further outside. If the scale is wrong, most are."""
 FAR = 0.01
 """Share of an example's values that may be further from the range than its width."""
+FEW_VALUES = 1 << 20
+"""Most values of a temporary array."""
 
 Shape = tuple[int | None, ...]
 
@@ -224,11 +226,14 @@ def _to_array(inputs: Inputs, one: Input, data: object) -> NDArray:
 
 
 def _check_finite(inputs: Inputs, one: Input, array: NDArray, finite: bool, item: str) -> None:
-    bad = np.isnan(array)
-    kind = "NaN"
-    if finite and not bad.any():
-        bad, kind = np.isinf(array), "infinity"
-    if bad.any() and one.name not in inputs.find_nan_inputs():
+    ends = np.array([array.min(initial=0), array.max(initial=0)])
+    kind, is_bad = ("NaN", np.isnan) if np.isnan(ends).any() else ("infinity", np.isinf)
+    if (
+        (finite or kind == "NaN")
+        and is_bad(ends).any()
+        and one.name not in inputs.find_nan_inputs()
+    ):
+        bad = is_bad(array)
         example = int(np.argmax(bad.any(axis=tuple(range(1, array.ndim)))))
         raise ValueError(
             f"{_describe_input(inputs, one)} contains {kind}, first in example "
@@ -255,6 +260,13 @@ def explain_batch_size(model: str, fixed: int | None, count: int) -> Iterator[No
         ) from error
 
 
+def split_rows(array: NDArray) -> Iterator[slice]:
+    """Yields slices of rows that are small enough for temporary arrays of their size."""
+    rows = max(1, FEW_VALUES * len(array) // max(array.size, 1))
+    for start in range(0, len(array), rows):
+        yield slice(start, start + rows)
+
+
 def describe_excess(name: str, x: NDArray, low: float, high: float) -> str:
     """Returns a sentence if data does not match the range of an input, else "".
 
@@ -269,9 +281,13 @@ def describe_excess(name: str, x: NDArray, low: float, high: float) -> str:
     slight = SLIGHT * width
     if low - slight <= lowest and highest <= high + slight:
         return ""
-    share = np.mean((x < low - slight) | (x > high + slight))
-    far = (x < low - width) | (x > high + width)
-    in_most = np.median(far.reshape(len(x), -1).mean(1)) > FAR
+    shares = [
+        ((y < low - beyond) | (y > high + beyond)).reshape(len(y), -1).mean(1)
+        for beyond in (slight, width)
+        for y in map(x.__getitem__, split_rows(x))
+    ]
+    of_slight, of_far = np.concatenate(shares).reshape(2, -1)
+    share, in_most = of_slight.mean(), np.median(of_far) > FAR
     if share <= BEYOND and not in_most:
         return ""
     return (

@@ -71,6 +71,7 @@ class FileInterpreter:
             installed.
         keeps_tensors: whether tensors inside keep their values after a run.
         threads: number of threads.
+        is_checked: whether `read_file` has checked the file, or the file was made from such a file.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.
@@ -84,6 +85,7 @@ class FileInterpreter:
         runtime: Runtime | None = None,
         keeps_tensors: bool = False,
         threads: int = 1,
+        is_checked: bool = False,
     ) -> None:
         if kernels not in KERNELS:
             raise ValueError(
@@ -96,7 +98,8 @@ class FileInterpreter:
                 f"computes their quantized values."
             )
         contents = read_contents(file)
-        read_file(contents)
+        if not is_checked:
+            read_file(contents)
         module, self.runtime = _import_interpreter(runtime)
         resolvers = getattr(module, "OpResolverType", None) or module.experimental.OpResolverType
         with warnings.catch_warnings():
@@ -216,7 +219,7 @@ class FileInterpreter:
                 self.interpreter.set_tensor(detail["index"], q)
             self.interpreter.invoke()
         return {
-            name: self.interpreter.get_tensor(detail["index"]).copy()
+            name: self.interpreter.get_tensor(detail["index"])
             for name, detail in self.outputs.items()
         }
 

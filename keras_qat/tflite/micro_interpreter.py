@@ -175,15 +175,20 @@ def _get_details(tensor: Tensor) -> dict[str, Any]:
 
 
 def open_file(
-    file: str | os.PathLike[str] | bytes, kernels: str, runtime: Runtime | None = None
+    file: str | os.PathLike[str] | bytes,
+    kernels: str,
+    runtime: Runtime | None = None,
+    is_checked: bool = False,
 ) -> FileInterpreter:
     """Opens a TFLite file in the interpreter that has these kernels.
+
+    Args: as for `FileInterpreter`.
 
     Raises:
         ValueError, ImportError: as for `FileInterpreter` and `MicroInterpreter`.
     """
     if kernels != MicroInterpreter.kernels:
-        return FileInterpreter(file, kernels, runtime)
+        return FileInterpreter(file, kernels, runtime, is_checked=is_checked)
     if runtime is not None:
         raise ValueError(f"runtime={runtime!r} has no kernels 'tflm': leave runtime out.")
     return MicroInterpreter(file)

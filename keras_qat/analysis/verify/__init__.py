@@ -123,6 +123,7 @@ def verify(
     inference = getattr(model, "exact_inference", lambda: None)()
     graph = inference.resolve() if inference else resolve(model)
     contents = read_contents(tflite)
+    file_graph = FileGraph(contents)
     file, family, refused = _open(contents, graph, kernels, runtime)
     running_kernels = family.name if family else kernels or graph.origin.file_family.name
     arrays = read_arrays(graph.origin.inputs, x)
@@ -133,7 +134,7 @@ def verify(
     input_range = out.find_input_range(graph, file)
     if input_range is not None:
         graph = resolve(model, input_range=input_range)
-    rescaled, file_graph = read_rescalings(contents), FileGraph(contents)
+    rescaled = read_rescalings(contents)
     inputs = dict(zip(graph.inputs, padded, strict=True))
     excess = find_excess(file_graph, inputs, rescaled)
     file_inputs, inputs, pixel_notes = out.round_to_pixels(graph, file, inputs, rescaled)
@@ -180,22 +181,32 @@ def verify(
         elif size != batch_size and not are_equal(expected, compute(size)):
             notes.insert(0, describe_mixing(graph.name, size))
 
-    def look_inside(count: int | None) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
+    def look_inside(
+        count: int | None, in_pieces: bool
+    ) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
         model_data, file_data = (
             {name: x[:count] for name, x in arrays.items()} for arrays in (inputs, file_inputs)
         )
         size = file.batch_size or batch_size
         return compare_layers(
-            graph, file_graph, model_data, file_data, running_kernels, size, verbose, runtime
+            graph,
+            file_graph,
+            model_data,
+            file_data,
+            running_kernels,
+            size,
+            runtime,
+            verbose,
+            in_pieces,
         )
 
-    tensors, merged = look_inside(None) if per_layer else ((), ())
+    tensors, merged = look_inside(None, True) if per_layer else ((), ())
 
     def find_tensors() -> tuple[TensorReport, ...]:
         """Compares the layers on a few examples, if that was not done and their names are known."""
         if not tensors:
             with contextlib.suppress(UnknownLayers):
-                return look_inside(math.ceil(out.FEW / full_batches) * full_batches)[0]
+                return look_inside(math.ceil(out.FEW / full_batches) * full_batches, False)[0]
         return tensors
 
     faulty = [tensor.name for tensor in tensors if tensor.is_faulty]
@@ -223,13 +234,14 @@ def verify(
 def _open(
     contents: bytes, graph: ResolvedGraph, kernels: Kernels | None, runtime: Runtime | None
 ) -> tuple[FileInterpreter, KernelFamily | None, str]:
-    """Opens a file with the requested kernels, or the model's, or TFLite's if these lack some.
+    """Opens a checked file with the requested kernels, the model's, or TFLite's if these lack some.
 
     Returns:
         The file; the kernel family that replaces the model's, or None; the missing operators.
     """
     try:
-        return open_file(contents, kernels or graph.origin.file_family.name, runtime), None, ""
+        name = kernels or graph.origin.file_family.name
+        return open_file(contents, name, runtime, is_checked=True), None, ""
     except Refusal as error:
         target = graph.origin.target
         if kernels or target is None or not target.elsewhere:
@@ -238,6 +250,6 @@ def _open(
         missing = [f"{problem.operator}: {problem.reason}" for problem in found]
         refused = ", ".join(dict.fromkeys(missing)) or str(error)
     try:
-        return open_file(contents, REFERENCE.name, runtime), REFERENCE, refused
+        return open_file(contents, REFERENCE.name, runtime, is_checked=True), REFERENCE, refused
     except ValueError:  # TFLite has no reference kernel of ELU.
-        return open_file(contents, XNNPACK.name, runtime), XNNPACK, refused
+        return open_file(contents, XNNPACK.name, runtime, is_checked=True), XNNPACK, refused

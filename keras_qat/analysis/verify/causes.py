@@ -132,7 +132,7 @@ def find_float_faults(calls: Graph, inputs: list[NDArray], exact: list[NDArray])
             f"training=True, or call keras_qat.reestimate_batch_norm(model, data). Then calibrate "
             f"again."
         ]
-    has_variety = any(np.any(x != x[:1]) for x in inputs)
+    has_variety = any(np.any(example != x[0]) for x in inputs for example in x)
     if has_variety and is_constant(exact):
         return [
             "the output of the float model is the same for all examples, as if units were dead or "

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keras_qat.analysis.verify.results import Agreement, SignalToNoise, TensorReport
-from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
+from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Value, flatten_values
 from keras_qat.integer_graph.execute import prepare
-from keras_qat.integer_graph.float_inference import make_evaluator
+from keras_qat.integer_graph.float_inference import count_elements, make_evaluator
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes import pack_int4
 from keras_qat.integer_graph.simulate import run_batch
@@ -35,6 +35,12 @@ another program may have computed the same scale in another order."""
 
 SAMPLE, SAMPLED = 4096, 8
 """Number of values per batch, and of batches, that are searched for outliers."""
+
+MOST_VALUES = 1 << 25
+"""Most values of all tensors of a batch together, which are 128 MB in float."""
+
+UNTRACED = 8
+"""Number of runs of all layers that take less time than tracing them."""
 
 SIMULATED = 8
 """Examples that are computed with the kernels' rounding, to distinguish rounding from errors."""
@@ -197,13 +203,15 @@ def compare_layers(
     file_inputs: dict[str, NDArray],
     kernels: str,
     batch_size: int,
-    verbose: int = 0,
-    runtime: Runtime | None = None,
+    runtime: Runtime | None,
+    verbose: int,
+    in_pieces: bool,
 ) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
     """Runs model and file batch by batch and compares their tensors; only sums are kept.
 
-    The file runs twice: in one piece, with every tensor as an output, and cut into pieces that
-    get the model's quantized values as inputs.
+    The file runs in one piece, with every tensor as an output. With `in_pieces`, it also runs cut
+    into pieces that get the model's quantized values as inputs. Without, the free run is only
+    compared with the float model, which is enough to find the layer that loses most.
 
     Returns:
         The reports of all tensors that both have, and the layers without a tensor in the file.
@@ -213,31 +221,21 @@ def compare_layers(
     """
     origin = resolved.origin
     pairs, merged = match_tensors(resolved, file)
-    family = FAMILIES.get(kernels)
-    in_file = pack_int4(resolved, family or XNNPACK) if file.packs_int4 else resolved
     indices = [pair.tensor.index for pair in pairs]
-    interpreter = open_file(file.replace_outputs(indices), kernels, runtime)
-    pieces: FileInterpreter | None = None
+    interpreter = open_file(file.replace_outputs(indices), kernels, runtime, is_checked=True)
     values = [pair.value for pair in pairs]
-    compute_in_float = make_evaluator(origin.calls, values)
-    simulate = make_evaluator(origin.calls, values, None) if origin.simulates else None
-    prepared = prepare(resolved, origin.family)
+    compute_in_float = make_evaluator(origin.calls, values, untraced_runs=UNTRACED)
+    compute = _make_simulation(resolved, pairs) if in_pieces else None
+    pieces: FileInterpreter | None = None
     sums = [_Sums(pair) for pair in pairs]
-    float_states, model_states, file_states = (Stream(origin.states) for _ in range(3))
-    few = origin.fixed_batch or SIMULATED
+    float_states, model_states = (Stream(origin.states) for _ in range(2))
+    if origin.fixed_batch is None and interpreter.batch_size is None:
+        size = sum(count_elements(value.shape, list(inputs.values())) for value in values)
+        batch_size = max(1, min(batch_size, MOST_VALUES // size))
     examples = len(next(iter(inputs.values())))
     for start in show_progress(range(0, examples, batch_size), "Layer by layer", verbose):
         rows = slice(start, start + batch_size)
         arrays = [array[rows] for array in inputs.values()]
-        with float_states:
-            exact = compute_in_float(arrays)
-        with model_states:
-            if simulate is None:
-                computed = run_batch(resolved, arrays, origin.family, prepared)
-                ours = [_convert(pair.tensor, computed[pair.ours]) for pair in pairs]
-            else:
-                simulated = map(np.asarray, simulate(arrays))
-                ours = [pair.tensor.quantize(y) for pair, y in zip(pairs, simulated, strict=True)]
         # Tensors of the file by index, as text.
         fed = {
             str(tensor.index): quantize(
@@ -245,29 +243,73 @@ def compare_layers(
             )
             for name, tensor in file.inputs.items()
         }
-        expected = dict(zip(map(str, indices), ours, strict=True))
         run = fed | interpreter.run_once(fed)
+        with float_states:
+            exact = compute_in_float(arrays)
+        for tensor_sums, y in zip(sums, map(np.asarray, exact), strict=True):
+            tensor_sums.add(run[str(tensor_sums.pair.tensor.index)], y)
+        if compute is None:
+            continue
+        with model_states:
+            expected = dict(zip(map(str, indices), compute(arrays), strict=True))
         shapes = {int(index): q.shape for index, q in run.items()}
         if pieces is None and not shapes.keys().isdisjoint(file.producers):
-            pieces = open_file(file.cut_at(shapes), kernels, runtime)
+            pieces = open_file(file.cut_at(shapes), kernels, runtime, is_checked=True)
         by_piece = {}
         if pieces is not None:
             known = fed | expected
             reshaped = {index: known[index].reshape(run[index].shape) for index in pieces.inputs}
             by_piece = pieces.run_once(reshaped)
-        for tensor_sums, y in zip(sums, map(np.asarray, exact), strict=True):
+        rounded = {} if start else _round_like_file(resolved, file, pairs, kernels, arrays)
+        for tensor_sums in sums:
             index = str(tensor_sums.pair.tensor.index)
-            tensor_sums.add(expected[index], by_piece.get(index), run[index], y)
-        if start == 0 and family is not None:
-            with file_states:
-                first = [array[:few] for array in arrays]
-                rounded = run_batch(in_file, first, family, prepare(in_file, family))
-            for tensor_sums in sums:
-                pair = tensor_sums.pair
-                simulated_values = _convert(pair.tensor, rounded[pair.ours])
-                tensor_sums.compare_with_simulation(simulated_values, run[str(pair.tensor.index)])
+            tensor_sums.compare(expected[index], by_piece.get(index), run[index])
+            if index in rounded:
+                tensor_sums.compare_with_simulation(rounded[index], run[index])
     names = {pair.tensor.index: pair.name for pair in pairs}
     return tuple(tensor_sums.report(file, names) for tensor_sums in sums), merged
+
+
+def _make_simulation(
+    resolved: ResolvedGraph, pairs: list[Pair]
+) -> Callable[[list[NDArray]], list[NDArray]]:
+    """Returns a function from inputs to the quantized values that the model computes."""
+    origin = resolved.origin
+    if origin.simulates:
+        simulate = make_evaluator(origin.calls, [pair.value for pair in pairs], None)
+        return lambda arrays: [
+            pair.tensor.quantize(np.asarray(y))
+            for pair, y in zip(pairs, simulate(arrays), strict=True)
+        ]
+    prepared = prepare(resolved, origin.family)
+
+    def compute(arrays: list[NDArray]) -> list[NDArray]:
+        computed = run_batch(resolved, arrays, origin.family, prepared)
+        return [_convert(pair.tensor, computed[pair.ours]) for pair in pairs]
+
+    return compute
+
+
+def _round_like_file(
+    resolved: ResolvedGraph,
+    file: FileGraph,
+    pairs: list[Pair],
+    kernels: str,
+    arrays: list[NDArray],
+) -> dict[str, NDArray]:
+    """Computes some examples with the rounding of the file's kernels, if that is known.
+
+    Returns:
+        Index of a tensor, as text -> its quantized values.
+    """
+    family, states = FAMILIES.get(kernels), resolved.origin.states
+    if family is None:
+        return {}
+    in_file = pack_int4(resolved, family) if file.packs_int4 else resolved
+    first = [array[: resolved.origin.fixed_batch or SIMULATED] for array in arrays]
+    with Stream(states):
+        computed = run_batch(in_file, first, family, prepare(in_file, family))
+    return {str(pair.tensor.index): _convert(pair.tensor, computed[pair.ours]) for pair in pairs}
 
 
 def _convert(tensor: Tensor, values: NDArray) -> NDArray:
@@ -295,7 +337,8 @@ class _Difference:
         self.largest = max(self.largest, int(differences.max(initial=0)))
 
     def agreement(self) -> Agreement:
-        return Agreement(self.same / self.count, float(self.largest), self.total / self.count)
+        count = self.count or 1
+        return Agreement(self.same / count, float(self.largest), self.total / count)
 
 
 class _Sums:
@@ -304,7 +347,7 @@ class _Sums:
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
         self.fed, self.run = _Difference(), _Difference()
-        self.lowest = self.highest = self.clipped = 0
+        self.count = self.lowest = self.highest = self.clipped = 0
         self.float_range = np.inf, -np.inf
         self.noise = SignalToNoise()
         self.sample: list[NDArray] = []
@@ -315,22 +358,26 @@ class _Sums:
         low, high = pair.tensor.dequantize(np.array(self.ends, pair.tensor.dtype))
         self.range = float(low), float(high)
 
-    def add(self, expected: NDArray, fed: NDArray | None, run: NDArray, exact: NDArray) -> None:
-        """Adds the values of the model, the piece, the free run and the float model for a batch."""
-        if fed is not None:
-            self.fed.add(expected, fed)
-        self.run.add(expected, run)
-        lowest, highest = self.ends
-        self.lowest += int(np.count_nonzero(run <= lowest))
-        self.highest += int(np.count_nonzero(run >= highest))
-        self.noise.add(exact, self.pair.tensor.dequantize(run))
+    def add(self, run: NDArray, exact: NDArray) -> None:
+        """Adds the values of the free run and the float model for a batch."""
         if len(self.sample) < SAMPLED:
             drawn = np.random.default_rng(0).integers(0, exact.size, SAMPLE)
             self.sample.append(exact.ravel()[drawn])
-        low, high = self.float_range
-        self.float_range = min(low, float(exact.min())), max(high, float(exact.max()))
-        (low, high), step = self.range, self.pair.tensor.scale
-        self.clipped += int(np.count_nonzero((exact < low - step) | (exact > high + step)))
+        least, most = float(exact.min()), float(exact.max())
+        self.float_range = min(self.float_range[0], least), max(self.float_range[1], most)
+        (lowest, highest), (low, high), step = self.ends, self.range, self.pair.tensor.scale
+        self.count += run.size
+        self.lowest += int(np.count_nonzero(run <= lowest))
+        self.highest += int(np.count_nonzero(run >= highest))
+        if not low - step <= least <= most <= high + step:  # Or they are NaN.
+            self.clipped += int(np.count_nonzero((exact < low - step) | (exact > high + step)))
+        self.noise.add(exact, run, self.pair.tensor.dequantize)
+
+    def compare(self, expected: NDArray, fed: NDArray | None, run: NDArray) -> None:
+        """Compares a batch of the piece and of the free run with the model's values."""
+        if fed is not None:
+            self.fed.add(expected, fed)
+        self.run.add(expected, run)
 
     def compare_with_simulation(self, simulated: NDArray, run: NDArray) -> None:
         """Compares the first examples with the resolved graph, rounded like the file's kernels."""
@@ -340,7 +387,7 @@ class _Sums:
 
     def report(self, file: FileGraph, names: dict[int, str]) -> TensorReport:
         """Returns shares and means. `names` holds the names of all tensors by index."""
-        pair, count = self.pair, self.run.count
+        pair, count = self.pair, self.count
         known = {*names, *(tensor.index for tensor in file.inputs.values())}
         operations = file.find_operations(pair.tensor.index, known)
         read = dict.fromkeys(index for operation in operations for index in operation.inputs)

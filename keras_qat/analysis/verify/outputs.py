@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ from keras_qat.integer_graph.float_inference import evaluate_all
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.pixel_inputs import Rescaling
 from keras_qat.integer_graph.simulate import QuantizedArray, run_examples
+from keras_qat.io.data import show_progress
+from keras_qat.io.inputs import split_rows
 from keras_qat.keras2.backend import keras, swap_attributes
 from keras_qat.keras2.losses import CompiledLoss
 from keras_qat.keras2.readability import defines
@@ -125,13 +128,19 @@ def round_to_pixels(
         if rescaling is None or (x.dtype == np.uint8 and name not in rescaled):
             continue
         scale, offset = (np.asarray(values, np.float64) for values in rescaling)
-        file_inputs[name] = to_pixels(x, scale, offset)
-        rounded = file_inputs[name] * scale + offset
-        is_changed = (np.abs(x - rounded) > SAME_PIXEL * np.abs(scale)) & (scale != 0)
-        if is_changed.any():
-            model_inputs[name] = np.where(is_changed, rounded, x).astype(np.float32)
+        file_inputs[name], changes = np.empty(x.shape, np.uint8), 0
+        for rows in split_rows(x):
+            file_inputs[name][rows] = pixels = to_pixels(x[rows], scale, offset)
+            rounded = pixels * scale + offset
+            is_changed = (np.abs(x[rows] - rounded) > SAME_PIXEL * np.abs(scale)) & (scale != 0)
+            if is_changed.any() and not changes:
+                model_inputs[name] = x.astype(np.float32)
+            if is_changed.any():
+                np.copyto(model_inputs[name][rows], rounded, "same_kind", is_changed)
+            changes += int(np.count_nonzero(is_changed))
+        if changes:
             notes.append(
-                f"Input '{name}' of the file accepts integer pixels, but {is_changed.mean():.0%} "
+                f"Input '{name}' of the file accepts integer pixels, but {changes / x.size:.0%} "
                 f"of the values are fractions of a pixel or outside 0 to 255. The file and the "
                 f"model both received the nearest pixels."
             )
@@ -150,21 +159,27 @@ def _find_rescaling(params: QuantParams | None, detail: Mapping[str, Any]) -> Re
 def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
     """Returns the model's outputs.
 
-    Calls the model instead of `predict` if a custom class decodes outputs there, and on one of
-    several workers, where `predict` would wait for the others.
+    Integers are computed by the function that `predict` calls. A model that simulates is called
+    instead of `predict` if a custom class decodes outputs there, and on one of several workers,
+    where `predict` would wait for the others.
     """
+    inference = getattr(model, "exact_inference", lambda: None)()
     is_worker = isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    if not is_worker and not defines(type(model), *PREDICTION):
+    compute: Callable[[Any], Any] = functools.partial(model, training=False)
+    if inference is not None and inference.settle_if_exact():
+        compute = inference.compute_settled
+    elif not is_worker and not defines(type(model), *PREDICTION):
         if verbose:
             print("The model")
         # Inputs were checked before. The interpreter would compare the file with itself.
         with swap_attributes(model, looks=ALL_LOOKS, _runtime="tensorflow"):
             return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
     outputs = []
-    for start in range(0, len(tf.nest.flatten(x)[0]), batch_size):
+    starts = range(0, len(tf.nest.flatten(x)[0]), batch_size)
+    for start in show_progress(starts, "The model", verbose):
         rows = slice(start, start + batch_size)
         batch = tf.nest.map_structure(lambda array, rows=rows: array[rows], x)
-        outputs.append(tf.nest.flatten(model(batch, training=False)))
+        outputs.append(tf.nest.flatten(compute(batch)))
     return [np.concatenate(batches) for batches in zip(*outputs, strict=True)]
 
 
@@ -237,7 +252,8 @@ class OutputComparison:
     def _compute_in_float(self, rows: Rows) -> list[NDArray]:
         origin = self.graph.origin
         with Stream(origin.states):
-            return evaluate_all(self.evaluate, [x[rows] for x in self.inputs], origin.fixed_batch)
+            inputs = [x[rows] for x in self.inputs]
+            return evaluate_all(self.evaluate, origin.calls, inputs, origin.fixed_batch)
 
     def _compare_rows(self, exact: list[NDArray], rows: Rows) -> OutputFigures:
         """Compares with the outputs of the float model for some of the examples."""
@@ -265,15 +281,7 @@ class OutputComparison:
         step = None if tensor.params is None else float(tensor.params.scale)
         if step is None and np.dtype(detail["dtype"]).kind in "iu":
             step = float(detail["quantization"][0]) or 1.0
-        values = dequantize(quantized, detail).astype(np.float64)
-        differences = np.abs(values - expected)
-        if step is None:
-            differences /= float(np.ptp(expected)) / 255 or 1.0
-            identical = float(np.mean(differences < 1e-3))
-        else:
-            # Both are multiples of the step: the differences are integers, up to float rounding.
-            differences = np.round(differences / step)
-            identical = float(np.mean(differences == 0))
+        values = dequantize(quantized, detail)
         agreement = float_agreement = None
         if expected.ndim > 1 and expected.shape[-1] > 1:
             classes = np.argmax(quantized, -1)
@@ -285,9 +293,7 @@ class OutputComparison:
             inputs = [x[: self.examples] for x in self.inputs]
             score = score_output(name, meaning, exact, values, has_sigmoid, inputs)
         return OutputReport(
-            identical,
-            float(differences.max()),
-            float(differences.mean()),
+            *_compare_values(values, expected, step),
             name,
             agreement,
             compute_sqnr(exact, values[rows]),
@@ -316,6 +322,23 @@ class OutputComparison:
             if tensor in node.outputs
         )
         return not has_fixed_range and not are_alike(inputs)
+
+
+def _compare_values(
+    values: NDArray, expected: NDArray, step: float | None
+) -> tuple[float, float, float]:
+    """Returns the share of identical values, and the largest and the mean difference in steps."""
+    same, largest, total = 0, 0.0, 0.0
+    is_rounded, step = step is not None, step or float(np.ptp(expected)) / 255 or 1.0
+    for rows in split_rows(expected):
+        differences = np.abs(values[rows].astype(np.float64) - expected[rows]) / step
+        if is_rounded:  # Both are multiples of the step, up to float rounding.
+            differences = np.round(differences)
+        same += int(np.count_nonzero(differences < 1e-3))
+        # NaN is the largest difference.
+        largest = float(np.max([largest, differences.max(initial=0)]))
+        total += float(differences.sum())
+    return same / expected.size, largest, total / expected.size
 
 
 def _spread(count: int, examples: int) -> NDArray:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keras_qat.analysis.verify.labels import Use
 from keras_qat.analysis.verify.scores import Score
+from keras_qat.io.inputs import split_rows
 from keras_qat.training.calibration.lost_values import Outliers
 
 SAME = 0.999
@@ -24,6 +26,9 @@ MOST = 150.0
 
 ROUNDING = 1e-12
 """Share of a constant tensor's power that float32 rounding turns into variance."""
+
+BLOCK = 1 << 8
+"""Edge of a square of values that fits into a cache."""
 
 ALIKE = 0.01
 """Inputs are alike if they vary over examples by at most this share of their total variance."""
@@ -41,9 +46,18 @@ def compute_sqnr(exact: NDArray, values: NDArray) -> float | None:
 
 def are_alike(inputs: Sequence[NDArray]) -> bool:
     """Returns whether examples hardly differ, such as images from a camera that does not move."""
-    return len(inputs[0]) > 1 and all(
-        np.var(x, 0).mean() <= ALIKE * np.var(x, dtype=np.float64) for x in inputs
-    )
+    return len(inputs[0]) > 1 and all(_vary(x, 0).mean() <= ALIKE * _vary(x, None) for x in inputs)
+
+
+def _vary(x: NDArray, axis: int | None) -> NDArray:
+    """Returns the variance of an array over its first axis or all axes, in little memory."""
+    kept = x.shape[1:] if axis == 0 else ()
+    sums, squares, mean = np.zeros(kept), np.zeros(kept), x[0].mean(dtype=np.float64)
+    for rows in split_rows(x):
+        block = x[rows] - mean
+        sums, squares = sums + block.sum(axis), squares + np.square(block).sum(axis)
+    count = len(x) if axis == 0 else x.size
+    return squares / count - np.square(sums / count)
 
 
 def hardly_differs(output: NDArray, step: float) -> bool:
@@ -60,24 +74,42 @@ class SignalToNoise:
 
     def __init__(self) -> None:
         self._examples = self._size = 0
-        self._sums: NDArray | float = 0.0
+        self._sums: NDArray = np.zeros(0)
         self._power = self._noise = 0.0
 
-    def add(self, exact: NDArray, values: NDArray) -> None:
+    def add(
+        self,
+        exact: NDArray,
+        values: NDArray,
+        dequantize: Callable[[NDArray], NDArray] = np.asarray,
+    ) -> None:
         """Adds a batch of float values and the same values with quantization.
 
         A smaller batch of a tensor whose first axis is not the batch is ignored, because its
         entries differ.
         """
-        exact = np.atleast_1d(exact).astype(np.float64)
+        exact = np.atleast_1d(exact)
         if self._examples and np.shape(self._sums) != exact.shape[1:]:
             return
+        self._examples += len(exact)
+        self._size += exact.size
+        if self._examples == len(exact):
+            self._sums = np.zeros(exact.shape[1:])
+        sums = self._sums.reshape(-1)
+        exact = exact.reshape(len(exact), -1)
+        values = values.reshape(exact.shape)
+        rows = min(len(exact), BLOCK)
+        columns = BLOCK * BLOCK // max(rows, 1)
         with np.errstate(all="ignore"):  # A float model may compute infinity.
-            self._examples += len(exact)
-            self._size += exact.size
-            self._sums = self._sums + exact.sum(0)
-            self._power += float(np.sum(exact**2))
-            self._noise += float(np.sum((values.reshape(exact.shape) - exact) ** 2))
+            for row, column in itertools.product(
+                range(0, len(exact), rows or 1), range(0, sums.size, columns)
+            ):
+                at = slice(row, row + rows), slice(column, column + columns)
+                block = exact[at].astype(np.float64)
+                noise = dequantize(values[at]) - block
+                sums[at[1]] += block.sum(0)
+                self._power += float(np.einsum("ij,ij->", block, block))
+                self._noise += float(np.einsum("ij,ij->", noise, noise))
 
     @property
     def _signal(self) -> float:

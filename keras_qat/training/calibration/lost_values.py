@@ -52,9 +52,9 @@ def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[
     """Yields sentences on features of the data that span too little of the range of their input."""
     inputs = flatten_values(graph.inputs)
     for index, quantizer in find_input_quantizers(graph).items():
-        x, bits = replace_nonfinite(data[index]), quantizer.spec.bits
-        if not has_features(x) or not x.size:
+        if not has_features(data[index]) or not data[index].size:
             continue
+        x, bits = replace_nonfinite(data[index]), quantizer.spec.bits
         axes = tuple(range(x.ndim - 1))
         low, high = x.min(axes).astype(float), x.max(axes).astype(float)
         shared = min(low.min(), 0.0), max(high.max(), 0.0)

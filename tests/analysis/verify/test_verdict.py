@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
+from keras_qat.analysis.verify.results import SignalToNoise
 from keras_qat.analysis.verify.verdict import grade_figures, rules_table
 from keras_qat.keras2.backend import keras
 from tests.helpers import images, rng
@@ -356,3 +357,29 @@ def test_values_beyond_the_range_leave_a_good_figure_open():
     assert "outside its range" in result.verdict.likely_cause
     targets = model.predict(12 * X, verbose=0)
     assert keras_qat.verify(qat, file, 12 * X, targets).verdict.is_good
+
+
+def test_many_values_are_added_in_blocks():
+    exact = rng().normal(1, 0.1, (300, 70, 11)).astype(np.float32)
+    q = np.rint(exact * 50).astype(np.int8)
+    ratio = SignalToNoise()
+    for rows in (slice(200), slice(200, 300)):
+        ratio.add(exact[rows], q[rows], lambda codes: codes / 50)
+    noise = np.sum((q / 50 - exact.astype(np.float64)) ** 2)
+    signal = np.sum((exact - exact.mean(0, dtype=np.float64)) ** 2)
+    assert ratio.in_decibels == pytest.approx(10 * np.log10(signal / noise), rel=1e-9)
+
+
+def test_the_weakest_layer_does_not_depend_on_the_memory_for_it(monkeypatch):
+    qat = calibrated(network(), with_outlier())
+    expected = verdict(qat)
+    monkeypatch.setattr("keras_qat.analysis.verify.layers.MOST_VALUES", 1)
+    assert verdict(qat) == expected and expected.weakest_layer
+
+
+def test_a_file_is_not_compared_with_the_interpreter_itself(monkeypatch):
+    qat, file = exported("classes")
+    monkeypatch.setattr(qat, "runtime", "interpreter")
+    prepare = "keras_qat.integer_graph.file_inference.FileInference.prepare"
+    monkeypatch.setattr(prepare, lambda *_: pytest.fail("verify ran the file as the model"))
+    assert keras_qat.verify(qat, file, X).verdict.is_same
