@@ -64,6 +64,14 @@ class Pattern:
             return operation("divide")(self, other)
         return self * (1 / other)
 
+    def __rsub__(self, other: float) -> Pattern:
+        return operation("subtract")(other, self)
+
+    def __rtruediv__(self, other: float) -> Pattern:
+        return operation("divide")(other, self)
+
+    __radd__, __rmul__ = __add__, __mul__
+
 
 def tensor(name: str) -> Pattern:
     """Return a pattern of any tensor."""

@@ -1,30 +1,31 @@
 """Facts about tensors are found once for each tensor, however many ways lead to it."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.graph.calls import flatten_values
+from keras_qat.graph.calls import Value, flatten_values
 from keras_qat.graph.facts import Facts, reach
-from keras_qat.graph.operations import MOVES, get_kind
+from keras_qat.graph.operations import MOVES
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.sizes import evaluate, find_sizes
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.integer_types import find_values
-from keras_qat.lowering.read_operations import Uniform, find_uniform
+from keras_qat.lowering.read_operations import Uniform, find_uniform, read_operation
 
 KEEPS_SIGN = MOVES.union(("add", "multiply", "maximum", "minimum", "sqrt"))
 
 
 def is_non_negative(value):
     """A new fact: no element is negative."""
-    kind = get_kind(value.producer) if value.producer else ""
+    kind, operands = read_operation(value.producer) if value.producer else ("", [])
     if kind in ("exp", "square", "abs", "relu", "sigmoid", "softmax"):
         return True
     if kind not in KEEPS_SIGN:
         return False
     known = []
-    for x in value.producer.inputs:
-        known.append((yield x))
+    for x in value.producer.inputs if kind in MOVES else operands:
+        known.append((yield x) if isinstance(x, Value) else np.min(x) >= 0)
     return any(known) if kind == "maximum" else all(known)
 
 
@@ -40,6 +41,8 @@ def outputs_of(function):
         (lambda x: tf.maximum(x, tf.abs(x)), True),
         (lambda x: tf.minimum(x, tf.abs(x)), False),
         (lambda x: tf.exp(x) - 1.0, False),
+        (lambda x: 1.0 + tf.exp(x) * 2.0, True),
+        (lambda x: tf.exp(x) * -2.0, False),
     ],
 )
 def test_a_new_fact(function, expected):

@@ -30,7 +30,7 @@ X, Y, C = tensor("x"), tensor("y"), constant("c")
 exp, relu6, tanh = operation("exp"), operation("relu6"), operation("tanh")
 
 # A rule for GELU. ---------------------------------------------------------------------------------
-ERF = operation("erf")(X * math.sqrt(0.5)) + 1.0
+ERF = 1.0 + operation("erf")(X * math.sqrt(0.5))
 CUBE = any_of(operation("pow")(X, 3.0), X * X * X, X * operation("square")(X))
 TANH = tanh((X + CUBE * 0.044715) * math.sqrt(2 / math.pi)) + 1.0
 GATE = any_of(ERF, TANH)
@@ -70,6 +70,10 @@ def test_a_rule_for_gelu(name):
     [
         pytest.param(exp(X) + Y * C, lambda x: x * 2.0 + tf.exp(x), True, id="another order"),
         pytest.param(exp(X) - Y, lambda x: x - tf.exp(x), False, id="order of a difference"),
+        pytest.param(1.0 - X, lambda x: 1.0 - x, True, id="a constant minus a tensor"),
+        pytest.param(1.0 - X, lambda x: x - 1.0, False, id="a tensor minus a constant"),
+        pytest.param(2.0 / X, lambda x: tf.divide(2.0, x), True, id="a constant divided"),
+        pytest.param(2.0 * X, lambda x: x * 2.0, True, id="a constant first"),
         pytest.param(X - 2.0, lambda x: tf.subtract(y=2.0, x=x), True, id="keywords"),
         pytest.param(X / 2.0, lambda x: layers.Rescaling(0.5)(x), True, id="a layer"),
         pytest.param(relu6(X), lambda x: layers.ReLU(6.0)(x), True, id="ReLU(6)"),
