@@ -183,8 +183,8 @@ def int4_weights(
         ema_decay: decay per step of the moving averages that set the ranges of activations.
         per_channel: False for one range per weight tensor, with BatchNormalization folded in, which
             some NPUs need.
-        ranges: how ranges are found: "moving_average" of the extremes that training sees, "learned"
-            (LSQ) or "learned_clipping" (PACT), which train them; `int8` describes them.
+        ranges: how ranges are found: "moving_average", "learned" or "learned_clipping", as `int8`
+            describes.
         end_bits: bits of the first and last layers, often 8, as in `low_bits`; 4 by default.
 
     Raises:
@@ -214,8 +214,8 @@ def low_bits(
     Args:
         weights: bits of weights, 2 to 8.
         activations: bits of activations, 2 to 8.
-        ranges: how ranges are found: "learned" (LSQ), "learned_clipping" (PACT) or
-            "moving_average" of the extremes that training sees; `int8` describes them.
+        ranges: how ranges are found: "learned", "learned_clipping" or "moving_average", as `int8`
+            describes.
         end_bits: bits of the first and last layers, and of activations that are not multiplied;
             None for the same as other tensors.
 

@@ -65,7 +65,7 @@ def export_c(
             outputs, as a test for the device. Default: none.
         input_dtype: type of the model's inputs on the device: "int8", "uint8" or "float32" (with
             16-bit activations "int16" or "float32"). The default is the type of its activations.
-            Examples need integers.
+            `examples` requires integers.
         output_dtype: type of its outputs, likewise.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
             Without it, such inputs and the layers that read them are float.

@@ -65,7 +65,7 @@ class Simulation:
         outputs: each output of the model by name: a `QuantizedArray`, or a float array.
         tensors: each quantized tensor of the model, by its name in the float model.
         float_layers: layers that the file computes in float. Their results, and values that depend
-            on them, may differ from the file's by single steps.
+            on them, may differ from the file's by one quantized value.
     """
 
     kernels: str

@@ -234,14 +234,14 @@ def register_op(
         attributes: the operator's options in this layer: a dict, or a function that reads them from
             a layer. Options without a default are required.
         weights: for weighted operators: attribute of the layer that holds the weight -> axes of its
-            output channels, counted from the end; `()` for one scale for all.
+            output channels, counted from the end; `()` for one scale per tensor.
 
     Returns:
         The registration. Its `undo()` or the end of a `with` block reverts it.
 
     Raises:
-        ValueError: on an unknown operator, missing or unknown attributes, or other output channels
-            than the operator has.
+        ValueError: on an unknown operator, missing or unknown attributes, or output channels that
+            the operator does not have.
 
     Example:
         >>> axis_of = lambda layer: {"axis": layer.dim}

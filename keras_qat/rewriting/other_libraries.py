@@ -29,7 +29,7 @@ STEPS = 1000
 
 
 def from_tfmot(model: Any, data: Any = None) -> Any:
-    """Makes a quantization-aware model of one that tfmot quantized and trained.
+    """Converts a model that tfmot quantized and trained to a quantization-aware model.
 
     The result has tfmot's weights, statistics of BatchNormalization, ranges of activations, bits
     and float layers, so it can be exported without training. A warning lists the tensors that are

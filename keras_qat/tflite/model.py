@@ -86,9 +86,9 @@ class TFLiteModel:
         file: path or contents of the file, which another program may have written.
         kernels: the kernels that run it: "xnnpack" (as on phones), "optimized" (TFLite's own),
             "reference" (TFLite's portable ones), or "tflm" (TFLite Micro, for files with
-            `export_tflite(batch_size=1)`). By default the kernels whose rounding `predict` uses,
-            which the model's target or `quantize_model(kernels=)` decided, and "xnnpack" for files
-            of other programs. If they cannot run the file here, "xnnpack" does, with a warning.
+            `export_tflite(batch_size=1)`). The default is the kernel family of the model's
+            `predict`, and "xnnpack" for files of other programs. If the kernels cannot run the file
+            here, "xnnpack" does, with a warning.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.
@@ -234,7 +234,7 @@ def _open_as_model(contents: bytes) -> FileInterpreter:
         warn_caller(
             f"The model of this file rounds as kernels={kernels!r}, which cannot run it here: "
             f"{str(error).split('. ')[0].rstrip('.')}. XNNPACK's kernels run it instead, and their "
-            f"values may differ by single steps."
+            f"values may differ by one quantized value."
         )
         return file
 

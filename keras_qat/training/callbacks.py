@@ -208,9 +208,9 @@ class FreezeOscillations(StepCallback):
     bits and fewer with a range per channel. A resumed training starts with no frozen weights.
 
     Args:
-        threshold: the share of steps with a turn above which a weight is frozen, for the first and
-            the last epoch, with a cosine between them.
-        momentum: of the moving average, which spans about 1 / momentum steps.
+        threshold: a weight freezes if it turns back in more than this share of steps: the shares of
+            the first and of the last epoch, with a cosine between them.
+        momentum: momentum of the moving average of turns, which spans about 1 / momentum steps.
         model: the quantization-aware model, if `fit` trains another model that calls it, such as
             one with its own `train_step` for distillation or adversarial training.
 

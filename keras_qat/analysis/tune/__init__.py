@@ -199,7 +199,7 @@ def _check_arguments(
     if is_quantized(model):
         raise ValueError(f"'{model.name}' is quantized already: pass the float model to tune.")
     if not max_drop >= 0:
-        raise ValueError(f"max_drop={max_drop}: give points of 0 and up, such as 0.5.")
+        raise ValueError(f"max_drop={max_drop}: pass 0 or more points, such as 0.5.")
     if not minutes > 0:
         raise ValueError(f"minutes={minutes}: give a time above 0, such as 10.")
     if max_size is not None and max_size <= 0:

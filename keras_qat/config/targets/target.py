@@ -26,7 +26,7 @@ class Fault:
 
     Args:
         operators: TFLite's names of the operators, with spaces between.
-        applies: whether one of these operators is such a case.
+        applies: returns whether the fault affects one of these operators.
         reason: the effect, in a few words.
         form: how files for the target rewrite the operator: the name of a function in
             `export/target_rewrites.py`, or a function; None if they do not.
@@ -80,7 +80,7 @@ class Target:
     Args:
         name: the name that users pass.
         title: the name in messages.
-        kernels: the kernel family that rounds as it does, as in `quantize_model(kernels=...)`.
+        kernels: the kernel family that rounds like the target, as in `quantize_model(kernels=...)`.
         batch_size: batch size of files; None for any.
         operators: TFLite's name of each available operator -> its kernel; None for all operators.
         bits: supported bits of activations; 8 stands for 2 to 8.

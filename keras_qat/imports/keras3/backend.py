@@ -91,7 +91,7 @@ def check_model(model: Any) -> None:
     if not isinstance(model, keras.Model):
         raise ValueError(
             f"Expected a model of Keras 3, got {kind} '{name}'. Models of Keras 2 need no "
-            f"conversion: keras_qat.quantize_model takes them."
+            f"conversion: pass them to keras_qat.quantize_model."
         )
     if keras.backend.backend() != "tensorflow":
         raise ValueError(

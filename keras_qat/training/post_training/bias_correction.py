@@ -46,7 +46,8 @@ def bias_correction(
         model: a calibrated quantization-aware model; its weights change.
         data: a few hundred inputs without labels, all held in memory: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches. Keep
-            similar examples together, such as crops of one photograph: the halves have to differ.
+            similar examples next to each other, such as crops of one photograph, because both
+            halves should not contain the same image.
         steps: how many batches to read; all by default. An endless dataset needs it.
         batch_size: examples per batch of arrays, 32 by default.
         verbose: 1 shows progress.

@@ -38,11 +38,11 @@ def reestimate_batch_norm(
 ) -> None:
     """Re-estimates the moving statistics of BatchNormalization as the average of some batches.
 
-    Moving averages react late to training, and low-bit weights jump. So statistics for inference
-    may not fit the final weights. About 50 batches without labels, read before `evaluate` and the
-    export, are enough. Depthwise networks gain most. Nothing else changes. Frozen
-    BatchNormalization, in the float model or by `freeze_bn_delay`, is only re-estimated if it
-    computes with the batch's statistics in training.
+    Moving averages lag behind training, and low-bit weights change in large steps. So statistics
+    for inference may not fit the final weights. About 50 batches without labels, read before
+    `evaluate` and the export, are enough. Depthwise networks gain most. Nothing else changes.
+    Frozen BatchNormalization, in the float model or by `freeze_bn_delay`, is only re-estimated if
+    it computes with the batch's statistics in training.
 
     Args:
         model: a calibrated or trained quantization-aware model.
