@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,11 @@ from keras_qat.ops.recurrent.step_math import (
     names_of_states,
     select_columns,
 )
-from keras_qat.ops.recurrent.step_ops import get_fixed_params
+from keras_qat.ops.recurrent.step_ops import NEVER_CLIPPED, get_fixed_params
 from keras_qat.ops.registry import match
 from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
 from keras_qat.training.fake_quantization.phase import Phase
-from keras_qat.training.fake_quantization.weight_quantizer import replace_weights
+from keras_qat.training.recurrent_steps import run_steps
 
 Round = Callable[[str, tf.Tensor], tf.Tensor]
 """Function that fake-quantizes a tensor to the range with a name."""
@@ -107,7 +108,7 @@ def simulate_unrolled(
         if name in inner:
             return fake_quant.fake_quantize_if(applies[name], x, *ranges[name])
         own = get_fixed_params(name)
-        if own.bits == 16 and name != "cell":
+        if any(own is params for params in NEVER_CLIPPED):
             return x  # It is finer than its operands, and its range never clips.
         low, high = (
             tf.constant(float((end - own.zero_point) * own.scale))
@@ -152,111 +153,112 @@ def simulate_steps(
         tf.cast(weights[f"cell.{name}"], dtype) for name in ("kernel", "recurrent_kernel")
     )
     bias, own_bias = get_biases(layer, dtype, weights.get("cell.bias"))
-    x = tf.cast(x, dtype)
+    x = swap_steps(tf.cast(x, dtype))
     backend.reset_dropout_mask(layer)
-    masks, of_blocks = None, isinstance(layer, CONV_LSTMS)
-    if 0 < cell.dropout < 1:
-        step_masks = cell.get_dropout_mask_for_cell(x[:, 0], phase.training, count=4)
-        masks = [mask[:, None] for mask in step_masks]
-        x, masks = (x, masks) if of_blocks else (x * masks[0], None)
+    has_masks_of_blocks = len(names_of_states(attributes)) == 2 and (
+        getattr(cell, "implementation", 1) == 1
+    )
     linear, linear_again = _get_linear(layer)
+
+    def drop(x: tf.Tensor, masks: Any) -> tuple[tf.Tensor, Any]:
+        """Applies dropout, or returns the masks if each block of the weights has its own."""
+        return (x, masks) if has_masks_of_blocks else (x * masks[0], None)
+
+    masks = recurrent_masks = None
+    if 0 < cell.dropout < 1:
+        x, masks = drop(x, cell.get_dropout_mask_for_cell(x[0], phase.training, count=4))
     inputs = {
-        name: quantize_inputs(f"input_{name}", _multiply(linear, x, (kernel, bias), part, masks))
+        name: quantize_inputs(
+            f"input_{name}", _multiply(linear, masks, part, x, *_select(part, kernel, bias))
+        )
         for name, part in part_of.items()
     }
-
-    def step(values: Any, states: Any) -> tuple[dict[str, Any], list[Any]]:
-        (hidden, *other_states), is_there = states, None
-        if mask is not None:
-            *values, is_there = values
-        masks = None
-        if 0 < cell.recurrent_dropout < 1:
-            masks = cell.get_recurrent_dropout_mask_for_cell(hidden, phase.training, count=4)
-            hidden, masks = (hidden, masks) if of_blocks else (hidden * masks[0], None)
-
-        def product(name: str, hidden: tf.Tensor) -> Any:
-            return _multiply(linear_again, hidden, (recurrent, own_bias), part_of[name], masks)
-
-        arithmetic = _InTraining(product, quantize)
-        after = step_once(
-            arithmetic, dict(zip(part_of, values, strict=True)), (hidden, *other_states)
-        )
-        if is_there is not None:
-            pairs = zip(after, states, strict=True)
-            after = tuple(tf.where(is_there, *pair) for pair in pairs)
-        output = after[0]
-        if is_there is not None and attributes["zeroes"]:
-            output = tf.where(is_there, output, tf.zeros_like(output))
-        seen = {name: tensors for name, tensors in arithmetic.seen.items() if name in inner}
-        return {"sequence": output, "seen": seen}, list(after)
-
     states = [quantize("hidden", tf.cast(state, dtype)) for state in initial_state]
     if not states:
-        zeros = tf.zeros_like(list(inputs.values())[-1][:, 0])
+        zeros = tf.zeros_like(list(inputs.values())[-1][0])
         states = layer.states if layer.stateful else [zeros] * len(names_of_states(attributes))
-    of_steps = [*inputs.values(), *([] if mask is None else [mask[..., None]])]
-    if layer.unroll:
-        outputs, last = _unroll(step, of_steps, states, layer.go_backwards)
-    else:
-        _, outputs, last = backend.keras.backend.rnn(
-            step,
-            of_steps,
-            states,
-            go_backwards=layer.go_backwards,
-            input_length=x.shape[1],
-            return_all_outputs=True,
+    if 0 < cell.recurrent_dropout < 1:
+        recurrent_masks = cell.get_recurrent_dropout_mask_for_cell(
+            states[0], phase.training, count=4
         )
+
+    def multiply(name: str, hidden: tf.Tensor, *weights: Any) -> Any:
+        masks = recurrent_masks if has_masks_of_blocks else None
+        return _multiply(linear_again, masks, part_of[name], hidden, *weights)
+
+    def step(multiply: Round, values: Mapping[str, Any], states: Any) -> Any:
+        hidden, *other_states = states
+        if recurrent_masks is not None:
+            hidden, _ = drop(hidden, recurrent_masks)
+        arithmetic = _InTraining(multiply, quantize)
+        after = step_once(arithmetic, values, (hidden, *other_states))
+        if mask is not None:
+            pairs = zip(after, states, strict=True)
+            after = tuple(tf.where(values[_MASK], *pair) for pair in pairs)
+        return after, {name: tensors for name, tensors in arithmetic.seen.items() if name in inner}
+
+    in_steps = dict(inputs)
+    if mask is not None:
+        in_steps[_MASK] = swap_steps(mask)[..., None]
+    if layer.go_backwards:
+        in_steps = {name: tf.reverse(x, [0]) for name, x in in_steps.items()}
+    own_weights = {name: _select(part, recurrent, own_bias) for name, part in part_of.items()}
+    states = [tf.convert_to_tensor(state) for state in states]
+    after, seen = run_steps(step, multiply, own_weights, in_steps, states, layer.unroll)
     if layer.stateful:
-        keep_states(layer, last)
-    sequence, seen = outputs["sequence"], outputs["seen"]
+        keep_states(layer, [x[-1] for x in after])
+    sequence = after[0]
+    if mask is not None and attributes["zeroes"]:
+        sequence = tf.where(in_steps[_MASK], sequence, tf.zeros_like(sequence))
     if initial_state and "hidden" in seen:  # The range of a ReLU has no negative states.
-        seen["hidden"] = [tf.concat([tf.nn.relu(states[0])[:, None], *seen["hidden"]], 1)]
-    return sequence if layer.return_sequences else sequence[:, -1], seen
+        seen["hidden"] = [tf.concat([tf.nn.relu(states[0])[None], *seen["hidden"]], 0)]
+    return swap_steps(sequence) if layer.return_sequences else sequence[-1], seen
 
 
-def _unroll(step: Any, inputs: list[Any], states: Any, go_backwards: bool) -> Any:
-    """Computes a known number of steps, because Keras' unrolling does not support dictionaries.
-
-    Returns:
-        The results of the steps, with an axis of steps, and the last states.
-    """
-    steps = list(zip(*(tf.unstack(x, axis=1) for x in inputs), strict=True))
-    outputs = []
-    for values in reversed(steps) if go_backwards else steps:
-        output, states = step(values, states)
-        outputs.append(output)
-    return tf.nest.map_structure(lambda *tensors: tf.stack(tensors, 1), *outputs), states
+_MASK = "mask"
+"""Name of the mask among the products of inputs, which are named after parts of the weights."""
 
 
 def _get_linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
-    """Returns the functions that multiply a kernel by all inputs and by a hidden state."""
+    """Returns the functions that multiply inputs and hidden states by a kernel."""
     if not isinstance(layer, CONV_LSTMS):
-        return lambda x, kernel: tf.tensordot(x, kernel, 1), tf.matmul
-    cell = layer.cell
+        return tf.matmul, tf.matmul
+    return partial(layer.cell.input_conv, padding=layer.cell.padding), layer.cell.recurrent_conv
 
-    def convolve_inputs(x: tf.Tensor, kernel: tf.Tensor) -> Any:
-        folded = tf.reshape(x, [-1, *x.shape[2:]])
-        y = cell.input_conv(folded, kernel, padding=cell.padding)
-        return tf.reshape(y, [-1, *x.shape[1:2], *y.shape[1:]])
 
-    return convolve_inputs, cell.recurrent_conv
+def _apply(linear: Linear, x: tf.Tensor, kernel: tf.Tensor) -> Any:
+    """Applies a function to one step, or to all steps as one batch."""
+    if x.shape.rank == kernel.shape.rank:
+        return linear(x, kernel)
+    y = linear(tf.reshape(x, [-1, *x.shape[2:]]), kernel)
+    sizes = tf.concat([tf.shape(x)[:2], tf.shape(y)[1:]], 0)
+    return tf.ensure_shape(tf.reshape(y, sizes), [*x.shape[:2], *y.shape[1:]])
+
+
+def _select(part: Part, kernel: tf.Tensor, bias: tf.Tensor | None) -> list[Any]:
+    """Returns a part of a kernel, and of its bias if there is one."""
+    return [select_columns(x, part) for x in (kernel, bias) if x is not None]
 
 
 def _multiply(
-    linear: Linear, x: tf.Tensor, weights: tuple[Any, Any], part: Part, masks: Any
+    linear: Linear, masks: Any, part: Part, x: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor
 ) -> Any:
-    """Multiplies `x` by a part of the weights and adds its bias. Each block has a dropout mask."""
-    kernel, bias = weights
+    """Multiplies `x` by a part of the weights and adds its bias. Each block may have a mask."""
     if masks is None:
-        y = linear(x, select_columns(kernel, part))
+        y = _apply(linear, x, kernel)
     else:
+        blocks = zip(part.blocks, tf.split(kernel, len(part.blocks), -1), strict=True)
         size = part.blocks[0].stop - part.blocks[0].start
-        products = [
-            linear(x * masks[block.start // size], kernel[..., block]) for block in part.blocks
-        ]
-        y = tf.concat(products, -1)
-    y = y if bias is None else y + select_columns(bias, part)
+        y = tf.concat(
+            [_apply(linear, x * masks[of.start // size], block) for of, block in blocks], -1
+        )
+    y = y + bias[0] if bias else y
     return y if part.slope == 1 else y * part.slope
+
+
+def swap_steps(x: tf.Tensor) -> Any:
+    """Swaps the axes of examples and steps."""
+    return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
 
 
 def _value(x: tf.Tensor) -> Value:
@@ -291,28 +293,18 @@ def simulate_lstm(
     limits = HIDDEN.wide if bits == 16 else (HIDDEN.minimum, HIDDEN.maximum)
     highest = float(CELL.highest * CELL.scale)
 
-    def step(x: tf.Tensor, states: Any) -> tuple[Any, list[Any]]:
-        _, (hidden, cell) = layer.cell(x, states, training=phase.training)
-        low, high = map(tf.constant, limits)  # Here, because tf2onnx needs constants in the loop.
-        hidden = fake_quant.fake_quantize_if(phase.quantizing, hidden, low, high, bits)
+    def quantize(name: str, x: tf.Tensor) -> Any:
+        if name == "hidden":
+            low, high = map(tf.constant, limits)
+            return fake_quant.fake_quantize_if(phase.quantizing, x, low, high, bits)
         # The cell has 16 bits, which are so fine that only its limits matter.
-        cell = tf.clip_by_value(cell, -highest, highest)
-        return hidden, [hidden, cell]
-
-    backend.reset_dropout_mask(layer)
-    with replace_weights(layer, weights):
-        last, outputs, states = backend.keras.backend.rnn(
-            step,
-            x,
-            layer.states if layer.stateful else layer.get_initial_state(x),
-            go_backwards=layer.go_backwards,
-            unroll=layer.unroll,
-            input_length=x.shape[1],
-            return_all_outputs=layer.return_sequences,
+        return (
+            tf.raw_ops.ClipByValue(t=x, clip_value_min=-highest, clip_value_max=highest)
+            if name == "cell"
+            else x
         )
-    if layer.stateful:
-        keep_states(layer, states)
-    return outputs if layer.return_sequences else last
+
+    return simulate_steps(layer, x, weights, phase, lambda _, x: x, quantize)[0]
 
 
 def list_states(model: keras.Model) -> list[Any]:

@@ -73,8 +73,8 @@ def lstm_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, hard: bo
     hidden, cell = states
     accepts, keeps, outputs = m.split(_gates(m, inputs, hidden, hard, "unit"), 3)
     total = m.add(inputs["candidate"], m.product("candidate", hidden), "candidate")
-    added = m.multiply(accepts, m.tanh(total, "unit"), "cell")
-    cell = m.add(m.multiply(keeps, cell, "cell"), added, "cell")
+    added = m.multiply(accepts, m.tanh(total, "unit"), "addend")
+    cell = m.add(m.multiply(keeps, cell, "addend"), added, "cell")
     return m.multiply(outputs, m.tanh(cell, "unit"), "hidden"), cell
 
 
@@ -90,7 +90,7 @@ def make_step(attributes: Attributes) -> Step:
     """Returns the step of a layer with these attributes."""
     if "relu" in attributes:
         return partial(simple_step, relu=attributes["relu"])
-    hard = attributes["hard"]
+    hard = attributes.get("hard", False)
     if "reset_after" in attributes:
         return partial(gru_step, reset_after=attributes["reset_after"], hard=hard)
     return partial(lstm_step, hard=hard)

@@ -26,11 +26,14 @@ assert isinstance(SIGMOID.output, FixedRange)
 UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
 """16-bit parameters up to 1, 10 and 20. TFLite has other kernels for powers of two."""
 
+NEVER_CLIPPED = (UNIT, SUM)
+"""Parameters of tensors that are within these limits."""
+
 FIXED: dict[str, FixedRange | QuantParams] = {
     "hidden": HIDDEN,
     "sigmoid": SIGMOID.output,
     "unit": UNIT,
-    "cell": CELL,
+    **dict.fromkeys(("addend", "cell"), CELL),
     **dict.fromkeys(("gates", "candidate"), SUM),
 }
 """Name of a tensor inside a step -> its range, unless an inner range has that name."""
