@@ -22,8 +22,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 
 LIMITS = {
-    "lines of keras_qat": 53_350,
-    "lines of tests": 47_400,
+    "lines of keras_qat": 53_900,
+    "lines of tests": 47_750,
     "longest file, lines": 400,
     "parameters typed Any, %": 8.0,
     "function names that are not verbs, %": 1.4,

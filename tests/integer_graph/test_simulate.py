@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.analysis.verify.layers import match_tensors
+from keras_qat.analysis.verify.pairs import match_tensors
 from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.analysis.verify.layers import match_tensors
+from keras_qat.analysis.verify.pairs import match_tensors
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.node import Constant, Tensor

@@ -20,7 +20,8 @@ from keras_qat.analysis.verify.causes import (
     find_mismatches,
 )
 from keras_qat.analysis.verify.labels import match_labels
-from keras_qat.analysis.verify.layers import UnknownLayers, compare_layers, find_float_operations
+from keras_qat.analysis.verify.layers import compare_layers
+from keras_qat.analysis.verify.pairs import UnknownLayers, find_float_operations
 from keras_qat.analysis.verify.report import Report
 from keras_qat.analysis.verify.results import Agreement, OutputReport, TensorReport
 from keras_qat.analysis.verify.verdict import POOR, Findings, Verdict, is_same, judge
@@ -89,7 +90,7 @@ def verify(
             "reference" runs the file and the report says so.
         runtime: the package whose interpreter runs the file: "ai-edge-litert", "tensorflow" or
             "tflite-runtime", by default the first that is installed. Some versions compute some
-            operators differently (docs/runtimes.md). `report.runtime` names what ran.
+            operators differently (docs/measurements.md). `report.runtime` names what ran.
         batch_size: number of examples per batch, unless the model or the file has a fixed batch
             size. Then the last batch is padded with its last example.
         float_examples: number of examples, evenly spread, that are also computed in float, to show
