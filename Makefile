@@ -11,6 +11,17 @@ VENV_VERSION = .venv-$(TENSORFLOW)-$(PYTHON_VERSION)-$(shell echo '$(NUMPY)' | t
 # Prints what the extra `docs` asks for, without the package and its dependencies.
 DOCS_EXTRA = import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 	print(*project['optional-dependencies']['docs'], sep='\n')
+# What the environments hold. PINNED=1, as in CI, installs the versions in .ci/pinned, which have
+# hashes. They are of Linux on x86-64 and Python 3.11: other systems get the newest versions.
+DEV := .[dev]
+LEGACY := .[test] tensorflow==2.15.*
+TOSA := tosa-converter-for-tflite==2026.2.0 tosa-tools==2026.8.0
+DIST := build twine uv cyclonedx-bom
+PINNED ?=
+CAN_PIN = $(filter Linux-x86_64-3.11,$(shell uname -sm | tr ' ' -)-$(PYTHON_VERSION))
+PIN = .venv-dist/bin/uv pip compile --quiet --upgrade --generate-hashes --no-annotate - \
+	--python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-emit-package keras-qat \
+	--custom-compile-command 'make pin' --output-file .ci/pinned
 DATA ?= digits
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
@@ -21,7 +32,7 @@ WORKERS := -n 2 --dist worksteal --durations=10
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help demo test test-slow test-part test-legacy test-arm64 test-x86 test-plans test-tosa test-gpu test-version lint format docs notebooks dist resolve clean
+.PHONY: help demo test test-slow test-part test-legacy test-arm64 test-x86 test-plans test-tosa test-gpu test-version lint format docs notebooks dist resolve pin clean
 
 help:
 	@echo "make demo         train, quantize, export and verify a small network (DATA=fashion-mnist)"
@@ -39,6 +50,7 @@ help:
 	@echo "make format       put style and formatting right"
 	@echo "make dist         build the wheel, check it, use it in clean environments of Python 3.10 to 3.13"
 	@echo "make resolve      resolve all extras on Python 3.10 to 3.13, newest and lowest versions (network)"
+	@echo "make pin          write the newest versions and their hashes to .ci/pinned, for CI (network)"
 	@echo "make docs         build the site in build/site, with warnings as errors"
 	@echo "make notebooks    execute the tutorials, and write their notebooks anew"
 	@echo "make clean        remove the virtual environments and caches"
@@ -94,6 +106,16 @@ format: $(VENV)/.complete
 resolve: .venv-dist/.complete
 	.venv-dist/bin/python .ci/resolve .venv-dist/bin/uv
 
+# hatchling and editables build the package itself. uv ignores that backports-strenum 1.3 is for
+# Python before 3.11.
+pin: .venv-dist/.complete
+	mkdir -p build .ci/pinned
+	$(PYTHON) -c "$(DOCS_EXTRA)" | $(PIN)/docs.txt
+	printf '%s\n' '$(DEV)' hatchling editables 'backports-strenum<1.3' | $(PIN)/dev.txt
+	printf '%s\n' $(foreach it,$(LEGACY),'$(it)') hatchling editables | $(PIN)/legacy.txt
+	printf '%s\n' $(TOSA) | $(PIN)/tosa.txt
+	printf '%s\n' $(DIST) | $(PIN)/dist.txt
+
 dist: .venv-dist/.complete
 	.ci/dist .venv-dist/bin/python
 
@@ -111,22 +133,22 @@ clean:
 # The stamp is written last and its directory made anew first, so an environment whose
 # installation was cut short is never taken for a good one.
 $(VENV)/.complete: pyproject.toml
-	$(call make_venv,$(VENV),-e '.[dev]')
+	$(call make_venv,$(VENV),-e '$(DEV)',dev)
 
 $(VENV_LEGACY)/.complete: pyproject.toml
-	$(call make_venv,$(VENV_LEGACY),-e '.[test]' 'tensorflow==2.15.*')
+	$(call make_venv,$(VENV_LEGACY),-e $(foreach it,$(LEGACY),'$(it)'),legacy)
 
 # An environment of its own: the tools pin versions of what the package uses, too.
 $(VENV)-tosa/.complete:
-	$(call make_venv,$(VENV)-tosa,tosa-converter-for-tflite==2026.2.0 tosa-tools==2026.8.0)
+	$(call make_venv,$(VENV)-tosa,$(TOSA),tosa)
 
 .venv-dist/.complete:
-	$(call make_venv,.venv-dist,build twine uv cyclonedx-bom)
+	$(call make_venv,.venv-dist,$(DIST),dist)
 
 $(VENV)-docs/.complete: pyproject.toml
 	@mkdir -p build
 	@$(PYTHON) -c "$(DOCS_EXTRA)" > build/requirements-docs.txt
-	$(call make_venv,$(VENV)-docs,-r build/requirements-docs.txt)
+	$(call make_venv,$(VENV)-docs,-r build/requirements-docs.txt,docs)
 
 # TensorFlow has the interpreter of 2.15 and 2.16 itself; kernels of 2.17 to 2.19 have faults.
 .venv-%: FORCE
@@ -143,6 +165,9 @@ define make_venv
 	@rm -rf $(1)
 	@$(PYTHON) -m venv $(1) || { rm -rf $(1); echo "On Debian: apt-get install python3.11-venv"; exit 1; }
 	@touch $(1)/.begun
-	@$(1)/bin/python -m pip install --quiet $(2)
+	@$(if $(and $(PINNED),$(3),$(CAN_PIN)), \
+		$(1)/bin/python -m pip install --quiet --require-hashes -r .ci/pinned/$(3).txt \
+		$(if $(filter -e,$(2)),&& $(1)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .), \
+		$(1)/bin/python -m pip install --quiet $(2))
 	@touch $(1)/.complete
 endef

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import zipfile
 from collections.abc import Callable, Iterator
@@ -122,11 +123,12 @@ class Source(NamedTuple):
                     f"{self.path} has no array {missing[0]}. Its arrays are: "
                     f"{', '.join(file.files)}."
                 )
-            return {name: file[name] for name in names}
+            with _explain_errors(self.path):
+                return {name: file[name] for name in names}
 
     def columns(self) -> tuple[list[str], bool]:
         """Returns the names of a table's columns, and whether its first line contains them."""
-        with open(self.path) as file:
+        with open(self.path, encoding="utf-8-sig") as file:
             first = [cell.strip().strip('"') for cell in file.readline().split(self.separator)]
         has_names = not all(map(_is_number, first))
         names = first if has_names else [str(number) for number in range(len(first))]
@@ -155,6 +157,7 @@ class Source(NamedTuple):
                 skiprows=int(has_names),
                 usecols=used,
                 ndmin=2,
+                encoding="utf-8-sig",
             )
         except ValueError as error:
             words = str(error).rstrip(".")
@@ -236,9 +239,15 @@ def open_array(path: str, mmap_mode: Literal["r"] | None = None) -> Any:
     Raises:
         ValueError: if it is damaged, or contains Python objects.
     """
-    try:
+    with _explain_errors(path):
         return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
-    except (EOFError, ValueError, zipfile.BadZipFile) as error:
+
+
+@contextlib.contextmanager
+def _explain_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, ValueError, OverflowError, MemoryError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} contains no readable array of numbers: {error}") from error
 
 
