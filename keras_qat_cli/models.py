@@ -133,17 +133,17 @@ def load(path: Path, trust: bool = False, compiled: bool = False) -> Any:
         ValueError: if Keras cannot load the model, with advice.
     """
     from keras_qat import keras
+    from keras_qat.keras2.safe_loading import check_code, serialization
 
-    models = keras.models
-    if _is_of_keras_3(path):
-        import keras as keras_3
-
-        models = keras_3.models
     try:
-        options = (
-            {} if path.is_dir() or path.suffix in (".h5", ".hdf5") else {"safe_mode": not trust}
-        )
-        return models.load_model(str(path), compile=compiled, **options)
+        if _is_of_keras_3(path):
+            import keras as keras_3
+
+            return keras_3.models.load_model(str(path), compile=compiled, safe_mode=not trust)
+        if not trust and not path.is_dir():
+            check_code(json.loads(_configuration(path)))
+        with serialization.SafeModeScope(not trust):
+            return keras.models.load_model(str(path), compile=compiled, safe_mode=not trust)
     except (TypeError, ValueError, AttributeError, OSError) as error:
         raise ValueError(
             f"Keras cannot load {path}. Import custom layers with --import MODULE, and allow code "

@@ -16,6 +16,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import clone
+from keras_qat.keras2.safe_loading import safe_scope, serialization
 
 Range = tuple[float, float]
 """The smallest and the largest float value."""
@@ -52,7 +53,8 @@ def load(path: Path) -> keras.Model:
     with tfmot.quantization.keras.quantize_scope():
         if path.suffix == ".keras":
             return _load_archive(path)
-        return keras.models.load_model(str(path), compile=False)
+        with serialization.SafeModeScope(True):
+            return keras.models.load_model(str(path), compile=False)
 
 
 def _load_archive(path: Path) -> keras.Model:
@@ -64,7 +66,8 @@ def _load_archive(path: Path) -> keras.Model:
 
     with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
         config = json.loads(archive.read("config.json"), object_hook=drop_shapes)
-        model = keras.utils.deserialize_keras_object(config)
+        with safe_scope(config):
+            model = keras.utils.deserialize_keras_object(config)
         for layer in model.layers:
             if _has_class(layer, "QuantizeWrapper"):
                 # Bypasses Keras, which would track it.

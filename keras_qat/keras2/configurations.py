@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from keras_qat.keras2.backend import allow_any_batch_sizes, keras, swap_attributes
-from keras_qat.messages import KNOWN, LIBRARIES, get_package
+from keras_qat.keras2.safe_loading import serialization
+from keras_qat.messages import KNOWN, get_package
 
 
 def applications_scope() -> contextlib.AbstractContextManager[Any]:
@@ -23,47 +23,6 @@ def applications_scope() -> contextlib.AbstractContextManager[Any]:
     missing = [name for name in names if keras.utils.get_registered_object(name) is None]
     classes = {name: getattr(module, name) for name in missing if hasattr(module, name)}
     return keras.utils.custom_object_scope(classes)
-
-
-_serialization: Any = inspect.getmodule(keras.saving.deserialize_keras_object)
-
-
-def get_safe_mode() -> bool | None:
-    """Returns whether Keras is loading a file in safe mode; None if neither is set."""
-    mode = _serialization.in_safe_mode()
-    frame = inspect.currentframe() if mode is None else None
-    while frame is not None:  # For .h5 files and SavedModels, Keras does not pass the argument on.
-        if frame.f_code.co_name == "load_model" and "safe_mode" in frame.f_locals:
-            return bool(frame.f_locals["safe_mode"])
-        frame = frame.f_back
-    return mode
-
-
-def check_modules(config: object) -> None:
-    """Raises a `ValueError` if Keras would import a module because a configuration names it.
-
-    Modules that are already imported, and registered classes, are accepted.
-    """
-    if isinstance(config, dict):
-        if "class_name" in config and not _is_known(config):
-            raise ValueError(
-                f"The model's configuration has the class {config['class_name']!r} of the module "
-                f"{config['module']!r}, which is not imported. If you trust the file, import the "
-                f"module before you load it, or pass safe_mode=False."
-            )
-        config = list(config.values())
-    if isinstance(config, (list, tuple)):
-        for entry in config:
-            check_modules(entry)
-
-
-def _is_known(config: dict[str, Any]) -> bool:
-    module, name = config.get("module"), config.get("registered_name")
-    if not isinstance(module, str) or module in sys.modules:
-        return True
-    if module.split(".")[0] in LIBRARIES:
-        return True
-    return isinstance(name, str) and keras.utils.get_registered_object(name) is not None
 
 
 class CustomObjects(NamedTuple):
@@ -135,7 +94,7 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
         for objects in customs:
             scopes.enter_context(keras.utils.custom_object_scope(objects.classes))
         if has_lambda or safe is not None:
-            scopes.enter_context(_serialization.SafeModeScope(safe and not has_lambda))
+            scopes.enter_context(serialization.SafeModeScope(safe and not has_lambda))
         yield
 
 
@@ -166,7 +125,7 @@ def _use_current_format() -> Iterator[None]:
     While Keras loads an .h5 file, it expects the format of such files. It has no names of
     registered classes.
     """
-    with swap_attributes(_serialization, in_tf_saved_model_scope=lambda: False):
+    with swap_attributes(serialization, in_tf_saved_model_scope=lambda: False):
         yield
 
 

@@ -25,9 +25,7 @@ from keras_qat.keras2.backend import KeepsTrainable, keras
 from keras_qat.keras2.configurations import (
     CustomObjects,
     applications_scope,
-    check_modules,
     collect_custom_objects,
-    get_safe_mode,
 )
 from keras_qat.keras2.layers_and_models import (
     get_nested_inputs,
@@ -36,6 +34,7 @@ from keras_qat.keras2.layers_and_models import (
     set_known_sizes,
 )
 from keras_qat.keras2.readability import explain_config_errors
+from keras_qat.keras2.safe_loading import safe_scope
 from keras_qat.rewriting.saved_config import (
     Config,
     describe_model,
@@ -317,13 +316,12 @@ class QuantizedModel(
 
     @classmethod
     def from_config(cls, config: Config, custom_objects: Config | None = None) -> Any:
-        with explain_config_errors(config, custom_objects):
+        contents = {name: value for name, value in config.items() if name != "trained_as"}
+        with explain_config_errors(config, custom_objects), safe_scope(contents, custom_objects):
             return cls._from_config(config, custom_objects)
 
     @classmethod
     def _from_config(cls, config: Config, custom_objects: Config | None) -> Any:
-        if get_safe_mode() is not False:
-            check_modules({name: x for name, x in config.items() if name != "trained_as"})
         config, saved = split_config(config)
         with applications_scope(), shapes_only(), use_float32(), observe_alike():
             plain_class: Any = cls.class_before or cls

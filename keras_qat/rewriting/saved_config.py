@@ -11,8 +11,9 @@ from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets.target import find_or_warn
 from keras_qat.graph.rebuild_model import get_functional_config
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.configurations import find_missing_config, get_safe_mode
+from keras_qat.keras2.configurations import find_missing_config
 from keras_qat.keras2.layers_and_models import name_outputs, restore_names
+from keras_qat.keras2.safe_loading import get_safe_mode
 from keras_qat.messages import warn_caller
 from keras_qat.training.schedule import (
     ask_for_integers,

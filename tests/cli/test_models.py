@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.keras2.backend import keras
 from tests.cli.running import X, run
 from tests.helpers import scramble
-from tests.networks.small import functional, layers, tiny_net
+from tests.networks.small import functional, tiny_net
 
 OLD_KERAS = tuple(map(int, tf.__version__.split(".")[:2])) < (2, 16)
 
@@ -46,15 +46,6 @@ def test_files_of_keras_3(tmp_path):
     model.save(tmp_path / "model.keras")
     parsed = json.loads(run("plan", tmp_path / "model.keras", "--json"))
     assert [item["tensor"] for item in parsed["tensors"]][1:] == ["logits/kernel", "logits"]
-
-
-def test_code_in_files(tmp_path):
-    model = functional((4,), build=lambda x: layers.Lambda(lambda x: 2 * x, name="twice")(x))
-    model.save(tmp_path / "model.keras")
-    told = run("plan", tmp_path / "model.keras", code=2)
-    assert "Keras cannot load" in told
-    assert "--trust" in told
-    assert "twice" in run("--trust", "plan", tmp_path / "model.keras")
 
 
 def test_custom_layers(tmp_path, monkeypatch):

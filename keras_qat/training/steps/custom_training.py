@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from keras_qat.graph.calls import Graph
 from keras_qat.keras2.backend import keras
-from keras_qat.keras2.configurations import check_modules, get_safe_mode
 from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.keras2.readability import defines
+from keras_qat.keras2.safe_loading import safe_scope
 from keras_qat.messages import LIBRARIES, get_package
 
 PREDICTION = ("predict", "predict_step", "make_predict_function")
@@ -144,9 +144,8 @@ def from_class_config(config: dict[str, Any], custom_objects: Any = None) -> Any
     if registered is not None:  # Keras looks up one of them, by the file's format.
         custom_objects = {**(custom_objects or {}), name: registered, registered_name: registered}
     try:
-        if registered is None and get_safe_mode() is not False:
-            check_modules({**config, "config": None})
-        return keras.saving.deserialize_keras_object(deepcopy(config), custom_objects)
+        with safe_scope(config, custom_objects):
+            return keras.saving.deserialize_keras_object(deepcopy(config), custom_objects)
     except Exception as error:  # Whatever a user's class raises.
         raise ValueError(str(error)) from error
 

@@ -1,0 +1,132 @@
+"""Refuses saved configurations that would run code while Keras loads them."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from tensorflow.python.util import tf_export
+
+from keras_qat.keras2.backend import keras
+from keras_qat.messages import LIBRARIES
+
+serialization: Any = inspect.getmodule(keras.saving.deserialize_keras_object)
+
+EFFECTS = ("write_file", "print", "py_func", "numpy_func", "rpc_call", "custom_call", "shutdown")
+"""Contained in names of TensorFlow operations that do more than compute tensors."""
+
+
+def get_safe_mode() -> bool | None:
+    """Returns whether Keras is loading a file in safe mode; None if neither is set."""
+    mode = serialization.in_safe_mode()
+    frame = inspect.currentframe() if mode is None else None
+    while frame is not None:  # For .h5 files and SavedModels, Keras does not pass the argument on.
+        if frame.f_code.co_name == "load_model" and "safe_mode" in frame.f_locals:
+            return bool(frame.f_locals["safe_mode"])
+        frame = frame.f_back
+    return mode
+
+
+@contextlib.contextmanager
+def safe_scope(config: object, custom_objects: dict[str, Any] | None = None) -> Iterator[None]:
+    """Applies the safe mode of a file inside a `with` block. Keras forgets it for .h5 files.
+
+    Args:
+        config: what is loaded in the block.
+        custom_objects: accepted classes and functions by name.
+
+    Raises:
+        ValueError: if the configuration names code that it may not run.
+    """
+    mode = get_safe_mode()
+    if mode is not False:
+        with keras.utils.custom_object_scope(custom_objects or {}):
+            check_code(config)
+    with contextlib.nullcontext() if mode is None else serialization.SafeModeScope(mode):
+        yield
+
+
+def check_code(config: object) -> None:
+    """Raises a `ValueError` if Keras would import or call what a configuration should not name.
+
+    Accepted are registered objects, and in modules that are already imported: layers and other
+    classes with `from_config`, functions of a user, and operations that only compute tensors.
+    """
+    if isinstance(config, dict):
+        if reason := _find_reason(config):
+            raise ValueError(
+                f"The model's configuration {reason}. If you trust the file, register a custom "
+                f"class or function with Keras, import its module before you load the file, or "
+                f"pass safe_mode=False."
+            )
+        config = list(config.values())
+    if isinstance(config, (list, tuple)):
+        for entry in config:
+            check_code(entry)
+
+
+def _find_reason(config: dict[str, Any]) -> str:
+    """Returns why a configuration is refused; "" if it is accepted."""
+    kind, contents = config.get("class_name"), config.get("config")
+    if isinstance(contents, dict) and kind in ("TFOpLambda", "SlicingOpLambda", "ClassMethod"):
+        symbol = str(contents.get("cls_symbol" if kind == "ClassMethod" else "function"))
+        if kind == "ClassMethod":
+            is_safe = symbol == "RaggedTensor"
+        else:
+            is_safe = _only_computes(tf_export.get_symbol_from_name(symbol), symbol)
+        return "" if is_safe else f"calls {symbol!r}, which does more than compute tensors"
+    is_function = kind == "function"
+    module, name = config.get("module"), contents if is_function else config.get("spec_name", kind)
+    if not isinstance(module, str) or not isinstance(name, str):
+        return ""
+    registered_name = str(config.get("registered_name"))
+    known = keras.utils.get_registered_object(name if is_function else registered_name)
+    if known is not None:
+        return ""
+    package = module.split(".")[0]
+    described = f"the {'function' if is_function else 'class'} {name!r} of the module {module!r}"
+    if package not in LIBRARIES and module not in sys.modules:
+        return f"has {described}, which is not imported"
+    for found_name in (name, registered_name):
+        if not _is_harmless(_find_object(module, found_name), package, found_name):
+            return f"has {described}, which is neither a layer nor an operation on tensors"
+    return ""
+
+
+def _find_object(module: str, name: str) -> Any:
+    """Returns what Keras finds in a module under a name; None if it finds nothing."""
+    if found := tf_export.get_symbol_from_name(f"{module}.{name}"):
+        return found
+    loaded: Any = None
+    is_renamed = module.startswith("keras") and keras.__name__.startswith("tf_keras")
+    with contextlib.suppress(ImportError):
+        loaded = importlib.import_module(f"tf_{module}" if is_renamed else module)
+    found = vars(loaded).get(name) if loaded else None
+    outer, _, inner = name.partition(".")
+    return getattr(vars(loaded).get(outer), inner, None) if inner and loaded else found
+
+
+def _is_harmless(found: Any, package: str, name: str) -> bool:
+    if found is None:
+        return True
+    if package in sys.stdlib_module_names:
+        return package == "builtins" and not hasattr(builtins, name)
+    if inspect.isclass(found):
+        return hasattr(found, "from_config") or hasattr(found, "_deserialize")
+    if package in LIBRARIES:
+        return _only_computes(found, name)
+    path = getattr(sys.modules[package], "__file__", None) or ""
+    return inspect.isfunction(found) and "-packages" not in path
+
+
+def _only_computes(function: Any, name: str) -> bool:
+    """Returns whether a function is recorded when a model is built: an operation on tensors."""
+    names = (name, str(getattr(function, "__name__", "")))
+    if any(word in name for word in EFFECTS for name in names):
+        return False
+    return hasattr(function, "_tf_fallback_dispatchers") or name.startswith("signal.")
