@@ -74,11 +74,6 @@ MISSING = {
         (4,),
         "no kernel for int64; pass output_type=tf.int32",
     ),
-    "inputs": (
-        lambda x: layers.Concatenate()([layers.Dense(1)(x) for _ in range(11)]),
-        (2,),
-        "at most 10 inputs, not 11",
-    ),
 }
 
 

@@ -77,6 +77,7 @@ def make_model(form):
     return qat, tf.constant(x)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_and_ranges_are_those_of_a_plain_loop(form, monkeypatch):
     qat, x = make_model(form)

@@ -88,7 +88,6 @@ class Target:
             target's recipe has one scale per tensor.
         elsewhere: the processor of the missing operators, e.g. "the CPU"; None if files with such
             operators do not run.
-        host: the runtime that computes the missing operators; None if it has all of them.
         checks: requirements on every operator.
         source: the source of this data.
         faults: cases that its kernels refuse or compute wrongly; the first that applies counts.
@@ -96,6 +95,7 @@ class Target:
             integers.
         channel_bytes: TFLite's name of an operator -> bytes of memory for each output channel if
             weights have a scale per channel. Weights with one scale need none.
+        host: the runtime that computes the missing operators; None if it has all of them.
     """
 
     name: str
@@ -106,12 +106,12 @@ class Target:
     bits: tuple[int, ...] = (8, 16)
     per_channel: bool = True
     elsewhere: str | None = None
-    host: Target | None = None
     checks: tuple[Check, ...] = ()
     source: str = ""
     faults: tuple[Fault, ...] = ()
     has_float: bool = True
     channel_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    host: Target | None = None
 
     @property
     def has_int16(self) -> bool:
