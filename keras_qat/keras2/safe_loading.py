@@ -129,4 +129,4 @@ def _only_computes(function: Any, name: str) -> bool:
     names = (name, str(getattr(function, "__name__", "")))
     if any(word in name for word in EFFECTS for name in names):
         return False
-    return hasattr(function, "_tf_fallback_dispatchers") or name.startswith("signal.")
+    return hasattr(function, "_tf_fallback_dispatchers") or name.split(".")[0] == "signal"
