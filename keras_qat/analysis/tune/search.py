@@ -96,6 +96,7 @@ class Search:
         self.builder, self.first, self.max_drop = builder, first, max_drop
         self.model, self.target = builder.model, builder.target
         self.directory, self.verbose = directory, verbose
+        self.shows_progress = bool(verbose) and sys.stdout.isatty()
         self.attempts: list[Attempt] = []
         self.best = first
         self.best_score: Score | None = None
@@ -212,7 +213,7 @@ class Search:
 
     def _show_progress(self, step: str, settings: Settings) -> None:
         """Show the time used, the current attempt and the best one on a terminal."""
-        if not self.verbose or not sys.stdout.isatty():
+        if not self.shows_progress:
             return
         builder, score = self.builder, self.best_score
         used = 1 - (builder.deadline - time.monotonic()) / (60 * builder.minutes)
@@ -223,7 +224,7 @@ class Search:
 
     def _record(self, attempt: Attempt) -> None:
         self.attempts.append(attempt)
-        if self.verbose and sys.stdout.isatty():
+        if self.shows_progress:
             print("\r\033[K", end="")
         if self.verbose:
             print(*format_attempts([attempt], self.builder.judge.describe), flush=True)
