@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.control_flow import trace_once
@@ -78,7 +79,8 @@ def quantize_table(
     scale = output.as_tensors().scale
     limits = None if quantizer is None else quantizer.observe(None, training=False)
 
-    def quantize(rows: tf.Tensor) -> tf.Tensor:
+    def quantize(rows: ArrayLike) -> tf.Tensor:
+        rows = tf.convert_to_tensor(rows)
         if limits is not None and quantizer is not None:
             rows = fake_quant.fake_quantize(rows, limits[0], limits[1], quantizer.spec.bits)
         q = tf.round(tf.cast(rows, tf.float64) / scale)

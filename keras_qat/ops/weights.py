@@ -11,9 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
-
-BLOCK = 1 << 20
-"""Values of a table that are computed at a time."""
+from keras_qat.io.inputs import split_rows
 
 
 def map_rows(compute: Callable[[Any], Any], table: Any) -> Any:
@@ -24,12 +22,12 @@ def map_rows(compute: Callable[[Any], Any], table: Any) -> Any:
     """
     if tf.is_tensor(table) and not tf.executing_eagerly():
         return compute(table)
-    count = max(1, BLOCK // max(1, math.prod(table.shape[1:])))
-    first = np.asarray(compute(table[:count]))
-    result = np.empty((len(table), *first.shape[1:]), first.dtype)
-    result[:count] = first
-    for start in range(count, len(table), count):
-        result[start : start + count] = compute(table[start : start + count])
+    values, result = np.asarray(table), np.zeros(0)
+    for rows in split_rows(values):
+        block = np.asarray(compute(values[rows]))
+        if not rows.start:
+            result = np.empty((len(values), *block.shape[1:]), block.dtype)
+        result[rows] = block
     return result
 
 
