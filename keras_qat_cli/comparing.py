@@ -176,7 +176,7 @@ def evaluate(
 def _measure(
     settings: Settings, model: Any, data: Source, expected: dict[str, Labels]
 ) -> dict[str, tuple[str, float]]:
-    """Returns the name and value of the metric for each output with labels."""
+    """Return the name and value of the metric for each output with labels."""
     predicted = _predict(settings, model, data)
     return {
         name: measure_accuracy(predicted[name], one.values, one.source)
@@ -185,7 +185,7 @@ def _measure(
 
 
 def _describe_metric(output: str, metric: str, examples: int, values: dict[str, float]) -> str:
-    """Formats the measurements of an output. `output` is "" for the only output."""
+    """Format the measurements of an output. `output` is "" for the only output."""
     form = "10.2%" if metric == "accuracy" else "10.4g"
     of_output = f"{output}: " if output else ""
     lines = [f"{name:<32}{figure:>{form}}" for name, figure in reversed(values.items())]
@@ -209,7 +209,7 @@ def diagnose(settings: Settings, model: Path, data: Source, as_json: bool) -> No
 
 
 def _predict(settings: Settings, model: Any, data: Source) -> dict[str, np.ndarray]:
-    """Returns the outputs of a model by name."""
+    """Return the outputs of a model by name."""
     import tensorflow as tf
 
     from keras_qat.io.data import show_progress

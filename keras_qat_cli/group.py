@@ -168,7 +168,7 @@ class _Trouble(click.ClickException):
 
 @contextlib.contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Prints the library's warnings without the line of code."""
+    """Print the library's warnings without the line of code."""
 
     def print_warning(message: object, category: type[Warning], *_: object, **__: object) -> None:
         if issubclass(category, UserWarning):

@@ -79,7 +79,7 @@ def match_outputs(model: Any, labels: Sequence[Labels]) -> dict[str, Labels]:
 
 
 def _read(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
-    """Returns the labels of one output, and the data without them.
+    """Return the labels of one output, and the data without them.
 
     Args:
         data: the data.
@@ -114,7 +114,7 @@ def _read(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
 
 
 def _convert_to_numbers(values: np.ndarray) -> np.ndarray:
-    """Converts names of classes to indices, in the order of the sorted names."""
+    """Convert names of classes to indices, in the order of the sorted names."""
     if values.dtype.kind != "U":
         return values
     try:

@@ -171,7 +171,7 @@ def convert(
 
 
 def _check_other(path: Path, model: Path) -> None:
-    """Raises a `ValueError` if a path would overwrite the input model."""
+    """Raise a `ValueError` if a path would overwrite the input model."""
     if path.resolve() == model.resolve():
         raise ValueError(f"{path} is the input model and would be overwritten. Name another file.")
 
@@ -179,7 +179,7 @@ def _check_other(path: Path, model: Path) -> None:
 def _calibrate(
     settings: Settings, qat: Any, data: Source, calibration: Calibration
 ) -> tuple[int, bool]:
-    """Calibrates a model. Returns the number of examples, and whether there were warnings."""
+    """Calibrate a model. Returns the number of examples, and whether there were warnings."""
     import keras_qat
     from keras_qat.io.data import show_progress
 

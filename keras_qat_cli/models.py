@@ -65,7 +65,7 @@ def takes_pixels(path: Path) -> bool:
 
 
 def _configuration(path: Path) -> str:
-    """Returns the configuration of a saved model as text.
+    """Return the configuration of a saved model as text.
 
     Raises:
         ValueError: if the file contains no model.

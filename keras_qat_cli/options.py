@@ -185,7 +185,7 @@ class Exporting(NamedTuple):
 
 
 def _group_options(name: str, values: Any, *options: Any) -> Callable[[Command], Command]:
-    """Returns a decorator that adds options and passes their values as one argument.
+    """Return a decorator that adds options and passes their values as one argument.
 
     Args:
         name: the argument's name.

@@ -200,7 +200,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
 
 
 def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
-    """Returns remedies with enough gain, the best first. All of them include a new calibration.
+    """Return remedies with enough gain, the best first. All of them include a new calibration.
 
     If calibration alone brings most of the gain, it comes first: it costs nothing on the device.
     """
@@ -218,7 +218,7 @@ def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Q
 def _list_remedies(
     model: keras.Model, x: Any, suspects: list[str]
 ) -> dict[str, Callable[[], keras.Model]]:
-    """Returns functions that return a treated model, by the code that a user writes for it."""
+    """Return functions that return a treated model, by the code that a user writes for it."""
     recipe: Recipe = get_recipe(model)
 
     def recalibrate(**options: Any) -> keras.Model:
@@ -271,7 +271,7 @@ def _list_remedies(
 def _compute_in_float(
     graph: ResolvedGraph, arrays: list[NDArray]
 ) -> tuple[list[NDArray], dict[Tensor, NDArray]]:
-    """Computes the outputs without quantization, and each inner tensor that has a range."""
+    """Compute the outputs without quantization, and each inner tensor that has a range."""
     calls = graph.origin.calls
     inside = {tensor: value for tensor, value in graph.values.items() if tensor.params}
     outputs = flatten_values(calls.outputs)
@@ -283,7 +283,7 @@ def _compute_in_float(
 
 
 def _measure(simulation: Simulation, exact: list[NDArray]) -> Quality:
-    """Compares the outputs of a simulation with the float outputs."""
+    """Compare the outputs of a simulation with the float outputs."""
     ratios, same = [], []
     for in_float, output in zip(exact, simulation.outputs.values(), strict=True):
         values = output.values if isinstance(output, QuantizedArray) else output
@@ -297,7 +297,7 @@ def _measure(simulation: Simulation, exact: list[NDArray]) -> Quality:
 def _find_falls(
     model: keras.Model, graph: ResolvedGraph, simulation: Simulation, exact: dict[Tensor, NDArray]
 ) -> dict[str, tuple[float, float]]:
-    """Returns the SQNR before and after the layers where it falls most."""
+    """Return the SQNR before and after the layers where it falls most."""
     ratios: dict[object, float | None] = {
         tensor: compute_sqnr(values, computed)
         for tensor, values in exact.items()
@@ -320,7 +320,7 @@ def _find_falls(
 
 
 def _find_unfit_ranges(graph: ResolvedGraph, arrays: list[NDArray]) -> list[str]:
-    """Returns sentences about inputs with ranges that do not match the data."""
+    """Return sentences about inputs with ranges that do not match the data."""
     problems = []
     for (name, tensor), x in zip(graph.inputs.items(), arrays, strict=True):
         params = tensor.params

@@ -223,7 +223,7 @@ def sensitivity(
 
 
 def _find_layers(model: keras.Model, recipe: Recipe) -> dict[str, list[str]]:
-    """Returns each layer with quantized weights -> the layers that replace it."""
+    """Return each layer with quantized weights -> the layers that replace it."""
     parts: dict[str, list[str]] = {}
     planned, seen = plan(model, recipe), set()
     for group in planned.groups:
@@ -236,7 +236,7 @@ def _find_layers(model: keras.Model, recipe: Recipe) -> dict[str, list[str]]:
 
 
 def _build_page(result: Sensitivity) -> str:
-    """Returns the ranking as a page with a table."""
+    """Return the ranking as a page with a table."""
     ranked = result.ranked()
     tried = sorted({bits for layer in ranked for bits in layer.costs})
     facts = {"layers": str(len(ranked)), "bits": ", ".join(map(str, tried))}

@@ -235,20 +235,20 @@ def _summarize_node(node: Node, unset: set[int], seen: set[int]) -> LayerSummary
 
 
 def _count_products(node: Node) -> int | None:
-    """Returns the multiply-accumulates of a node. One call may become several nodes."""
+    """Return the multiply-accumulates of a node. One call may become several nodes."""
     if node.op is None:
         return count_products(node.call)
     return None if node.call is None else node.op.products(node.call)
 
 
 def _has_known_sizes(node: Node) -> bool:
-    """Returns whether all sizes except the batch size are known."""
+    """Return whether all sizes except the batch size are known."""
     tensors = [x for x in (*node.inputs, *node.outputs) if isinstance(x, Tensor)]
     return not any(None in tensor.shape[1:] for tensor in tensors)
 
 
 def _count_weight_bytes(node: Node) -> tuple[int, int]:
-    """Returns the bytes of a node's weights and constants, in the file and in float."""
+    """Return the bytes of a node's weights and constants, in the file and in float."""
     constants = [np.asarray(x.q) for x in node.inputs if isinstance(x, Constant)]
     count = sum(q.size for q in constants)
     held = sum(q.nbytes for q in constants)
@@ -287,7 +287,7 @@ def _count_float_bytes(tensor: Tensor) -> int:
 def _find_peak(
     graph: ResolvedGraph, size: Callable[[Tensor], int]
 ) -> tuple[int | None, str | None]:
-    """Returns the peak memory of all tensors in bytes, and the layer that runs then."""
+    """Return the peak memory of all tensors in bytes, and the layer that runs then."""
     if not all(map(_has_known_sizes, graph.nodes)):
         return None, None
     last: dict[Tensor, int] = dict.fromkeys(graph.inputs.values(), -1)
@@ -314,7 +314,7 @@ def _find_peak(
 
 
 def _count_copies(node: Node, size: Callable[[Tensor], int]) -> int:
-    """Returns the bytes of the dequantized copies that a float node reads."""
+    """Return the bytes of the dequantized copies that a float node reads."""
     if node.op is not None:
         return 0
     read = {x: _count_float_bytes(x) for x in node.inputs if isinstance(x, Tensor)}
@@ -353,12 +353,12 @@ def format_shape(shape: tuple[int | None, ...]) -> str:
 
 
 def _format_size(count: int | None) -> str:
-    """Formats a number of bytes, such as "12.3 kB"."""
+    """Format a number of bytes, such as "12.3 kB"."""
     return "?" if count is None else f"{count} B" if count < 10_000 else f"{_format_count(count)}B"
 
 
 def _format_count(count: int) -> str:
-    """Formats a number with three digits and a unit."""
+    """Format a number with three digits and a unit."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

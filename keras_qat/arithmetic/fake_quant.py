@@ -195,7 +195,7 @@ def _fake_quantize_plainly(
     narrow_range: bool,
     ceiling: float | None,
 ) -> tf.Tensor:
-    """Computes `fake_quantize_if` in single operations, and keeps the mask of its gradient."""
+    """Compute `fake_quantize_if` in single operations, and keeps the mask of its gradient."""
     is_relu = ceiling is not None
 
     def quantize(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -235,7 +235,7 @@ def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tens
 
 
 def _find_column_limits(weights: tf.Tensor) -> tf.Tensor:
-    """Returns the largest magnitude in each column of a large kernel.
+    """Return the largest magnitude in each column of a large kernel.
 
     TensorFlow reduces a few columns at a time, from the first row to the last. Blocks of rows stay
     in the cache for the next columns, and no magnitudes are stored.

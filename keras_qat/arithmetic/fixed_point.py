@@ -129,7 +129,7 @@ def multiply(
 
 
 def _overflow(x: tf.Tensor) -> tf.Tensor:
-    """Lets integers overflow at 32 bits, as in kernels."""
+    """Let integers overflow at 32 bits, as in kernels."""
     return tf.cast(tf.cast(x, tf.int32), tf.int64)
 
 
@@ -210,7 +210,7 @@ def exponential(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
 
 
 def _exponential_of_quarter(x: tf.Tensor, bits: int) -> tf.Tensor:
-    """Computes exp(x) from -1/4 to 0, with a series around -1/8."""
+    """Compute exp(x) from -1/4 to 0, with a series around -1/8."""
     middle, third = (_round_constant(value, bits) for value in (1895147668, 715827883))
     one, two = (tf.constant(count, tf.int64) for count in (1, 2))
     x = x + 2 ** (bits - 3)
@@ -233,5 +233,5 @@ def reciprocal(x: tf.Tensor, bits: int = 31) -> tf.Tensor:
 
 
 def _round_constant(value: int, bits: int) -> int:
-    """Rounds a constant with 31 fractional bits to 15 of them, or returns it."""
+    """Round a constant with 31 fractional bits to 15 of them, or return it."""
     return value if bits == 31 else (value + 2**15) >> 16

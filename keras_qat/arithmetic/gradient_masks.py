@@ -60,7 +60,7 @@ def zero_outside_relu(
 
 
 def _zero_outside(upstream: tf.Tensor, x: tf.Tensor, high: Scalar, low: Scalar = TINY) -> tf.Tensor:
-    """Returns `upstream` if `x` is from `low` to `high`, else zero. It computes in float32.
+    """Return `upstream` if `x` is from `low` to `high`, else zero. It computes in float32.
 
     The gradient of another rounding operation does so in one pass. A mask would need four: two
     comparisons, their conjunction and a selection.

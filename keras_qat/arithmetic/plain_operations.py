@@ -115,7 +115,7 @@ def fake_quantize(
 
 
 def _is_inside(steps: tf.Tensor, levels: float, is_relu: bool) -> tf.Tensor:
-    """Returns which elements are from 0 to `levels`, or above 0 for a ReLU.
+    """Return which elements are from 0 to `levels`, or above 0 for a ReLU.
 
     It compares their distance to the middle: two operations instead of three.
     """
@@ -131,7 +131,7 @@ def zero_unless(inside: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
-    """Computes x / scale, for a scale of that sign. In a range of zeros, zero is zero steps.
+    """Compute x / scale, for a scale of that sign. In a range of zeros, zero is zero steps.
 
     On a GPU, TensorFlow swaps the axes of images and swaps them back before operations that may
     depend on their order, among them the one of `quotient`.
@@ -147,7 +147,7 @@ def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
 def _find_minus_scale_and_zero_point(
     minimum: Scalar, maximum: Scalar, levels: float, narrow_range: bool
 ) -> tuple[Scalar, Scalar]:
-    """Returns the negated scale of a range, which saves an operation, and its zero point.
+    """Return the negated scale of a range, which saves an operation, and its zero point.
 
     Both are numbers if the range is. The zero point is the number of steps below zero.
     """
@@ -164,7 +164,7 @@ def _find_minus_scale_and_zero_point(
 
 
 def _round(steps: tf.Tensor, levels: float) -> tf.Tensor:
-    """Rounds halves up to integers from 0 to `levels`, with one operation.
+    """Round halves up to integers from 0 to `levels`, with one operation.
 
     It is TensorFlow's fake quantization for constant ranges. With steps of 1 from zero, its
     products and its sums with zero are exact, however they are fused.

@@ -105,7 +105,7 @@ def _is_eager(value: Scalar) -> bool:
 
 @functools.cache
 def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a function from the ends of a range to scale and zero point."""
+    """Return a function from the ends of a range to scale and zero point."""
 
     @partial(trace_once, signature=[tf.TensorSpec([]), tf.TensorSpec([])])
     def scale_and_zero_point(minimum: Scalar, maximum: Scalar) -> tuple[tf.Tensor, tf.Tensor]:

@@ -98,7 +98,7 @@ def prepare_tanh(family: KernelFamily, scale: tf.Tensor) -> Curve:
 
 
 def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
-    """Prepares a curve with special kernels for steps of 2^-12, doubled up to `wider` times."""
+    """Prepare a curve with special kernels for steps of 2^-12, doubled up to `wider` times."""
     is_power, left, scale = _as_power(scale, wider)
     has_gates = family.int16_curves == "gates"
     return Curve(is_power if has_gates else False, left, *_scale_to_table(scale))
@@ -116,7 +116,7 @@ def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Te
 
 @trace_once
 def _scale_to_table(scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns a multiplier of 14 to 15 bits to steps of 1/12288, and its shift."""
+    """Return a multiplier of 14 to 15 bits to steps of 1/12288, and its shift."""
     factor, bits = scale * (3 * 4096.0), tf.zeros([], tf.int64)
     for _ in range(31):
         small = factor <= 32767.0 / 2.0
@@ -165,7 +165,7 @@ def _compute(
 
 
 def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
-    """Interpolates linearly in the table of the sigmoid, with `bits` more bits."""
+    """Interpolate linearly in the table of the sigmoid, with `bits` more bits."""
     table = tf.constant(_points(), tf.int64)
     last = 2**16 - 1 if bits == 8 else 2**16 - 2
     index = shift_back(size, bits)
@@ -176,7 +176,7 @@ def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
 
 @functools.cache
 def _points() -> np.ndarray:
-    """Tabulates sigmoid(k / 24) in 65536ths, plus half of the error of linear interpolation.
+    """Tabulate sigmoid(k / 24) in 65536ths, plus half of the error of linear interpolation.
 
     That is a sixteenth of the curvature. The last value stands for all larger ones.
     """

@@ -58,7 +58,7 @@ def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], F
 def _remove_types(
     parameters: Mapping[str, inspect.Parameter], is_method: bool
 ) -> list[inspect.Parameter]:
-    """Returns the parameters of callers, as shown in a message."""
+    """Return the parameters of callers, as shown in a message."""
     shown = list(parameters.values())[int(is_method) :]
     return [parameter.replace(annotation=inspect.Parameter.empty) for parameter in shown]
 

@@ -205,7 +205,7 @@ the layers of overrides whose results were never used."""
 
 
 def _note_result(recipe: Recipe, result: Recipe, layers: str) -> None:
-    """Notes that `recipe.override(layers, ...)` returned `result`."""
+    """Note that `recipe.override(layers, ...)` returned `result`."""
     _note_use(recipe)
     is_used: list[bool] = []
     vars(result)[_USED] = is_used
@@ -228,7 +228,7 @@ def _note_use(recipe: Recipe) -> None:
 
 
 def _forget(recipe: weakref.ref[Recipe], is_used: list[bool], layers: str) -> None:
-    """Notes on a recipe that the result of an override was deleted, unless it was used."""
+    """Note on a recipe that the result of an override was deleted, unless it was used."""
     parent = recipe()
     if parent is not None and not is_used:
         vars(parent).setdefault(_LOST, []).append(layers)

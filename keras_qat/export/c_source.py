@@ -119,7 +119,7 @@ def export_c(
 
 
 def _find_identifiers(graph: FileGraph) -> dict[str, str]:
-    """Returns a unique identifier for each input and output, used in the names of constants."""
+    """Return a unique identifier for each input and output, used in the names of constants."""
     words: dict[str, str] = {}
     used = {"File", "Examples"}  # As in kFileSize and kGoldenExamples.
     for name in (*graph.inputs, *graph.outputs):
@@ -138,7 +138,7 @@ def _make_golden(
     rescaled: dict[str, tuple[Any, Any]],
     words: dict[str, str],
 ) -> dict[str, NDArray]:
-    """Returns quantized inputs and outputs by the names of constants, a row for each example."""
+    """Return quantized inputs and outputs by the names of constants, a row for each example."""
     ends = {**graph.inputs, **graph.outputs}
     in_float = [name for name, tensor in ends.items() if tensor.dtype.kind == "f"]
     if in_float:
@@ -238,13 +238,13 @@ def _declare(name: str, array: NDArray) -> str:
 
 
 def _make_identifier(name: str) -> str:
-    """Returns a name for a C++ constant, without its `k`: capitalized words."""
+    """Return a name for a C++ constant, without its `k`: capitalized words."""
     words = [word for word in re.split(r"[^0-9A-Za-z]+", name) if word]
     return "".join(word[0].upper() + word[1:] for word in words) or "Tensor"
 
 
 def _get_resolver_name(kernel: str) -> str:
-    """Returns the name of an operator in TFLite Micro's resolver."""
+    """Return the name of an operator in TFLite Micro's resolver."""
     return ADDED.get(kernel) or "".join(
         part if part[0].isdigit() else part.capitalize() for part in kernel.split("_")
     )

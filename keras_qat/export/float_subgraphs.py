@@ -81,7 +81,7 @@ def write_float_subgraph(
 
 
 def _rename(file: schema.ModelT, nodes: Sequence[Node]) -> None:
-    """Names constants, and all tensors in loops, after nodes and positions.
+    """Name constants, and all tensors in loops, after nodes and positions.
 
     The same model then always produces the same file. The converter's names contain counters of the
     process, and depend on whether the model was loaded.
@@ -100,7 +100,7 @@ def _rename(file: schema.ModelT, nodes: Sequence[Node]) -> None:
 def _add_dequantized(
     builder: Builder, indices: dict[Tensor, int], dequantized: dict[Tensor, int], tensor: Tensor
 ) -> int:
-    """Returns the index of a tensor's float values. All float subgraphs share one DEQUANTIZE."""
+    """Return the index of a tensor's float values. All float subgraphs share one DEQUANTIZE."""
     if tensor.params is None:
         return indices[tensor]
     if tensor not in dequantized:
@@ -111,7 +111,7 @@ def _add_dequantized(
 
 
 def _find_inputs(graph: ResolvedGraph, nodes: Sequence[Node]) -> list[Tensor]:
-    """Returns the tensors that nodes read from other nodes, also for their masks."""
+    """Return the tensors that nodes read from other nodes, also for their masks."""
     computed = {tensor for node in nodes for tensor in node.outputs}
     read = dict.fromkeys(tensor for node in nodes for tensor in list_inputs(graph, node))
     return [tensor for tensor in read if tensor not in computed]
@@ -158,7 +158,7 @@ class _Converter(tf.lite.TFLiteConverter):
 def _convert(
     graph: ResolvedGraph, nodes: Sequence[Node], inputs: Sequence[Tensor], ends: Sequence[Tensor]
 ) -> bytes:
-    """Converts nodes to a separate TFLite file with float inputs and outputs."""
+    """Convert nodes to a separate TFLite file with float inputs and outputs."""
 
     def serve(*args: tf.Tensor) -> list[tf.Tensor]:
         values = dict(zip(inputs, args, strict=True))
@@ -178,7 +178,7 @@ def _convert(
 
 
 def _compute(graph: ResolvedGraph, nodes: Sequence[Node], values: dict[Tensor, tf.Tensor]) -> None:
-    """Computes nodes, with operations named after them, and adds their outputs to `values`."""
+    """Compute nodes, with operations named after them, and add their outputs to `values`."""
     masks = KerasMasks(lambda value: values.get(graph.tensors.get(value)))  # type: ignore[arg-type]
     for node in nodes:
         layer = _unwrap(node.call.layer)
@@ -196,7 +196,7 @@ def _cast(x: tf.Tensor, dtype: str) -> tf.Tensor:
 
 
 def _explain(error: Exception, graph: ResolvedGraph) -> str:
-    """Explains which layers the converter refuses, and why.
+    """Explain which layers the converter refuses, and why.
 
     The converter names no layers, so each layer is converted separately.
     """
@@ -231,7 +231,7 @@ def _describe_layer(node: Node) -> str:
 
 
 def _find_reason(error: Exception) -> str:
-    """Returns the first meaningful error in the converter's text, without its path."""
+    """Return the first meaningful error in the converter's text, without its path."""
     text = str(error)
     missing = sorted(set(re.findall(r"'(tf\.\w+)' op is neither a custom op nor a flex op", text)))
     if missing:

@@ -126,7 +126,7 @@ def export_onnx(
 
 
 def _store_weights(graph: Any, layers: list[Weights], integer_biases: bool) -> None:
-    """Replaces float weights and biases of a graph by integers and DequantizeLinear.
+    """Replace float weights and biases of a graph by integers and DequantizeLinear.
 
     tf2onnx reorders the axes of weights and renames them, so layers are recognized by the values of
     their weights.
@@ -163,7 +163,7 @@ def _store_weights(graph: Any, layers: list[Weights], integer_biases: bool) -> N
 
 
 def _store_captured(graph: Any, function: Any, inputs: Collection[str]) -> None:
-    """Turns constants that tf2onnx mistakes for inputs of the graph into initializers."""
+    """Turn constants that tf2onnx mistakes for inputs of the graph into initializers."""
     from onnx import numpy_helper
 
     values = {inner.name: outer for outer, inner in function.graph.captures}
@@ -173,7 +173,7 @@ def _store_captured(graph: Any, function: Any, inputs: Collection[str]) -> None:
 
 
 def _make_signed(graph: Any) -> None:
-    """Replaces uint8 activations by int8, whose zero points are 128 less."""
+    """Replace uint8 activations by int8, whose zero points are 128 less."""
     from onnx import TensorProto, numpy_helper
 
     zero_points = {node.input[2] for node in graph.node if node.op_type == "QuantizeLinear"}
@@ -184,13 +184,13 @@ def _make_signed(graph: Any) -> None:
 
 
 def _replace(field: Any, entries: list[Any]) -> None:
-    """Replaces the entries of a protocol buffer's field."""
+    """Replace the entries of a protocol buffer's field."""
     del field[:]
     field.extend(entries)
 
 
 def _find_scales(kernel: NDArray, axis: int, layers: list[Weights]) -> NDArray | None:
-    """Returns the scale of each output channel of a kernel; None if no quantized layer has it."""
+    """Return the scale of each output channel of a kernel; None if no quantized layer has it."""
     columns = _sort_columns(kernel, [axis])
     for weights in layers:
         if not weights.name:
@@ -209,14 +209,14 @@ def _find_scales(kernel: NDArray, axis: int, layers: list[Weights]) -> NDArray |
 
 
 def _sort_columns(kernel: NDArray, axes: list[int]) -> NDArray:
-    """Returns the sorted weights of each output channel in a column."""
+    """Return the sorted weights of each output channel in a column."""
     other_axes = [axis for axis in range(kernel.ndim) if axis not in axes]
     count = int(np.prod([kernel.shape[axis] for axis in axes]))
     return np.sort(kernel.transpose(*other_axes, *axes).reshape(-1, count), axis=0)
 
 
 def _dequantize(graph: Any, node: Any, index: int, q: NDArray, scales: NDArray, axis: int) -> Any:
-    """Replaces an input of a node by integers, and returns the node that dequantizes them."""
+    """Replace an input of a node by integers, and return the node that dequantizes them."""
     from onnx import helper, numpy_helper
 
     name = f"{node.output[0]}/input_{index}"
@@ -292,7 +292,7 @@ def _find_differences(graph: ResolvedGraph, file: Any) -> Iterator[str]:
 
 
 def _find_subgraphs(graph: Any) -> Iterator[Any]:
-    """Yields the graphs inside a graph's operators."""
+    """Yield the graphs inside a graph's operators."""
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.HasField("g"):
@@ -304,7 +304,7 @@ _EMPTY = np.zeros(0)
 
 
 def _read_dequantized(arrays: dict[str, NDArray], node: Any) -> tuple[NDArray, NDArray]:
-    """Returns the scales of the channels, and the integers that a node dequantizes."""
+    """Return the scales of the channels, and the integers that a node dequantizes."""
     q, scale = arrays[node.input[0]], arrays[node.input[1]]
     shape = [1] * q.ndim
     shape[node.attribute[0].i] = -1
@@ -312,7 +312,7 @@ def _read_dequantized(arrays: dict[str, NDArray], node: Any) -> tuple[NDArray, N
 
 
 def _list_params(graph: ResolvedGraph) -> Iterable[QuantParams]:
-    """Yields the parameters of all tensors that a file quantizes."""
+    """Yield the parameters of all tensors that a file quantizes."""
     for tensor in graph.inputs.values():
         if tensor.params is not None:
             yield tensor.params
@@ -328,5 +328,5 @@ def _shift_zero_point(zero_point: NDArray) -> int:
 
 
 def _get_stored_params(params: QuantParams) -> tuple[float, int]:
-    """Returns the scale, and the zero point as a distance from the lowest quantized value."""
+    """Return the scale, and the zero point as a distance from the lowest quantized value."""
     return float(params.scale), params.zero_point - params.lowest

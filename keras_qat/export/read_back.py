@@ -49,7 +49,7 @@ def report(file: str, damage: Iterable[str], differences: Iterable[str]) -> None
 
 
 def _find_differences(ours: Any, theirs: Any, path: str) -> Iterator[str]:
-    """Compares two objects of the schema field by field. Missing and empty lists are equal."""
+    """Compare two objects of the schema field by field. Missing and empty lists are equal."""
     if hasattr(ours, "__dict__"):
         if theirs is None:
             yield f"{path} is missing"
@@ -80,7 +80,7 @@ def _find_misaligned(contents: bytes, file: schema.ModelT) -> Iterator[str]:
 
 
 def _compare_operators(graph: ResolvedGraph, file: schema.ModelT) -> Iterator[str]:
-    """Compares the file's tensors, and the inputs of each, with the resolved graph."""
+    """Compare the file's tensors, and the inputs of each, with the resolved graph."""
     main = file.subgraphs[0]
     computed = {int(index) for operator in main.operators for index in operator.outputs}
     # The sizes for a RESHAPE may have the same name as a tensor, so computed tensors come last.
@@ -158,7 +158,7 @@ def _compare_tensor(tensor: Tensor, written: schema.TensorT) -> Iterator[str]:
 def _find_operators(
     outputs: set[int], known: set[int], producers: dict[int, Any]
 ) -> tuple[list[Any], set[int]]:
-    """Returns the operators between a node's outputs and tensors of other nodes, and these."""
+    """Return the operators between a node's outputs and tensors of other nodes, and these."""
     operators, reached, pending = {}, set(), list(outputs)
     while pending:
         operator = producers.get(pending.pop())
@@ -176,7 +176,7 @@ def _find_operators(
 def _compare_weights(
     node: Node, weights: Weights, file: schema.ModelT, operators: list[Any]
 ) -> Iterator[str]:
-    """Compares the sums of weights with equal scales. Files may reorder axes or split weights."""
+    """Compare the sums of weights with equal scales. Files may reorder axes or split weights."""
     ours = sum_by_scale([get_scales_and_weights(weights)])
     stored = []
     for index in {int(index) for operator in operators for index in operator.inputs}:

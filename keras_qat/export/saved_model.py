@@ -87,7 +87,7 @@ def make_inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Mo
 def _make_module(
     graph: ResolvedGraph, compute: Callable[[list[tf.Tensor]], dict[str, tf.Tensor]]
 ) -> tf.Module:
-    """Makes a module from a function of the inputs, with the weights that it reads."""
+    """Make a module from a function of the inputs, with the weights that it reads."""
     if graph.origin.states:
         raise ValueError(
             f"'{graph.name}' keeps states (stateful=True), which SavedModel and ONNX files do not "
@@ -150,7 +150,7 @@ def _clips_like_relu(params: QuantParams, maximum: float) -> bool:
 
 
 def _call_layer(node: Node, inputs: list[tf.Tensor], for_onnx: bool) -> Any:
-    """Calls the node's layer with the weights of files."""
+    """Call the node's layer with the weights of files."""
     weights, layer = node.weights, node.call.layer
     if weights is not None and weights.recurrent is not None:
         return _call_recurrent(node, weights, inputs)

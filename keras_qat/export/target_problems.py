@@ -170,7 +170,7 @@ def _reads_open_input(site: Site) -> bool:
 
 
 def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:
-    """Returns the reason why a target does not run an operator, and advice; None if it does."""
+    """Return the reason why a target does not run an operator, and advice; None if it does."""
     name = site.operation.kernel
     if target.operators is None:
         return _run_checks(target.checks, site) or _find_fault(target, site)
@@ -207,12 +207,12 @@ def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:
 
 
 def _find_fault(target: Target, site: Site) -> tuple[str, str] | None:
-    """Returns the reason and the advice of the first fault that an operator meets."""
+    """Return the reason and the advice of the first fault that an operator meets."""
     fault = target.fault(site)
     return None if fault is None else (fault.reason, fault.change)
 
 
 def _run_checks(checks: Sequence[Check], site: Site) -> tuple[str, str] | None:
-    """Returns the reason of the first check that refuses an operator."""
+    """Return the reason of the first check that refuses an operator."""
     reasons = (check(site) for check in checks)
     return next(((reason, "") for reason in reasons if reason is not None), None)

@@ -61,7 +61,7 @@ def _get_constant(site: Site, index: int) -> NDArray:
 
 
 def _add_similar(builder: Builder, index: int, shape: tuple[int | None, ...], suffix: str) -> int:
-    """Adds a tensor like another, with a suffix to its name."""
+    """Add a tensor like another, with a suffix to its name."""
     return builder.similar(index, shape, f"{builder.graph.tensors[index].name.decode()}/{suffix}")
 
 
@@ -74,7 +74,7 @@ def _add_reshape(builder: Builder, source: int, shape: Shape) -> int:
 def _add_similar_constant(
     builder: Builder, index: int, values: NDArray, scales: NDArray | None = None
 ) -> int:
-    """Adds a constant like another with new values, and new scales if they are given."""
+    """Add a constant like another with new values, and new scales if they are given."""
     source = builder.graph.tensors[index]
     params = source.quantization
     return builder.constant(
@@ -86,7 +86,7 @@ def _add_similar_constant(
 
 
 def _add_reshaped(builder: Builder, site: Site, inputs: list[int], shape: Shape) -> None:
-    """Adds the operator with new inputs, and restores the shape of its result."""
+    """Add the operator with new inputs, and restores the shape of its result."""
     (end,) = site.outputs
     result = _add_similar(builder, end.index, shape, "reshaped")
     builder.operator(site.operation.kernel, inputs, [result], **_get_options(site))
@@ -194,7 +194,7 @@ def split_concatenation(builder: Builder, site: Site) -> None:
 
 
 def _concatenate(builder: Builder, tensors: list[int], end: Tensor, axis: int) -> None:
-    """Concatenates tensors, in several steps if there are many."""
+    """Concatenate tensors, in several steps if there are many."""
     while len(tensors) > MOST_INPUTS:
         first, tensors = tensors[:MOST_INPUTS], tensors[MOST_INPUTS:]
         size = sum(builder.sizes(tensor)[axis] for tensor in first)

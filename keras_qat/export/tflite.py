@@ -213,7 +213,7 @@ WRITERS.append(write_file)
 
 
 def _show_float_layers(graph: ResolvedGraph) -> None:
-    """Shows the layers that stay float, except layers that only compute integers or masks."""
+    """Show the layers that stay float, except layers that only compute integers or masks."""
     calls = [(node.call, node.reason) for node in graph.nodes if node.computes_in_float]
     layers = [
         (getattr(call.layer, "layer", call.layer), get_float_reason(call.layer) or why)
@@ -223,7 +223,7 @@ def _show_float_layers(graph: ResolvedGraph) -> None:
 
 
 def _check_states(graph: ResolvedGraph) -> None:
-    """Raises a `ValueError` if a layer that keeps states is float or called several times."""
+    """Raise a `ValueError` if a layer that keeps states is float or called several times."""
     for node in graph.nodes:
         if node.op is None and list_states(node.call.layer):
             reason = get_float_reason(node.call.layer) or node.reason
@@ -241,7 +241,7 @@ def _check_states(graph: ResolvedGraph) -> None:
 
 
 def _check_converted(graph: ResolvedGraph, contents: bytes) -> None:
-    """Raises a `ValueError` if TFLite's converter wrote operators without a kernel in LiteRT."""
+    """Raise a `ValueError` if TFLite's converter wrote operators without a kernel in LiteRT."""
     if graph.origin.family.static_shapes or all(node.op for node in graph.nodes):
         return
     if refused := find_file_problems(contents, get("xnnpack")):
@@ -249,7 +249,7 @@ def _check_converted(graph: ResolvedGraph, contents: bytes) -> None:
 
 
 def _get_end_type(name: str, dtype: str | None, wide: bool) -> str | None:
-    """Returns the type of an input or output; None for the type of its quantized values."""
+    """Return the type of an input or output; None for the type of its quantized values."""
     dtype = _get_name(dtype)
     own, *others = ["int16", "float32"] if wide else ["int8", "uint8", "float32"]
     if dtype is not None and dtype not in (own, *others):
@@ -259,12 +259,12 @@ def _get_end_type(name: str, dtype: str | None, wide: bool) -> str | None:
 
 
 def _get_name(dtype: object) -> Any:
-    """Returns a type's name. tf.uint8 and np.uint8 are accepted, as by TFLiteConverter."""
+    """Return a type's name. tf.uint8 and np.uint8 are accepted, as by TFLiteConverter."""
     return getattr(dtype, "name", getattr(dtype, "__name__", dtype))
 
 
 def _warn_of_rounding(graph: ResolvedGraph) -> None:
-    """Warns of trained weights that TFLite cannot represent exactly."""
+    """Warn of trained weights that TFLite cannot represent exactly."""
     wide = {
         node.layer.name: node.weights.rounding
         for node in graph.nodes

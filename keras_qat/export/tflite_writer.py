@@ -84,7 +84,7 @@ def write_graph(
 
 
 def _get_end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantParams | None]:
-    """Returns type and quantization parameters of an input or output of the file."""
+    """Return type and quantization parameters of an input or output of the file."""
     if dtype == "float32":
         return dtype, None
     if dtype == "uint8":
@@ -93,7 +93,7 @@ def _get_end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantP
 
 
 def _are_token_ids(tensor: Tensor, consumers: list[Node]) -> bool:
-    """Returns whether all consumers of a float input cast it to integers."""
+    """Return whether all consumers of a float input cast it to integers."""
     casts = [node.op is not None and node.op.casts_indices for node in consumers]
     return tensor.is_float and bool(casts) and all(casts)
 
@@ -130,7 +130,7 @@ def _write_input(
 def _convert(
     builder: Builder, name: str, ends: list[int], tensor: Tensor, converts: bool, clips: bool
 ) -> None:
-    """Adds the operators that convert values to a tensor's range and clip them to its bits."""
+    """Add the operators that convert values to a tensor's range and clip them to its bits."""
     params = tensor.params
     assert params is not None
     source, target = ends
@@ -151,7 +151,7 @@ def _write_output(
     dtype: str | None,
     file_ends: list[int],
 ) -> int:
-    """Returns the tensor of an output. Interpreters do not allow one tensor as two outputs."""
+    """Return the tensor of an output. Interpreters do not allow one tensor as two outputs."""
     inner = indices[tensor]
     if tensor.params is None:
         kind, params, code = tensor.dtype, None, ""

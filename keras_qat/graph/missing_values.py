@@ -77,7 +77,7 @@ def _replaces_nan(call: Call) -> bool:
 
 
 def _keeps_nan(call: Call) -> bool:
-    """Returns whether a call returns NaN for NaN, element by element."""
+    """Return whether a call returns NaN for NaN, element by element."""
     if _replaces_nan(call) or type(call.layer) is WeightTensor:
         return False
     computes = get_kind(call) in _COMPUTES or isinstance(call.layer, _COMPUTING_LAYERS)

@@ -64,7 +64,7 @@ class _Reader:
     def _read_calls(
         self, model: keras.Model, inputs: Iterable[Value], path: str, training: bool | None
     ) -> Any:
-        """Adds the calls of a model, which may be nested, and returns its outputs."""
+        """Add the calls of a model, which may be nested, and return its outputs."""
         self._keep(model.inputs, inputs)
         for node in list_nodes(model):
             given = node.call_args, dict(node.call_kwargs)
@@ -121,7 +121,7 @@ class _Reader:
         self.tensors.update(zip(map(id, symbols), values, strict=True))
 
     def _carry_mask(self, value: Value, mask: Value | None, path: str) -> Value:
-        """Returns a value with the Keras mask that a nested model is called with."""
+        """Return a value with the Keras mask that a nested model is called with."""
         if mask is None:
             return value
         self.counts[path] += 1
@@ -136,7 +136,7 @@ class _Reader:
 def _compute_output_masks(
     layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any], masks: Mapping[Value, Any]
 ) -> list[Any]:
-    """Returns the Keras masks of a call's outputs that follow from the masks of its inputs."""
+    """Return the Keras masks of a call's outputs that follow from the masks of its inputs."""
 
     def make_like(tensor: Any) -> KerasTensor | None:
         return None if tensor is None else make_input(tensor.shape, tensor.dtype)
@@ -151,7 +151,7 @@ def _compute_output_masks(
 
 
 def _as_one_array(argument: Any) -> Any:
-    """Converts a list of scalar tensors, which Keras loads for a saved array, back to an array."""
+    """Convert a list of scalar tensors, which Keras loads for a saved array, back to an array."""
     is_list = isinstance(argument, (list, tuple)) and len(argument) > 0
     leaves = tf.nest.flatten(argument) if is_list else [None]
     if not all(isinstance(leaf, tf.__internal__.EagerTensor) and not leaf.ndim for leaf in leaves):
@@ -160,12 +160,12 @@ def _as_one_array(argument: Any) -> Any:
 
 
 def _is_none(symbol: KerasTensor) -> bool:
-    """Returns whether an output stands for None, which some layers return beside tensors."""
+    """Return whether an output stands for None, which some layers return beside tensors."""
     return not hasattr(symbol.type_spec, "shape")
 
 
 def _name_outputs(name: str, call_number: int, outputs: object) -> list[str]:
-    """Returns names for a call's outputs: the layer's, with indices of the call and the output."""
+    """Return names for a call's outputs: the layer's, with indices of the call and the output."""
     label = f"{name}#{call_number}" if call_number > 1 else name
     count = len(tf.nest.flatten(outputs))
     return [label] if count == 1 else [f"{label}:{index}" for index in range(count)]

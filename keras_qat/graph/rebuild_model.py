@@ -204,7 +204,7 @@ def copy_with_all_arguments(model: keras.Model) -> keras.Model:
 
 
 def _encode(argument: Any, tensors: list[KerasTensor]) -> Any:
-    """Returns an argument in JSON's types, and adds the symbolic tensors in it to a list."""
+    """Return an argument in JSON's types, and add the symbolic tensors in it to a list."""
     if is_symbolic(argument):
         tensors.append(argument)
         return {"tensor": len(tensors) - 1}
@@ -257,7 +257,7 @@ _CONSTANT = "_CONSTANT_VALUE"
 
 
 def _make_loadable(model: keras.Model, config: dict[str, Any]) -> None:
-    """Replaces entries of a functional model's configuration that Keras cannot load, in place.
+    """Replace entries of a functional model's configuration that Keras cannot load, in place.
 
     A constant on the left of `+` becomes an argument of `tf.math.add`. `==` and `!=`, which Keras
     saves without their right side, become `tf.math.equal` and `tf.math.not_equal`. A `tf.einsum`
@@ -304,14 +304,14 @@ def _save_contract(model: keras.Model, layer: keras.layers.Layer, entry: dict[st
 
 
 def _find_node(model: keras.Model, layer: keras.layers.Layer) -> Node:
-    """Returns the only call of a layer in a model."""
+    """Return the only call of a layer in a model."""
     nodes = enumerate(layer._inbound_nodes)
     (node,) = (n for index, n in nodes if f"{layer.name}_ib-{index}" in model._network_nodes)
     return node
 
 
 def _locate(model: keras.Model, tensor: KerasTensor) -> tuple[str, int, int]:
-    """Returns a tensor's layer name, the index of the call in the model, and the output's index."""
+    """Return a tensor's layer name, the index of the call in the model, and the output's index."""
     layer, call, output = tensor._keras_history
     earlier = (f"{layer.name}_ib-{index}" in model._network_nodes for index in range(call))
     return layer.name, sum(earlier), output

@@ -240,7 +240,7 @@ def fold_known_sizes(graph: Graph) -> Graph:
 
 
 def _as_constant(values: Value | NDArray[Any]) -> Any:
-    """Returns a Python scalar or a tensor, as the arguments of operations hold them."""
+    """Return a Python scalar or a tensor, as the arguments of operations hold them."""
     if isinstance(values, Value):
         return values
     if not values.shape:
@@ -278,7 +278,7 @@ def set_shapes_in_order(calls: Iterable[Call]) -> Iterator[Call]:
 
 
 def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
-    """Returns how many rows of each output belong to one example, if the first axis is unknown."""
+    """Return how many rows of each output belong to one example, if the first axis is unknown."""
     read = [value.rows for value in call.inputs if value.shape[:1] == (None,)]
     values, kind = flatten_values(call.outputs), get_kind(call)
     if kind == "reshape":
@@ -302,7 +302,7 @@ def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
 
 
 def _infer_reshape(call: Call, facts: Facts) -> list[Shape]:
-    """Returns the shape of a reshape if only the number of examples is unknown.
+    """Return the shape of a reshape if only the number of examples is unknown.
 
     The first size may be a multiple of it, as in attention that merges examples and heads.
     """
@@ -352,7 +352,7 @@ def _make_placeholder(values: ArrayLike | None, shape: Any, dtype: str) -> tf.Te
 
 
 def _infer_in_graph(call: Call, replace: Callable[[Value], tf.Tensor]) -> list[Shape]:
-    """Returns the shapes that TensorFlow infers if `replace` replaces the inputs of a call."""
+    """Return the shapes that TensorFlow infers if `replace` replaces the inputs of a call."""
     with tf.__internal__.FuncGraph("sizes").as_default():  # Accepts constants of arguments.
         tensors = {x: replace(x) for x in call.inputs}
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))

@@ -25,7 +25,7 @@ def _compute_power(x: tf.Tensor, exponent: Any) -> tf.Tensor:
 
 
 def _apply_to_positive(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Computes a function of positive values. It is 0 for others, which have no slope."""
+    """Compute a function of positive values. It is 0 for others, which have no slope."""
     results = function(tf.where(x > 0, x, tf.ones_like(x)))
     return tf.where(x > 0, results, tf.zeros_like(x))
 
@@ -121,7 +121,7 @@ def _replace_undefined(
     reduce: Callable[[tf.Tensor], tf.Tensor] = _find_largest,
     sign: float = 1.0,
 ) -> tf.Tensor:
-    """Replaces undefined results by a constant that `reduce` computes from the defined ones."""
+    """Replace undefined results by a constant that `reduce` computes from the defined ones."""
     known = tf.where(is_defined, results, tf.zeros_like(results))
     return tf.where(is_defined, results, tf.stop_gradient(sign * reduce(known)))
 

@@ -59,7 +59,7 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras
 
 
 def _replace_weight_reads(graph: Graph) -> Graph:
-    """Replaces operations that read a layer's weight, as in a tied embedding, by `ReadsWeight`.
+    """Replace operations that read a layer's weight, as in a tied embedding, by `ReadsWeight`.
 
     If a layer has another layer's weight as an argument, as a mask of windows, a `ReadsWeight`
     passes it on.
@@ -104,7 +104,7 @@ def _replace_call(call: Call, layers: list[keras.layers.Layer]) -> list[Call]:
 
 
 def _find_reader(variable: tf.Variable, layers: list[keras.layers.Layer]) -> Any:
-    """Returns a function that reads a variable from its layer; None if it has none."""
+    """Return a function that reads a variable from its layer; None if it has none."""
     for holder, own in (pair for layer in layers for pair in find_weight_holders(layer)):
         for attribute, held in own.items():
             variables = [id(leaf) for leaf in tf.nest.flatten(held)]
@@ -117,7 +117,7 @@ def _find_reader(variable: tf.Variable, layers: list[keras.layers.Layer]) -> Any
 def _pass_weights(
     call: Call, variables: list[tf.Variable], readers: dict[int, Any], reason: str
 ) -> list[Call]:
-    """Returns calls of layers that read variables, and the call with their outputs."""
+    """Return calls of layers that read variables, and the call with their outputs."""
     calls, values = [], dict[int, Value]()
     read = {id(v): v for v in variables if not is_constant_mask(v)}
     for index, (key, variable) in enumerate(read.items()):
@@ -136,7 +136,7 @@ def _pass_weights(
 
 
 def _set_input_shape(model: keras.Model) -> keras.Model:
-    """Returns the model, or a copy with the input shape of its first Normalization.
+    """Return the model, or a copy with the input shape of its first Normalization.
 
     A Sequential model without `keras.Input` has an unknown input shape. An adapted Normalization
     knows the sizes of the axes that it normalizes along.
@@ -166,7 +166,7 @@ def _set_input_shape(model: keras.Model) -> keras.Model:
 
 
 def _find_missing_sizes(layer: keras.layers.Layer) -> dict[int, int]:
-    """Returns sizes that a Normalization knows, but not its input, by axis."""
+    """Return sizes that a Normalization knows, but not its input, by axis."""
     if not isinstance(layer, keras.layers.Normalization) or not layer.built or layer.axis is None:
         return {}
     shapes = [node.input_shapes for node in layer.inbound_nodes]

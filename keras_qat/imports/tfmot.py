@@ -58,7 +58,7 @@ def load(path: Path) -> keras.Model:
 
 
 def _load_archive(path: Path) -> keras.Model:
-    """Loads a `.keras` file. Keras itself cannot, because it would build tfmot's layers twice."""
+    """Load a `.keras` file. Keras itself cannot, because it would build tfmot's layers twice."""
 
     def drop_shapes(config: dict[str, Any]) -> dict[str, Any]:
         config.pop("build_config", None)
@@ -77,7 +77,7 @@ def _load_archive(path: Path) -> keras.Model:
 
 
 def _load_wrapper(wrapper: keras.layers.Layer, store: Any) -> None:
-    """Loads a wrapper's own variables. In the file, the inner layer's weights come before them."""
+    """Load a wrapper's own variables. In the file, the inner layer's weights come before them."""
     variables = [*wrapper._trainable_weights, *wrapper._non_trainable_weights]
     first = len(store) - len(variables)
     for index, variable in enumerate(variables, start=first):
@@ -85,7 +85,7 @@ def _load_wrapper(wrapper: keras.layers.Layer, store: Any) -> None:
 
 
 def _has_class(layer: object, name: str) -> bool:
-    """Returns whether a layer is of one of tfmot's classes, which need not be installed."""
+    """Return whether a layer is of one of tfmot's classes, which need not be installed."""
     return any(
         kind.__name__ == name and kind.__module__.startswith("tensorflow_model_optimization")
         for kind in type(layer).__mro__
@@ -132,7 +132,7 @@ def read(model: keras.Model) -> tuple[keras.Model, Quantization]:
 
 
 def _find_values(layer: keras.layers.Layer, copy: keras.layers.Layer) -> list[tf.Variable]:
-    """Returns the weights of a layer in the order of its copy.
+    """Return the weights of a layer in the order of its copy.
 
     Raises:
         ValueError: if a wrapper moved some weights out of its layer, and two have the same name.
@@ -151,7 +151,7 @@ def _find_values(layer: keras.layers.Layer, copy: keras.layers.Layer) -> list[tf
 
 
 def _read_wrapper(wrapper: keras.layers.Layer, quantization: Quantization) -> keras.layers.Layer:
-    """Returns a copy of the layer in a wrapper, and adds its bits and ranges to a quantization."""
+    """Return a copy of the layer in a wrapper, and add its bits and ranges to a quantization."""
     layer, config = wrapper.layer, wrapper.quantize_config
     weights = [quantizer for _, quantizer in config.get_weights_and_quantizers(layer)]
     activations = [quantizer for _, quantizer in config.get_activations_and_quantizers(layer)]

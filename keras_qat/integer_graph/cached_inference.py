@@ -110,7 +110,7 @@ class CachedInference:
     def _compute_all(
         self, resolved: ResolvedGraph, prepared: Prepared, offset: tf.Tensor, *inputs: tf.Tensor
     ) -> list[tf.Tensor]:
-        """Computes the tensors, and adds an offset to float ones."""
+        """Compute the tensors, and add an offset to float ones."""
         tensors = self._compute(resolved, prepared, list(inputs))
         return [add_to_floats(offset, tensor) for tensor in tensors]
 
@@ -134,7 +134,7 @@ def add_to_floats(offset: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _remember(weight: tf.Tensor) -> tf.Tensor | bytes:
-    """Returns a weight, or a hash of its bytes if it is large, such as an embedding table.
+    """Return a weight, or a hash of its bytes if it is large, such as an embedding table.
 
     TensorFlow copies a table whenever it is read, so keeping its values would take memory.
     """
@@ -218,7 +218,7 @@ class PreparedStore:
         )
 
     def _pack(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the values of the variables, and notes which conditions are true."""
+        """Return the values of the variables, and note which conditions are true."""
         scalars = self._packs.get(("bool", 0), [])
         self._conditions = {index: bool(np.asarray(tensors[index])) for index in scalars}
         return [_pack([tensors[index] for index in pack]) for pack in self._packs.values()]
@@ -239,14 +239,14 @@ def replace_unless_finite(finite: bool | tf.Tensor, prepared: Structure) -> Stru
 
 
 def _pack(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """Packs scalars, or vectors, into one tensor."""
+    """Pack scalars, or vectors, into one tensor."""
     if len(tensors) == 1:
         return tensors[0]
     return tf.stack(tensors) if tensors[0].shape.rank == 0 else tf.concat(tensors, 0)
 
 
 def _unpack(value: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """Reverses `_pack`."""
+    """Reverse `_pack`."""
     if len(shapes) == 1:
         return [value]
     return tf.unstack(value) if shapes[0].rank == 0 else tf.split(value, [n for (n,) in shapes])

@@ -30,12 +30,12 @@ Ends = tuple[tf.Tensor, tf.Tensor]
 
 
 def _get_scale(params: QuantParams) -> tf.Tensor:
-    """Returns the scale in the type of the quantized values."""
+    """Return the scale in the type of the quantized values."""
     return tf.cast(params.as_tensors().scale, get_held_dtype(params))
 
 
 def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
-    """Returns the ends of a range, or of a ReLU with this `maximum` that is merged into it."""
+    """Return the ends of a range, or of a ReLU with this `maximum` that is merged into it."""
     params = params.as_tensors()
     low, high = (end - params.zero_point for end in (params.lowest, params.highest))
     if maximum is not None:
@@ -47,7 +47,7 @@ def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
 
 
 def _clip(q: tf.Tensor, ends: Ends, is_bound: bool = False) -> tf.Tensor:
-    """Clips values to a range. With `is_bound`, no value is below its lower end."""
+    """Clip values to a range. With `is_bound`, no value is below its lower end."""
     low, high = (tf.cast(end, q.dtype) for end in ends)
     if not is_bound:  # Unlike ClipByValue, two operations compute in place.
         q = tf.maximum(q, low)
@@ -158,7 +158,7 @@ def _get_spec(operand: Operand) -> tf.TensorSpec:
 
 
 def _find_native_params(node: Node, family: KernelFamily) -> QuantParams | None:
-    """Returns the parameters in which a node's row computes: the output's, or fixed ones."""
+    """Return the parameters in which a node's row computes: the output's, or fixed ones."""
     assert node.op is not None
     output, fixed = node.output.params, node.op.output
     if isinstance(fixed, FixedRange) and output is not None and not family.in_float:
@@ -167,7 +167,7 @@ def _find_native_params(node: Node, family: KernelFamily) -> QuantParams | None:
 
 
 def _get_constant(operand: Operand) -> tf.Tensor | None:
-    """Returns the values of a constant relative to the zero point; None for a tensor."""
+    """Return the values of a constant relative to the zero point; None for a tensor."""
     if not isinstance(operand, Constant):
         return None
     dtype = get_held_dtype(operand.params)
@@ -178,7 +178,7 @@ def _get_constant(operand: Operand) -> tf.Tensor | None:
 
 
 def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments:
-    """Returns the arguments of a row without ranges and weights: parameters only have bits."""
+    """Return the arguments of a row without ranges and weights: parameters only have bits."""
 
     def keep_bits(params: QuantParams | None) -> Any:
         return params and QuantParams(None, None, params.bits)
@@ -208,7 +208,7 @@ def uses_float_kernel(node: Node, family: KernelFamily) -> bool:
 def _quantize_results(
     results: list[tf.Tensor], family: KernelFamily, prepared: PreparedNode
 ) -> list[tf.Tensor]:
-    """Quantizes results of a float kernel with the division and rounding of the family."""
+    """Quantize results of a float kernel with the division and rounding of the family."""
     assert prepared.ends is not None
     scale = prepared.row["prepared"]
     rounded = [family.halves(single(tf.cast(y, tf.float64) / scale)) for y in results]

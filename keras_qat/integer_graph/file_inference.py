@@ -70,7 +70,7 @@ def find_obstacle(graph: ResolvedGraph, family: KernelFamily) -> str:
 
 
 def _count_threads() -> int:
-    """Returns the number of threads that TensorFlow computes an operation with."""
+    """Return the number of threads that TensorFlow computes an operation with."""
     chosen = tf.config.threading.get_intra_op_parallelism_threads()
     chosen = chosen or int(os.environ.get("TF_NUM_INTRAOP_THREADS", "0"))
     available = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
@@ -169,7 +169,7 @@ class FileInference:
         return list(tf.cond(is_done, lambda: outputs, compute_otherwise))
 
     def _run(self, inputs: Sequence[NDArray]) -> list[object]:
-        """Returns whether outputs are final, the time, the seconds they took, and outputs."""
+        """Return whether outputs are final, the time, the seconds they took, and outputs."""
         outputs = [np.zeros(0, dtype) for dtype in self._types]
         start = seconds = 0.0
         with self._lock:
@@ -189,7 +189,7 @@ class FileInference:
         return [is_done, np.float64(perf_counter()), np.float64(seconds), *outputs]
 
     def _compare(self, values: Sequence[NDArray]) -> None:
-        """Notes the time of TensorFlow, and compares its outputs with the interpreter's, if any."""
+        """Note the time of TensorFlow, and compare its outputs with the interpreter's, if any."""
         start, in_file, *tensors = values
         seconds, count = perf_counter() - float(start), len(self._types)
         self._spent += min(seconds, self._last)  # The first batch takes time to optimize the graph.

@@ -103,7 +103,7 @@ def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
 
 
 def _has_equal_rows(share: float, first: tf.Tensor, second: tf.Tensor) -> bool:
-    """Returns whether outputs begin with the same rows, and `second` has this share of them."""
+    """Return whether outputs begin with the same rows, and `second` has this share of them."""
     if not first.shape or second.shape[0] != first.shape[0] * share:
         return False
     count = min(first.shape[0], second.shape[0])

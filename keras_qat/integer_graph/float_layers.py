@@ -239,7 +239,7 @@ def _loop(
 
 
 def _choose(valid: tf.Tensor, new: Any, old: Any) -> Any:
-    """Returns `new` for examples whose step is valid and `old` for others, for each tensor."""
+    """Return `new` for examples whose step is valid and `old` for others, for each tensor."""
 
     def choose(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
         return tf.where(tf.reshape(valid, [-1, *[1] * (len(new.shape) - 1)]), new, old)

@@ -69,7 +69,7 @@ def _compute(
 def _call_layer(
     layer: keras.layers.Layer, args: Sequence[Any], kwargs: dict[str, Any], for_file: bool
 ) -> Any:
-    """Calls a layer as at inference."""
+    """Call a layer as at inference."""
     kwargs = {name: value for name, value in kwargs.items() if name != "training"}
     if accepts_training(layer):
         kwargs["training"] = False
@@ -81,7 +81,7 @@ def _call_layer(
 
 
 def _freeze(compute: Callable[[], dict[str, tf.Tensor]], for_file: bool) -> dict[str, Any]:
-    """Computes weights, as constants for a file. The converter is slow to freeze variables."""
+    """Compute weights, as constants for a file. The converter is slow to freeze variables."""
     if not for_file:
         return compute()
     with tf.init_scope():
@@ -90,7 +90,7 @@ def _freeze(compute: Callable[[], dict[str, tf.Tensor]], for_file: bool) -> dict
 
 
 def _fake_quantize(wrapper: Wrapper) -> dict[str, tf.Tensor]:
-    """Returns the fake-quantized weights of a wrapper, by path."""
+    """Return the fake-quantized weights of a wrapper, by path."""
     return {
         path: quantizer(get_weight(wrapper.layer, path), QUANTIZED)
         for path, quantizer in wrapper.weight_quantizers.items()
@@ -98,7 +98,7 @@ def _fake_quantize(wrapper: Wrapper) -> dict[str, tf.Tensor]:
 
 
 def _call_folded(wrapper: QuantizeWrapper, x: tf.Tensor, for_file: bool) -> Any:
-    """Computes a `QuantizeWrapper`: layer, BatchNormalization and activation."""
+    """Compute a `QuantizeWrapper`: layer, BatchNormalization and activation."""
     layer, name = wrapper.layer, next(iter(wrapper.weight_axes), "")
     weights = _freeze(lambda: _fold(wrapper), for_file)
     if not name:
@@ -114,7 +114,7 @@ def _call_folded(wrapper: QuantizeWrapper, x: tf.Tensor, for_file: bool) -> Any:
 
 
 def _fold(wrapper: QuantizeWrapper) -> dict[str, tf.Tensor]:
-    """Returns the folded weights of a wrapper's layer, by the names of its attributes.
+    """Return the folded weights of a wrapper's layer, by the names of its attributes.
 
     Symmetric per-channel weights are quantized, then folded, which equals folding first. Other
     weights were trained folded.

@@ -41,7 +41,7 @@ def fold_recurrent_calls(
 
 
 def _fold_lstm(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """Folds the weights of an LSTM. Its bias is never left out in files."""
+    """Fold the weights of an LSTM. Its bias is never left out in files."""
     inputs = [params.as_tensors().scale for params, _ in ends]
     wide = ends[0][0].bits == 16
     bias = wrapper.layer.cell.bias
@@ -61,7 +61,7 @@ def _fold_lstm(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> li
 def _fold_unrolled(
     wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool, inner: dict[str, QuantParams]
 ) -> list[Weights]:
-    """Folds the weights of an unrolled recurrent layer, one matrix per gate."""
+    """Fold the weights of an unrolled recurrent layer, one matrix per gate."""
     layer, bits = wrapper.layer, wrapper.weight_spec.bits
     scales = {name: params.as_tensors().scale for name, params in inner.items()}
     scales.setdefault("hidden", HIDDEN.params(8).as_tensors().scale)
@@ -109,7 +109,7 @@ def _quantize_gates(
     input_scale: tf.Tensor,
     wide: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the quantized values of a weight, and a scale for each of its columns."""
+    """Return the quantized values of a weight, and a scale for each of its columns."""
     kernel = get_weight(wrapper.layer, path)
     rows, columns = kernel.shape
     units = columns // GATES

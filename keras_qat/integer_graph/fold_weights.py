@@ -167,14 +167,14 @@ def quantize_parameters(layer: keras.layers.Layer, op: Op, in_graph: bool) -> We
 
 
 def _quantize_bias(bias: tf.Tensor, scale: tf.Tensor, input_scale: tf.Tensor) -> tf.Tensor:
-    """Rounds a bias to multiples of input scale x weight scale."""
+    """Round a bias to multiples of input scale x weight scale."""
     products = input_scale * scale
     products = tf.reshape(products, bias.shape if scale.shape.num_elements() > 1 else [])
     return tf.round(bias / products)
 
 
 def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Returns quantized values (float32), scales and bias (float64) of symmetric weights.
+    """Return quantized values (float32), scales and bias (float64) of symmetric weights.
 
     Q(a W) = a Q(W): the unfolded kernel is quantized, and its scales are multiplied by |a|. With
     fewer than 8 bits, scales are divided by an integer to round the bias less.
@@ -207,7 +207,7 @@ def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | N
 
 
 def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Returns the results of `_fold` for per-tensor weights, which are folded, then quantized."""
+    """Return the results of `_fold` for per-tensor weights, which are folded, then quantized."""
     _, bias = compute_factor_and_bias(wrapper, tf.float64)
     q, scale, gains = fold_modes.quantize_folded(wrapper)
     divisor = find_divisor(wrapper.weight_spec.bits) if wrapper.weight_axes else 1
@@ -252,7 +252,7 @@ def make_quantize(
 
 
 def _get_magnitude(factor: tf.Tensor) -> tf.Tensor:
-    """Returns |factor|, or 1 for a channel that BatchNormalization switches off."""
+    """Return |factor|, or 1 for a channel that BatchNormalization switches off."""
     return tf.where(factor == 0.0, tf.ones_like(factor), tf.abs(factor))
 
 
@@ -279,7 +279,7 @@ def fit_bias(
 
 
 def _find_least_scale(end: Ends) -> tf.Tensor:
-    """Returns the smallest scale of weights with which sums fit 32 bits.
+    """Return the smallest scale of weights with which sums fit 32 bits.
 
     With a finer scale, results inside the output's range would overflow.
     """
@@ -291,13 +291,13 @@ def _find_least_scale(end: Ends) -> tf.Tensor:
 def _widen(
     q: tf.Tensor, scale: tf.Tensor, wider: tf.Tensor, divisor: Any = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Rounds weights to a wider scale."""
+    """Round weights to a wider scale."""
     wider = single(wider)
     return _scale_and_round(q, scale / wider, 1 if divisor is None else divisor), wider
 
 
 def _scale_and_round(q: tf.Tensor, factor: tf.Tensor, step: Any = 1) -> tf.Tensor:
-    """Multiplies quantized values by channel factors, usually all 1, and rounds to multiples."""
+    """Multiply quantized values by channel factors, usually all 1, and round to multiples."""
     return tf.cond(
         tf.reduce_all(factor == 1.0),
         lambda: tf.identity(q),
@@ -308,7 +308,7 @@ def _scale_and_round(q: tf.Tensor, factor: tf.Tensor, step: Any = 1) -> tf.Tenso
 def _make_multipliers_exact(
     q: tf.Tensor, scale: tf.Tensor, ratio: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Adjusts scales to multipliers that int16 TFLite kernels represent exactly.
+    """Adjust scales to multipliers that int16 TFLite kernels represent exactly.
 
     Their multipliers have 15 bits, an error of up to 0.003 %, which is half an LSB at 65 536.
     Each scale changes as little as possible. `ratio` is the output's scale divided by the input's.
@@ -318,7 +318,7 @@ def _make_multipliers_exact(
 
 
 def _fold_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, Any]:
-    """Quantizes a folded kernel to the range that training stored for it (`recipes.contrib`).
+    """Quantize a folded kernel to the range that training stored for it (`recipes.contrib`).
 
     TFLite has no zero point for weights. A channel of an asymmetric 8-bit kernel that exceeds 127
     gets a wider scale, and its weights are rounded again. The last results are the largest change,

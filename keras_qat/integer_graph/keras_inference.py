@@ -131,7 +131,7 @@ class Inference:
         return self.settled.is_ready and not tf.distribute.has_strategy()
 
     def _get_function(self) -> Callable[..., list[tf.Tensor]]:
-        """Returns the function of eager calls."""
+        """Return the function of eager calls."""
         if tf.distribute.has_strategy():  # Workers that create variables wait for each other.
             return self.traced_whole
         self.settled.refresh(self.model.run_eagerly)
@@ -143,7 +143,7 @@ class Inference:
         return self.traced[1]
 
     def _infer_eagerly(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Computes in a function that reads all weights, so a tape watches them."""
+        """Compute in a function that reads all weights, so a tape watches them."""
         return self._get_function()(*inputs)
 
     def _check_nan(self, inputs: Sequence[tf.Tensor]) -> None:
@@ -163,7 +163,7 @@ class Inference:
     def _compute(
         self, resolved: ResolvedGraph, prepared: Prepared, inputs: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Computes the outputs and the inputs of losses as floats, and losses of float layers."""
+        """Compute the outputs and the inputs of losses as floats, and losses of float layers."""
         losses: list[tuple[keras.layers.Layer, tf.Tensor]] = []
 
         def compute(node: Node, values: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -188,7 +188,7 @@ class Inference:
         return [value for value in dict.fromkeys(read) if value not in computed]
 
     def _finish(self, tensors: list[tf.Tensor], adds_losses: bool = True) -> list[tf.Tensor]:
-        """Adds the losses and metrics of layers, and returns the outputs among all tensors."""
+        """Add the losses and metrics of layers, and return the outputs among all tensors."""
         outputs = flatten_values(self.graph.outputs)
         count = len(outputs) + len(self.loss_inputs)
         read, losses = tensors[len(outputs) : count], tensors[count:]
@@ -208,17 +208,17 @@ class Inference:
         ]
 
     def _infer_settled(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Computes with the kernels' rounding, and ranges and weights of the last `refresh`."""
+        """Compute with the kernels' rounding, and ranges and weights of the last `refresh`."""
         self._check_nan(inputs)
         return self._finish(self.settled(*inputs))
 
     def _infer_with_file(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Computes as `_infer_settled` does, in the interpreter if the file is written."""
+        """Compute as `_infer_settled` does, in the interpreter if the file is written."""
         self._check_nan(inputs)
         return self._finish(self.file(inputs, self.settled))
 
     def _infer(self, *inputs: tf.Tensor, adds_losses: bool = True) -> list[tf.Tensor]:
-        """Computes with the kernels' rounding, and current ranges and weights."""
+        """Compute with the kernels' rounding, and current ranges and weights."""
         self._check_nan(inputs)
         resolved = self._resolve()
         prepared = self._prepare(resolved)
@@ -259,7 +259,7 @@ class Inference:
     def _choose(
         self, applies: tf.Tensor, flat: list[tf.Tensor], y: Any, after: list[tf.Tensor]
     ) -> Any:
-        """Computes with the kernels' rounding if `applies`, and otherwise returns `y`.
+        """Compute with the kernels' rounding if `applies`, and otherwise returns `y`.
 
         The gradient is always the gradient of `y`. Training sets the states to `after`.
         """

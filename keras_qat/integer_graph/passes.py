@@ -123,7 +123,7 @@ def pack_node(node: Node, family: KernelFamily = XNNPACK) -> Node:
 
 
 def _divide(weights: Weights) -> Weights:
-    """Divides weights, which are tensors or arrays, by their divisor."""
+    """Divide weights, which are tensors or arrays, by their divisor."""
     divisor, bias = weights.divisor, weights.bias
     if bias is not None:
         shape = tuple(bias.shape) if np.size(divisor) > 1 else []
@@ -170,7 +170,7 @@ def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> Resol
 
 
 def _infer_shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, Shape]:
-    """Infers the shapes of all tensors by tracing a function that never runs.
+    """Infer the shapes of all tensors by tracing a function that never runs.
 
     The shapes do not depend on the kernels. Among the integer kernels, `XNNPACK` needs the fewest
     operations.

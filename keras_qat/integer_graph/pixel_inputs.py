@@ -141,7 +141,7 @@ def accept_pixels(
 
 
 def _make_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> list[Node]:
-    """Returns nodes that compute an input from pixels minus 128; none if they are equal."""
+    """Return nodes that compute an input from pixels minus 128; none if they are equal."""
     tensor = graph.inputs[name]
     params, channels = tensor.params, tensor.shape[-1]
     scale, offset = (np.asarray(x, np.float64) for x in rescaling)
@@ -185,7 +185,7 @@ def _make_node(
 def _make_sum(
     pixels: Tensor, output: Tensor, scaled: NDArray, offset: float, expected: NDArray
 ) -> Node:
-    """Makes a node that adds a constant to scaled pixels. TFLite kernels add with 20 bits.
+    """Make a node that adds a constant to scaled pixels. TFLite kernels add with 20 bits.
 
     The constant is the offset, moved to keep the same distance from the rounding boundaries above
     and below the quantized values.
@@ -211,7 +211,7 @@ def _make_sum(
 def _make_channels(
     tensor: Tensor, scale: NDArray, offset: NDArray, expected: NDArray
 ) -> list[Node]:
-    """Makes nodes that extract each channel by a 1x1 convolution and add its offset.
+    """Make nodes that extract each channel by a 1x1 convolution and add its offset.
 
     TFLite's multiplication kernels keep 6 or 7 fractional bits, which would round some pixels
     incorrectly.
@@ -241,7 +241,7 @@ def _make_channels(
 
 
 def _make_product(tensor: Tensor, scale: NDArray, offset: NDArray) -> Node:
-    """Makes a node with a weight and a bias for each channel."""
+    """Make a node with a weight and a bias for each channel."""
     pixels = dataclasses.replace(
         tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO)
     )
@@ -252,7 +252,7 @@ def _make_product(tensor: Tensor, scale: NDArray, offset: NDArray) -> Node:
 
 
 def _check_range(name: str, values: NDArray, params: QuantParams) -> None:
-    """Warns if rescaled pixels and the model's input have different scales."""
+    """Warn if rescaled pixels and the model's input have different scales."""
     ends = np.array([params.lowest, params.highest])
     low, high = (ends - params.zero_point) * float(params.scale)
     lowest, highest = min(values.min(), 0.0), max(values.max(), 0.0)  # Ranges include zero.
@@ -265,7 +265,7 @@ def _check_range(name: str, values: NDArray, params: QuantParams) -> None:
 
 
 def _check_values(name: str, nodes: list[Node], expected: NDArray) -> None:
-    """Warns if the file quantizes some pixels differently from the model's callers."""
+    """Warn if the file quantizes some pixels differently from the model's callers."""
     pixels, output = nodes[0].inputs[0], nodes[-1].output
     assert isinstance(pixels, Tensor)
     assert pixels.params is not None

@@ -74,13 +74,13 @@ def resolve_in_graph(
 
 
 def _fix_batch(graph: ResolvedGraph, target: Target | None) -> ResolvedGraph:
-    """Uses the rounding of files with a fixed batch size if the target requires one."""
+    """Use the rounding of files with a fixed batch size if the target requires one."""
     is_open = target is None or target.batch_size is None
     return graph if is_open else graph.assume_fixed_batch()
 
 
 def _read_origin(model: keras.Model, calls: Graph) -> Origin:
-    """Reads the facts about a quantization-aware model that its calls do not contain."""
+    """Read the facts about a quantization-aware model that its calls do not contain."""
     recipe = get_recipe(model)
     uncalibrated = {
         name

@@ -65,7 +65,7 @@ class _Resolver:
         )
 
     def _fold_weights(self) -> None:
-        """Folds the weights of weighted nodes, for all calls of a layer at once."""
+        """Fold the weights of weighted nodes, for all calls of a layer at once."""
         indices: dict[keras.layers.Layer, list[int]] = {}
         for index, node in enumerate(self.nodes):
             if node.op is not None and node.op.weights:
@@ -76,7 +76,7 @@ class _Resolver:
                 self.nodes[index] = dataclasses.replace(self.nodes[index], weights=folded)
 
     def _fold_layer(self, layer: keras.layers.Layer, nodes: list[Node]) -> list[Weights]:
-        """Returns the weights of each call of a layer."""
+        """Return the weights of each call of a layer."""
         op: Any = nodes[0].op
         if not op.is_weighted:
             return [fold_weights.quantize_parameters(layer, op, self.in_graph)] * len(nodes)
@@ -93,7 +93,7 @@ class _Resolver:
         return fold_recurrent_calls(layer, ends, self.in_graph, self.ranges.get_params)
 
     def _add_call(self, call: Call) -> None:
-        """Adds the nodes of a call that belongs to no earlier node."""
+        """Add the nodes of a call that belongs to no earlier node."""
         layer = call.layer
         if isinstance(layer, Quantize):
             self._add_quantizer(call)
@@ -105,7 +105,7 @@ class _Resolver:
             self._add_plain(call)
 
     def _add_quantizer(self, call: Call) -> None:
-        """Adds a conversion for a `Quantize` layer unless its input has its range."""
+        """Add a conversion for a `Quantize` layer unless its input has its range."""
         source = self.tensors.of_value[call.args[0]]
         params = self.ranges.get_params(call.layer.quantizer)
         if not call.layer.rounds:
@@ -119,7 +119,7 @@ class _Resolver:
         self._add_conversion(source, params, op, call)
 
     def _add_conversion(self, source: Tensor, params: QuantParams, op: Op, call: Call) -> Tensor:
-        """Adds a node that converts a tensor to other quantization parameters."""
+        """Add a node that converts a tensor to other quantization parameters."""
         tensor = self.tensors.create(call.output, params)
         if isinstance(call.layer, Quantize):
             self.tensors.absorb(call, tensor)
@@ -127,7 +127,7 @@ class _Resolver:
         return tensor
 
     def _add_plain(self, call: Call) -> None:
-        """Adds a layer without a wrapper."""
+        """Add a layer without a wrapper."""
         matched = _match(call)
         if matched.op is None:
             self._add_in_float(call, matched.reason or "no integer kernel")
@@ -139,7 +139,7 @@ class _Resolver:
             self._add_operator(call, call, matched, None, None)
 
     def _add_alias(self, call: Call) -> None:
-        """Assigns the tensor of its input to the output of a call that computes nothing."""
+        """Assign the tensor of its input to the output of a call that computes nothing."""
         source, value = self.tensors.of_value[call.inputs[0]], call.output
         quantize = self.tensors.find_quantize(value)
         self.tensors.of_value[value] = source
@@ -147,7 +147,7 @@ class _Resolver:
             self._add_quantizer(quantize)
 
     def _add_wrapper(self, call: Call) -> None:
-        """Adds a wrapped layer with its BatchNormalization, activation and output quantizer."""
+        """Add a wrapped layer with its BatchNormalization, activation and output quantizer."""
         wrapper = call.layer
         inner = _get_inner_call(call)
         matched = match(inner)
@@ -180,7 +180,7 @@ class _Resolver:
         params: QuantParams | None,
         maximum: float | None,
     ) -> None:
-        """Adds a node of an operator, or a float node if a tensor has no range.
+        """Add a node of an operator, or a float node if a tensor has no range.
 
         `inner` is the call of the layer inside a wrapper. The wrapper may define `params`, the
         output's quantization parameters, and `maximum`, the maximum of its ReLU.
@@ -238,7 +238,7 @@ class _Resolver:
     def _find_output_params(
         self, value: Value, op: Op, inputs: list[QuantParams], maximum: float | None
     ) -> tuple[QuantParams | None, float | None, list[Call]]:
-        """Finds an output's parameters, the merged ReLU's maximum, and the absorbed calls."""
+        """Find an output's parameters, the merged ReLU's maximum, and the absorbed calls."""
         quantize = self.tensors.find_quantize(value)
         if quantize is not None:
             return self.ranges.get_params(quantize.layer.quantizer), maximum, [quantize]
@@ -259,7 +259,7 @@ class _Resolver:
         return None, maximum, []
 
     def _find_relu(self, value: Value) -> tuple[Call, float, Call] | None:
-        """Returns the next call if it is a ReLU to merge, its maximum, and its quantizer."""
+        """Return the next call if it is a ReLU to merge, its maximum, and its quantizer."""
         call = self.tensors.find_only_consumer(value)
         if call is None or isinstance(call.layer, (Quantize, QuantizeWrapper, QuantizeWeights)):
             return None
@@ -272,7 +272,7 @@ class _Resolver:
     def _convert(
         self, operands: tuple[Operand, ...], params: QuantParams, call: Call
     ) -> tuple[Operand, ...]:
-        """Converts the tensors that an operator reads to the parameters its inputs share."""
+        """Convert the tensors that an operator reads to the parameters its inputs share."""
         converted: list[Operand] = []
         for index, operand in enumerate(operands):
             if (
@@ -289,7 +289,7 @@ class _Resolver:
         return tuple(converted)
 
     def _add_in_float(self, call: Call, reason: str) -> None:
-        """Adds a float node for a call, and the output quantizer of its wrapper."""
+        """Add a float node for a call, and the output quantizer of its wrapper."""
         values, layer = flatten_values(call.outputs), call.layer
         quantizer = layer.output_quantizer if isinstance(layer, QuantizeWrapper) else None
         suffix = "" if quantizer is None else "/real"
@@ -307,7 +307,7 @@ class _Resolver:
 
 
 def _match(call: Call) -> Match:
-    """Returns the operator of an unwrapped layer, or the reason why it stays float."""
+    """Return the operator of an unwrapped layer, or the reason why it stays float."""
     reason = get_float_reason(call.layer)
     if reason is None and is_on_request(call.layer) and not is_integer_requested(call.layer):
         reason = "in float unless asked for"
@@ -315,7 +315,7 @@ def _match(call: Call) -> Match:
 
 
 def _get_inner_call(call: Call) -> Call:
-    """Returns the call of the layer inside a wrapper, with the wrapper's input."""
+    """Return the call of the layer inside a wrapper, with the wrapper's input."""
     wrapper, value = call.layer, call.output
     output = Value(value.name, value.shape, value.dtype)
     return Call(wrapper.layer, call.args, {}, output, call.name, call.origin)

@@ -162,7 +162,7 @@ class Tensors:
 
 
 def _list_inputs(call: Call) -> list[Value]:
-    """Returns the values that a call computes with. Quantizers of old files name more tensors."""
+    """Return the values that a call computes with. Quantizers of old files name more tensors."""
     op = find_row(call.layer)
     if op is not None and op.reads_only_weights:
         return []
@@ -181,7 +181,7 @@ def get_scope(call: Call, value: Value | None = None) -> str:
 
 
 def _get_label(value: Value) -> str:
-    """Returns the float model's name for a tensor of the quantization-aware model."""
+    """Return the float model's name for a tensor of the quantization-aware model."""
     call = value.producer
     layer = call.layer if call else None
     if isinstance(layer, QuantizeWrapper):

@@ -174,7 +174,7 @@ def run_batch(
 
 
 def _to_tensor(x: NDArray, tensor: Tensor, prepared: Prepared) -> tf.Tensor:
-    """Converts an input for `run`. Float values are quantized as for the file."""
+    """Convert an input for `run`. Float values are quantized as for the file."""
     params = tensor.params
     if params is None:
         return tf.constant(x, tensor.dtype)

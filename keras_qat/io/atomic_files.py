@@ -129,14 +129,14 @@ def saving_to(path: object, suffixes: tuple[str, ...], saved_model: bool = False
 
 
 def _is_saved_model(folder: Path) -> bool:
-    """Returns whether a folder contains a SavedModel and no other files."""
+    """Return whether a folder contains a SavedModel and no other files."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     known = {"saved_model.pb", "keras_metadata.pb", "fingerprint.pb", "variables", "assets"}
     return "saved_model.pb" in names and names <= known
 
 
 def _explain_error(error: Exception, path: Path) -> Exception:
-    """Returns a clear error if the disk is full, and any other error unchanged."""
+    """Return a clear error if the disk is full, and any other error unchanged."""
     if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
         return error
     state = "The file there is unchanged" if path.exists() else "Nothing was written"

@@ -139,7 +139,7 @@ def pad_batch(array: NDArray, size: int) -> NDArray:
 
 
 def _open_source(inputs: Inputs, data: Any, is_limited: bool) -> Any:
-    """Checks the type of data, and calls a function for its data."""
+    """Check the type of data, and call a function for its data."""
     if data is None:
         raise ValueError(f"The data for '{inputs.model}' is None. Pass examples of its inputs.")
     is_file = isinstance(data, (str, bytes)) or hasattr(data, "__fspath__")
@@ -166,14 +166,14 @@ def _open_source(inputs: Inputs, data: Any, is_limited: bool) -> Any:
 
 
 def _is_structure(data: object) -> bool:
-    """Returns whether data is a dict, a tuple or a list of arrays."""
+    """Return whether data is a dict, a tuple or a list of arrays."""
     if isinstance(data, list):
         return any(is_array(item) or _is_structure(item) for item in data[:1])
     return isinstance(data, (dict, tuple))
 
 
 def _is_series(inputs: Inputs, data: object) -> bool:
-    """Returns whether data yields batches or examples, and is not one batch itself."""
+    """Return whether data yields batches or examples, and is not one batch itself."""
     if is_array(data) or isinstance(data, (dict, tuple, tf.RaggedTensor, tf.SparseTensor)):
         return False
     if not isinstance(data, list):
@@ -198,7 +198,7 @@ def is_read_once(data: object) -> bool:
 
 
 def _has_indices(data: object) -> bool:
-    """Returns whether data has a length and numbered items, like each `keras.utils.Sequence`.
+    """Return whether data has a length and numbered items, like each `keras.utils.Sequence`.
 
     Some sequences, such as the results of `ImageDataGenerator.flow`, never end when iterated.
     """
@@ -215,7 +215,7 @@ def _has_length(data: Any) -> bool:
 def _read_arrays(
     inputs: Inputs, data: object, batch_size: int, finite: bool
 ) -> Iterator[list[NDArray]]:
-    """Yields batches of arrays that hold all examples."""
+    """Yield batches of arrays that hold all examples."""
     arrays = split_columns(inputs, data)
     shaped = [as_batch(array, one.shape) for array, one in zip(arrays, inputs.all, strict=True)]
     batch = check_batch(inputs, arrays, shaped, finite, "")
@@ -226,7 +226,7 @@ def _read_arrays(
 def _read_series(
     inputs: Inputs, data: Any, batch_size: int, finite: bool
 ) -> Iterator[list[NDArray]]:
-    """Yields the batches in the data, and collects single examples into batches."""
+    """Yield the batches in the data, and collects single examples into batches."""
     examples: list[list[NDArray]] = []
 
     def collect() -> list[NDArray]:

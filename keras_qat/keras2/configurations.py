@@ -120,7 +120,7 @@ def serialize(layer: keras.layers.Layer) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _use_current_format() -> Iterator[None]:
-    """Makes Keras read configurations in the format of `serialize` inside a `with` block.
+    """Make Keras read configurations in the format of `serialize` inside a `with` block.
 
     While Keras loads an .h5 file, it expects the format of such files. It has no names of
     registered classes.

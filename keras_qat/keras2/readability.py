@@ -91,7 +91,7 @@ def _describe_other_object(model: Any, kind: str) -> str:
 
 
 def _check_has_code(model: keras.Model) -> None:
-    """Raises a `ValueError` if a SavedModel was loaded without the code of a layer.
+    """Raise a `ValueError` if a SavedModel was loaded without the code of a layer.
 
     Keras then runs TensorFlow's saved graph instead, which has no operations to read.
     """
@@ -114,7 +114,7 @@ def _check_has_code(model: keras.Model) -> None:
 
 
 def _check_vocabularies(model: keras.Model) -> None:
-    """Raises a `ValueError` if a layer has adapted to a vocabulary, which is not a variable."""
+    """Raise a `ValueError` if a layer has adapted to a vocabulary, which is not a variable."""
     # A subclassed model that has not been called raises if it is asked for weights.
     layers = [layer for layer in model._flatten_layers() if layer.built]
     if holders := [x for x in layers if not all(hasattr(w, "dtype") for w in x.weights)]:
@@ -218,7 +218,7 @@ def explain_config_errors(config: Any, custom_objects: Any = None) -> Iterator[N
 
 
 def _list_unregistered(config: Any) -> list[str]:
-    """Returns the custom classes in a configuration that are registered neither then nor now."""
+    """Return the custom classes in a configuration that are registered neither then nor now."""
     if isinstance(config, (list, tuple)):
         return [name for item in config for name in _list_unregistered(item)]
     if not isinstance(config, dict):

@@ -71,7 +71,7 @@ def check_code(config: object) -> None:
 
 
 def _find_reason(config: dict[str, Any]) -> str:
-    """Returns why a configuration is refused; "" if it is accepted."""
+    """Return why a configuration is refused; "" if it is accepted."""
     kind, contents = config.get("class_name"), config.get("config")
     if isinstance(contents, dict) and kind in ("TFOpLambda", "SlicingOpLambda", "ClassMethod"):
         symbol = str(contents.get("cls_symbol" if kind == "ClassMethod" else "function"))
@@ -99,7 +99,7 @@ def _find_reason(config: dict[str, Any]) -> str:
 
 
 def _find_object(module: str, name: str) -> Any:
-    """Returns what Keras finds in a module under a name; None if it finds nothing."""
+    """Return what Keras finds in a module under a name; None if it finds nothing."""
     if found := tf_export.get_symbol_from_name(f"{module}.{name}"):
         return found
     loaded: Any = None
@@ -125,7 +125,7 @@ def _is_harmless(found: Any, package: str, name: str) -> bool:
 
 
 def _only_computes(function: Any, name: str) -> bool:
-    """Returns whether a function is recorded when a model is built: an operation on tensors."""
+    """Return whether a function is recorded when a model is built: an operation on tensors."""
     names = (name, str(getattr(function, "__name__", "")))
     if any(word in name for word in EFFECTS for name in names):
         return False

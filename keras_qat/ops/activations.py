@@ -40,7 +40,7 @@ def _gelu(x: tf.Tensor, approximate: bool) -> tf.Tensor:
 
 
 def _gelu_in_float32(x: tf.Tensor, approximate: bool) -> tf.Tensor:
-    """Computes GELU in the order of operations of TFLite's kernel."""
+    """Compute GELU in the order of operations of TFLite's kernel."""
     if approximate:
         cube = single(single(single(single(0.044715 * x) * x) * x))
         inner = single(math.sqrt(2 / math.pi) * single(x + cube))
@@ -60,7 +60,7 @@ def _supports_hard_swish(x: QuantParams, output: QuantParams) -> tf.Tensor:
 
 
 def _hard_swish_table(a: Arguments, up: bool = False) -> tf.Tensor:
-    """Computes x * relu6(x + 3) / 6 in 16 bits, rounding halves away from zero or `up`."""
+    """Compute x * relu6(x + 3) / 6 in 16 bits, rounding halves away from zero or `up`."""
 
     def to_upper_bits(x: tf.Tensor) -> fixed_point.FixedPoint:
         return fixed_point.upper_bits(fixed_point.to_fixed_point(x))
@@ -106,7 +106,7 @@ def _prepare_directly(
     of_tflite: Callable[[tf.Tensor], tf.Tensor],
     of_micro: Callable[[tf.Tensor, int], tf.Tensor],
 ) -> Prepare:
-    """Prepares a float function with a fixed output range.
+    """Prepare a float function with a fixed output range.
 
     Args:
         function: the function.
@@ -145,7 +145,7 @@ def _prepare_directly(
 
 
 def _compute_directly(scaled: Callable[..., tf.Tensor]) -> Callable[[tf.Tensor, _Direct], Any]:
-    """Computes each value, in a third of the time of a table look-up, if all are clear.
+    """Compute each value, in a third of the time of a table look-up, if all are clear.
 
     Args:
         scaled: the function in few fast operations. Its arguments are x, the factor of x and the
@@ -186,7 +186,7 @@ def _compute_directly(scaled: Callable[..., tf.Tensor]) -> Callable[[tf.Tensor, 
 
 
 def _find_ends(x: QuantParams, output: QuantParams, dtype: tf.DType) -> tuple[tf.Tensor, ...]:
-    """Returns the largest input that TFLite Micro's kernels use, and the ends of the output.
+    """Return the largest input that TFLite Micro's kernels use, and the ends of the output.
 
     Larger inputs become the end of the range. The limit is 15 divided by the power of two above a
     step, rounded down. It is 0 for steps of 8 and more, for which 0 is at the lower end too.
@@ -214,7 +214,7 @@ def _make_bounded(
     compute_int16: Callable[[tf.Tensor, Curve], tf.Tensor],
     **fields: Any,
 ) -> Op:
-    """Returns the row of a function with a fixed output range."""
+    """Return the row of a function with a fixed output range."""
 
     def prepare(a: Arguments) -> object:
         if not a.wide:

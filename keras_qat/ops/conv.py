@@ -58,7 +58,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _count_causal_padding(a: Attributes, steps: int) -> int:
-    """Returns the number of steps that causal padding adds before a sequence."""
+    """Return the number of steps that causal padding adds before a sequence."""
     return (steps - 1) * as_pair(a["dilation"])[1] if a["padding"] == "causal" else 0
 
 
@@ -67,7 +67,7 @@ def _get_padding(a: Attributes) -> str:
 
 
 def _for_sequences(function: Callable[..., Any]) -> Callable[[Attributes, Any, Any], Any]:
-    """Extends a function of attributes, images and a kernel to sequences."""
+    """Extend a function of attributes, images and a kernel to sequences."""
 
     @functools.wraps(function)
     def compute(a: Attributes, x: Any, kernel: Any) -> Any:
@@ -169,7 +169,7 @@ def _emit_depthwise(e: Emission) -> None:
 
 
 def _find_kernel_size(call: Call) -> tuple[int, ...]:
-    """Returns the size of a kernel along the axes of images, which custom layers may not have."""
+    """Return the size of a kernel along the axes of images, which custom layers may not have."""
     layer = call.layer
     return layer.kernel_size if hasattr(layer, "kernel_size") else layer.weights[0].shape[:-2]
 
@@ -183,7 +183,7 @@ def _count(call: Call) -> int | None:
 
 
 def _list_with_computed(*kinds: type) -> tuple[type, ...]:
-    """Returns layer classes, and their variants with a computed kernel."""
+    """Return layer classes, and their variants with a computed kernel."""
     return *kinds, *(keras_variants.COMPUTED[kind] for kind in kinds)
 
 
@@ -236,7 +236,7 @@ def _accepts_transpose(call: Call, attributes: Attributes) -> str | None:
 
 
 def _find_sizes(a: Attributes, kernel: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Returns factor and offset of the output's size, for height and width."""
+    """Return factor and offset of the output's size, for height and width."""
     added = a["output_padding"]
     sizes = []
     for axis, stride in enumerate(_get_strides(a, len(kernel) == 3)):
@@ -303,7 +303,7 @@ def _emit_transpose(e: Emission) -> None:
 
 
 def _emit_output_shape(e: Emission, x: int, image: int) -> int:
-    """Returns a tensor with the output's shape, computed from `x` if the model does not know it.
+    """Return a tensor with the output's shape, computed from `x` if the model does not know it.
 
     It is also computed if only `batch_size` determines the shape. Otherwise XNNPACK would compute
     the operator, and round differently from the model.
@@ -347,7 +347,7 @@ TRANSPOSE_CONV = dataclasses.replace(
 
 
 def _affine_attributes(call: Call) -> Attributes:
-    """Returns the `axes` along which scales and offsets differ."""
+    """Return the `axes` along which scales and offsets differ."""
     rank, axes = len(call.output.shape), tf.nest.flatten([getattr(call.layer, "axis", -1)])
     return {"axes": tuple(int(axis) % max(rank, 1) for axis in axes if axis is not None)}
 

@@ -59,7 +59,7 @@ def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
 def _emit_product(
     e: Emission, x: int, end: int, arrange: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    """Adds a product along the last axis. `arrange` converts weights to [output, input]."""
+    """Add a product along the last axis. `arrange` converts weights to [output, input]."""
     if _is_fully_connected(e.attributes, e.wide):
         e.add(
             "FULLY_CONNECTED",
@@ -74,7 +74,7 @@ def _emit_product(
 
 
 def _find_sizes(x: tf.Tensor) -> list[int | tf.Tensor]:
-    """Returns the sizes of a tensor for a reshape, with -1 for one unknown size, or tensors."""
+    """Return the sizes of a tensor for a reshape, with -1 for one unknown size, or tensors."""
     known = x.shape.as_list()
     now = tf.unstack(tf.shape(x)) if known.count(None) > 1 else [-1] * len(known)
     return [now[axis] if size is None else size for axis, size in enumerate(known)]
@@ -102,7 +102,7 @@ DENSE = Op(
 
 
 def _read_einsum(call: Call) -> Attributes:
-    """Returns the `equation` without an ellipsis, and the letters of `bias_axes`."""
+    """Return the `equation` without an ellipsis, and the letters of `bias_axes`."""
     layer = call.layer
     equation = layer.equation.replace(" ", "")
     inputs, weights, _ = terms = re.split(",|->", equation)
@@ -123,7 +123,7 @@ def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
 
 
 def _accept_per_channel(count: int, call: Call, attributes: Attributes) -> str | None:
-    """Accepts weights that end in `count` axes of the result, in order.
+    """Accept weights that end in `count` axes of the result, in order.
 
     Other equations are left to the row with one scale for all weights.
     """
@@ -162,7 +162,7 @@ def _find_result_sizes(axes: Axes, kernel: np.ndarray | tf.Tensor) -> tuple[int,
 
 
 def _expand_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weights:
-    """Returns the weights with their bias repeated for each entry of the result's axes."""
+    """Return the weights with their bias repeated for each entry of the result's axes."""
     if weights.bias is None:
         return weights
     make = np if isinstance(weights.bias, np.ndarray) else tf

@@ -58,7 +58,7 @@ def _find_steps(x: QuantParams, y: QuantParams, output: QuantParams) -> _Steps:
 def _divide(
     m: Machine, inputs: list[Quantized], output: QuantParams, attributes: Attributes, shape: Shape
 ) -> Quantized:
-    """Runs the rows that divide, up to the quotient in 16 bits."""
+    """Run the rows that divide, up to the quotient in 16 bits."""
     x, y = inputs
     steps = _Steps() if output.scale is None else _find_steps(x[1], y[1], output)
     numerator = m.run(REQUANTIZE, [x], steps.numerator)

@@ -86,7 +86,7 @@ def _prepare_add(a: Arguments) -> _Sum | tuple[tf.Tensor, ...]:
 
 
 def _add(a: Arguments) -> tf.Tensor:
-    """Computes a + b or a - b, in a scale that kernels support and then in the output's."""
+    """Compute a + b or a - b, in a scale that kernels support and then in the output's."""
     if _computes_in_float32(a):
         return mlas.add(a.q, a.prepared, a.family.halves)
     prepared: _Sum = a.prepared
@@ -98,7 +98,7 @@ def _computes_in_float32(a: Arguments) -> bool:
 
 
 def _find_native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
-    """Returns the output's parameters, or wider ones if an input's scale is far wider.
+    """Return the output's parameters, or wider ones if an input's scale is far wider.
 
     With the output's parameters, TFLite's kernels would end the process, because their multipliers
     have to be below 1, or overflow at 16 bits in int8. XNNPACK leaves such sums to TFLite.
@@ -117,7 +117,7 @@ def _find_native(params: Sequence[QuantParams], output: QuantParams) -> QuantPar
 
 
 def _add_once(a: Arguments, prepared: tuple[tf.Tensor, ...]) -> tf.Tensor:
-    """Adds like XNNPACK: inputs times 21-bit multipliers, plus a half, without the lower bits."""
+    """Add like XNNPACK: inputs times 21-bit multipliers, plus a half, without the lower bits."""
     first, second, bits, half, is_supported = prepared
 
     def compute() -> tf.Tensor:
@@ -130,7 +130,7 @@ def _add_once(a: Arguments, prepared: tuple[tf.Tensor, ...]) -> tf.Tensor:
 
 @trace_once
 def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ...]:
-    """Prepares `_add_once`: the larger ratio becomes a multiplier of 21 bits.
+    """Prepare `_add_once`: the larger ratio becomes a multiplier of 21 bits.
 
     The last result is whether XNNPACK computes the sum. It leaves ratios below 2^-10 to TFLite, and
     from 2^8 on, which `_find_native` excludes.
@@ -146,12 +146,12 @@ def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ..
 
 
 def _count_bits(a: Arguments) -> int:
-    """Returns by how many bits the common scale of both inputs is finer."""
+    """Return by how many bits the common scale of both inputs is finer."""
     return 15 if a.wide else 20
 
 
 def _add_twice(a: Arguments) -> tf.Tensor:
-    """Adds like TFLite: in a common scale that is finer by 20 bits, or 15 in int16.
+    """Add like TFLite: in a common scale that is finer by 20 bits, or 15 in int16.
 
     If both tensors have the same shape, its optimized int16 kernel computes 16 values at a time,
     and rounds each value only once for the common scale. The remaining values, fewer than 16, are
@@ -177,7 +177,7 @@ def _add_twice(a: Arguments) -> tf.Tensor:
 
 
 def _find_multipliers(bits: int, first: Any, second: Any, output: Any) -> tuple[Any, ...]:
-    """Returns the multipliers of both inputs and of their sum."""
+    """Return the multipliers of both inputs and of their sum."""
     common = 2 * tf.maximum(first, second)
     ratios = first / common, second / common, common / (2.0**bits * output)
     return tuple(map(to_fixed_point, ratios))
@@ -210,7 +210,7 @@ FAR = 2.0**7
 
 
 def _find_native_of_product(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
-    """Returns the output's parameters, or wider ones if the product's scale is far wider.
+    """Return the output's parameters, or wider ones if the product's scale is far wider.
 
     XNNPACK leaves ratios from 2^8 on to TFLite's kernel, which overflows at 16 bits on x86.
     """
@@ -221,7 +221,7 @@ def _find_native_of_product(params: Sequence[QuantParams], output: QuantParams) 
 
 
 def _prepare_multiply(a: Arguments) -> _Product | tuple[tf.Tensor, tf.Tensor]:
-    """Prepares a product. XNNPACK computes in float32 if the ratio is from 2^-16 to 2^8."""
+    """Prepare a product. XNNPACK computes in float32 if the ratio is from 2^-16 to 2^8."""
     if _computes_in_float32(a):
         return mlas.prepare_product(a)
     if a.wide:
@@ -241,7 +241,7 @@ def _prepare_multiply(a: Arguments) -> _Product | tuple[tf.Tensor, tf.Tensor]:
 
 
 def _multiply(a: Arguments) -> tf.Tensor:
-    """Computes a * b, multiplied by the ratio of scales in float32 or in fixed point.
+    """Compute a * b, multiplied by the ratio of scales in float32 or in fixed point.
 
     XNNPACK computes a tensor times itself by a table of squares.
     """
@@ -286,7 +286,7 @@ def _emit_multiply(e: Emission) -> None:
 
 
 def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **options: Any) -> None:
-    """Adds an operator, if necessary in a wider scale that a QUANTIZE converts.
+    """Add an operator, if necessary in a wider scale that a QUANTIZE converts.
 
     Then a ReLU6 that ends inside the range is a separate operator: few wider steps end at 6.
     """
@@ -311,7 +311,7 @@ def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **option
 def _find_wider_scale(
     find_native: Callable[..., Any], inputs: tuple[QuantParams, ...], output: QuantParams
 ) -> np.float32 | None:
-    """Returns the scale that an operator needs if it is wider than the output's, else None.
+    """Return the scale that an operator needs if it is wider than the output's, else None.
 
     All steps of a recurrent layer ask with the same parameters.
     """
@@ -364,7 +364,7 @@ MULTIPLY = dataclasses.replace(
 
 
 def _make_extremum(name: str, function: Callable[[Any, Any], Any], layer: type) -> Op:
-    """Returns the row of an extremum of quantized values, which share their parameters."""
+    """Return the row of an extremum of quantized values, which share their parameters."""
     return dataclasses.replace(
         ADD,
         name=name,

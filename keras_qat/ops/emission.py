@@ -184,7 +184,7 @@ class Emission:
         return target
 
     def _reshape_after_unknown(self, source: int, target: int, sizes: list[int]) -> None:
-        """Reshapes the axes after those with unknown sizes, which are read at run time."""
+        """Reshape the axes after those with unknown sizes, which are read at run time."""
         same = 0
         for before, after in zip(self.shape(source), self.shape(target), strict=False):
             if before != after:
@@ -221,7 +221,7 @@ def as_pair(sizes: Any) -> tuple[int, int]:
 
 
 def _image_shape(shape: Shape) -> Shape:
-    """Returns the shape of an image: [batch, 1, steps, channels] for [batch, steps, channels].
+    """Return the shape of an image: [batch, 1, steps, channels] for [batch, steps, channels].
 
     Images keep their shape. In other tensors each vector of channels becomes an image.
     """

@@ -49,7 +49,7 @@ def _read_relu_options(call: Call) -> Attributes:
 
 
 def _accept_option(name: str, value: object, call: Call, attributes: Attributes) -> str | None:
-    """Accepts layers with this value of an option, and operations."""
+    """Accept layers with this value of an option, and operations."""
     is_other = getattr(call.layer, name, value) != value
     return "" if is_other else accept_float(call)
 
@@ -146,7 +146,7 @@ LOOKUPS: tuple[Op, ...] = (
 
 
 def _read_exponent(call: Call) -> float | None:
-    """Returns the exponent of a power of a tensor; None if it is not a number."""
+    """Return the exponent of a power of a tensor; None if it is not a number."""
     if isinstance(call.layer, Power):
         return call.layer.exponent
     x, exponent = get_operands(call, "x", "y")
@@ -154,7 +154,7 @@ def _read_exponent(call: Call) -> float | None:
 
 
 def _read_numerator(call: Call) -> float:
-    """Returns the number that a call divides by a tensor; NaN for other divisions."""
+    """Return the number that a call divides by a tensor; NaN for other divisions."""
     if isinstance(call.layer, Reciprocal):
         return call.layer.numerator
     if get_kind(call) == "reciprocal":
@@ -225,7 +225,7 @@ _LARGEST = 2.0**23 - 1
 
 
 def _tabulate_integers(x: QuantParams, rounding: str) -> tf.Tensor:
-    """Returns the integer of each quantized value, the lowest first, as training computes it."""
+    """Return the integer of each quantized value, the lowest first, as training computes it."""
     x = x.as_tensors()
     values = ROUNDINGS[rounding](single((lookup.list_values(x) - x.zero_point) * x.scale))
     return tf.clip_by_value(values, -_LARGEST, _LARGEST)
@@ -237,7 +237,7 @@ def _prepare_positions(a: Arguments) -> lookup.Entries:
 
 
 def _emit_positions(e: Emission) -> None:
-    """Adds a table for each byte of the integers, the largest entries of TFLite Micro's GATHER."""
+    """Add a table for each byte of the integers, the largest entries of TFLite Micro's GATHER."""
     (target,), shape = e.outputs, e.shape(e.inputs[0])
     entries = _tabulate_integers(e.input_params, e.attributes["rounding"]).numpy().astype(np.int32)
     lowest = int(entries.min())

@@ -35,7 +35,7 @@ def list_values(x: QuantParams) -> tf.Tensor:
 def _make_tabulator(
     table: Table, family: KernelFamily
 ) -> Callable[[QuantParams, QuantParams, Attributes], tf.Tensor]:
-    """Returns a function that computes a table from the parameters of input and output."""
+    """Return a function that computes a table from the parameters of input and output."""
 
     @trace_once
     def compute(

@@ -108,7 +108,7 @@ MAX_AXES = 5
 
 
 def _prepare(a: Arguments) -> Multiplier:
-    """Prepares the ratio of the scales, in float32 if the second matrix has the zero point 0."""
+    """Prepare the ratio of the scales, in float32 if the second matrix has the zero point 0."""
     first, second = a.params
     product = first.scale * second.scale
     ratio = (product if a.family.ratios == "float64" else single(product)) / a.output.scale
@@ -120,7 +120,7 @@ def _prepare(a: Arguments) -> Multiplier:
 
 
 def _multiply(a: Arguments) -> tf.Tensor:
-    """Computes sums of products in integers, times the ratio of the scales."""
+    """Compute sums of products in integers, times the ratio of the scales."""
     depth, prepared, dtype = a.attributes["depth"], a.prepared, a.q[0].dtype
     is_small = depth is not None and depth <= EXACT_DEPTH and not a.wide
     exact = tf.float32 if is_small else tf.float64
@@ -144,7 +144,7 @@ def _multiply_matrices(e: Emission, first: int, second: int, target: int, adjoin
 
 
 def _matmul_attributes(call: Call) -> Attributes:
-    """Returns whether each matrix is `transposed`, and the `depth` of the sums."""
+    """Return whether each matrix is `transposed`, and the `depth` of the sums."""
     names = ("a", "transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
     a, *flags = get_operands(call, *names)
     flipped = tuple(bool(flags[index] or flags[index + 2]) for index in (0, 1))
@@ -197,7 +197,7 @@ ROW_PRODUCTS = dataclasses.replace(
 
 
 def _find_equation(call: Call) -> str:
-    """Returns a layer's `tf.einsum` equation without an ellipsis; "" if there is none."""
+    """Return a layer's `tf.einsum` equation without an ellipsis; "" if there is none."""
     layer = call.layer
     if len(call.inputs) != 2:
         return ""
@@ -225,7 +225,7 @@ def _find_equation(call: Call) -> str:
 
 
 def _contract_attributes(call: Call) -> Attributes:
-    """Returns the `equation`, as for `tf.einsum`, and the `depth` of the sums."""
+    """Return the `equation`, as for `tf.einsum`, and the `depth` of the sums."""
     equation, depth = _find_equation(call), None
     if equation:
         axes, (first, second) = parse_equation(equation), call.inputs
@@ -235,7 +235,7 @@ def _contract_attributes(call: Call) -> Attributes:
 
 
 def _find_sizes(axes: Axes, first: Shape, second: Shape) -> dict[str, int | None]:
-    """Returns the size of each axis of an equation."""
+    """Return the size of each axis of an equation."""
     sizes = dict(zip(axes.second, second, strict=True))
     for axis, size in zip(axes.first, first, strict=True):
         sizes[axis] = sizes.get(axis) if size is None else size
@@ -263,7 +263,7 @@ def _accepts_contract(call: Call, attributes: Attributes) -> str | None:
 
 
 def _emit_contract(e: Emission) -> None:
-    """Adds TRANSPOSE and RESHAPE to matrices, BATCH_MATMUL, and the reverse."""
+    """Add TRANSPOSE and RESHAPE to matrices, BATCH_MATMUL, and the reverse."""
     axes, (first, second) = parse_equation(e.attributes["equation"]), e.inputs
     sizes = _find_sizes(axes, e.shape(first), e.shape(second))
     # Whether the summed axes come last in the second tensor.
@@ -295,7 +295,7 @@ def _count_contract(call: Call) -> int | None:
 
 
 def _group_axes(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
-    """Returns the shape of matrices, with each group of axes merged."""
+    """Return the shape of matrices, with each group of axes merged."""
     lead = [batch] if len(batch) > MAX_AXES - 2 else list(batch)
     return tuple(multiply_sizes([sizes[axis] for axis in group]) for group in (*lead, *groups))
 

@@ -88,7 +88,7 @@ def wide_steps(shape: Sizes, axes: Sequence[int]) -> Iterator[Step]:
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Returns the factor of sums, for XNNPACK without the count if that is unknown."""
+    """Return the factor of sums, for XNNPACK without the count if that is unknown."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return to_fixed_point(params.scale / output.scale)
@@ -101,26 +101,26 @@ def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
 
 
 def _find_count(a: Arguments) -> int | None:
-    """Returns the number of values of a mean; None if it is unknown."""
+    """Return the number of values of a mean; None if it is unknown."""
     shape = a.q[0].shape
     sizes = [None] if shape.rank is None else [shape[axis] for axis in a.attributes["axes"]]
     return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
 
 
 def _factor_and_offset(a: Arguments, prepared: Any, count: Any) -> tuple[Any, ...]:
-    """Returns XNNPACK's factor of sums, the zero points in a sum, and the offsets that it adds."""
+    """Return XNNPACK's factor of sums, the zero points in a sum, and the offsets that it adds."""
     (ratio, zero, zero_point), size = prepared, tf.cast(count, tf.float64)
     factor, zeros = single(ratio * single(1.0 / size)), size * zero
     return factor, zeros, single(zero_point - _round_summand(a, zeros * factor)), zero_point
 
 
 def _round_summand(a: Arguments, product: Any) -> Any:
-    """Rounds a product before an addition, unless one instruction computes both."""
+    """Round a product before an addition, unless one instruction computes both."""
     return product if a.family.means == "fused" else single(product)
 
 
 def _find_one_factor(scales: tuple[Any, Any], count: Any) -> Any:
-    """Returns onnxruntime's factor of sums."""
+    """Return onnxruntime's factor of sums."""
     before, after = scales
     return single(quotient(before, single(after * tf.cast(count, tf.float64))))
 
@@ -130,7 +130,7 @@ def _is_fixed_point(a: Arguments) -> bool:
 
 
 def _mean(a: Arguments) -> Any:
-    """Computes means along axes, in several steps if 16-bit sums would overflow."""
+    """Compute means along axes, in several steps if 16-bit sums would overflow."""
     if not a.wide:
         return _mean_at_once(a)
     (x,), prepared = a.q, to_fixed_point(tf.constant(1.0))
@@ -149,7 +149,7 @@ def _mean(a: Arguments) -> Any:
 
 
 def _mean_at_once(a: Arguments) -> Any:
-    """Computes means along axes.
+    """Compute means along axes.
 
     XNNPACK multiplies the sum, including zero points, by a float32 factor, and adds an offset; ARM
     rounds both once. TFLite divides a shifted 31-bit multiplier by the number of values.
@@ -180,7 +180,7 @@ def _mean_at_once(a: Arguments) -> Any:
 
 
 def _emit(e: Emission) -> None:
-    """Adds a mean, after the steps of a mean of many 16-bit values."""
+    """Add a mean, after the steps of a mean of many 16-bit values."""
     source, axes = e.source, e.attributes["axes"]
     for number, step in enumerate(wide_steps(e.shape(source), axes) if e.wide else ()):
         name = f"step_{number}"
@@ -194,7 +194,7 @@ def _emit(e: Emission) -> None:
 
 
 def _split(e: Emission, source: int, step: Step, name: str) -> int:
-    """Pads an axis with zeros, and splits it as in `Step.split`."""
+    """Pad an axis with zeros, and split it as in `Step.split`."""
     shape, padding = e.shape(source), step.padding(e.shape(source))
     if any(after for _, after in padding):
         filled = [size and size + after for size, (_, after) in zip(shape, padding, strict=True)]

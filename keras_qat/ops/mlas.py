@@ -24,12 +24,12 @@ UNSIGNED = 128
 
 
 def _zero_point(params: QuantParams) -> tf.Tensor:
-    """Returns the uint8 zero point, in float64."""
+    """Return the uint8 zero point, in float64."""
     return tf.cast(params.zero_point, tf.float64) + UNSIGNED
 
 
 def _round(x: tf.Tensor, zero_point: tf.Tensor, dtype: tf.DType, halves: Rounding) -> tf.Tensor:
-    """Rounds values that include the zero point, and subtracts it."""
+    """Round values that include the zero point, and subtracts it."""
     return tf.cast(halves(x) - zero_point, dtype)
 
 

@@ -164,7 +164,7 @@ def emit_by_converter(e: Emission) -> None:
 
 
 def _convert(node: Node) -> bytes:
-    """Returns a TFLite file of the layer alone, in float."""
+    """Return a TFLite file of the layer alone, in float."""
     specs = [
         tf.TensorSpec(x.shape, x.dtype, f"x{number}")
         for number, x in enumerate(node.inputs)
@@ -185,7 +185,7 @@ def _convert(node: Node) -> bytes:
 
 
 def _quantize(model: Any, params: QuantParams, node: Node) -> None:
-    """Replaces all float values of a file by quantized values."""
+    """Replace all float values of a file by quantized values."""
     dtype = TYPES[params.dtype.name]
     for graph in model.subgraphs:
         floats = {
@@ -214,7 +214,7 @@ def _make_error(node: Node, why: str) -> ValueError:
 
 
 def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
-    """Quantizes a constant, and returns whether it is zero: any range can hold zeros."""
+    """Quantize a constant, and return whether it is zero: any range can hold zeros."""
     data = model.buffers[tensor.buffer].data
     if data is None:
         return True

@@ -62,7 +62,7 @@ LEAST_WEIGHTS = 200.0
 
 
 def _tabulate_inverses() -> np.ndarray:
-    """Returns 32767 / sqrt(variance) for the positions that `_invert` computes.
+    """Return 32767 / sqrt(variance) for the positions that `_invert` computes.
 
     The first positions are unused. Then follow small variances, and the shared entries.
     """
@@ -145,7 +145,7 @@ class _Stages:
 
 
 def _bits_of_mean(size: int) -> int:
-    """Returns the number of fractional bits of a mean, 0 to 7."""
+    """Return the number of fractional bits of a mean, 0 to 7."""
     most = MOST * min((1.5 * size) ** 0.5, 255.0)
     return min(max(math.floor(math.log2(LARGEST / most / LEAST_WEIGHTS)), 0), 7)
 
@@ -186,7 +186,7 @@ def _find_stages(layer: Any, view: _View, epsilon: float, x: QuantParams) -> _St
 
 
 def _invert(m: Machine, difference: Quantized, view: _View, stages: _Stages) -> Quantized:
-    """Looks up 32767 / sqrt(variance + epsilon), both in steps of the variance."""
+    """Look up 32767 / sqrt(variance + epsilon), both in steps of the variance."""
 
     def run(op: Op, inputs: list[Quantized], params: QuantParams) -> Quantized:
         return m.run(op, inputs, params, shape=view.row_shape)
@@ -206,7 +206,7 @@ def _invert(m: Machine, difference: Quantized, view: _View, stages: _Stages) -> 
 
 
 def _normalize(m: Machine, x: Quantized, view: _View, stages: _Stages) -> Quantized:
-    """Runs the rows that normalize `x`, in the shape `view.rows`, to the result in 32 bits."""
+    """Run the rows that normalize `x`, in the shape `view.rows`, to the result in 32 bits."""
     of_one = QuantParams(np.float32(1 / view.size), 0, 16)
     ones = m.constant("minus_ones", np.full((1, view.size), -1.0), of_one)
     mean = m.run(
@@ -243,7 +243,7 @@ def _prepare(a: Arguments) -> list[Any]:
 def _make_function(
     view: _View, family: KernelFamily, bits: tuple[int, int], has: tuple[bool, bool]
 ) -> Callable[[Any, list[Any]], Any]:
-    """Returns a function of quantized values and prepared parameters.
+    """Return a function of quantized values and prepared parameters.
 
     Args:
         view: the arrangement of values.

@@ -22,7 +22,7 @@ PADDINGS = {"SAME": 0, "VALID": 1}
 
 
 def _pool_attributes(call: Call) -> Attributes:
-    """Returns `pool` and `strides` along the axes between batch and channels, and `padding`."""
+    """Return `pool` and `strides` along the axes between batch and channels, and `padding`."""
     layer, axes = call.layer, get_rank(call) - 2
     if not get_kind(call):
         pool, strides, padding = layer.pool_size, layer.strides, layer.padding
@@ -78,7 +78,7 @@ MAX_POOLING = make_movement(
 
 
 def _average(a: Arguments) -> tf.Tensor:
-    """Averages the quantized values, rounding halves away from zero."""
+    """Average the quantized values, rounding halves away from zero."""
     (x,), zero_point = a.q, a.prepared
     averages = a.run_layer([tf.cast(x, tf.float64)]) + zero_point
     # Halves have a rounding error far below the distance to the next quotient of integers.
@@ -101,7 +101,7 @@ AVERAGE_POOLING = dataclasses.replace(
 
 
 def _reduce_attributes(call: Call) -> Attributes:
-    """Returns the `axes`, and `keepdims`: whether they stay, with size 1."""
+    """Return the `axes`, and `keepdims`: whether they stay, with size 1."""
     layer, rank = call.layer, get_rank(call)
     if not get_kind(call):
         start = 2 if layer.data_format == "channels_first" else 1
@@ -142,7 +142,7 @@ _TRUTH = QuantParams(np.float32(0.5), 0, 8)
 
 
 def _make_boolean_reduction(name: str, code: str, words: str) -> Op:
-    """Returns the row of a reduction of booleans, which reduces them in 8 bits.
+    """Return the row of a reduction of booleans, which reduces them in 8 bits.
 
     TFLite Micro has no operator for booleans.
     """

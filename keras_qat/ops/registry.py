@@ -50,7 +50,7 @@ def match(call: Call) -> Match:
 
 
 def _check_weights(layer: Layer, paths: tuple[str, ...]) -> None:
-    """Raises a `ValueError` unless a layer has the registered weights, and at most a bias more."""
+    """Raise a `ValueError` unless a layer has the registered weights, and at most a bias more."""
     names = [
         name
         for name, value in vars(layer).items()
@@ -87,7 +87,7 @@ def find_rows(call: Call) -> list[Op]:
 
 
 def _match_first(rows: list[Op], call: Call) -> Match:
-    """Returns the first row that accepts a call, or the first reason why none does."""
+    """Return the first row that accepts a call, or the first reason why none does."""
     reason = ""
     for op in rows:
         attributes = op.attributes(call)
@@ -99,7 +99,7 @@ def _match_first(rows: list[Op], call: Call) -> Match:
 
 
 def _find_refusal(op: Op, call: Call) -> str | None:
-    """Returns the reason why an operator has no kernel for such inputs."""
+    """Return the reason why an operator has no kernel for such inputs."""
     for x in call.inputs[:1]:
         same = flatten_values(call.outputs)[0].dtype == x.dtype
         if op.integers is not None and not x.is_float and not (same and x.dtype in op.integers):
@@ -168,7 +168,7 @@ def is_listed_function(function: object) -> bool:
 
 
 def _list_weights(layer: Layer) -> tuple[str, ...]:
-    """Returns the attributes of a layer that hold weights, by the rows that list its class."""
+    """Return the attributes of a layer that hold weights, by the rows that list its class."""
     own = _REGISTERED.get(type(layer))
     rows = _BY_KEY.get(type(layer), []) if own is None else [own]
     return tuple(name for op in rows[:1] for name in op.weights if name)
@@ -279,7 +279,7 @@ def _check_class(layer_class: object) -> None:
 
 
 def _check_axes(weights: dict[str, tuple[int, ...]], row: Op) -> dict[str, tuple[int, ...]]:
-    """Returns the axes of output channels, which have to be the operator's, or none."""
+    """Return the axes of output channels, which have to be the operator's, or none."""
     for name, axes in weights.items():
         if not isinstance(axes, (tuple, list)) or not all(axis < 0 for axis in axes):
             raise ValueError(
@@ -297,7 +297,7 @@ def _check_axes(weights: dict[str, tuple[int, ...]], row: Op) -> dict[str, tuple
 def _add_attributes(
     op: Op, layer_class: type, source: Callable[[Layer], Mapping[str, Any]] | Mapping[str, Any]
 ) -> Op:
-    """Returns a row for a custom layer with the user's attributes, or a function that reads them.
+    """Return a row for a custom layer with the user's attributes, or a function that reads them.
 
     Raises:
         ValueError: on an unknown or missing attribute.

@@ -36,7 +36,7 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _tabulate_relu(a: Arguments) -> tf.Tensor:
-    """Computes the table of a separate ReLU, which XNNPACK leaves to TFLite.
+    """Compute the table of a separate ReLU, which XNNPACK leaves to TFLite.
 
     The end of the output's range implements any maximum except 6.
     """
@@ -48,7 +48,7 @@ def _tabulate_relu(a: Arguments) -> tf.Tensor:
 
 
 def _emit_relu(e: Emission) -> None:
-    """Adds RELU, and a MINIMUM if it ends inside of the range.
+    """Add RELU, and a MINIMUM if it ends inside of the range.
 
     TFLite Micro's RELU6 does not convert between scales.
     """
@@ -95,7 +95,7 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
-    """Computes the table of x above zero and slope * x below.
+    """Compute the table of x above zero and slope * x below.
 
     Both slopes in XNNPACK's 8-bit kernel are integers in 256ths, and it rounds halves up. It leaves
     the steepest and the flattest slopes to TFLite.
@@ -115,7 +115,7 @@ def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
 
 
 def _tabulate_exact_leaky_relu(a: Arguments) -> tf.Tensor:
-    """Computes TFLite's table: a product above zero, and one below that includes the slope."""
+    """Compute TFLite's table: a product above zero, and one below that includes the slope."""
     steps, scale, slope = tf.cast(a.q[0], tf.int64), a.params[0].scale, a.attributes["slope"]
     above = to_fixed_point(ratio(a.family, scale, by=a.output.scale))
     below = to_fixed_point(ratio(a.family, scale, abs(slope), by=a.output.scale))
@@ -143,7 +143,7 @@ LEAKY_RELU = Op(
 
 
 def _prepare_prelu(a: Arguments) -> object:
-    """Returns the multipliers of values above zero and below, and the slopes."""
+    """Return the multipliers of values above zero and below, and the slopes."""
     scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
     before, after = a.params[0].scale, a.output.scale
     above = to_fixed_point(ratio(a.family, before, by=after))
@@ -152,7 +152,7 @@ def _prepare_prelu(a: Arguments) -> object:
 
 
 def _compute_prelu(a: Arguments) -> tf.Tensor:
-    """Computes x above zero and weights times x below, like TFLite's kernel."""
+    """Compute x above zero and weights times x below, like TFLite's kernel."""
     x, (above, below, slopes) = tf.cast(a.q[0], tf.int64), a.prepared
     result = tf.where(x >= 0, multiply(x, above), multiply(x * slopes, below))
     return tf.cast(result, a.q[0].dtype)

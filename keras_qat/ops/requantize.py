@@ -21,7 +21,7 @@ def _multiplies_by_inverse(a: Arguments) -> bool:
 
 
 def _quantize(a: Arguments) -> tf.Tensor:
-    """Quantizes float values: halves to even, or away from zero in TFLite's kernel."""
+    """Quantize float values: halves to even, or away from zero in TFLite's kernel."""
     x = tf.cast(a.q[0], tf.float64)
     if _multiplies_by_inverse(a):
         return tf.cast(tf.round(single(x * a.prepared)), tf.float32)

@@ -33,7 +33,7 @@ def read_resize_options(call: Call) -> Attributes:
 
 
 def _crop(old: Sequence[Any], new: Sequence[Any]) -> Any:
-    """Returns the part of an image that Keras crops to the new aspect ratio; None if unknown."""
+    """Return the part of an image that Keras crops to the new aspect ratio; None if unknown."""
     if None in (*old, *new):
         return None
     (height, width), (new_height, new_width) = old, new
@@ -87,7 +87,7 @@ def _row(interpolation: str, code: str, pixels: str, **fields: Any) -> Op:
 
 
 def _bilinear(a: Arguments) -> Any:
-    """Interpolates between pixel centres, with integer weights of pixels.
+    """Interpolate between pixel centres, with integer weights of pixels.
 
     XNNPACK computes in 2048ths and rounds once, halves up. TFLite computes in 1024ths and rounds
     halves away from zero.
@@ -109,7 +109,7 @@ def _bilinear(a: Arguments) -> Any:
 
 
 def _find_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
-    """Returns the two neighbours of each pixel of a resized axis, and the weight of the second."""
+    """Return the two neighbours of each pixel of a resized axis, and the weight of the second."""
     scale = quotient(tf.cast(old, tf.float32), float(new))
     position = tf.cast(tf.range(new), tf.float32) * scale + (0.5 * scale - 0.5)
     position = tf.clip_by_value(position, 0.0, tf.cast(old - 1, tf.float32))
@@ -120,7 +120,7 @@ def _find_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
 
 
 def _find_neighbours_in_integers(old: Any, new: int) -> tuple[Any, Any, Any]:
-    """Computes `_find_neighbours` in integers, like TFLite."""
+    """Compute `_find_neighbours` in integers, like TFLite."""
     old, count = tf.cast(old, tf.int64), tf.constant(new, tf.int64)
     scale = (shift(old, 10) + count // 2) // count
     position = tf.range(count) * scale + scale // 2 - 2**9

@@ -35,7 +35,7 @@ from keras_qat.tflite.schema import SCOPE
 
 
 def _find_common(params: Sequence[QuantParams]) -> QuantParams:
-    """Returns 16-bit parameters that hold two tensors: 128 values for a step of the wider one."""
+    """Return 16-bit parameters that hold two tensors: 128 values for a step of the wider one."""
     first, second = (x.as_tensors().scale for x in params)
     finer = 1.0 if params[0].bits == 16 else 2.0**-7
     return wide_params(tf.maximum(first, second) * finer)
@@ -123,7 +123,7 @@ _INTEGERS = integer_params(16)
 
 
 def _find_limit(output: QuantParams) -> tf.Tensor:
-    """Returns an integer beyond the output's range. Larger ones would overflow in kernels."""
+    """Return an integer beyond the output's range. Larger ones would overflow in kernels."""
     return tf.floor(2.0**output.bits * output.as_tensors().scale) + 1.0
 
 
@@ -140,7 +140,7 @@ def _cast(a: Arguments) -> tf.Tensor:
 
 
 def _emit_cast(e: Emission) -> None:
-    """Adds integers of 32 bits with the scale 1, clipped beyond the range, and QUANTIZE.
+    """Add integers of 32 bits with the scale 1, clipped beyond the range, and QUANTIZE.
 
     QUANTIZE supports uint8 pixels directly.
     """
@@ -250,7 +250,7 @@ ONE_HOT = Op(
 
 
 def _prepare_masking(a: Arguments) -> tuple[Multiplier, Any]:
-    """Prepares the conversion of scores to the output's range, and the value of masked scores."""
+    """Prepare the conversion of scores to the output's range, and the value of masked scores."""
     prepared = prepare_requantization(a.family, a.params[0], a.output)
     return prepared, tf.cast(
         _get_masked_value(a.output, a.attributes) - a.output.zero_point, a.q[0].dtype
@@ -289,7 +289,7 @@ def _emit_masking(e: Emission) -> None:
 
 
 def _emit_mask(e: Emission, index: int, rank: int) -> int:
-    """Returns an input as a bool mask with `rank` axes, True if the input is not 0."""
+    """Return an input as a bool mask with `rank` axes, True if the input is not 0."""
     mask, params = e.inputs[index], e.node.inputs[index].params
     sizes, dtype = e.shape(mask), e.dtype(mask)
     if dtype != "bool":

@@ -40,7 +40,7 @@ def items_for_axes(indices: Any, rank: int) -> list[Any]:
 
 
 def _slice_attributes(call: Call) -> Attributes:
-    """Returns `parts` of each axis, `dropped` axes of the input and `added` axes of the output."""
+    """Return `parts` of each axis, `dropped` axes of the input and `added` axes of the output."""
     x = get_source(call)
     rank = len(getattr(x, "shape", ()))
     if isinstance(call.layer, LastStep):
@@ -60,7 +60,7 @@ def _slice_attributes(call: Call) -> Attributes:
 
 
 def _read_indices(indices: Any, rank: int) -> Attributes:
-    """Returns the attributes of `x[indices]`, with slices as dictionaries."""
+    """Return the attributes of `x[indices]`, with slices as dictionaries."""
     items = items_for_axes(indices, rank)
     leaves = [leaf for leaf in tf.nest.flatten(items) if leaf is not None]
     if any(read_integers(leaf) is None for leaf in leaves):
@@ -82,7 +82,7 @@ def _read_indices(indices: Any, rank: int) -> Attributes:
 
 
 def _emit_slice(e: Emission) -> None:
-    """Adds STRIDED_SLICE, then a RESHAPE for new axes, or an EXPAND_DIMS for each."""
+    """Add STRIDED_SLICE, then a RESHAPE for new axes, or an EXPAND_DIMS for each."""
     added, (target,) = e.attributes["added"], e.outputs
     shape = e.shape(target)
     if added:
@@ -119,7 +119,7 @@ SLICE = make_movement(
 
 
 def _split_attributes(call: Call) -> Attributes:
-    """Returns the `axis`, the `sizes` along it, () for equal sizes, and their `count`."""
+    """Return the `axis`, the `sizes` along it, () for equal sizes, and their `count`."""
     parts, axis = get_operands(call, "num_or_size_splits", "axis")
     known, axes = read_integers(parts), read_integers(axis or 0)
     if known is None or axes is None or not isinstance(get_source(call), Value):
@@ -170,7 +170,7 @@ GATHER_ARGUMENTS = ("params", "indices", "axis", "batch_dims", "max_norm")
 
 
 def _gather_attributes(call: Call) -> Attributes:
-    """Returns the `axis`, constant `indices` and their `shape`, or () if they are a tensor."""
+    """Return the `axis`, constant `indices` and their `shape`, or () if they are a tensor."""
     x, indices, axis, batch, limit = get_operands(call, *GATHER_ARGUMENTS)
     batch = read_integers(batch or 0)
     axes = read_integers(batch if axis is None else axis)
@@ -207,7 +207,7 @@ GATHER = make_movement(
 
 
 def _concatenate_attributes(call: Call) -> Attributes:
-    """Returns the `axis`, and constants among integer tensors as `numbers`, by position."""
+    """Return the `axis`, and constants among integer tensors as `numbers`, by position."""
     axis = get_argument(call, "axis") or 0 if get_kind(call) else call.layer.axis
     axes, rank = read_integers(axis), len(call.output.shape)
     parts = get_source(call)
@@ -229,7 +229,7 @@ def _accepts_concatenate(call: Call, attributes: Attributes) -> str | None:
 
 
 def _insert_constants(e: Emission) -> list[int]:
-    """Returns the tensors to concatenate, including constants."""
+    """Return the tensors to concatenate, including constants."""
     inputs, dtype = list(e.inputs), e.node.output.dtype
     for position, values, shape in e.attributes["numbers"]:
         inputs.insert(position, e.constant("numbers", np.array(values, dtype).reshape(shape)))

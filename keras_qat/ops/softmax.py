@@ -119,7 +119,7 @@ def _compute(a: Arguments) -> tf.Tensor:
 
 
 def _compute_fixed_point(q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tensor:
-    """Computes TFLite's reference kernel.
+    """Compute TFLite's reference kernel.
 
     A value in Qn has a sign, n integer bits and 31 - n fractional bits.
 
@@ -145,7 +145,7 @@ def _compute_fixed_point(q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tens
 
 
 def _compute_int16(family: KernelFamily, q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tensor:
-    """Computes the int16 kernel: exponentials and 1 / their sum from tables of 512 steps.
+    """Compute the int16 kernel: exponentials and 1 / their sum from tables of 512 steps.
 
     TFLite Micro computes the tables in float32.
     """
@@ -166,7 +166,7 @@ def _compute_int16(family: KernelFamily, q: tf.Tensor, factor: FixedPoint, axis:
 
 
 def _interpolate(x: tf.Tensor, table: np.ndarray) -> tf.Tensor:
-    """Interpolates linearly in a table of 513 values, 128 quantized values apart."""
+    """Interpolate linearly in a table of 513 values, 128 quantized values apart."""
     values = tf.constant(table, tf.int64)
     index = shift_back(x, 7) + 256
     low, high = tf.gather(values, index), tf.gather(values, index + 1)
@@ -181,7 +181,7 @@ def _one_over_one_plus(x: np.ndarray) -> np.ndarray:
 def _tabulate(
     function: Callable[[np.ndarray], np.ndarray], scale: float, zero_point: int, precise: Any
 ) -> np.ndarray:
-    """Tabulates a function at 513 points, in 32768ths, less half of the error between them."""
+    """Tabulate a function at 513 points, in 32768ths, less half of the error between them."""
     low, high = precise(scale * (-(2**15) - zero_point)), precise(scale * (HIGHEST - zero_point))
     width = (high - low) / precise(512)
     inverse = precise(65536 / (2 / 65535 * 65535))
@@ -196,7 +196,7 @@ def _tabulate(
 
 
 def _round(x: np.ndarray) -> np.ndarray:
-    """Rounds to integers, halves away from zero."""
+    """Round to integers, halves away from zero."""
     return np.copysign(np.floor(np.abs(x) + 0.5), x)
 
 
@@ -222,7 +222,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _widen_scale(e: Emission) -> int:
-    """Returns the input with a scale that the kernel supports."""
+    """Return the input with a scale that the kernel supports."""
     (source,), params = e.inputs, e.node.inputs[0].params
     assert params is not None
     if params.bits == 16 or params.scale >= LEAST_SCALE:
@@ -234,7 +234,7 @@ def _widen_scale(e: Emission) -> int:
 
 
 def _emit(e: Emission) -> None:
-    """Adds SOFTMAX, which is along the last axis. Another axis is transposed there and back."""
+    """Add SOFTMAX, which is along the last axis. Another axis is transposed there and back."""
     axis, source, (target,) = e.attributes["axis"], _widen_scale(e), e.outputs
     order = list(range(len(e.shape(source))))
     order[axis], order[-1] = order[-1], order[axis]
@@ -275,7 +275,7 @@ SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
 def _compute_shares(
     m: Machine, inputs: list[Quantized], output: QuantParams, attributes: Attributes, shape: Shape
 ) -> Quantized:
-    """Runs the rows up to the results in 16 bits. Each 8-bit step of the input is 128 steps."""
+    """Run the rows up to the results in 16 bits. Each 8-bit step of the input is 128 steps."""
     (x,) = inputs
     if x[1].bits < 16:
         is_prepared = output.scale is None
@@ -300,7 +300,7 @@ LARGEST_EPSILON = 1e-5
 
 
 def _unit_norm(a: Arguments) -> tf.Tensor:
-    """Scales vectors along the last axis to the length 1, in 128ths."""
+    """Scale vectors along the last axis to the length 1, in 128ths."""
     x = tf.cast(a.q[0], tf.int64)
     multiplier, exponent = inverse_square_root(tf.reduce_sum(x * x, -1, keepdims=True))
     return tf.cast(multiply(x, (multiplier, exponent + 7)), a.q[0].dtype)

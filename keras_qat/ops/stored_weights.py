@@ -21,12 +21,12 @@ INDICES = ("int32", "int64")
 
 
 def _store(values: np.ndarray, params: QuantParams) -> np.ndarray:
-    """Adds the zero point and clips, as for a file."""
+    """Add the zero point and clip, as for a file."""
     return np.clip(values + params.zero_point, params.lowest, params.highest).astype(params.dtype)
 
 
 def _prepare(a: Arguments) -> tuple[Any, Any]:
-    """Returns the table, and its scale divided by the output's."""
+    """Return the table, and its scale divided by the output's."""
     return tf.convert_to_tensor(a.weights.q), tf.reshape(
         tf.cast(a.weights.scale, tf.float64), []
     ) / a.output.scale
@@ -80,7 +80,7 @@ INDICES_OF_REALS = Op(
 
 
 def _quantize(layer: OnGrid | WeightTensor, params: QuantParams) -> tf.Tensor:
-    """Returns a constant's values relative to the zero point, possibly out of range."""
+    """Return a constant's values relative to the zero point, possibly out of range."""
     return round_half_away(tf.cast(layer.value(), tf.float64) / params.scale)
 
 

@@ -30,7 +30,7 @@ Entries = list[tuple[int, Any]]
 
 
 def _emit_gathers(e: Emission, source: int, entries: Entries) -> None:
-    """Adds a GATHER for the entries of each axis, because some runtimes have no TILE."""
+    """Add a GATHER for the entries of each axis, because some runtimes have no TILE."""
     shape = list(e.shape(source))
     for position, (axis, indices) in enumerate(entries):
         is_unknown, target = isinstance(indices, int), e.outputs[0]
@@ -70,14 +70,14 @@ TILE = make_movement(
 
 
 def _broadcast_attributes(call: Call) -> Attributes:
-    """Returns `added`: axes that only the output has."""
+    """Return `added`: axes that only the output has."""
     if isinstance(call.layer, layers.RepeatVector):
         return {"added": (1,)}
     return {"added": tuple(range(len(call.output.shape) - get_rank(call)))}
 
 
 def _emit_broadcast(e: Emission) -> None:
-    """Adds RESHAPE for new axes, then copies, or BROADCAST_TO if an unknown batch changes size."""
+    """Add RESHAPE for new axes, then copy, or BROADCAST_TO if an unknown batch changes size."""
     source, (target,) = e.source, e.outputs
     before, after = e.shape(source), e.shape(target)
     for axis in e.attributes["added"]:
@@ -107,7 +107,7 @@ BROADCAST = make_movement(
 
 
 def _repeat_attributes(call: Call) -> Attributes:
-    """Returns `times`: axes, with the number of repetitions of all entries or of each one."""
+    """Return `times`: axes, with the number of repetitions of all entries or of each one."""
     layer, rank = call.layer, get_rank(call)
     if isinstance(layer, layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}
@@ -123,7 +123,7 @@ def _repeat_attributes(call: Call) -> Attributes:
 
 
 def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any], e: Emission) -> None:
-    """Adds a GATHER for each axis, with the order of `entries`."""
+    """Add a GATHER for each axis, with the order of `entries`."""
     source, changes = e.source, e.attributes[attribute]
     shape = e.shape(source)
     if any(shape[axis] is None for axis, _ in changes):
@@ -151,7 +151,7 @@ def _reverse_attributes(call: Call) -> Attributes:
 
 
 def _emit_reverse(e: Emission) -> None:
-    """Adds STRIDED_SLICE with steps of -1, because REVERSE_V2 only supports neighbouring axes.
+    """Add STRIDED_SLICE with steps of -1, because REVERSE_V2 only supports neighbouring axes.
 
     It merges the last axes if there are more than TFLite Micro can slice.
     """
@@ -188,7 +188,7 @@ REVERSE = make_movement(
 
 
 def _roll_attributes(call: Call) -> Attributes:
-    """Returns `shifts`: axes with their number of elements to shift."""
+    """Return `shifts`: axes with their number of elements to shift."""
     options = get_operands(call, "shift", "axis")
     if isinstance(call.layer, Roll):
         options = [call.layer.shifts, call.layer.axes]

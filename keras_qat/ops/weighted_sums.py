@@ -117,7 +117,7 @@ def _largest(a: Arguments) -> int:
 
 
 def _most(a: Arguments) -> int:
-    """Returns the largest number of products with an exact sum for any weights."""
+    """Return the largest number of products with an exact sum for any weights."""
     return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
 
 
@@ -153,7 +153,7 @@ def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = 
 
 
 def _round_half_away(x: Any) -> Any:
-    """Rounds halves away from zero, and correctly just below a half, unlike adding 0.5."""
+    """Round halves away from zero, and correctly just below a half, unlike adding 0.5."""
     size = tf.abs(x)
     floor = tf.floor(size)
     return tf.sign(x) * (floor + tf.cast(size - floor >= 0.5, x.dtype))
@@ -166,7 +166,7 @@ def _flatten(values: Any, dtype: tf.DType) -> Any:
 def _sums_of_8_bits(
     a: Arguments, linear: Linear, as_matrices: Linear | None, dtype: tf.DType
 ) -> Any:
-    """Computes the sums, in float64 or in float32, rounded once if float32 cannot hold them.
+    """Compute the sums, in float64 or in float32, rounded once if float32 cannot hold them.
 
     Float32 is exact if all sums of products are below 2^24, as in most models. Otherwise it adds up
     groups of input channels for which that is certain, and float64 adds up their sums. A bias with
@@ -212,7 +212,7 @@ def _sums_of_8_bits(
 
 
 def _as_tensor(q: Any, dtype: tf.DType) -> Any:
-    """Returns weights as a tensor, converting arrays before they become constants of a graph."""
+    """Return weights as a tensor, converting arrays before they become constants of a graph."""
     if isinstance(q, np.ndarray):
         return tf.constant(q.astype(dtype.as_numpy_dtype))
     return tf.cast(q, dtype)

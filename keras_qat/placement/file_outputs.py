@@ -59,7 +59,7 @@ def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
 
 
 def _undo_lowering(value: Value, call: Call) -> Value:
-    """Returns the tensor that a call reads in the user's model."""
+    """Return the tensor that a call reads in the user's model."""
     producer = value.producer
     return producer.inputs[0] if producer and producer.source is call.source else value
 

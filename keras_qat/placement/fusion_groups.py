@@ -91,7 +91,7 @@ def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> l
 
 
 def _is_per_channel(norm: Call, kernel: Call) -> bool:
-    """Returns whether a BatchNormalization has one scale and offset for each output channel."""
+    """Return whether a BatchNormalization has one scale and offset for each output channel."""
     rank = len(norm.output.shape)
     channels_first = getattr(kernel.layer, "data_format", None) == "channels_first"
     channel_axis = 1 if channels_first else rank - 1

@@ -370,12 +370,12 @@ class Int8Placement:
 
 
 def _get_sources(call: Call) -> list[Value]:
-    """Returns the inputs of a call that share its range, without inputs for training only."""
+    """Return the inputs of a call that share its range, without inputs for training only."""
     op = find_op(call)
     return call.inputs[:1] if op is not None and op.alias else call.inputs
 
 
 def _comes_from_weights(value: Value) -> bool:
-    """Returns whether a tensor is computed from weights only."""
+    """Return whether a tensor is computed from weights only."""
     op = None if value.producer is None else find_op(value.producer)
     return op is not None and op.reads_only_weights

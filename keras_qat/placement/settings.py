@@ -71,7 +71,7 @@ def check_entries(scope: object) -> None:
 
 
 def _explain_no_match(patterns: Iterable[object], calls: list[Call]) -> str:
-    """Returns an error message that lists close matches and the first layers."""
+    """Return an error message that lists close matches and the first layers."""
     layers = list(dict.fromkeys(call.origin for call in calls))
     words = [*layers, *dict.fromkeys(type(call.source).__name__ for call in calls)]
     near = [
@@ -151,7 +151,7 @@ def find_ends(calls: list[Call]) -> set[Call]:
 
 
 def _find_first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
-    """Returns the first weighted calls, from calls with the values before and after each."""
+    """Return the first weighted calls, from calls with the values before and after each."""
     first: set[Call] = set()
     reached: set[Value] = set()
     for call, before, after in steps:
@@ -185,7 +185,7 @@ def find_multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
 
 
 def _has_weights(call: Call) -> bool:
-    """Returns whether a layer has quantized weights other than scale factors and tables."""
+    """Return whether a layer has quantized weights other than scale factors and tables."""
     op = find_op(call)
     return op is not None and op.is_weighted and not (op.is_affine or op.is_table)
 
@@ -226,7 +226,7 @@ class Settings:
         return None
 
     def _override(self, call: Call, name: str) -> Any:
-        """Returns a setting from the last override that matches a call and has it, or None."""
+        """Return a setting from the last override that matches a call and has it, or None."""
         settings = [getattr(item, name) for item, matches in self.overrides if matches(call)]
         return next((setting for setting in reversed(settings) if setting is not None), None)
 

@@ -46,7 +46,7 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> st
 
 
 def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[str]:
-    """Returns the names of outputs that differ; none if models cannot be run.
+    """Return the names of outputs that differ; none if models cannot be run.
 
     Inputs among `flags` are 0 or 1. Both examples have to differ: masks may hide all values of one
     of them, and then any result is right.
@@ -72,7 +72,7 @@ def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[s
 
 
 def _find_flags(lowered: Graph) -> set[Value]:
-    """Returns the values that masks and token ids are computed from. Masks are zero or not."""
+    """Return the values that masks and token ids are computed from. Masks are zero or not."""
     flags = [v for call in lowered.calls if type(call.layer) is MaskScores for v in call.inputs[1:]]
     flags += [
         v for call in lowered.calls if type(call.layer) is layers.Embedding for v in call.inputs
@@ -81,7 +81,7 @@ def _find_flags(lowered: Graph) -> set[Value]:
 
 
 def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:
-    """Returns whether examples with both meanings of flags differ."""
+    """Return whether examples with both meanings of flags differ."""
     if expected.shape != computed.shape:
         return True
     differs, count = np.atleast_1d(_find_differences(expected, computed), np.isfinite(expected))
@@ -90,7 +90,7 @@ def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:
 
 
 def _find_differences(expected: np.ndarray, computed: np.ndarray) -> np.ndarray:
-    """Returns which values differ. Values that are not finite in the float model do not count."""
+    """Return which values differ. Values that are not finite in the float model do not count."""
     if expected.dtype.kind != "f":
         return expected != computed
     finite = np.isfinite(expected)

@@ -68,7 +68,7 @@ def from_tfmot(model: Any, data: Any = None) -> Any:
 
 
 def _make_recipe(quantization: tfmot.Quantization) -> Recipe:
-    """Returns the recipe with tfmot's bits, and overrides for layers with uncommon ones."""
+    """Return the recipe with tfmot's bits, and overrides for layers with uncommon ones."""
     weight_bits = _find_most_common(quantization.weight_bits)
     activation_bits = _find_most_common(quantization.activation_bits)
     recipe = recipes.int8(weight_bits, activation_bits)
@@ -88,7 +88,7 @@ def _find_most_common(bits: dict[str, int]) -> int:
 
 
 def _set_ranges(qat: keras.Model, ranges: dict[str, tfmot.Range]) -> list[str]:
-    """Sets the ranges of activations, and returns the tensors without one."""
+    """Set the ranges of activations, and return the tensors without one."""
     without: list[str] = []
     for layer in list_scheduled_layers(qat):
         listed = list_layer_quantizers(layer)[1]

@@ -153,7 +153,7 @@ def quantize_model(
 
 
 def _show_in_float(plan: Plan, name: str) -> None:
-    """Shows which layers stay in float, except those in the warning of `warn_about_opaque`."""
+    """Show which layers stay in float, except those in the warning of `warn_about_opaque`."""
     reasons = {
         name: why for name, why in plan.left_in_float.items() if name not in plan.graph.opaque
     }
@@ -175,7 +175,7 @@ def _agrees(model: keras.Model, name: str, value: object) -> bool:
 def _copy_quantized(
     model: keras.Model, recipe: str | Recipe | None, given: list[str]
 ) -> QuantizedModel:
-    """Copies a quantized model, or one that Keras made of its layers.
+    """Copy a quantized model, or one that Keras made of its layers.
 
     Raises:
         ValueError: if another recipe or any other argument is given, or it is a subclassed model.
@@ -227,7 +227,7 @@ def make_exact(model: keras.Model) -> None:
 
 
 def _quantize_output(output: tf.Tensor) -> tf.Tensor:
-    """Returns the output of the quantizer that reads a tensor; without one the tensor."""
+    """Return the output of the quantizer that reads a tensor; without one the tensor."""
     quantized = [
         outputs for layer, outputs in find_keras_consumers(output) if isinstance(layer, Quantize)
     ]
@@ -235,7 +235,7 @@ def _quantize_output(output: tf.Tensor) -> tf.Tensor:
 
 
 def _find_owner(model: keras.Model) -> QuantizedModel | None:
-    """Returns the model that the layers of another one were made for, if it still exists."""
+    """Return the model that the layers of another one were made for, if it still exists."""
     inside = [layer for layer in list_layers(model)[1:] if isinstance(layer, QuantizedModel)]
     made_for = (layer.made_for() for layer in list_scheduled_layers(model) if layer.made_for)
     return next((owner for owner in [*inside, *made_for] if owner is not None), None)

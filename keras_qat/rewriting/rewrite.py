@@ -42,7 +42,7 @@ _NO_SCOPE = re.compile(r"^[^A-Za-z0-9.]|[^A-Za-z0-9_.\\/>-]")
 
 
 def _make_scope_name(name: str) -> str:
-    """Turns the name of a value, with its marks of calls and outputs, into a scope name."""
+    """Turn the name of a value, with its marks of calls and outputs, into a scope name."""
     return _NO_SCOPE.sub(".", name.replace("#", "_call").replace(":", "_output"))
 
 
@@ -57,7 +57,7 @@ def explain_missing_config(layer: keras.layers.Layer) -> str:
 
 
 def _clone(layer: keras.layers.Layer, **changes: Any) -> Any:
-    """Clones a layer, a Normalization in float32 because of its statistics.
+    """Clone a layer, a Normalization in float32 because of its statistics.
 
     Its weights are assigned, so loading it does not need custom initializers.
     """
@@ -91,7 +91,7 @@ def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
 def _make_model(
     file_outputs: tuple[str, ...], inputs: tf.Tensor, outputs: tf.Tensor, name: str
 ) -> QuantizedModel:
-    """Makes the model. `outputs` has the outputs of files as a second entry, if they differ."""
+    """Make the model. `outputs` has the outputs of files as a second entry, if they differ."""
     if not file_outputs:
         return QuantizedModel(inputs=inputs, outputs=outputs, name=name)
     outputs, ends = outputs
@@ -146,19 +146,19 @@ class _Visitor:
         return copy_graph(graph, replacements, inserted, ends)
 
     def _insert_after(self, value: Value) -> list[InsertedCall]:
-        """Returns the calls to insert after a value: its quantizer, a cast to half precision."""
+        """Return the calls to insert after a value: its quantizer, a cast to half precision."""
         calls = [self._make_quantizer(value)]
         if value.producer is None and is_half(value.dtype):
             calls.append(self._make_cast(value, get_policy(value.dtype)))
         return [call for call in calls if call is not None]
 
     def _make_cast(self, value: Value, policy: str) -> InsertedCall:
-        """Makes the call that casts an input to half precision, or an output to float32."""
+        """Make the call that casts an input to half precision, or an output to float32."""
         name = self._make_unique(f"{_make_scope_name(value.name)}_{policy}")
         return InsertedCall(keras.layers.Activation("linear", dtype=policy, name=name), name, {})
 
     def _clone(self, call: Call) -> Any:
-        """Clones a layer that is not wrapped, once for all of its calls."""
+        """Clone a layer that is not wrapped, once for all of its calls."""
         if call.layer not in self.layers:
             name = PREFIX + call.name
             if call.layer in self.weights_only:
@@ -181,7 +181,7 @@ class _Visitor:
         return self.layers[call.layer]
 
     def _copy(self, call: Call, **changes: Any) -> Any:
-        """Clones a layer.
+        """Clone a layer.
 
         Raises:
             ValueError: if its class has no `get_config` that its constructor accepts.
@@ -196,7 +196,7 @@ class _Visitor:
             ) from error
 
     def _wrap(self, group: Group) -> QuantizeWrapper:
-        """Makes the wrapper of a group, once for all calls of its weighted layer."""
+        """Make the wrapper of a group, once for all calls of its weighted layer."""
         layer = group.kernel.layer
         if layer not in self.layers:
             is_wide = self.plan.recipe.activations.bits == 16
@@ -226,7 +226,7 @@ class _Visitor:
         self.sources[new] = self.plan.graph.weights.get(old, old.weights)
 
     def _find_own_spec(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
-        """Returns the specification of a wrapper's own output quantizer, or None.
+        """Return the specification of a wrapper's own output quantizer, or None.
 
         A range that several tensors or several calls of the layer share belongs to a `Quantize`
         layer instead.
@@ -240,14 +240,14 @@ class _Visitor:
         return own.spec
 
     def _make_unique(self, name: str) -> str:
-        """Returns a name that no other inserted layer has."""
+        """Return a name that no other inserted layer has."""
         while name in self.names:
             name += "_"
         self.names.add(name)
         return name
 
     def _make_quantizer(self, value: Value) -> InsertedCall | None:
-        """Returns the call of the `Quantize` layer after a value, unless a wrapper quantizes it."""
+        """Return the call of the `Quantize` layer after a value, unless a wrapper quantizes it."""
         shared = self.range_of.get(value)
         if shared is None or self._find_own_spec(value) is not None:
             return None

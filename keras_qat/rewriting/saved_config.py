@@ -117,7 +117,7 @@ def restore_model(
 
 
 def _restore_training(model: keras.Model, config: Config, custom_objects: Config | None) -> None:
-    """Makes a model train as the class in a configuration does, if the class is known."""
+    """Make a model train as the class in a configuration does, if the class is known."""
     left_out, class_config = config.pop("left_out"), config
     if config["config"] is None:
         class_config = {**config, "config": model.float_config}
@@ -136,7 +136,7 @@ def _restore_training(model: keras.Model, config: Config, custom_objects: Config
 
 
 def _get_serializable(config: Config | None) -> Config | None:
-    """Returns a configuration, or None if Keras cannot save its contents."""
+    """Return a configuration, or None if Keras cannot save its contents."""
     try:
         with contextlib.suppress(ValueError):  # Raised while Keras saves a SavedModel.
             json.dumps(keras.saving.serialize_keras_object(config))

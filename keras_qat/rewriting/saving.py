@@ -79,7 +79,7 @@ class WholeFiles:
             raise ValueError(f"{str(error).rstrip('.')}. {FLOAT_WEIGHTS}") from error
 
     def _is_named_in(self, path: FilePath) -> bool:
-        """Returns whether an HDF5 file names a layer with weights. If not, Keras loads nothing."""
+        """Return whether an HDF5 file names a layer with weights. If not, Keras loads nothing."""
         if not h5py.is_hdf5(path):
             return True
         with h5py.File(path, "r") as file:

@@ -90,7 +90,7 @@ _IN_A_CALL = "Exception encountered when calling layer"
 
 
 def _find_reason(error: Exception) -> str:
-    """Returns the first line of an error, or Keras' name of the layer and its error."""
+    """Return the first line of an error, or Keras' name of the layer and its error."""
     lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
     return ": ".join(lines[: 2 if lines[0].startswith(_IN_A_CALL) else 1])
 
@@ -103,7 +103,7 @@ def _make_copy_error(reason: str) -> ValueError:
 
 
 def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
-    """Assigns weights and `trainable` flags of the quantized layers to the float layers."""
+    """Assign weights and `trainable` flags of the quantized layers to the float layers."""
     float_graph = read_model(plain)
     layer_of = {layer.name: layer for layer in model.layers}
 
@@ -162,7 +162,7 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
 
 
 def _are_read(weights: list[Any], graph: Graph) -> bool:
-    """Returns whether the outputs of a model depend on weights."""
+    """Return whether the outputs of a model depend on weights."""
     evaluate, inputs = make_evaluator(graph, flatten_values(graph.outputs)), draw_inputs(graph)
     draw, held = np.random.default_rng(0), [weight.numpy() for weight in weights]
     try:
@@ -179,7 +179,7 @@ def _are_read(weights: list[Any], graph: Graph) -> bool:
 
 
 def _fold(model: keras.Model) -> Any:
-    """Makes a flat copy of a float model with its BatchNormalizations folded into kernels."""
+    """Make a flat copy of a float model with its BatchNormalizations folded into kernels."""
     graph = lower(read_model(model), LoweringContext(activations=False))
     folds = {
         group.kernel.layer: group for group in find_groups(graph, affine=False) if group.batch_norm
@@ -210,7 +210,7 @@ def _fold(model: keras.Model) -> Any:
 
 
 def _fold_norm(layer: keras.layers.Layer, group: Group) -> None:
-    """Folds the BatchNormalization of a group into its weighted layer, which has a bias."""
+    """Fold the BatchNormalization of a group into its weighted layer, which has a bias."""
     assert group.batch_norm is not None
     factor, bias = fold_normalization(layer.bias, group.batch_norm.layer)
     ((name, axes),) = group.weights.items()

@@ -39,7 +39,7 @@ RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 
 def _import_interpreter(runtime: Runtime | None) -> tuple[ModuleType, str]:
-    """Returns the interpreter's module, and the name and version of its package."""
+    """Return the interpreter's module, and the name and version of its package."""
     if runtime not in (None, *RUNTIMES):
         raise ValueError(f"runtime={runtime!r}: use one of {', '.join(map(repr, RUNTIMES))}.")
     for name in RUNTIMES if runtime is None else (runtime,):

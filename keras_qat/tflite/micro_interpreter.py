@@ -137,7 +137,7 @@ class MicroInterpreter(FileInterpreter):
 
 @contextlib.contextmanager
 def _explain_refusals() -> Iterator[None]:
-    """Runs a block, and raises a `Refusal` with TFLite Micro's explanation if it fails."""
+    """Run a block, and raise a `Refusal` with TFLite Micro's explanation if it fails."""
     with _capture_stderr() as lines:
         try:
             yield
@@ -150,7 +150,7 @@ def _explain_refusals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _capture_stderr() -> Iterator[list[str]]:
-    """Captures the process' standard error during a block. The lines are listed after it."""
+    """Capture the process' standard error during a block. The lines are listed after it."""
     lines: list[str] = []
     sys.stderr.flush()
     saved = os.dup(2)

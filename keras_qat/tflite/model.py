@@ -190,7 +190,7 @@ class TFLiteModel:
         self._file.reset_states()
 
     def _check_ranges(self, batch: list[NDArray]) -> None:
-        """Warns once if the first batch of a `predict` does not fit the inputs' ranges."""
+        """Warn once if the first batch of a `predict` does not fit the inputs' ranges."""
         if self._warned:
             return
         for (name, info), values in zip(self.inputs.items(), batch, strict=True):
@@ -202,7 +202,7 @@ class TFLiteModel:
                 warn_caller(reason)
 
     def _run(self, batch: list[NDArray]) -> list[NDArray]:
-        """Returns the outputs for a batch of any size, with the types of the file."""
+        """Return the outputs for a batch of any size, with the types of the file."""
         count = len(batch[0])
         fixed = next(iter(self.inputs.values())).shape[0] or 1
         full = {}
@@ -223,7 +223,7 @@ class TFLiteModel:
 
 
 def _open_as_model(contents: bytes) -> FileInterpreter:
-    """Opens a file with the kernels whose rounding its model uses, or with XNNPACK's."""
+    """Open a file with the kernels whose rounding its model uses, or with XNNPACK's."""
     kernels = read_kernels(contents)
     if kernels == DEFAULT.name:
         return open_file(contents, kernels)
@@ -240,7 +240,7 @@ def _open_as_model(contents: bytes) -> FileInterpreter:
 
 
 def _check_type(file: str, name: str, info: TensorInfo, values: NDArray) -> None:
-    """Raises a `ValueError` if values do not fit an integer input, such as indices."""
+    """Raise a `ValueError` if values do not fit an integer input, such as indices."""
     if info.is_quantized or info.dtype.kind not in "iu" or values.dtype == info.dtype:
         return
     limits = np.iinfo(info.dtype)

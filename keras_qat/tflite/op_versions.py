@@ -100,14 +100,14 @@ def choose_version(code: int, operator: schema.OperatorT, tensors: list[schema.T
 
 
 def _get_data(name: str, inputs: list[schema.TensorT]) -> schema.TensorT:
-    """Returns the input that holds the values, not weights or axes."""
+    """Return the input that holds the values, not weights or axes."""
     return inputs[{"SPLIT": 1, "TRANSPOSE_CONV": 2}.get(name, 0)]
 
 
 def _find_minimum_versions(
     name: str, options: Any, inputs: list[schema.TensorT], output: schema.TensorT
 ) -> Iterator[int]:
-    """Yields the versions that options, shapes and types of weights require."""
+    """Yield the versions that options, shapes and types of weights require."""
     data = _get_data(name, inputs)
     rank = len(data.shape)
     if name == "CONV_2D":  # Version 8 adds `quantizedBiasType`, which is always int64.

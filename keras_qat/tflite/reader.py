@@ -192,7 +192,7 @@ class FileGraph:
     def _copy_file(
         self, cuts: dict[int, int], outputs: list[int], shapes: Mapping[int, tuple[int, ...]]
     ) -> bytes:
-        """Copies the file. Operations read the new input `cuts[i]` instead of tensor i."""
+        """Copy the file. Operations read the new input `cuts[i]` instead of tensor i."""
         model = copy.copy(self._model)
         graph = copy.copy(self._graph)
         model.subgraphs = [graph, *self._model.subgraphs[1:]]

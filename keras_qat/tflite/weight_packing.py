@@ -70,7 +70,7 @@ def pack_weights(model: schema.ModelT, scales: Iterable[float]) -> None:
 def _add_dequantize(
     graph: schema.SubGraphT, packed: dict[int, tuple[int, np.float32]], opcode: int
 ) -> None:
-    """Makes each packed constant of a subgraph the result of a DEQUANTIZE at its start."""
+    """Make each packed constant of a subgraph the result of a DEQUANTIZE at its start."""
     operators = []
     for index, tensor in enumerate(list(graph.tensors)):
         if tensor.buffer not in packed:

@@ -81,7 +81,7 @@ def find_deviation(call: Call, trace: Trace) -> str:
 
 @contextlib.contextmanager
 def _restore_states(layer: keras.layers.Layer) -> Iterator[None]:
-    """Runs a block, then restores the states that inner layers keep from call to call."""
+    """Run a block, then restores the states that inner layers keep from call to call."""
     keepers = [inner for inner in layer._flatten_layers() if getattr(inner, "stateful", False)]
     states = [state for inner in keepers for state in tf.nest.flatten(getattr(inner, "states", []))]
     before = [None if state is None else tf.identity(state) for state in states]

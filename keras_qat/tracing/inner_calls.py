@@ -77,12 +77,12 @@ def trace_inner_calls(
 
 
 def _restore_none(output: Any) -> Any:
-    """Returns None for Keras' symbol of it, as Keras does for inner layers."""
+    """Return None for Keras' symbol of it, as Keras does for inner layers."""
     return None if "NoneTensorSpec" in type(getattr(output, "type_spec", 0)).__name__ else output
 
 
 def _is_plain_code(layer: keras.layers.Layer) -> bool:
-    """Returns whether a custom layer only consists of its `call`."""
+    """Return whether a custom layer only consists of its `call`."""
     kind = type(layer)
     has_build = kind.build is not keras.layers.Layer.build
     has_components = bool(layer.weights) or len(list(layer._flatten_layers())) > 1
@@ -91,13 +91,13 @@ def _is_plain_code(layer: keras.layers.Layer) -> bool:
 
 
 def _has_symbolic_weight(layer: keras.layers.Layer) -> bool:
-    """Returns whether a wrapper replaced a weight of a Keras layer by a computed tensor."""
+    """Return whether a wrapper replaced a weight of a Keras layer by a computed tensor."""
     is_single = _is_known(layer) and not isinstance(layer, keras.Model)
     return is_single and any(map(is_symbolic, vars(layer).values()))
 
 
 def _holds_symbols(layer: keras.layers.Layer) -> bool:
-    """Returns whether a layer without weights holds tensors of the layer around it."""
+    """Return whether a layer without weights holds tensors of the layer around it."""
     if isinstance(layer, keras.Model) or layer.weights:
         return False
     held = vars(layer)
@@ -105,7 +105,7 @@ def _holds_symbols(layer: keras.layers.Layer) -> bool:
 
 
 def _keeps_tensors(layer: keras.layers.Layer) -> bool:
-    """Returns whether a custom layer without phases holds tensors that a trace computed."""
+    """Return whether a custom layer without phases holds tensors that a trace computed."""
     if _is_known(layer) or "training" in inspect.signature(type(layer).call).parameters:
         return False
     is_constant = (tf.Variable, tf.__internal__.EagerTensor)
@@ -122,7 +122,7 @@ def _call_rnn_inline(layer: keras.layers.Layer, inputs: Any, **kwargs: object) -
 
 
 def _call_inline(layer: keras.layers.Layer, *args: object, **kwargs: object) -> Any:
-    """Calls a layer's own code, with the Keras masks of its inputs and outputs."""
+    """Call a layer's own code, with the Keras masks of its inputs and outputs."""
     if not args:
         args = (kwargs.pop(next(iter(kwargs))),)
     (inputs, *rest), kwargs = bind_options(layer, args, kwargs)

@@ -78,7 +78,7 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
 
 
 def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[KerasTensor]:
-    """Returns the symbolic tensors that are read but depend on no example, such as weights.
+    """Return the symbolic tensors that are read but depend on no example, such as weights.
 
     Raises:
         NotKnown: if some depend on the entire batch, or an output on no example.
@@ -104,7 +104,7 @@ def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[Ke
 
 
 def _apply_to_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[Any]:
-    """Returns the outputs of a call for all examples.
+    """Return the outputs of a call for all examples.
 
     Args:
         call: a call on one example.
@@ -173,7 +173,7 @@ def _transpose(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTen
 
 
 def _convolve(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTensor:
-    """Convolves the images of all examples: with one kernel, or each with its own."""
+    """Convolve the images of all examples: with one kernel, or each with its own."""
     options = dict(given)
     x = options.pop("input")
     if len(x.shape) != 5 or str(options.get("data_format") or "NHWC") != "NHWC":
@@ -201,24 +201,24 @@ def _convolve(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTens
 
 
 def _expand_option(option: object) -> list[int]:
-    """Returns strides or dilations for `tf.image.extract_patches`."""
+    """Return strides or dilations for `tf.image.extract_patches`."""
     sizes = tf.nest.flatten(option)
     return sizes if len(sizes) == 4 else [1, *(sizes * 2)[:2], 1]
 
 
 def _shift_axes(axes: Iterable[int]) -> list[int]:
-    """Returns axes of one example as axes of a batch."""
+    """Return axes of one example as axes of a batch."""
     return [int(axis) + (axis >= 0) for axis in axes]
 
 
 def _align(x: KerasTensor, rank: int) -> KerasTensor:
-    """Adds axes to a batch so that its examples broadcast like one example of `rank` axes."""
+    """Add axes to a batch so that its examples broadcast like one example of `rank` axes."""
     missing = rank + 1 - len(x.shape)
     return tf.reshape(x, [-1, *([1] * missing), *x.shape[1:]]) if missing else x
 
 
 def _as_slice(item: Any) -> Any:
-    """Returns an item of an index. Keras saves slices as dictionaries."""
+    """Return an item of an index. Keras saves slices as dictionaries."""
     return slice(item["start"], item["stop"], item["step"]) if isinstance(item, dict) else item
 
 

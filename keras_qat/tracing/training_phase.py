@@ -121,7 +121,7 @@ def _returns_input(trace: Trace) -> bool:
 
 
 def _is_random_like_layer(trained: Trace) -> bool:
-    """Returns whether a trace is random in training if and only if its layer is."""
+    """Return whether a trace is random in training if and only if its layer is."""
     if any(draws_random_numbers(node.layer) for node in trained.nodes):
         return True  # Two runs may still be equal, if one example in a thousand is dropped.
     if trained.weights or trained.model.weights:
@@ -176,7 +176,7 @@ class _TrainingSections:
         return tf.nest.pack_sequence_as(self.trained.outputs, list(map(self._rebuild, *ends)))
 
     def _corresponds(self, a: KerasTensor, b: KerasTensor) -> bool:
-        """Returns whether tensors are equal, except in sections."""
+        """Return whether tensors are equal, except in sections."""
         key = id(a), id(b)
         if key not in self.starts:
             starts = (x for x in self._list_before(a) if self._is_section(x, a, b))
@@ -206,7 +206,7 @@ class _TrainingSections:
         return _is_phase(a, b) or (is_constant and _is_equal(a, b))
 
     def _list_before(self, end: KerasTensor) -> Iterator[KerasTensor]:
-        """Yields the tensors that a tensor depends on, the nearest first."""
+        """Yield the tensors that a tensor depends on, the nearest first."""
         queue, seen = [end], {id(end)}
         for tensor in queue:
             for x in self._list_read(tensor):
@@ -240,7 +240,7 @@ class _TrainingSections:
         return True
 
     def _find_partner(self, a: KerasTensor) -> KerasTensor | None:
-        """Returns the tensor of inference that is equal to one of training; None if none is."""
+        """Return the tensor of inference that is equal to one of training; None if none is."""
         if (index := self.inputs[0].get(id(a))) is not None:
             b = self.tested.model.inputs[index]
             self.starts[id(a), id(b)] = a
@@ -256,7 +256,7 @@ class _TrainingSections:
         return None
 
     def _rebuild(self, a: KerasTensor, b: KerasTensor) -> KerasTensor:
-        """Returns a tensor of training, or the output of the section that ends at it."""
+        """Return a tensor of training, or the output of the section that ends at it."""
         start = self.starts[id(a), id(b)]
         self._rebuild_node(start, b)
         if start is a:
@@ -271,7 +271,7 @@ class _TrainingSections:
         return self.sections[id(a)]
 
     def _rebuild_node(self, a: KerasTensor, b: KerasTensor) -> None:
-        """Makes the node of a tensor read rebuilt tensors, and follow the model's phase."""
+        """Make the node of a tensor read rebuilt tensors, and follow the model's phase."""
         node = self.producers[0].get(id(a))
         if node is None or node in self.rebuilt:
             return
@@ -289,7 +289,7 @@ class _TrainingSections:
 
 
 def _find_producers(trace: Trace) -> dict[int, Node]:
-    """Returns the node that computes each tensor, by the tensor's id."""
+    """Return the node that computes each tensor, by the tensor's id."""
     return {id(x): node for node in trace.nodes for x in tf.nest.flatten(node.outputs)}
 
 
@@ -298,7 +298,7 @@ def _flatten_arguments(node: Node) -> list[Any]:
 
 
 def _sort_nodes(trace: Trace) -> list[Node]:
-    """Returns the nodes of a trace in an order that one more layer in a branch does not change.
+    """Return the nodes of a trace in an order that one more layer in a branch does not change.
 
     Nodes that compute a node's first argument come before nodes that compute its second.
     """
@@ -315,7 +315,7 @@ def _sort_nodes(trace: Trace) -> list[Node]:
 
 
 def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
-    """Assigns indices to the tensors of a trace. Outputs of `noise` share their inputs' indices."""
+    """Assign indices to the tensors of a trace. Outputs of `noise` share their inputs' indices."""
     indices = {id(tensor): index for index, tensor in enumerate(trace.model.inputs)}
     count = len(indices)
     for node in _sort_nodes(trace):
@@ -329,7 +329,7 @@ def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
 
 
 def _identify(node: Node) -> Any:
-    """Identifies the computation of a node.
+    """Identify the computation of a node.
 
     Layers without weights are identified by their configuration, because code such as
     `keras.layers.add` or a user's function creates them anew.
@@ -353,5 +353,5 @@ def _is_equal(a: Any, b: Any) -> bool:
 
 
 def _is_phase(a: object, b: object) -> bool:
-    """Returns whether an argument is the phase, True in training and False at inference."""
+    """Return whether an argument is the phase, True in training and False at inference."""
     return a is True and b is False

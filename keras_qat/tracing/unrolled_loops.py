@@ -40,7 +40,7 @@ def unroll_loops() -> Iterator[None]:
 
 
 def _prefer(new: Callable[..., Any], old: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that calls `new`, or `old` if `new` raises `NotKnown`.
+    """Return a function that calls `new`, or `old` if `new` raises `NotKnown`.
 
     Inner layers are built in graphs, which always use `old`.
     """
@@ -117,7 +117,7 @@ def _find_known(x: Any) -> Any:
 
 
 def _rnn(step_function: Callable[..., Any], inputs: Any, *args: object, **kwargs: object) -> Any:
-    """Unrolls `K.rnn` over a known number of steps."""
+    """Unroll `K.rnn` over a known number of steps."""
     flat = tf.nest.flatten(inputs)
     steps = flat[0].shape[0 if kwargs.get("time_major") else 1]
     if any(map(is_symbolic, flat)) and len(args) < 5 and steps in range(1, MOST_STEPS + 1):

@@ -186,7 +186,7 @@ def _make_chooser(pattern: str) -> Chooser:
 
 
 def _mask_smallest(sizes: np.ndarray, share: float) -> np.ndarray:
-    """Returns 0 for the smallest elements, which are this share of all, and 1 for the others."""
+    """Return 0 for the smallest elements, which are this share of all, and 1 for the others."""
     mask = np.ones(sizes.size, np.float32)
     mask[np.argsort(sizes, axis=None, kind="stable")[: round(share * sizes.size)]] = 0
     return mask.reshape(sizes.shape)
@@ -199,7 +199,7 @@ def _mask_channels(sizes: np.ndarray, axes: tuple[int, ...], share: float) -> np
 
 
 def _mask_blocks(sizes: np.ndarray, axes: tuple[int, ...], keep: int, block: int) -> Any:
-    """Returns 1 for the largest in each block of input channels; None if blocks do not fit."""
+    """Return 1 for the largest in each block of input channels; None if blocks do not fit."""
     free = [axis for axis in (-2, -1) if axis not in axes]
     if not free or sizes.shape[free[0]] % block:
         return None
@@ -266,7 +266,7 @@ class Cluster(StepCallback):
             self._share()
 
     def _share_all(self) -> None:
-        """Replaces the members of each cluster by their mean. Cluster 0 holds zeros."""
+        """Replace the members of each cluster by their mean. Cluster 0 holds zeros."""
         for weight, members in self._members:
             means = tf.math.unsorted_segment_mean(
                 tf.reshape(weight, [-1]), members, self.clusters + 1
@@ -337,7 +337,7 @@ def find_output_layers(model: keras.Model) -> set[Any]:
 
 
 def _weight_axes(layer: keras.layers.Layer) -> dict[str, tuple[int, ...]]:
-    """Returns the axes of output channels of each weight, except tables and single factors."""
+    """Return the axes of output channels of each weight, except tables and single factors."""
     op = find_row(layer)
     is_product = op is not None and op.is_weighted and not op.is_table and not op.is_affine
     return dict(op.weights) if op is not None and is_product else {}

@@ -112,7 +112,7 @@ class Distiller(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
     def _distance(self, targets: tf.Tensor, outputs: tf.Tensor) -> Any:
-        """Returns the distance, averaged over the model's outputs."""
+        """Return the distance, averaged over the model's outputs."""
         pairs = zip(tf.nest.flatten(targets), tf.nest.flatten(outputs), strict=True)
         by = self.temperature
         parts = [

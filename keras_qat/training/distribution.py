@@ -112,7 +112,7 @@ def gather_workers(model: keras.Model, values: Any) -> np.ndarray:
 
 @functools.cache
 def _gather(strategy: tf.distribute.Strategy) -> Callable[[Any], Any]:
-    """Returns a graph that stacks a vector of each replica; one for vectors of all lengths."""
+    """Return a graph that stacks a vector of each replica; one for vectors of all lengths."""
 
     def on_replica(vector: tf.Tensor) -> Any:
         return tf.distribute.get_replica_context().all_gather(vector[None], axis=0)
@@ -147,6 +147,6 @@ def strategy_scope(model: keras.Model) -> AbstractContextManager[Any]:
 
 
 def _replica_context() -> Any:
-    """Returns the context of a replica that is one of several, else None."""
+    """Return the context of a replica that is one of several, else None."""
     context = tf.distribute.get_replica_context()
     return None if context is None or context.num_replicas_in_sync == 1 else context

@@ -27,7 +27,7 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
 def _undo_relu(x: tf.Tensor) -> tuple[tf.Tensor, float | None]:
-    """Returns the input and the maximum of the ReLU that computed `x`; without one, `x` and None.
+    """Return the input and the maximum of the ReLU that computed `x`; without one, `x` and None.
 
     A quantizer that clips at zero computes the ReLU itself, so training need not keep its output.
     """
@@ -254,13 +254,13 @@ class QuantizeWrapper(ScheduledLayer):
 
 
 def _restore_shape(shapes: Any) -> Any:
-    """Converts lists of sizes, which Keras 2.15 reads from files, to a shape or shapes."""
+    """Convert lists of sizes, which Keras 2.15 reads from files, to a shape or shapes."""
     is_one = all(size is None or isinstance(size, int) for size in shapes)
     return tf.TensorShape(shapes) if is_one else [tf.TensorShape(shape) for shape in shapes]
 
 
 def _make_layer(layer: Any) -> Any:
-    """Makes a layer from its configuration. Layers and None are returned unchanged.
+    """Make a layer from its configuration. Layers and None are returned unchanged.
 
     Raises:
         ValueError: for any other argument.

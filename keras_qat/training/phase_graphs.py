@@ -124,7 +124,7 @@ class PhasedModel:
         return 0, False
 
     def _make_phased(self, name: str, make: Callable[..., Step], force: bool) -> Step:
-        """Makes a function that runs Keras' function for the phase, traced on first use."""
+        """Make a function that runs Keras' function for the phase, traced on first use."""
         attribute = f"{name}_function"
         trains = name == "train"
         check_process(self)
@@ -367,7 +367,7 @@ class PhaseFinder:
         return bool(np.any(values[starts] == values[starts + 1]))
 
     def _find_fixed_ranges(self) -> tuple[bool, bool, int]:
-        """Returns `calibrated`, `fixed` and `known` of a `Phase` with frozen ranges."""
+        """Return `calibrated`, `fixed` and `known` of a `Phase` with frozen ranges."""
         ranges = self._ranges().numpy().tobytes()
         if ranges != self._last:
             self._last, self._is_calibrated = ranges, bool(np.all(self._calibrated()))

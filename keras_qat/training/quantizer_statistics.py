@@ -196,7 +196,7 @@ class LogQuantization(keras.callbacks.Callback):
             writer.close()
 
     def _scalars(self, model: keras.Model) -> Iterator[tuple[str, str, float]]:
-        """Yields the run, the chart and the value of each entry."""
+        """Yield the run, the chart and the value of each entry."""
         entries = [] if self.data is None else compute_statistics(model, self.data)
         listed = [entry.quantizer for entry in entries] if entries else quantizers(model)
         for quantizer in listed:
@@ -210,5 +210,5 @@ class LogQuantization(keras.callbacks.Callback):
 
 
 def _run(quantizer: Quantizer) -> str:
-    """Returns the name of a quantizer's run: the tensors that it quantizes."""
+    """Return the name of a quantizer's run: the tensors that it quantizes."""
     return "+".join(quantizer.quantizes)

@@ -130,7 +130,7 @@ def _weight_quantizers(layer: ScheduledLayer) -> list[Quantizer]:
 
 
 def _activation_quantizers(layer: ScheduledLayer) -> list[Quantizer]:
-    """Lists the quantizers inside a layer, then that of its output."""
+    """List the quantizers inside a layer, then that of its output."""
     tensors = layer.tensors if isinstance(layer, Quantize) else (getattr(layer, "tensor", ""),)
     inner = getattr(layer, "inner", {})
     names = [*inner, *["output"] * (len(layer.quantizers) - len(inner))]

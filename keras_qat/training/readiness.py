@@ -172,7 +172,7 @@ def explain_untrained(model: keras.Model, graph: Graph) -> list[str]:
 
 
 def _explain_delay(model: keras.Model, graph: Graph) -> str:
-    """Returns a sentence if quantization is off or has not begun, as for restored early weights."""
+    """Return a sentence if quantization is off or has not begun, as for restored early weights."""
     waiting = {
         layer: (int(layer.step.numpy()), int(layer.quantize_from.numpy()))
         for layer in list_scheduled_layers(model)
@@ -196,7 +196,7 @@ def _explain_delay(model: keras.Model, graph: Graph) -> str:
 
 
 def _explain_initial(model: keras.Model) -> str:
-    """Returns a sentence if ranges are still the initial ones of the recipe."""
+    """Return a sentence if ranges are still the initial ones of the recipe."""
     ranges = [quantizer.untouched_range for quantizer in list_quantizers(model)]
     blind = [ends for ends in ranges if ends is not None]
     if not blind:
@@ -210,7 +210,7 @@ def _explain_initial(model: keras.Model) -> str:
 
 
 def _explain_asymmetry(model: keras.Model) -> str:
-    """Returns a sentence if ranges that have to be symmetric around zero are not.
+    """Return a sentence if ranges that have to be symmetric around zero are not.
 
     Keras loads the weights of another recipe if they have the same shapes.
     """

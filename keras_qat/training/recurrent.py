@@ -220,14 +220,14 @@ _MASK = "mask"
 
 
 def _get_linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
-    """Returns the functions that multiply inputs and hidden states by a kernel."""
+    """Return the functions that multiply inputs and hidden states by a kernel."""
     if not isinstance(layer, CONV_LSTMS):
         return tf.matmul, tf.matmul
     return partial(layer.cell.input_conv, padding=layer.cell.padding), layer.cell.recurrent_conv
 
 
 def _apply(linear: Linear, x: tf.Tensor, kernel: tf.Tensor) -> Any:
-    """Applies a function to one step, or to all steps as one batch."""
+    """Apply a function to one step, or to all steps as one batch."""
     if x.shape.rank == kernel.shape.rank:
         return linear(x, kernel)
     y = linear(tf.reshape(x, [-1, *x.shape[2:]]), kernel)
@@ -236,14 +236,14 @@ def _apply(linear: Linear, x: tf.Tensor, kernel: tf.Tensor) -> Any:
 
 
 def _select(part: Part, kernel: tf.Tensor, bias: tf.Tensor | None) -> list[Any]:
-    """Returns a part of a kernel, and of its bias if there is one."""
+    """Return a part of a kernel, and of its bias if there is one."""
     return [select_columns(x, part) for x in (kernel, bias) if x is not None]
 
 
 def _multiply(
     linear: Linear, masks: Any, part: Part, x: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor
 ) -> Any:
-    """Multiplies `x` by a part of the weights and adds its bias. Each block may have a mask."""
+    """Multiply `x` by a part of the weights and add its bias. Each block may have a mask."""
     if masks is None:
         y = _apply(linear, x, kernel)
     else:

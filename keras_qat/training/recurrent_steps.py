@@ -87,7 +87,7 @@ def _scan(
     unroll: bool,
     reverse: bool = False,
 ) -> Any:
-    """Computes `tf.scan`, or unrolls it."""
+    """Compute `tf.scan`, or unroll it."""
     if not unroll:
         return tf.scan(function, values, start, reverse=reverse)
     flat = [tf.unstack(x) for x in tf.nest.flatten(values)]
@@ -169,14 +169,14 @@ class _Backward:
         )
 
     def _multiply_back(self, part: str, upstream: tf.Tensor) -> Any:
-        """Returns the gradient of a product's operand, which does not depend on the operand."""
+        """Return the gradient of a product's operand, which does not depend on the operand."""
         with tf.GradientTape() as tape:
             tape.watch(self.zeros)
             y = self.multiply(part, self.zeros, *self.weights[part])
         return tape.gradient(y, self.zeros, upstream)
 
     def _find_weights(self, part: str, upstream: tf.Tensor) -> Any:
-        """Returns the gradients of the weights of a part, of all steps in one product."""
+        """Return the gradients of the weights of a part, of all steps in one product."""
         with tf.GradientTape() as tape:
             tape.watch(self.weights[part])
             y = self.multiply(part, self.operands[part], *self.weights[part])
@@ -184,7 +184,7 @@ class _Backward:
 
 
 def _propagate(of: Tensors, slopes: Mapping[tuple[str, str], Any], source: str) -> Any:
-    """Returns the gradient of a source, given those `of` all targets; None if none depends on it.
+    """Return the gradient of a source, given those `of` all targets; None if none depends on it.
 
     Sources have as many channels as the targets, or several blocks of as many.
     """

@@ -98,7 +98,7 @@ def _list_rows(graph: ResolvedGraph, layers: dict[Node, LayerSummary]) -> list[_
 
 
 def _color_shared_ranges(tensors: Iterable[Tensor]) -> dict[int, str]:
-    """Returns the colours of ranges that several tensors share, by the id of their parameters."""
+    """Return the colours of ranges that several tensors share, by the id of their parameters."""
     counts = Counter(id(tensor.params) for tensor in tensors if tensor.params is not None)
     shared = [params for params, count in counts.items() if count > 1]
     return dict(zip(shared, itertools.cycle(SHARED), strict=False))
@@ -136,7 +136,7 @@ def _describe_node(node: Node, layer: LayerSummary) -> tuple[str, str, str, str,
 
 
 def _assign_lanes(rows: list[_Row]) -> dict[Node | str, int]:
-    """Returns the lane of each row. Edges run down the lane of the row where they start."""
+    """Return the lane of each row. Edges run down the lane of the row where they start."""
     last = {key: index for index, row in enumerate(rows) for key in row.reads}
     lanes: dict[Node | str, int] = {}
     until: list[int] = []
@@ -177,7 +177,7 @@ def _draw(name: str, rows: list[_Row]) -> Picture:
 
 
 def _draw_edges(axes: Axes, rows: list[_Row], lanes: dict[Node | str, int]) -> None:
-    """Draws a dot for each row, and a line from it to each of its consumers."""
+    """Draw a dot for each row, and a line from it to each of its consumers."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -197,7 +197,7 @@ def _draw_edges(axes: Axes, rows: list[_Row], lanes: dict[Node | str, int]) -> N
 
 
 def _draw_head(axes: Axes, name: str, rows: list[_Row]) -> None:
-    """Draws the title, the number of operators, and a key of the colours."""
+    """Draw the title, the number of operators, and a key of the colours."""
     axes.text(-8, -36, shorten(name, 50), size=14, color=INK, weight="bold")
     in_float = sum(row.is_float for row in rows)
     operators = sum(not isinstance(row.key, str) for row in rows)

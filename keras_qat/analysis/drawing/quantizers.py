@@ -100,7 +100,7 @@ def _draw_panels(name: str, panels: list[QuantizerStatistics]) -> Picture:
 def _draw_panel(
     axes: Axes, panel: QuantizerStatistics, left: float, top: float
 ) -> list[tuple[NDArray, str]]:
-    """Draws the text and lines of a panel; returns its areas with their colours."""
+    """Draw the text and lines of a panel; returns its areas with their colours."""
     quantizer, histogram = panel.quantizer, panel.histogram
     low, high = float(np.min(quantizer.minimum)), float(np.max(quantizer.maximum))
     facts = f"{quantizer.spec}, range not set"
@@ -150,13 +150,13 @@ def _draw_panel(
 
 
 def _outline_bars(heights: NDArray, left: float, right: float, foot: float) -> NDArray:
-    """Returns the outline of bars side by side."""
+    """Return the outline of bars side by side."""
     x = np.repeat(np.linspace(left, right, len(heights) + 1), 2)
     return np.stack([x, foot - np.pad(np.repeat(heights, 2), 1)], 1)
 
 
 def _compute_heights(panel: QuantizerStatistics, edges: NDArray) -> NDArray:
-    """Returns the square roots of the counts between edges, scaled to at most 1."""
+    """Return the square roots of the counts between edges, scaled to at most 1."""
     sums = panel.histogram.below(edges)
     sums[-1] = panel.histogram.size  # The last bin includes its upper edge.
     heights = np.sqrt(np.maximum(np.diff(sums), 0.0))

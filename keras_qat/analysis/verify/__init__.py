@@ -235,7 +235,7 @@ def verify(
 def _open(
     contents: bytes, graph: ResolvedGraph, kernels: Kernels | None, runtime: Runtime | None
 ) -> tuple[FileInterpreter, KernelFamily | None, str]:
-    """Opens a checked file with the requested kernels, the model's, or TFLite's if these lack some.
+    """Open a checked file with the requested kernels, the model's, or TFLite's if these lack some.
 
     Returns:
         The file; the kernel family that replaces the model's, or None; the missing operators.

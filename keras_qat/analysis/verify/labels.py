@@ -135,7 +135,7 @@ def count_most_frequent(answers: NDArray) -> int:
 
 
 def _compute_distances(vectors: NDArray, others: NDArray) -> NDArray:
-    """Returns the squared distances from each vector to `others`, up to a constant per vector."""
+    """Return the squared distances from each vector to `others`, up to a constant per vector."""
     return np.square(others).sum(-1) - 2 * vectors @ others.T
 
 
@@ -205,7 +205,7 @@ def match_labels(
 def _check_labels(
     name: str, labels: NDArray, shape: tuple[int | None, ...], loss: CompiledLoss | None
 ) -> None:
-    """Raises a `ValueError` if labels are neither classes nor targets of an output."""
+    """Raise a `ValueError` if labels are neither classes nor targets of an output."""
     if loss is not None and loss.kind == "custom":
         return
     sizes = tuple(size or 0 for size in shape)
@@ -251,7 +251,7 @@ def interpret_labels(
 
 
 def _are_vectors(exact: NDArray, labels: NDArray) -> bool:
-    """Returns whether neighbours share a class, but the argmax does not predict it."""
+    """Return whether neighbours share a class, but the argmax does not predict it."""
     if labels.max(initial=0) + 1 >= exact.shape[-1] or len(labels) < 2:
         return False
     vectors, classes = exact[:MOST_NEIGHBOURS].astype(np.float64), labels[:MOST_NEIGHBOURS]

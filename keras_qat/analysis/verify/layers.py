@@ -113,7 +113,7 @@ def compare_layers(
 def _make_simulation(
     resolved: ResolvedGraph, pairs: list[Pair]
 ) -> Callable[[list[NDArray]], list[NDArray]]:
-    """Returns a function from inputs to the quantized values that the model computes."""
+    """Return a function from inputs to the quantized values that the model computes."""
     origin = resolved.origin
     if origin.simulates:
         simulate = make_evaluator(origin.calls, [pair.value for pair in pairs], None)
@@ -137,7 +137,7 @@ def _round_like_file(
     kernels: str,
     arrays: list[NDArray],
 ) -> dict[str, NDArray]:
-    """Computes some examples with the rounding of the file's kernels, if that is known.
+    """Compute some examples with the rounding of the file's kernels, if that is known.
 
     Returns:
         Index of a tensor, as text -> its quantized values.
@@ -153,7 +153,7 @@ def _round_like_file(
 
 
 def _convert(tensor: Tensor, values: NDArray) -> NDArray:
-    """Converts values to the type of a tensor in the file; float values are quantized."""
+    """Convert values to the type of a tensor in the file; float values are quantized."""
     if values.dtype.kind == "f":
         return np.asarray(tensor.quantize(values))
     offset = 128 if tensor.dtype == np.uint8 else 0

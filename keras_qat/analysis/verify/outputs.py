@@ -148,7 +148,7 @@ def round_to_pixels(
 
 
 def _find_rescaling(params: QuantParams | None, detail: Mapping[str, Any]) -> Rescaling | None:
-    """Returns scale and offset of a uint8 input whose scale differs from the model's, or None."""
+    """Return scale and offset of a uint8 input whose scale differs from the model's, or None."""
     scale, zero_point = detail["quantization"]
     if np.dtype(detail["dtype"]) != np.uint8 or not scale or params is None:
         return None
@@ -256,7 +256,7 @@ class OutputComparison:
             return evaluate_all(self.evaluate, origin.calls, inputs, origin.fixed_batch)
 
     def _compare_rows(self, exact: list[NDArray], rows: Rows) -> OutputFigures:
-        """Compares with the outputs of the float model for some of the examples."""
+        """Compare with the outputs of the float model for some of the examples."""
         graph = self.graph
         inputs = [x[rows] for x in self.inputs]
         uses = find_uses(graph, inputs, exact, self.losses)
@@ -308,7 +308,7 @@ class OutputComparison:
         )
 
     def _is_telling(self, index: int, exact: NDArray, inputs: list[NDArray]) -> bool:
-        """Returns whether the examples show the cost of quantization.
+        """Return whether the examples show the cost of quantization.
 
         Examples that are alike do not, nor do examples with nearly the same probabilities, as for
         rare events. An output may also hardly differ because its range is wrong.
@@ -327,7 +327,7 @@ class OutputComparison:
 def _compare_values(
     values: NDArray, expected: NDArray, step: float | None
 ) -> tuple[float, float, float]:
-    """Returns the share of identical values, and the largest and the mean difference in steps."""
+    """Return the share of identical values, and the largest and the mean difference in steps."""
     same, largest, total = 0, 0.0, 0.0
     is_rounded, step = step is not None, step or float(np.ptp(expected)) / 255 or 1.0
     for rows in split_rows(expected):
@@ -342,5 +342,5 @@ def _compare_values(
 
 
 def _spread(count: int, examples: int) -> NDArray:
-    """Returns the indices of so many examples, evenly spread."""
+    """Return the indices of so many examples, evenly spread."""
     return np.linspace(0, examples - 1, count).astype(int)

@@ -146,7 +146,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
 
 
 def _name_layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
-    """Names the user's layers that compute a value from the previous known values."""
+    """Name the user's layers that compute a value from the previous known values."""
     names: list[str] = []
     pending = [value]
     while pending:
@@ -165,7 +165,7 @@ def _name_layers_between(value: Value, known: Container[Value]) -> tuple[str, ..
 
 
 def _get_layer_name(value: Value) -> str:
-    """Returns the float model's name of the layer that computes a value, quantized or not."""
+    """Return the float model's name of the layer that computes a value, quantized or not."""
     producer = value.producer
     if producer is not None and isinstance(producer.layer, Quantize):
         return _get_layer_name(producer.args[0])

@@ -287,7 +287,7 @@ class Report:
 
 
 def _format_tensors(tensors: Iterable[TensorReport], width: int) -> Iterable[str]:
-    """Yields a line for each tensor, with names of `width` characters."""
+    """Yield a line for each tensor, with names of `width` characters."""
     yield f"{'':<{width + 17}}  {'fed':>12} {'free run':>13} {'at':>5} {'SQNR':>5}"
     yield (
         f"{'layer':<{width}} {'kernel':<17} {'same':>8} {'LSB':>4} {'same':>8} {'LSB':>4} "
@@ -305,7 +305,7 @@ def _format_tensors(tensors: Iterable[TensorReport], width: int) -> Iterable[str
 
 
 def _fit(name: str, width: int) -> str:
-    """Leaves out the middle of a name that is too long."""
+    """Leave out the middle of a name that is too long."""
     if len(name) <= width:
         return name
     return f"{name[: (width - 1) // 2]}…{name[len(name) - width // 2 :]}"

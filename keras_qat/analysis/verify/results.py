@@ -50,7 +50,7 @@ def are_alike(inputs: Sequence[NDArray]) -> bool:
 
 
 def _vary(x: NDArray, axis: int | None) -> NDArray:
-    """Returns the variance of an array over its first axis or all axes, in little memory."""
+    """Return the variance of an array over its first axis or all axes, in little memory."""
     kept = x.shape[1:] if axis == 0 else ()
     sums, squares, mean = np.zeros(kept), np.zeros(kept), x[0].mean(dtype=np.float64)
     for rows in split_rows(x):

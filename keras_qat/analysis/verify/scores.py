@@ -165,7 +165,7 @@ def _score_classes(labels: Labels, exact: NDArray, values: NDArray) -> Score | N
 def _score_decisions(
     truth: NDArray, exact: NDArray, values: NDArray, has_sigmoid: bool, loss: CompiledLoss | None
 ) -> Score:
-    """Scores answers of yes and no, by the middle of a sigmoid, or zero for logits.
+    """Score answers of yes and no, by the middle of a sigmoid, or zero for logits.
 
     Without a loss, an output without a sigmoid may be a logit, or trained to be 0 or 1: the
     limit at which the float model is right more often counts.
@@ -179,7 +179,7 @@ def _score_decisions(
 def _score_answers(
     truth: NDArray, right: NDArray, float_right: NDArray, measure: str = "accuracy"
 ) -> Score:
-    """Scores right answers. If the most frequent answer is as good, all classes weigh the same."""
+    """Score right answers. If the most frequent answer is as good, all classes weigh the same."""
     accuracy, float_accuracy = float(right.mean()), float(float_right.mean())
     in_file, in_float = (y.astype(np.float64) for y in (right, float_right))
     guess = count_most_frequent(truth) / truth.size
@@ -205,7 +205,7 @@ def _score_answers(
 
 
 def _bound_chance(differences: NDArray) -> float:
-    """Returns the mean of differences that chance explains; infinity for a single one."""
+    """Return the mean of differences that chance explains; infinity for a single one."""
     if len(differences) < 2:
         return float("inf")
     return float(DEVIATIONS * differences.std(ddof=1) / len(differences) ** 0.5)
@@ -289,7 +289,7 @@ def _score_errors(
 
 
 def _score_custom_loss(labels: Labels, exact: NDArray, values: NDArray) -> Score | None:
-    """Scores by a custom loss. The guess is the model's output for another example."""
+    """Score by a custom loss. The guess is the model's output for another example."""
     if labels.loss is None:
         return None
     others = np.roll(exact, 1, axis=0)

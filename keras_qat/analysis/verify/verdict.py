@@ -223,7 +223,7 @@ def grade_output(output: OutputReport) -> Grade:
 
 
 def _grade_score(name: str, score: Score) -> Grade:
-    """Grades an output by its labels. Undecided if there are too few labels."""
+    """Grade an output by its labels. Undecided if there are too few labels."""
     reason = f"According to the labels of '{name}': {score}."
     if score.is_guess and score.examples >= FEW_LABELS:
         measure = "accuracy" if score.is_share else "error"

@@ -22,7 +22,7 @@ HIDDEN_STATE = 18
 
 
 def _is(site: Site, dtype: str) -> bool:
-    """Returns whether the operator's output has a type."""
+    """Return whether the operator's output has a type."""
     return site.outputs[0].type == dtype
 
 
@@ -37,20 +37,20 @@ def _has_over_four_axes(site: Site) -> bool:
 
 
 def _is_elementwise(site: Site) -> bool:
-    """Returns whether operands are as large as the result, or scalars."""
+    """Return whether operands are as large as the result, or scalars."""
     sizes = {math.prod(tensor.shape) for tensor in site.tensors}
     return sizes <= {math.prod(site.outputs[0].shape), 1}
 
 
 def _has_batch_of_one(site: Site) -> bool:
-    """Returns whether the first of five axes has size 1 and is not moved."""
+    """Return whether the first of five axes has size 1 and is not moved."""
     shape = site.outputs[0].shape
     order = site.constant(1) if site.operation.kernel == "TRANSPOSE" else None
     return len(shape) == 5 and shape[0] == 1 and (order is None or order[0] == 0)
 
 
 def _rescales(site: Site) -> bool:
-    """Returns whether float32 cannot represent the ratio of an operator's scales exactly.
+    """Return whether float32 cannot represent the ratio of an operator's scales exactly.
 
     Some kernels divide scales in float32, TFLite Micro's package in double.
     """
@@ -76,7 +76,7 @@ def _has_int4(site: Site) -> bool:
 
 
 def _is_uneven_row(site: Site) -> bool:
-    """Returns whether Helium pads the last outputs of a row by the wrong number of zeros."""
+    """Return whether Helium pads the last outputs of a row by the wrong number of zeros."""
     (_, high, wide, channels), (_, rows, columns, depth) = site.shape(), site.shape(1)
     stride = site.option("strideW")
     is_row = high == rows == site.option("dilationWFactor", 1) == 1 < columns
@@ -126,7 +126,7 @@ def find_transposed_axes(site: Site) -> tuple[TransposedAxis, TransposedAxis]:
 
 
 def _is_transposed_by_rows(site: Site) -> bool:
-    """Returns whether an int8 transposed convolution is summed row by row."""
+    """Return whether an int8 transposed convolution is summed row by row."""
     strides = max(site.option("strideH"), site.option("strideW"))
     return _is(site, "int8") and (strides > 2 or site.shape(2)[-1] <= 16)
 

@@ -28,13 +28,13 @@ def _check_strides(site: Site) -> str | None:
 
 
 def _check_padded_strides(site: Site) -> str | None:
-    """Limits strides if there is padding or dilation."""
+    """Limit strides if there is padding or dilation."""
     dilation = max(site.option(f"dilation{name}Factor", 1) for name in "HW")
     return None if dilation == 1 and not _is_padded(site) else _check_strides(site)
 
 
 def _is_padded(site: Site) -> bool:
-    """Returns whether padding is added at the edges of an image."""
+    """Return whether padding is added at the edges of an image."""
     if site.option("padding") == VALID:
         return False
     if site.operation.kernel.endswith("POOL_2D"):
@@ -51,7 +51,7 @@ VALID = 1
 
 
 def _check_axes(site: Site) -> str | None:
-    """Refuses results without axes, except of QUANTIZE, which Ethos-U85 supports."""
+    """Refuse results without axes, except of QUANTIZE, which Ethos-U85 supports."""
     is_scalar = any(tensor.shape == () for tensor in site.outputs)
     if site.operation.kernel == "QUANTIZE":
         return None
@@ -59,7 +59,7 @@ def _check_axes(site: Site) -> str | None:
 
 
 def _check_maps(site: Site) -> str | None:
-    """Refuses tensors that are not quantized to at most 16 bits."""
+    """Refuse tensors that are not quantized to at most 16 bits."""
     first = next((tensor for tensor in site.inputs if tensor is not None), None)
     dtypes = [tensor.dtype.name for tensor in (first, *site.outputs) if tensor is not None]
     refused = [dtype for dtype in dtypes if dtype not in MAPS]
@@ -104,7 +104,7 @@ def _get_bits(site: Site) -> int:
 
 
 def _find_factors(site: Site) -> tuple[float, float] | None:
-    """Returns the factors of a resize for height and width; None if it copies."""
+    """Return the factors of a resize for height and width; None if it copies."""
     before, after = site.shape()[1:3], site.outputs[0].shape[1:3]
     centred = site.operation.kernel == "RESIZE_BILINEAR" and site.option("halfPixelCenters")
     if before == (1, 1) or (before == after and not centred):

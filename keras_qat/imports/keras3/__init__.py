@@ -73,7 +73,7 @@ def as_keras_2(model: Any) -> Any:
 
 
 def _check_layers(model: Keras3Model, custom: Mapping[str, type]) -> None:
-    """Raises a `ValueError` that lists the layers for which Keras 2 has no counterpart."""
+    """Raise a `ValueError` that lists the layers for which Keras 2 has no counterpart."""
     unknown = {
         layer.name: type(layer).__name__
         for layer in _list_layers(model)
@@ -92,7 +92,7 @@ def _check_layers(model: Keras3Model, custom: Mapping[str, type]) -> None:
 
 
 def _list_layers(layer: Keras3Layer) -> Iterator[Keras3Layer]:
-    """Yields the layers in a model, also inside nested models and wrappers."""
+    """Yield the layers in a model, also inside nested models and wrappers."""
     if not is_model(layer):
         yield layer
     inner = layer.layers if is_model(layer) else [getattr(layer, "layer", None)]
@@ -160,7 +160,7 @@ class _Converter:
 
 
 def _find_added_arguments(node: Any) -> set[str]:
-    """Returns the arguments of a call that Keras 3 added: `training`, and masks of tensors."""
+    """Return the arguments of a call that Keras 3 added: `training`, and masks of tensors."""
     flatten = keras_3().tree.flatten
     carried = {id(get_keras_mask(tensor)) for tensor in node.arguments.keras_tensors}
     return {
@@ -190,7 +190,7 @@ def give_weights(model: keras.Model, keras_3_model: Keras3Model) -> None:
 
 
 def _take_weights(model: keras.Model, keras_3_model: Keras3Model) -> None:
-    """Copies the weights and `trainable` flags of a Keras 3 model to its Keras 2 counterpart."""
+    """Copy the weights and `trainable` flags of a Keras 3 model to its Keras 2 counterpart."""
     for layer, converted in _pair_layers(keras_3_model, model):
         if converted.trainable != layer.trainable:
             converted.trainable = layer.trainable
@@ -200,7 +200,7 @@ def _take_weights(model: keras.Model, keras_3_model: Keras3Model) -> None:
 
 
 def _pair_layers(source: Keras3Layer, converted: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields layers of Keras 3 with their Keras 2 counterparts, models before their layers."""
+    """Yield layers of Keras 3 with their Keras 2 counterparts, models before their layers."""
     yield source, converted
     if not is_model(source):
         return
@@ -220,7 +220,7 @@ def _pair_layers(source: Keras3Layer, converted: Any) -> Iterator[tuple[Any, Any
 
 
 def _pair_weights(source: Keras3Layer, converted: keras.layers.Layer) -> list[tuple[Any, Any]]:
-    """Pairs the weights of a layer of Keras 3 with its counterpart's; none for models."""
+    """Pair the weights of a layer of Keras 3 with its counterpart's; none for models."""
     if is_model(source) or is_model(getattr(source, "layer", None)):
         return []
     pair = source.weights, list_weights(converted)
@@ -234,6 +234,6 @@ def _pair_weights(source: Keras3Layer, converted: keras.layers.Layer) -> list[tu
 
 
 def _finalize(layer: Any) -> None:
-    """Makes a Normalization update the values that it derives from its weights."""
+    """Make a Normalization update the values that it derives from its weights."""
     if hasattr(layer, "finalize_state"):
         layer.finalize_state()

@@ -114,7 +114,7 @@ class RefusesKeras3:
     """A model of Keras 2 that refuses objects of Keras 3 with advice. Losses of Keras 3 work."""
 
     def _validate_compile(self, optimizer: object, metrics: object, **kwargs: object) -> None:
-        """Checks the arguments of `compile`. Keras does not compile a loaded model with its own."""
+        """Check the arguments of `compile`. Keras does not compile a loaded model with its own."""
         _refuse_objects("optimizer", "optimizers", optimizer)
         _refuse_objects("metrics", "metrics", metrics)
         super()._validate_compile(optimizer, metrics, **kwargs)  # type: ignore[misc]
@@ -139,7 +139,7 @@ def _check(x: object, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_objects(argument: str, module: str, values: object) -> None:
-    """Raises a `TypeError` if an argument is, or contains, an object of Keras 3.
+    """Raise a `TypeError` if an argument is, or contains, an object of Keras 3.
 
     Args:
         argument: the argument's name.

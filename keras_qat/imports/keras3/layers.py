@@ -92,7 +92,7 @@ def convert_layer(
 
 
 def _read_config(layer: Keras3Layer) -> dict[str, Any]:
-    """Returns a layer's configuration with Keras 2's names and the entries that Keras 3 omits."""
+    """Return a layer's configuration with Keras 2's names and the entries that Keras 3 omits."""
     name, config = type(layer).__name__, layer.get_config()
     if _is_keras_class(layer):
         if name == "Bidirectional":
@@ -110,7 +110,7 @@ def _read_config(layer: Keras3Layer) -> dict[str, Any]:
 
 
 def _remove_default_backward_layer(config: dict[str, Any]) -> None:
-    """Removes the backward layer if only its direction differs from the forward layer."""
+    """Remove the backward layer if only its direction differs from the forward layer."""
     forward, backward = (dict(config[key]["config"]) for key in ("layer", "backward_layer"))
     for half in (forward, backward):
         del half["name"], half["go_backwards"]
@@ -147,7 +147,7 @@ def _convert_option(
 
 
 def _convert_object(layer: Keras3Layer, module: str, value: dict[str, Any]) -> Any:
-    """Makes an initializer (any will do, as weights are copied), regularizer or constraint."""
+    """Make an initializer (any will do, as weights are copied), regularizer or constraint."""
     make = getattr(getattr(keras, module), value["class_name"], None)
     if make is None or not str(value["module"]).startswith("keras"):
         if module == "initializers":
@@ -158,7 +158,7 @@ def _convert_object(layer: Keras3Layer, module: str, value: dict[str, Any]) -> A
 
 
 def _list_options(kind: type) -> set[str]:
-    """Returns the names of the options that a class of Keras 2 accepts."""
+    """Return the names of the options that a class of Keras 2 accepts."""
     names = set(_BASE)
     for base, parameters in _list_constructors(kind):
         if base is keras.layers.Layer:
@@ -168,7 +168,7 @@ def _list_options(kind: type) -> set[str]:
 
 
 def _list_constructors(kind: type) -> list[tuple[type, Mapping[str, inspect.Parameter]]]:
-    """Returns a class and its base classes that define an `__init__`, with its parameters."""
+    """Return a class and its base classes that define an `__init__`, with its parameters."""
     return [
         (base, inspect.signature(vars(base)["__init__"]).parameters)
         for base in kind.__mro__[:-1]
@@ -177,7 +177,7 @@ def _list_constructors(kind: type) -> list[tuple[type, Mapping[str, inspect.Para
 
 
 def _is_neutral(layer: Keras3Layer, key: str) -> bool:
-    """Returns whether an option has a value that means the same as no option in Keras 2."""
+    """Return whether an option has a value that means the same as no option in Keras 2."""
     value = layer.get_config()[key]
     if value is None or value in _NEUTRAL.get(key, ()):
         return True

@@ -190,7 +190,7 @@ def _attention(
     scale: float | None = None,
     **options: object,
 ) -> tf.Tensor:
-    """Computes attention on [batch, steps, heads, head size], Keras 3's layout."""
+    """Compute attention on [batch, steps, heads, head size], Keras 3's layout."""
     if bias is not None or mask is not None or any(options.values()):
         raise NotImplementedError("it has a mask, a bias or a cap")
     scale = float(query.shape[-1]) ** -0.5 if scale is None else scale

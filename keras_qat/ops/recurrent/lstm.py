@@ -103,7 +103,7 @@ class _Prepared:
 
 
 def _choose_family(a: Arguments) -> Arguments:
-    """Returns the arguments with a kernel family that has an LSTM of these bits."""
+    """Return the arguments with a kernel family that has an LSTM of these bits."""
     if a.wide and not a.family.int16_lstm:  # A model for TFLite Micro, with other rounding.
         return dataclasses.replace(a, family=TFLM)
     return a
@@ -160,7 +160,7 @@ def _compute(a: Arguments) -> Any:
 
 
 def _find_first_states(a: Arguments, x: Any) -> tuple[Any, Any]:
-    """Returns the states before the first step: zeros, or the states of a stateful layer."""
+    """Return the states before the first step: zeros, or the states of a stateful layer."""
     units, held = a.prepared.recurrent.shape[0], a.prepared.recurrent.dtype
     if a.attributes["keeps"]:
         hidden, cell = read_states(a.call.layer, _get_state_params(a))
@@ -174,7 +174,7 @@ def _get_state_params(a: Arguments) -> tuple[QuantParams, QuantParams]:
 
 
 def _to_gates(a: Arguments, scale: Any, of_input: Any) -> tuple[Any, Any]:
-    """Returns multipliers from sums of products to the scale of the gates."""
+    """Return multipliers from sums of products to the scale of the gates."""
     scale = tf.reshape(tf.cast(scale, tf.float64), [-1])
     return to_fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
 
@@ -186,19 +186,19 @@ def _scale_to_gates(a: Arguments, sums: Any, factor: tuple[Any, Any]) -> Any:
 
 
 def _divide(a: Arguments, product: Any, bits: int) -> Any:
-    """Computes product / 2^bits, rounded as the kernel family does."""
+    """Compute product / 2^bits, rounded as the kernel family does."""
     if a.family.lstm == "tflite_micro":
         return _divide_twice(product, bits)
     return divide(product, tf.constant(bits, tf.int64))
 
 
 def _divide_twice(product: Any, bits: int) -> Any:
-    """Computes product / 2^bits as a multiplier of 31 bits and a shift do, rounding twice."""
+    """Compute product / 2^bits as a multiplier of 31 bits and a shift do, rounding twice."""
     return divide(fixed_point.shift_back(product + 1, 1), tf.constant(bits - 1, tf.int64))
 
 
 def _tabulate(a: Arguments) -> list[Any]:
-    """Tabulates sigmoid and tanh of gates, and tanh of cells, for each int16."""
+    """Tabulate sigmoid and tanh of gates, and tanh of cells, for each int16."""
     if a.family.lstm == "tflite":
         tables: Any = (
             sigmoid_and_tanh.sigmoid_table(3),
@@ -270,7 +270,7 @@ def _emit(e: Emission) -> None:
 
 
 def _emit_gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np.float32]]:
-    """Adds the weights of each gate, [output, input]; returns them and their scales."""
+    """Add the weights of each gate, [output, input]; returns them and their scales."""
     parts = np.split(np.asarray(weights.q).astype(np.int8), 4, -1)
     scales = [np.float32(part.flat[0]) for part in np.split(np.asarray(weights.scale), 4, -1)]
     tensors = [
@@ -281,7 +281,7 @@ def _emit_gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], li
 
 
 def _count_sequences(e: Emission, x: int) -> int:
-    """Returns the number of sequences for each example of the file, if time was folded."""
+    """Return the number of sequences for each example of the file, if time was folded."""
     sequences, examples = e.shape(x)[0], e.shape(FIRST)[0]
     if sequences and examples:
         return sequences // examples
@@ -307,7 +307,7 @@ def _count_sequences(e: Emission, x: int) -> int:
 
 
 def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
-    """Adds operators that write zeros into the states: some value of each example, times zeros.
+    """Add operators that write zeros into the states: some value of each example, times zeros.
 
     Interpreters allocate memory for states when they know the sizes of the first operators. If an
     operator of the file determines a size at run time, that has to come before it. Then these
@@ -357,7 +357,7 @@ def _cast_to_int16(e: Emission, source: int) -> int:
 
 
 def _emit_first_values(e: Emission, source: int, batch: int | None) -> int:
-    """Adds the first value of each example."""
+    """Add the first value of each example."""
     rank = len(e.shape(source))
     if rank == 1:
         return e.make_reshaped(source, (batch, 1), "some")

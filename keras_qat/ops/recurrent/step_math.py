@@ -43,7 +43,7 @@ Step = Callable[[Arithmetic, Mapping[str, Any], States], States]
 
 
 def _gates(m: Arithmetic, inputs: Mapping[str, Any], hidden: Any, hard: bool, name: str) -> Any:
-    """Computes sigmoids of sums. A hard sigmoid is a range, with its slope in the weights."""
+    """Compute sigmoids of sums. A hard sigmoid is a range, with its slope in the weights."""
     fed_back = m.product("gates", hidden)
     if hard:
         return m.add(inputs["gates"], fed_back, name, maximum=1.0)

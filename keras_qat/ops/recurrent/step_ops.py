@@ -106,7 +106,7 @@ class Steps:
     def _run_on_two(
         self, op: Op, inputs: list[Quantized], name: str, maximum: float | None = None
     ) -> Quantized:
-        """Runs a row in 8 bits, or in 16 bits if an input or the output has 16 bits."""
+        """Run a row in 8 bits, or in 16 bits if an input or the output has 16 bits."""
         params = self.get_params(name)
         if all(item.bits == 8 for item in (params, *(own for _, own in inputs))):
             return self.machine.run(op, inputs, params, maximum=maximum)
@@ -132,7 +132,7 @@ class Steps:
         return self.machine.split(x, count)
 
     def _add_zero(self, params: QuantParams) -> Quantized:
-        """Adds a constant with the quantized value 0."""
+        """Add a constant with the quantized value 0."""
         return self.machine.constant("constant", np.zeros([]), params)
 
     def zeros(self, like: Quantized, name: str) -> Quantized:
@@ -142,7 +142,7 @@ class Steps:
 
 
 def _select_part(weights: Weights, part: Part) -> Weights:
-    """Returns some columns of weights, with their scales and biases."""
+    """Return some columns of weights, with their scales and biases."""
     if weights.q is None:  # They were prepared.
         return weights
     bias = None if weights.bias is None else select_columns(weights.bias, part)

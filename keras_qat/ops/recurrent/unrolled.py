@@ -44,7 +44,7 @@ ConvLSTM."""
 
 
 def _prepare(a: Arguments) -> dict[str, Any]:
-    """Prepares the rows of the inputs' products, an initial state, a step and the output.
+    """Prepare the rows of the inputs' products, an initial state, a step and the output.
 
     Returns their prepared parameters by name, and the weights without values.
     """
@@ -124,7 +124,7 @@ def has_initial_state(a: Arguments | Emission) -> bool:
 
 
 def _multiply_inputs(m: Steps, part: str, x: Quantized) -> Quantized:
-    """Multiplies the inputs of all steps by a part of the weights; images become one batch."""
+    """Multiply the inputs of all steps by a part of the weights; images become one batch."""
     q, params = x
     if not convolves(m.attributes):
         return m.multiply_input(part, x)
@@ -134,7 +134,7 @@ def _multiply_inputs(m: Steps, part: str, x: Quantized) -> Quantized:
 
 
 def _swap_steps(x: Any) -> Any:
-    """Swaps the axes of examples and steps."""
+    """Swap the axes of examples and steps."""
     return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
 
 
@@ -165,7 +165,7 @@ def _emit(e: Emission) -> None:
 def _emit_first_states(
     e: Emission, m: Steps, like: Quantized
 ) -> tuple[States, StateVariable | None]:
-    """Adds the states before the first step: zeros, an input, or a state that the file keeps."""
+    """Add the states before the first step: zeros, an input, or a state that the file keeps."""
     hidden = m.get_params("hidden")
     if e.attributes["keeps"]:
         stored = StateVariable(e, e.shape(like[0]), hidden)
@@ -177,7 +177,7 @@ def _emit_first_states(
 
 
 def _emit_masks(e: Emission, steps: int) -> list[int]:
-    """Adds the mask of each step, [batch, 1]."""
+    """Add the mask of each step, [batch, 1]."""
     mask, (batch, _) = e.inputs[1], e.shape(e.inputs[1])
     masks = [e.temporary(f"mask/{step}", (batch, 1), "bool") for step in range(steps)]
     for step, target in enumerate(masks):
@@ -186,7 +186,7 @@ def _emit_masks(e: Emission, steps: int) -> list[int]:
 
 
 def _emit_selection(e: Emission, mask: int, after: States, before: States) -> States:
-    """Adds the states after a step, or before it if a mask is False."""
+    """Add the states after a step, or before it if a mask is False."""
     states = list[Quantized]()
     for (new, params), (old, _) in zip(after, before, strict=True):
         chosen = e.temporary("state", e.shape(new), new)
@@ -196,7 +196,7 @@ def _emit_selection(e: Emission, mask: int, after: States, before: States) -> St
 
 
 def _emit_products(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized]]:
-    """Returns a function that adds the products of a step's input, by part.
+    """Return a function that adds the products of a step's input, by part.
 
     It adds the products of all steps at once. Products of images, which need more memory, are added
     with their step.
@@ -213,7 +213,7 @@ def _emit_products(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized
 
 
 def _emit_output(e: Emission, hidden_states: list[Quantized], output: int) -> None:
-    """Adds the output: all hidden states, or the last one."""
+    """Add the output: all hidden states, or the last one."""
     hidden, params = hidden_states[-1]
     native = output
     if "hidden" in e.weights.inner:
@@ -237,7 +237,7 @@ def _emit_output(e: Emission, hidden_states: list[Quantized], output: int) -> No
 
 
 def _emit_steps(e: Emission, x: Quantized, name: str) -> list[Quantized]:
-    """Adds an UNPACK of a sequence to its steps."""
+    """Add an UNPACK of a sequence to its steps."""
     index, params = x
     batch, steps, *sizes = e.shape(index)
     assert steps is not None
@@ -252,7 +252,7 @@ def _emit_steps(e: Emission, x: Quantized, name: str) -> list[Quantized]:
 def _accepts(
     activations: str, allowed: Mapping[str, tuple[Any, ...]], call: Call, attributes: Attributes
 ) -> str | None:
-    """Accepts layers with one of the allowed functions in each attribute."""
+    """Accept layers with one of the allowed functions in each attribute."""
     is_image = convolves(attributes)
     axes = 3 + len(attributes["strides"]) if is_image else 3
     if (reason := explain_form(call, axes)) is not None:
@@ -280,7 +280,7 @@ def _accepts(
 
 
 def _read_attributes(call: Call) -> Attributes:
-    """Returns the attributes of `LSTM`, whether sigmoids are hard, and the effect of a mask.
+    """Return the attributes of `LSTM`, whether sigmoids are hard, and the effect of a mask.
 
     With `zeroes`, masked steps return zeros, as inside of Bidirectional, and not the step before. A
     GRU has `reset_after`, a SimpleRNN `relu`, and a ConvLSTM the attributes of a convolution.

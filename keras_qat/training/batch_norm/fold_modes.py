@@ -60,7 +60,7 @@ def normalize(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
 
 
 def _normalize_twice(norm: keras.layers.Layer, x: tf.Tensor, frozen: Switch) -> Any:
-    """Calls a BatchNormalization with both statistics, and selects one of the results."""
+    """Call a BatchNormalization with both statistics, and selects one of the results."""
     names = [name for name in ("gamma", "beta") if getattr(norm, name) is not None]
     weights = [tf.convert_to_tensor(getattr(norm, name)) for name in names]
     momentum = tf.where(frozen.on, 1.0, norm.momentum)
@@ -170,7 +170,7 @@ def quantize_folded(wrapper: Weighted) -> QuantizedKernel:
 
 
 def _get_kernel(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
-    """Returns the kernel of a wrapper, its factors (float32), and the axes of its output channels.
+    """Return the kernel of a wrapper, its factors (float32), and the axes of its output channels.
 
     The kernel of an affine layer is 1 for each channel; without BatchNormalization factors are 1.
     """

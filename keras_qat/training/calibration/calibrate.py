@@ -164,7 +164,7 @@ def calibrate(
 
 
 def _quick_batch(model: keras.Model) -> int | None:
-    """Returns how many examples to read at a time, more if they are small; None for the default."""
+    """Return how many examples to read at a time, more if they are small; None for the default."""
     sizes = [math.prod(x.shape[1:]) for x in model.inputs if x.shape[1:].is_fully_defined()]
     if len(sizes) < len(model.inputs) or model.inputs[0].shape[0]:
         return None
@@ -177,7 +177,7 @@ def _find_input_limits(
     read: Iterator[list[np.ndarray]],
     range_of: Callable[..., Range],
 ) -> dict[int, tuple[Any, Range]]:
-    """Returns observer and range of each input that has a quantizer for itself, by its index."""
+    """Return observer and range of each input that has a quantizer for itself, by its index."""
     quantizers = find_input_quantizers(graph)
     tallies: dict[int, Tally] = defaultdict(Tally)
     for batch in read:
@@ -199,7 +199,7 @@ def _set_range(
     reset: bool,
     values: np.ndarray | None,
 ) -> None:
-    """Sets the range of an observer, or averages it with its current range.
+    """Set the range of an observer, or average it with its current range.
 
     The range counts as `count` batches. `values` of an input have to lie far from ties.
     """
@@ -219,7 +219,7 @@ def _set_range(
 def _observe_weights(
     model: keras.Model, layers: list[ScheduledLayer], example: list[np.ndarray], reset: bool
 ) -> None:
-    """Updates the observers of weights by one call in training, which folds weights."""
+    """Update the observers of weights by one call in training, which folds weights."""
     observers = [
         quantizer.observer
         for layer in layers
@@ -246,7 +246,7 @@ def _observe_weights(
 
 
 def _train(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Calls a quantize-aware layer as in training, any other as at inference."""
+    """Call a quantize-aware layer as in training, any other as at inference."""
     if not isinstance(call.layer, ScheduledLayer):
         return infer(call, args, kwargs)
     with compute_in_float32(call.layer), swap_attributes(call.layer, mixed=False):

@@ -163,7 +163,7 @@ def explain_range_doubt(model: keras.Model, data: object) -> str:
 
 
 def _select_examples(model: keras.Model, data: Any) -> list[np.ndarray]:
-    """Returns some examples for each input; none if the data are not arrays that fit the model."""
+    """Return some examples for each input; none if the data are not arrays that fit the model."""
     arrays = tf.nest.flatten(data)
     if not all(isinstance(x, np.ndarray) and x.ndim and len(x) for x in arrays):
         return []
@@ -178,7 +178,7 @@ def _select_examples(model: keras.Model, data: Any) -> list[np.ndarray]:
 
 
 def _explain_unresolved(graph: Graph, data: InputData) -> str:
-    """Returns why the quantized values of an input do not resolve the data."""
+    """Return why the quantized values of an input do not resolve the data."""
     if data.bits is None:
         return ""
     ends = low, high = min(0.0, data.ends[0]), max(0.0, data.ends[1])
@@ -228,7 +228,7 @@ def look_at_first_batch(model: keras.Model, name: str, batches: Iterator[Any]) -
 
 
 def _explain_batch_doubt(model: keras.Model, batch: Any) -> str:
-    """Returns why a batch does not fit a model; "" if it does, or cannot be read."""
+    """Return why a batch does not fit a model; "" if it does, or cannot be read."""
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     try:
         inputs = dict(zip(model.input_names, flatten_inputs(model, x), strict=True))

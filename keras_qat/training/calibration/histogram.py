@@ -65,7 +65,7 @@ def take_sample(x: tf.Tensor, most: int) -> Any:
 
 @partial(trace_once, signature=[tf.TensorSpec(None), *[tf.TensorSpec([], tf.int32)] * 2])
 def _stride(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
-    """Returns every n-th value of examples of a size, as a vector."""
+    """Return every n-th value of examples of a size, as a vector."""
     return tf.reshape(tf.reshape(x, [-1, size])[:, ::step], [-1])
 
 
@@ -235,7 +235,7 @@ def least_squares(histogram: Histogram, spec: QuantSpec) -> Range:
 
 
 def _full_range(histogram: Histogram, spec: QuantSpec) -> Range:
-    """Returns the range of `extremes`, made symmetric if the specification asks for that."""
+    """Return the range of `extremes`, made symmetric if the specification asks for that."""
     low, high = extremes(histogram, spec)
     return (min(low, -high), max(high, -low)) if spec.symmetric else (low, high)
 
@@ -267,7 +267,7 @@ def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | n
 
 
 def _rounding(x: np.ndarray) -> np.ndarray:
-    """Integrates the squared distance to the nearest integer from 0 to x."""
+    """Integrate the squared distance to the nearest integer from 0 to x."""
     nearest = np.round(x)
     return nearest / 12 + (x - nearest) ** 3 / 3
 
@@ -289,7 +289,7 @@ def entropy(histogram: Histogram, spec: QuantSpec) -> Range:
 
 
 def _divergence(histogram: Histogram, bits: int, ends: Range) -> float:
-    """Computes the divergence between the clipped histogram and its quantized version."""
+    """Compute the divergence between the clipped histogram and its quantized version."""
     levels = 2**bits - 1
     edges = np.linspace(*ends, levels * _PER_LEVEL + 1)
     sums = histogram.below(edges)

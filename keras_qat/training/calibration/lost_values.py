@@ -176,7 +176,7 @@ def find_varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
 
 
 def _is_rescaling_by(call: Call, factor: float) -> bool:
-    """Returns whether a call is a Rescaling by this factor, without an offset."""
+    """Return whether a call is a Rescaling by this factor, without an offset."""
     layer = get_first_layer(call)
     if not isinstance(layer, keras.layers.Rescaling) or np.any(layer.offset):
         return False
@@ -204,7 +204,7 @@ def _explain_lost_tensors(graph: Graph) -> Iterator[str]:
 
 
 def _explain_by_statistics(graph: Graph) -> Iterator[str]:
-    """Yields sentences on features that deviate by less than a step of their input's range."""
+    """Yield sentences on features that deviate by less than a step of their input's range."""
     inputs = flatten_values(graph.inputs)
     quantizers = {inputs[index]: own for index, own in find_input_quantizers(graph).items()}
     for value, norm in _find_norms(graph):
@@ -222,7 +222,7 @@ def find_norm(graph: Graph, name: str) -> str:
 
 
 def _find_norms(graph: Graph) -> Iterator[tuple[Value, keras.layers.Layer]]:
-    """Yields inputs that a layer normalizes before any other layer, with that layer."""
+    """Yield inputs that a layer normalizes before any other layer, with that layer."""
     inputs = {value: value for value in flatten_values(graph.inputs)}
     for call in graph.calls:
         source = inputs.get(call.inputs[0]) if len(call.inputs) == 1 else None

@@ -119,7 +119,7 @@ def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
 
 
 def _check_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[str]:
-    """Compares each input with the first statistics after it, and yields "" if it fits."""
+    """Compare each input with the first statistics after it, and yield "" if it fits."""
     sources = {value: {value.name} for value in flatten_values(graph.inputs)}
     remaining = dict(samples)
     for call in graph.calls:
@@ -144,7 +144,7 @@ def _compare(
     name: str,
     sample: Sample,
 ) -> str:
-    """Returns how the tensor before a normalization differs from its training data."""
+    """Return how the tensor before a normalization differs from its training data."""
 
     def measure(x: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
         (y,) = _compute(graph, [value], name, x)
@@ -176,7 +176,7 @@ def _compare(
 
 
 def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how much wider than in training each channel is, and how far its mean is shifted.
+    """Return how much wider than in training each channel is, and how far its mean is shifted.
 
     The width is in doublings, the shift in standard deviations.
     """
@@ -204,12 +204,12 @@ def draw_rows(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
-    """Returns the mean distance of the channels."""
+    """Return the mean distance of the channels."""
     return float(np.mean(np.maximum(np.abs(wider), np.abs(shift))))
 
 
 def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
-    """Returns why data seem to be rescaled already, although the first layer is a Rescaling."""
+    """Return why data seem to be rescaled already, although the first layer is a Rescaling."""
     for layer in map(get_first_layer, graph.calls):
         if isinstance(layer, keras.layers.Rescaling):
             scale = float(np.max(np.abs(layer.scale)))
@@ -223,7 +223,7 @@ def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
 
 
 def _check_classes(graph: Graph, name: str, sample: Sample) -> str:
-    """Returns why data seem wrong for a classifier that expects values up to 1.
+    """Return why data seem wrong for a classifier that expects values up to 1.
 
     The data are pixels of 0 to 255, or pixels that were divided by 255 twice.
     """
@@ -252,14 +252,14 @@ def _check_classes(graph: Graph, name: str, sample: Sample) -> str:
 
 
 def _probabilities(scores: np.ndarray) -> np.ndarray:
-    """Returns a classifier's probabilities from them or from its logits."""
+    """Return a classifier's probabilities from them or from its logits."""
     if scores.min() >= 0 and np.all(np.abs(scores.sum(1) - 1) < 0.01):
         return scores
     return np.asarray(tf.nn.softmax(scores))
 
 
 def _compute(graph: Graph, values: list[Value], name: str, x: Any) -> list[Any]:
-    """Computes values that depend on the input `name` only, in float."""
+    """Compute values that depend on the input `name` only, in float."""
     calls = split_loss_only(graph.calls, values)[0]
     inputs = [
         tf.constant(x, value.dtype) if value.name == name else None

@@ -83,7 +83,7 @@ class Watch:
         self._trace = functools.cache(lambda: trace_for_any_batch(watch, self.specs))
 
     def _compute(self, inputs: list[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
-        """Returns the tensors before the quantizers, and the model's outputs."""
+        """Return the tensors before the quantizers, and the model's outputs."""
         seen: list[tf.Tensor] = []
         self.tensors.clear()
 
@@ -188,7 +188,7 @@ class Observed:
                     yield reason
 
     def _find_name(self, quantizer: ActivationQuantizer, slot: int) -> str:
-        """Returns the name of a quantizer's tensor in the float model."""
+        """Return the name of a quantizer's tensor in the float model."""
         layer = self._find_layer(quantizer)
         own = {0: str(layer.name).removeprefix(PREFIX)}
         return name_slots(self.watch.graph).get(layer, own)[slot]

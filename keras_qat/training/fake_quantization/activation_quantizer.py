@@ -79,7 +79,7 @@ class ActivationQuantizer:
         return y
 
     def _constant_range(self, phase: Phase) -> tuple[float, float] | None:
-        """Returns the range if it is constant in the graph, else None."""
+        """Return the range if it is constant in the graph, else None."""
         if isinstance(self.spec, specs.FixedSpec):
             return float(self.spec.minimum), float(self.spec.maximum)
         if not phase.known or self.learns:

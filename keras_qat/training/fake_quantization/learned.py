@@ -17,7 +17,7 @@ from keras_qat.training.fake_quantization.phase import Flag
 
 
 def _gradient_factor(levels: int, count: tf.Tensor) -> tf.Tensor:
-    """Returns the factor of an end's gradient.
+    """Return the factor of an end's gradient.
 
     LSQ multiplies the gradient of a scale by 1 / sqrt(count * levels): scales and weights then
     change at the same rate. An end is `levels` scales away from zero.

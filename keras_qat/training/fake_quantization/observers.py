@@ -48,7 +48,7 @@ def subtract_product(variable: tf.Variable, factor: tf.Tensor, x: tf.Tensor) -> 
 
 
 def _add_variable(host: keras.layers.Layer, name: str, value: float = 0.0) -> tf.Variable:
-    """Adds a variable to `host`. Replicas average what they observe, so their values agree."""
+    """Add a variable to `host`. Replicas average what they observe, so their values agree."""
     on_read = tf.VariableSynchronization.ON_READ
     return add_scalar(host, name, value, synchronization=on_read)
 
@@ -255,7 +255,7 @@ class MovingAverage(_Average):
         return self._widen_empty(*super().range(x), self.batches > 0.0)
 
     def _widen_empty(self, minimum: tf.Tensor, maximum: tf.Tensor, is_range: Flag) -> Range:
-        """Returns a range, up to 1 if the ends are equal although it `is_range` of data."""
+        """Return a range, up to 1 if the ends are equal although it `is_range` of data."""
         is_dead = tf.logical_and(is_range, tf.equal(minimum, maximum))
         if self.spec.symmetric:
             longer = 1.0 if self.spec.narrow_range else 2**self.spec.bits / (2**self.spec.bits - 2)

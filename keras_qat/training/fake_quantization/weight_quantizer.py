@@ -164,7 +164,7 @@ def replace_weights(layer: keras.layers.Layer, weights: dict[str, tf.Tensor]) ->
 
 
 def _find_owner(layer: keras.layers.Layer, path: str) -> tuple[Any, str]:
-    """Returns the object that holds the weight at a path, and the name of the attribute."""
+    """Return the object that holds the weight at a path, and the name of the attribute."""
     *steps, name = path.split(".")
 
     def enter(owner: Any, step: str) -> Any:
@@ -177,7 +177,7 @@ Change = Callable[[tf.Tensor], tf.Tensor]
 
 
 def _change_gradient(weights: tf.Tensor, change: Change) -> tf.Tensor:
-    """Returns the weights. `change` computes their gradient from the upstream one."""
+    """Return the weights. `change` computes their gradient from the upstream one."""
 
     @tf.custom_gradient
     def same(weights: tf.Tensor) -> tuple[tf.Tensor, Change]:

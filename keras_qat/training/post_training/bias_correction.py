@@ -78,7 +78,7 @@ def bias_correction(
 def _find_shift(
     wrapper: QuantizeWrapper, variable: tf.Variable, in_float: tf.Tensor, quantized: tf.Tensor
 ) -> Any:
-    """Returns the shift of a wrapper's outputs, 0 for channels if two halves do not agree."""
+    """Return the shift of a wrapper's outputs, 0 for channels if two halves do not agree."""
     fold = fold_modes.FOLDS[wrapper.fold]
     activation = wrapper.activation or tf.identity
     middle = int(in_float.shape[0] + 1) // 2
@@ -128,7 +128,7 @@ def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, n
 
 
 def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
-    """Returns the mean output of a wrapper before its activation, over all examples."""
+    """Return the mean output of a wrapper before its activation, over all examples."""
     fold = fold_modes.FOLDS[call.layer.fold]
     outputs = [
         fold(call.layer, map_values(tensors.__getitem__, call.args[0]), phase)
@@ -139,7 +139,7 @@ def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
 
 
 def _find_variable(wrapper: QuantizeWrapper) -> Any:
-    """Returns the variable that shifts a wrapper's outputs; None without one."""
+    """Return the variable that shifts a wrapper's outputs; None without one."""
     norm = wrapper.batch_norm
     if norm is None:
         return getattr(wrapper.layer, "bias", None)
@@ -160,7 +160,7 @@ def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
 
 
 def _average_over_axes(shift: np.ndarray, variable: tf.Variable) -> np.ndarray:
-    """Averages a shift over the axes that a variable lacks or has with size 1."""
+    """Average a shift over the axes that a variable lacks or has with size 1."""
     rank = len(variable.shape)
     shift = np.mean(shift, axis=tuple(range(shift.ndim - rank)))
     axes = tuple(axis for axis in range(rank) if variable.shape[axis] == 1)

@@ -110,7 +110,7 @@ def equalize(model: keras.Model, *, verbose: int = 0) -> Any:
 
 
 def _pairs(graph: Graph) -> Iterator[tuple[Group, Group | None, str]]:
-    """Yields successive layers, and why they cannot be equalized (an empty reason if they can)."""
+    """Yield successive layers, and why they cannot be equalized (an empty reason if they can)."""
     all_groups = find_groups(graph, affine=False)
     by_kernel = {group.kernel: group for group in all_groups}
     readers = graph.find_single_consumers()
@@ -125,7 +125,7 @@ def _pairs(graph: Graph) -> Iterator[tuple[Group, Group | None, str]]:
 
 
 def _explain_skipped(group: Group, other: Group | None, following: Call | None) -> str:
-    """Returns the reason why two layers cannot be equalized; "" if they can."""
+    """Return the reason why two layers cannot be equalized; "" if they can."""
     if following is None:
         return "its output is read several times, or is an output of the model"
     if other is None or type(following.layer) not in _KERNELS:
@@ -198,13 +198,13 @@ class _Layer:
 
 
 def _weights(call: Call, graph: Graph) -> list[_Weight]:
-    """Returns the weights of a layer, or of the source layer if lowering made the layer."""
+    """Return the weights of a layer, or of the source layer if lowering made the layer."""
     variables = graph.weights.get(call.layer, call.layer.weights)
     return [_Weight(variable, variable.numpy().copy()) for variable in variables]
 
 
 def _equalize(layer: _Layer, following: _Layer) -> bool:
-    """Makes the channel ranges of two successive layers alike, and returns whether any changed."""
+    """Make the channel ranges of two successive layers alike, and return whether any changed."""
     out, into = layer.largest(layer.axes), following.largest(_INPUTS)
     is_used = (out > 0) & (into > 0)
     ratio = np.where(is_used, out, 1.0) / np.where(is_used, into, 1.0)

@@ -190,13 +190,13 @@ class Reconstruction:
         return tf.reshape(x, [self.count, -1, *x.shape[1:]])
 
     def _split_by_layer(self, up: tf.Tensor) -> list[Any]:
-        """Splits a vector with an entry for each weight into one array per layer."""
+        """Split a vector with an entry for each weight into one array per layer."""
         shapes = [levels.share.shape for levels in self.levels.values()]
         parts = tf.split(tf.cast(up, tf.float32), [int(np.prod(shape)) for shape in shapes])
         return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _compute(self, up: tf.Tensor, inputs: list[Any]) -> list[Any]:
-        """Computes the part's float outputs, with quantized activations inside.
+        """Compute the part's float outputs, with quantized activations inside.
 
         Args:
             up: how far each weight is above the level below, in units of the scale.
@@ -214,7 +214,7 @@ class Reconstruction:
         return [outputs[value] for value in self.outputs]
 
     def _quantize(self, call: Call, tensors: Tensors, exact: Tensors) -> Tensors:
-        """Returns the outputs of a call for later calls; `exact` holds its float outputs."""
+        """Return the outputs of a call for later calls; `exact` holds its float outputs."""
         layer = call.layer
         if not isinstance(layer, ScheduledLayer) or call is self.part.calls[-1]:
             return exact
@@ -226,7 +226,7 @@ class Reconstruction:
         return {value: quantize(x, QUANTIZED, ceiling=layer.ceiling) for value, x in exact.items()}
 
     def _largest(self) -> int:
-        """Returns the size of the largest tensor of one example."""
+        """Return the size of the largest tensor of one example."""
         one = [{v: _rows(x[:1]) for v, x in zip(self.part.reads, self.inputs, strict=True)}]
         sizes = []
         for call, (tensors,) in walk(self.part, one, IN_FLOAT):
@@ -234,7 +234,7 @@ class Reconstruction:
         return max(sizes)
 
     def _distance(self, outputs: list[Any], targets: list[Any]) -> Any:
-        """Sums the squared errors of outputs, relative to the mean squares of their targets."""
+        """Sum the squared errors of outputs, relative to the mean squares of their targets."""
         sums = [
             tf.reduce_sum((tf.reshape(output, tf.shape(target)) - target) ** 2) / power
             for output, target, power in zip(outputs, targets, self.power, strict=True)
@@ -242,7 +242,7 @@ class Reconstruction:
         return tf.add_n(sums)
 
     def _error(self, up: np.ndarray) -> float:
-        """Returns the mean distance of an example from its targets."""
+        """Return the mean distance of an example from its targets."""
         sums = []
         for i in range(0, self.count, _BATCH):
             inputs = [x[i : i + _BATCH] for x in self.inputs]
@@ -251,7 +251,7 @@ class Reconstruction:
         return float(np.sum(sums)) / self.count
 
     def _loss(self, unit: float, iterations: int, seed: int) -> Callable[[Any, Any], Any]:
-        """Makes the loss: the error of some examples, and a penalty for weights between levels.
+        """Make the loss: the error of some examples, and a penalty for weights between levels.
 
         Each replica has a share of the examples. The loss is the mean over replicas.
         """
@@ -278,17 +278,17 @@ class Reconstruction:
 
 
 def _concatenate(batches: list[Tensors], values: list[Value]) -> list[Any]:
-    """Concatenates the batches of each value."""
+    """Concatenate the batches of each value."""
     return [tf.concat([tensors[value] for tensors in batches], 0) for value in values]
 
 
 def _rows(x: tf.Tensor) -> Any:
-    """Undoes `_group_by_example`."""
+    """Undo `_group_by_example`."""
     return tf.reshape(x, [-1, *x.shape[2:]])
 
 
 def _soft(logits: tf.Tensor) -> Any:
-    """Returns how far each weight is rounded up, from 0 to 1."""
+    """Return how far each weight is rounded up, from 0 to 1."""
     return tf.clip_by_value(_STRETCH * tf.sigmoid(logits) - (_STRETCH - 1) / 2, 0.0, 1.0)
 
 
@@ -299,7 +299,7 @@ def _minimize(
     rate: float,
     strategy: tf.distribute.Strategy,
 ) -> Any:
-    """Minimizes a loss, the mean over replicas, with Adam in one graph, and returns the result."""
+    """Minimize a loss, the mean over replicas, with Adam in one graph, and return the result."""
     beta_1, beta_2 = 0.9, 0.999
 
     def slope_at(x: tf.Tensor, i: tf.Tensor) -> Any:

@@ -87,7 +87,7 @@ def reestimate_batch_norm(
 
 
 def _observe(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Calls a layer as at inference, but BatchNormalization with the batch's statistics."""
+    """Call a layer as at inference, but BatchNormalization with the batch's statistics."""
     layer = call.layer
     learns = isinstance(layer, (QuantizeWrapper, keras.layers.BatchNormalization))
     if not learns or kwargs.get("training") is False:

@@ -118,7 +118,7 @@ def restore_if_it_fails(model: keras.Model) -> Iterator[None]:
 
 
 def _split_graph(graph: Graph, blocks: bool) -> list[Part]:
-    """Splits a model's calls into parts, one by one or block by block."""
+    """Split a model's calls into parts, one by one or block by block."""
     counts, outputs = graph.count_calls(), set(flatten_values(graph.outputs))
     unread = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
     waiting = {value for value in flatten_values(graph.inputs) if unread[value]}
@@ -169,7 +169,7 @@ def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call
 
 
 def _add_outputs(part: Part, batches: list[Tensors], phase: Phase) -> None:
-    """Adds the outputs of a part to the tensors of each batch."""
+    """Add the outputs of a part to the tensors of each batch."""
     *_, (call, walked) = walk(part, batches, phase)
     for tensors, inner in zip(batches, walked, strict=True):
         inner |= compute_call(call, inner, phase)

@@ -152,7 +152,7 @@ def from_class_config(config: dict[str, Any], custom_objects: Any = None) -> Any
 
 @functools.cache
 def _set_by_keras() -> frozenset[str]:
-    """Returns the attributes that Keras sets on every model, compiled ones included."""
+    """Return the attributes that Keras sets on every model, compiled ones included."""
     tensor = keras.Input((1,))
     model = keras.Model(tensor, keras.layers.Activation("linear")(tensor))
     model.compile("sgd")

@@ -53,7 +53,7 @@ def _is_sigmoid_of(y: tf.Tensor, gate: tf.Operation) -> bool:
 
 
 def _find_swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Source:
-    """Returns the source of `y` times its sigmoid, which the operation `gate` has `quantized`.
+    """Return the source of `y` times its sigmoid, which the operation `gate` has `quantized`.
 
     If `y` is quantized to an observed range, the gradient passes its quantizer.
     """
@@ -80,7 +80,7 @@ def _find_swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Sourc
 
 
 def _find_quantizer(y: tf.Tensor) -> tf.Operation | None:
-    """Returns the operation that quantized a tensor, or None."""
+    """Return the operation that quantized a tensor, or None."""
     if y.op.type != "IdentityN" or y.value_index:  # Custom gradients end in one.
         return None
     op = y.op.inputs[0].op
@@ -88,7 +88,7 @@ def _find_quantizer(y: tf.Tensor) -> tf.Operation | None:
 
 
 def _find_product_gradients(up: tf.Tensor, a: tf.Tensor, b: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the gradients of both factors of a product, which may have been broadcast."""
+    """Return the gradients of both factors of a product, which may have been broadcast."""
     if a.shape.rank is not None and a.shape.as_list() == b.shape.as_list():
         return [up * b, up * a]
     axes = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(a), s1=tf.shape(b))

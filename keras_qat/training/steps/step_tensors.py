@@ -98,7 +98,7 @@ def apply_to_rows(
 
 
 def _quantize_weights(layers: list[keras.layers.Layer]) -> QuantizedWeights:
-    """Quantizes weights together that differ in their numbers of channels only.
+    """Quantize weights together that differ in their numbers of channels only.
 
     Concatenating weights copies them. For large ones this takes longer than more operations, on a
     GPU for fewer.
