@@ -1,7 +1,5 @@
 """Pages in a browser, where one is installed."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Comparing quantization-aware models with their files and with the integer simulation."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 
@@ -9,9 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import observe
+from tests.helpers import keras, observe
 
 KERNELS = ("xnnpack", "reference")
 

@@ -1,7 +1,5 @@
 """Fixtures that several test modules share, and what is told at the end: conformance in figures."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import gc

@@ -3,8 +3,6 @@
 `tests.arm64` and `tests.x86` say which processors, and how each is emulated.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Which cases run by default, and which slow tests belong to a part of the rotation."""
 
-from __future__ import annotations
-
 import collections
 import zlib
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 `python -m tests.test_api` writes the names and arguments of a release anew.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """The table of accuracies, in small: digits for clothes, one seed, two networks, some rows."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -13,11 +11,8 @@ import tensorflow as tf
 import keras_qat
 from benchmarks import accuracy, gpu, methods, operations, recurrent, step_time, zoo
 from keras_qat.arithmetic import plain_operations
-from keras_qat.keras2.backend import keras
 from keras_qat.training.batch_norm.contrib_correction import scale_and_shift
-from tests.helpers import rng
-
-layers = keras.layers
+from tests.helpers import keras, layers, rng
 
 ROWS = ("TFLite 8/8", "calibrate 8/8", "calibrate 8/8 per tensor", "8/8, rate x 0.3")
 WORDS = "--data digits --seeds 1 --networks DS-CNN LeNet --epochs 12 --more 2 --batch 32 --rows"

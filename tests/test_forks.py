@@ -1,7 +1,5 @@
 """Processes that are forks of one in which TensorFlow has run."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """What the log says once, and what it does not say."""
 
-from __future__ import annotations
-
 import logging
 import re
 

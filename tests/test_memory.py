@@ -1,7 +1,5 @@
 """A model that nobody holds any more is freed, whatever was done with it."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

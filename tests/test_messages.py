@@ -1,7 +1,5 @@
 """Mistakes of users, and what they are told: which layer, what happened, what to do."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,8 +7,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes
 from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe
+from tests.helpers import images, keras, observe
 from tests.networks.small import functional, layers, tiny_net
 
 pytestmark = pytest.mark.legacy

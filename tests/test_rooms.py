@@ -1,7 +1,5 @@
 """The layout of the house: which room may import which, and what is known in one room only."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """The rotation of slow checks: a cycle of CI runs covers everything, failed parts come first."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

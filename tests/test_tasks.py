@@ -1,7 +1,5 @@
 """The tasks of benchmarks.tasks: their metrics on known answers, and each of them in small."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

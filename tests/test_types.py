@@ -1,7 +1,5 @@
 """What a type checker, and so an editor, sees of the library in a user's script."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`diagnose`: what it says is wrong, and that what it promises comes true."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -9,8 +7,7 @@ import pytest
 
 import keras_qat
 from keras_qat import messages
-from keras_qat.keras2.backend import keras
-from tests.helpers import rng
+from tests.helpers import keras, rng
 from tests.networks.small import layers, tiny_net
 
 X = rng().uniform(-1, 1, (64, 8)).astype(np.float32)

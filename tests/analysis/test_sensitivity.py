@@ -1,7 +1,5 @@
 """What fewer bits cost, and which bits fit a budget: against plain searches."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

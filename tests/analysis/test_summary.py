@@ -1,7 +1,5 @@
 """`summary`: bits, ranges, bytes and work of each operator."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -9,12 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.multiply_accumulates import count_products
 from keras_qat.tflite.schema import OPERATORS, operator_code, unpack
-from tests.helpers import rng
-
-layers = keras.layers
+from tests.helpers import keras, layers, rng
 
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 

@@ -1,7 +1,5 @@
 """`tune`: the ladder, its budget, its errors, and continuing after an interruption."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 
@@ -12,10 +10,8 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.analysis.tune.build import KeepBest
 from keras_qat.analysis.tune.score import Judge, Score
-from keras_qat.keras2.backend import keras
-from tests.helpers import values
+from tests.helpers import keras, layers, values
 
-layers = keras.layers
 X = np.random.default_rng(0).normal(size=(240, 6)).astype("float32")
 Y = (X[:, 0] * X[:, 1] > 0).astype("int64")
 TRAIN, VALIDATION = (X[:160], Y[:160]), (X[160:], Y[160:])

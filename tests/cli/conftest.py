@@ -1,7 +1,5 @@
 """Files that commands read: models, and the same data in many forms."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

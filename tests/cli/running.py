@@ -1,7 +1,5 @@
 """Commands that are run in the process of the tests."""
 
-from __future__ import annotations
-
 import numpy as np
 from click.testing import CliRunner
 

@@ -1,7 +1,5 @@
 """The command line: what it takes and gives, its exit codes, and what it loads beforehand."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

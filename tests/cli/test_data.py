@@ -1,7 +1,5 @@
 """The data that the command line reads: arrays, tables, functions, images."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Errors of the command line are messages, not tracebacks, and end with a code of their own."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

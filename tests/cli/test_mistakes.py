@@ -1,7 +1,5 @@
 """Commands, options and files that people try, and the answers."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cli.running import run

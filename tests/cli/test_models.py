@@ -1,7 +1,5 @@
 """Files of models that the command line loads."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """docs/command-line.md: its program and its commands are run, and give what it shows."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command `tune`."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

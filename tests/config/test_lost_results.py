@@ -1,7 +1,5 @@
 """`recipe.override(...)` that is not assigned has no effect, which is told."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Names and arguments of other libraries are answered with the call that stands for them."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Recipes and specifications: options that they refuse."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

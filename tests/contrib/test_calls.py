@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.training.schedule import list_scheduled_layers
-from tests.helpers import images, train, values
+from tests.helpers import images, keras, train, values
 from tests.networks.contrib import conv, image, layers, relu, two_scopes
 from tests.networks.small import residual_net, tiny_net
 

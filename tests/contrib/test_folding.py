@@ -8,9 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
-from tests.helpers import images, rng
+from tests.helpers import images, keras, rng
 from tests.networks.contrib import KERNELS, conv, image, layers, relu, single
 
 contrib = keras_qat.recipes.contrib

@@ -5,10 +5,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.specs import QuantSpec
-from tests.helpers import images, rng
+from tests.helpers import images, keras, rng
 from tests.networks.contrib import conv, image, layers, relu
 
 pytestmark = pytest.mark.legacy

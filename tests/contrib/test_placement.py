@@ -11,10 +11,9 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
-from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
 from keras_qat.placement.fusion_groups import find_groups
-from tests.helpers import images
+from tests.helpers import images, keras
 from tests.networks.contrib import conv, identity, image, layers, relu
 
 

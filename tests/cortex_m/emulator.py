@@ -7,8 +7,6 @@
 Prints the files of which values differ from the simulation's, and how many files ran.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """What runs on several devices or workers, each in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Training on several replicas: `tf.distribute` with two devices, and with two workers."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import subprocess

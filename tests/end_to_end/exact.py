@@ -1,7 +1,5 @@
 """That a model computes what it should: in float, in its file and simulation, once it trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +8,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.targets import TFLM, problems
 from tests.comparison import KERNELS, assert_identical
-from tests.helpers import images, observe
+from tests.helpers import images, keras, observe
 
 __all__ = [
     "assert_agreement",

@@ -1,17 +1,12 @@
 """Recurrent layers whose steps are calls of their cell: custom cells, states of an LSTM."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 from tests.networks.forms.cells_and_convolutions import MODELS, SHAPE, Minimal
-
-layers = keras.layers
 
 pytestmark = pytest.mark.legacy
 

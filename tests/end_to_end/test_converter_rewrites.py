@@ -1,7 +1,5 @@
 """Models that TFLite's converter rewrites: the file has the model's codes all the same, in int8."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.comparison import export
-from tests.helpers import images, rng, scramble
+from tests.helpers import images, keras, rng, scramble
 from tests.networks.small import layers
 
 

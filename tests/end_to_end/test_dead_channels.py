@@ -3,8 +3,6 @@
 In steps of input times weight the bias would not fit the 32 bits that runtimes hold it in.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

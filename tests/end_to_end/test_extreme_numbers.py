@@ -1,7 +1,5 @@
 """Numbers that are huge, tiny, equal or near a tie: files compute with them what models compute."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -9,10 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.comparison import assert_identical
 from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
-from tests.helpers import images, observe
+from tests.helpers import images, keras, observe
 from tests.networks.small import layers
 
 constant = keras.initializers.Constant

@@ -1,7 +1,5 @@
 """Every family of layers with recipes of several widths: model, simulation and file agree."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

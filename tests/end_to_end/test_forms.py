@@ -1,7 +1,5 @@
 """The life of every form: float model, quantized, trained, calibrated, its file, loaded again."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -9,11 +7,10 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import RUNNABLE
 from tests.end_to_end.exact import assert_exact_everywhere
-from tests.helpers import values
+from tests.helpers import keras, values
 from tests.networks import forms
 from tests.networks.forms.form import Form, decibels
 from tests.networks.forms.in_float import IN_FLOAT

@@ -1,7 +1,5 @@
 """GRU and SimpleRNN whose state is given or read: files, predictions and simulation, streaming."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -10,11 +8,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import scramble
+from tests.helpers import keras, layers, scramble
 
-layers = keras.layers
 pytestmark = pytest.mark.legacy
 
 STEPS, FEATURES, UNITS = 3, 4, 3

@@ -5,8 +5,6 @@ a range, then multiplied and shifted. Models of many inputs are calibrated, each
 drawn at random. Whoever rounds, in whatever way, gets the same codes.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

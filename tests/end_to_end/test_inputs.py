@@ -1,7 +1,5 @@
 """Who quantizes a file's inputs may round as they like: usual data is halfway between no codes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 

@@ -1,7 +1,5 @@
 """16x8: int16 activations and int8 weights, in model, integer simulation and file."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,13 +7,12 @@ from tensorflow.lite.python import schema_py_generated as schema
 
 import keras_qat
 from keras_qat import recipes, specs
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, RUNNABLE, Product, assert_identical
 from tests.end_to_end.exact import assert_exact_everywhere
 from tests.end_to_end.test_families import exported
-from tests.helpers import images, observe, scramble, train
+from tests.helpers import images, keras, observe, scramble, train
 from tests.networks.small import functional, layers, residual_net
 
 X = images(96, (8, 8, 1))

@@ -1,7 +1,5 @@
 """4-bit weights: trained on 15 levels, stored in int8 codes or two in a byte."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 

@@ -1,7 +1,5 @@
 """Every family of layers in int8: the codes of model, simulation and file, and the operations."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -12,9 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.comparison import export
-from tests.helpers import images, scramble
+from tests.helpers import images, keras, scramble
 from tests.networks.small import functional, layers
 
 pytestmark = pytest.mark.filterwarnings("error:The weights of .* rounded again")

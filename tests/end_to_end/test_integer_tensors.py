@@ -1,7 +1,5 @@
 """Models with tensors of integers, which no int8 kernel computes with: inputs, indices, outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
-from tests.helpers import observe
+from tests.helpers import keras, observe
 from tests.networks.small import layers
 
 

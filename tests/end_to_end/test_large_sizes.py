@@ -3,8 +3,6 @@
 `make test-x86` and `make test-arm64` run the same files on other processors.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

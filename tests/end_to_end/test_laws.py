@@ -1,18 +1,13 @@
 """Laws of arithmetic that integers keep exactly: equal codes from models that must be equal."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.comparison import RUNNABLE
-from tests.helpers import images, observe, rng
-
-layers = keras.layers
+from tests.helpers import images, keras, layers, observe, rng
 
 X = images(8, (6, 6, 3))
 CHANNELS = 5

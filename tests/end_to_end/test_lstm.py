@@ -1,7 +1,5 @@
 """LSTM as one operator: files, predictions and simulation, and what stays in float."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any
@@ -12,7 +10,6 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.arithmetic.kernel_families import kernel_family
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.op import Arguments
 from keras_qat.ops.recurrent.lstm import LSTM
 from keras_qat.targets import TFLM, problems
@@ -20,12 +17,10 @@ from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import unpack
 from tests.end_to_end.exact import assert_exact_everywhere
-from tests.helpers import observe
+from tests.helpers import keras, layers, observe
 from tests.networks.small import functional
 from tests.ops.harness import assert_same, make_node, random_inputs
 from tests.ops.test_movement import calls_of
-
-layers = keras.layers
 
 SHAPE = (3, 4)
 EXAMPLES = 12

@@ -1,15 +1,12 @@
 """Operations on symbolic tensors that TFLite computes otherwise, or has no kernels of."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.comparison import assert_identical, export
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, keras, observe, scramble
 from tests.networks.small import functional, layers
 
 

@@ -1,7 +1,5 @@
 """Zeros that are put around images in front of convolutions, as the convolutions' own padding."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights with one scale for the tensor: of folded kernels, in training, model and file."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

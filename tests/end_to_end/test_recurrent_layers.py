@@ -1,7 +1,5 @@
 """Recurrent layers in integers: what is planned, and what the forms do not test."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -10,19 +8,16 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.recurrent.step_math import find_weight_parts
 from keras_qat.ops.recurrent.unrolled import SIMPLE_RNN
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.end_to_end.exact import assert_exact_everywhere
-from tests.helpers import images, observe, scramble, train
+from tests.helpers import images, keras, layers, observe, scramble, train
 from tests.networks.forms.cells_and_convolutions import SHAPES, tiny
 from tests.networks.forms.form import Form
 from tests.networks.forms.recurrent import SHAPE, WORDS, masked, mixed, small
 from tests.networks.small import functional
 from tests.ops.harness import file_of, node_of
-
-layers = keras.layers
 
 
 @functools.cache

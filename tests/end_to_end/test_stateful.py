@@ -1,7 +1,5 @@
 """Recurrent layers with `stateful=True`: models and files that go on where their last run ended."""
 
-from __future__ import annotations
-
 import functools
 import types
 from typing import Any
@@ -12,11 +10,9 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.recurrent.kept_states import read_states
 from keras_qat.training.recurrent import list_states
-
-layers = keras.layers
+from tests.helpers import keras, layers
 
 KERNELS = [
     "xnnpack",

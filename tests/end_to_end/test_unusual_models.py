@@ -1,7 +1,5 @@
 """Models of unusual structure, bits or training: their files compute what they compute."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np
@@ -12,10 +10,9 @@ import keras_qat
 from keras_qat import recipes
 from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
-from keras_qat.keras2.backend import keras
 from tests.comparison import assert_identical, assert_in_integers
 from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
-from tests.helpers import images, observe, rng
+from tests.helpers import images, keras, observe, rng
 from tests.networks.small import layers
 
 READ_TOO = {

@@ -4,8 +4,6 @@ What is special to a family is in its blocks, so each is built with few of them,
 its first ones. `python -m benchmarks.zoo` takes the models themselves.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable
@@ -15,10 +13,9 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS, assert_identical
-from tests.helpers import rng
+from tests.helpers import keras, rng
 
 apps = keras.applications
 CLASSES = 10

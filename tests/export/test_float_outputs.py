@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, quantize_on
+from tests.helpers import images, keras, quantize_on
 from tests.networks.small import layers
 
 X = images(200, (8,))

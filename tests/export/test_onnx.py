@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe, scramble, train
+from tests.helpers import images, keras, observe, scramble, train
 from tests.networks.convolutional import FAMILIES
 from tests.networks.small import functional, layers, out_of_order, residual_net
 

@@ -5,9 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.export.test_onnx import EXTRA, residual_block, run
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, keras, observe, scramble
 from tests.ops.examples import EXAMPLES
 
 REFUSED = {

@@ -5,9 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.comparison import export
-from tests.helpers import images, observe, quantize_on
+from tests.helpers import images, keras, observe, quantize_on
 from tests.networks.small import functional, layers, tiny_net
 
 EXPORTS = [keras_qat.export_tflite, keras_qat.export_saved_model]

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.export.saved_model import make_inference_module
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, keras, observe, scramble
 from tests.networks.convolutional import FAMILIES
 from tests.networks.small import layers, residual_net
 

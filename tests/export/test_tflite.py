@@ -7,9 +7,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter, dequantize
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, keras, observe, scramble
 from tests.networks.small import functional, layers, out_of_order
 
 pytestmark = pytest.mark.legacy

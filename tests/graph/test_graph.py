@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, keras
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy

@@ -6,8 +6,7 @@ import tensorflow as tf
 
 from keras_qat.graph.facts import StructuralKeys
 from keras_qat.graph.read_model import read_model
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, quantize_on
+from tests.helpers import images, keras, quantize_on
 
 SIZE = 1500  # The text of larger arrays than 1000 leaves out the middle.
 

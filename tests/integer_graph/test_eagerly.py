@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, keras
 from tests.networks.small import layers
 
 X = images(16, (6, 4))

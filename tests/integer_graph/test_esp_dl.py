@@ -5,8 +5,7 @@ import pytest
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.keras2.backend import keras
-from tests.helpers import observe, scramble
+from tests.helpers import keras, observe, scramble
 from tests.networks.small import functional, layers
 
 X = np.random.default_rng(0).normal(size=(64, 12)).astype(np.float32)

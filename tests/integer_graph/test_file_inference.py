@@ -1,16 +1,13 @@
 """`predict` and `evaluate` return the same in TFLite's interpreter and in TensorFlow."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
 from keras_qat.integer_graph import file_inference
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, keras, observe, scramble
 from tests.networks.small import functional, layers
 
 X, Y = images(40, (8, 8, 3)), np.arange(40) % 5

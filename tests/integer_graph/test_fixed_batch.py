@@ -5,9 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images, observe
+from tests.helpers import images, keras, observe
 from tests.networks.small import layers
 
 SHAPE = (5, 4)

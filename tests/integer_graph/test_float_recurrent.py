@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.integer_graph.float_layers import rnn
-from keras_qat.keras2.backend import keras
-from tests.helpers import rng
+from tests.helpers import keras, rng
 
 EXAMPLES, STEPS, UNITS = 3, 4, 2
 

@@ -6,8 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import messages
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe, quantize_on, scramble
+from tests.helpers import images, keras, observe, quantize_on, scramble
 from tests.networks.small import layers, residual_net
 
 

@@ -7,10 +7,9 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.integer_graph import cached_inference
 from keras_qat.integer_graph.cached_inference import DECIDES
-from keras_qat.keras2.backend import keras
 from keras_qat.layers import Quantize
 from keras_qat.ops.weighted_sums import RECENT
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, keras, observe, scramble
 from tests.networks.small import functional, layers
 
 X = images(32, (8, 8, 3))

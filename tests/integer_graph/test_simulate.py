@@ -6,11 +6,10 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.analysis.verify.pairs import match_tensors
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, assert_identical
-from tests.helpers import images, observe
+from tests.helpers import images, keras, observe
 from tests.networks.small import functional, layers, residual_net
 
 with_kernels = pytest.mark.parametrize("kernels", KERNELS)

@@ -1,7 +1,5 @@
 """Replaced files: links go on leading where they led, and permissions stay."""
 
-from __future__ import annotations
-
 import errno
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The reader of data: forms that `predict` and TFLite's converter take, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from pathlib import Path
@@ -13,8 +11,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.io import data as data_lib
 from keras_qat.io.data import count_batches, read_arrays, read_batches
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe
+from tests.helpers import images, keras, observe
 from tests.networks.small import functional, layers, out_of_order, tiny_net
 
 pytestmark = pytest.mark.legacy

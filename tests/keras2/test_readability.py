@@ -1,7 +1,5 @@
 """Models that cannot be read are refused, and the message says what to do."""
 
-from __future__ import annotations
-
 import pytest
 import tensorflow as tf
 

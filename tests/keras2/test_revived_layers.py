@@ -5,9 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-
-layers = keras.layers
+from tests.helpers import keras, layers
 
 
 def hard_gate(x):

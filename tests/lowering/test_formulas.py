@@ -7,9 +7,8 @@ import tensorflow as tf
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.helper_layers.elementwise_functions import Formula
-from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
-from tests.helpers import images
+from tests.helpers import images, keras
 from tests.networks.forms.patterns import FUNCTIONS, OF_SHARES, SHAPE
 from tests.networks.small import functional
 

@@ -9,9 +9,8 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
-from keras_qat.keras2.backend import keras
 from keras_qat.lowering import lower
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, keras, observe, scramble
 from tests.networks.small import functional, layers
 
 pytestmark = pytest.mark.legacy

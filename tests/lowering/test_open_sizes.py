@@ -5,9 +5,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.comparison import assert_in_integers
-from tests.helpers import images, scramble
+from tests.helpers import images, keras, scramble
 
 layers, K = keras.layers, keras.backend
 

@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, quantize_on, scramble
+from tests.helpers import images, keras, quantize_on, scramble
 from tests.networks.forms.written_out import LAYERS
 from tests.networks.small import functional, layers
 

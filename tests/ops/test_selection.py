@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe, quantize_on
+from tests.helpers import images, keras, observe, quantize_on
 
 
 def test_large_integers_keep_their_value_and_larger_ones_the_end_of_the_range():

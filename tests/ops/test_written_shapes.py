@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import OPERATORS, operator_code, unpack
-from tests.helpers import images, observe
+from tests.helpers import images, keras, observe
 from tests.networks.small import functional
 from tests.ops.examples.example import BATCH
 from tests.ops.harness import LACKING, file_of, node_of

@@ -3,8 +3,6 @@
 A page that is not listed stands on its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +11,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
+from tests.helpers import keras, layers
 
-layers = keras.layers
 Names = dict[str, Any]
 
 

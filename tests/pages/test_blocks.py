@@ -4,8 +4,6 @@ A block tagged `python` runs; `py` is a sketch that cannot run by itself (anothe
 machines) and only has to be Python. Outputs and commands have other tags, or none.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pages: a table of figures names the command that prints it, and when or with what it ran."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pages: their links lead somewhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

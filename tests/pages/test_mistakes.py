@@ -3,8 +3,6 @@
 docs/accuracy-drops.md has a table of them, with words of the answers.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable
@@ -17,11 +15,9 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import messages, recipes
-from keras_qat.keras2.backend import keras
 from keras_qat_cli.data import Source
-from tests.helpers import rng
+from tests.helpers import keras, layers, rng
 
-layers = keras.layers
 PAGE = (Path(__file__).parents[2] / "docs" / "accuracy-drops.md").read_text()
 X = rng().uniform(0, 1, (64, 6, 6, 1)).astype(np.float32)
 

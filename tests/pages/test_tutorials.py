@@ -1,7 +1,5 @@
 """The tutorials run, and their notebooks are what they give: `make notebooks` writes them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The pages: words that readers know, and tables that fit their column."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

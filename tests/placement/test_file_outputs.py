@@ -1,7 +1,5 @@
 """Files that end inside the model: outputs= of quantize_model, and where plan asks for it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Layers that no row knows compute in float; `plan` reports them, and `strict` refuses them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """docs/layers.md says of every layer of Keras what `plan` does with it."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Other settings for some layers, by name, pattern and type; strict mode; saved rules."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -10,10 +8,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.recipes import Recipe
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, keras, observe, scramble
 from tests.networks.small import functional, layers
 
 

@@ -1,7 +1,5 @@
 """Which tensors get which quantizer, and why: what `plan` says and the model then has."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,17 +1,12 @@
 """Norms in integers, for targets without float and with `strict=True`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.comparison import assert_kept
-from tests.helpers import images, observe
-
-layers = keras.layers
+from tests.helpers import images, keras, layers, observe
 
 
 def normalized(*more):

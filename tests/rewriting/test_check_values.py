@@ -1,20 +1,16 @@
 """Whether `quantize_model` notices what it understands otherwise than the float model computes."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.lowering.expand_call import make_symbol, trace_in_place
 from keras_qat.lowering.expansions import OF_FLOATS
 from keras_qat.lowering.split_layers import LOWERINGS
+from tests.helpers import keras, layers
 from tests.networks.forms.attention import CHOOSING
-
-layers = keras.layers
 
 
 @pytest.fixture

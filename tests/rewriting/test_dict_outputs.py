@@ -1,7 +1,5 @@
 """Outputs in a dict: their keys are the names in logs, files and signatures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -9,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, keras
 from tests.networks.small import layers
 
 X = images(64, (6,))

@@ -1,7 +1,5 @@
 """Models that tfmot quantized and trained are taken over with their ranges, bits and weights."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -9,11 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, keras, layers
 
 tfmot = pytest.importorskip("tensorflow_model_optimization").quantization.keras
-layers = keras.layers
 X = np.clip(images(64, (6, 6, 2)), -3, 3)
 Y = np.arange(64) % 3
 

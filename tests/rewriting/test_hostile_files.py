@@ -1,7 +1,5 @@
 """Models and data that are damaged, or made to do harm: their code runs only if it is allowed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
@@ -12,10 +10,9 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat_cli import models
 from tests.cli.running import run
-from tests.helpers import images, observe
+from tests.helpers import images, keras, observe
 from tests.networks.small import functional, layers
 
 

@@ -1,7 +1,5 @@
 """Models of classes that say how they train: detectors, distillers, GANs."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,13 +1,10 @@
 """What `quantize_model` keeps of the float model, and what it leaves alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe, scramble, train, values
+from tests.helpers import images, keras, observe, scramble, train, values
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy

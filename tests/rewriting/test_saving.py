@@ -4,8 +4,6 @@ That process imports keras_qat and loads the file: no scope, no custom objects. 
 it does not even import keras_qat.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -15,8 +13,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe, rng, scramble, train
+from tests.helpers import images, keras, observe, rng, scramble, train
 from tests.networks.small import functional, layers, tiny_net
 
 X = images(64, (6, 6, 2))

@@ -1,14 +1,11 @@
 """Back to a plain float model: the numbers, the names, and that Keras alone loads it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, moved, observe, rng, scramble
+from tests.helpers import images, keras, moved, observe, rng, scramble
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy

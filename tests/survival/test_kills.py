@@ -1,7 +1,5 @@
 """Training that is killed at random moments and started again ends as if nothing had happened."""
 
-from __future__ import annotations
-
 import functools
 import math
 import signal

@@ -1,7 +1,5 @@
 """A short training run that goes on from what an earlier, killed one has left."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import signal
@@ -14,8 +12,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
-from keras_qat.keras2.backend import keras
-from tests.helpers import values
+from tests.helpers import keras, values
 
 STEPS_PER_EPOCH, EPOCHS = 3, 10
 TOTAL = STEPS_PER_EPOCH * EPOCHS

@@ -7,10 +7,9 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import targets
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images, observe
+from tests.helpers import images, keras, observe
 from tests.networks import composite, convolutional, single_layers
 from tests.networks.small import functional, layers
 from tests.ops.harness import file_of, node_of

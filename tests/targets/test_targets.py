@@ -7,10 +7,9 @@ import pytest
 
 import keras_qat
 from keras_qat import recipes, targets
-from keras_qat.keras2.backend import keras
 from keras_qat.targets import Kernel, Target, problems
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images, observe
+from tests.helpers import images, keras, observe
 from tests.networks.small import functional, layers, residual_net
 
 X = images(24, (8, 8, 1))

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import op_named
 from keras_qat.targets import get, problems
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, keras, observe, scramble
 from tests.networks import composite, convolutional, single_layers
 from tests.ops.harness import file_of, node_of
 from tests.ops.test_contracts import MATCHING

@@ -7,9 +7,8 @@ import pytest
 from tensorflow.lite.tools import flatbuffer_utils
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.schema import unpack
-from tests.helpers import images, observe
+from tests.helpers import images, keras, observe
 from tests.networks.small import functional, layers
 from tests.processes import fork, run_all
 

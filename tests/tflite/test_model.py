@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe, quantize_on
+from tests.helpers import images, keras, observe, quantize_on
 from tests.networks.small import layers, out_of_order, tiny_net
 
 pytestmark = pytest.mark.legacy

@@ -1,14 +1,11 @@
 """Ranges from data: which ranges, from every kind of data, and that nothing else changes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, scramble, train
+from tests.helpers import images, keras, scramble, train
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy

@@ -1,13 +1,10 @@
 """What is said of data that are not prepared as in earlier training, or lost in 8 bits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import rng
+from tests.helpers import keras, rng
 from tests.networks.small import functional, layers
 
 pytestmark = pytest.mark.legacy

@@ -1,7 +1,5 @@
 """Callbacks that contradict each other, or compare float epochs with quantized ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import warnings
 
@@ -11,9 +9,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, FreezeRanges, QuantDelay
-from keras_qat.keras2.backend import keras
 from keras_qat.training.schedule import steps_done
-from tests.helpers import images
+from tests.helpers import images, keras
 from tests.networks.small import functional, layers
 
 X = images(40, (6,))

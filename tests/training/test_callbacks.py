@@ -1,7 +1,5 @@
 """Delays, exact to the step. Each test compares training with what it has to equal."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np
@@ -10,12 +8,11 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, FreezeRanges, QuantDelay
-from keras_qat.keras2.backend import keras
 from keras_qat.training import phase_graphs
 from keras_qat.training.phase_graphs import MOST_RANGES, get_phase_finder
 from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
-from tests.helpers import images, rng, scramble, train
+from tests.helpers import images, keras, rng, scramble, train
 from tests.networks.small import tiny_net
 
 X = images(80, (6, 6, 2))

@@ -1,7 +1,5 @@
 """Training steps that XLA compiles, against the same steps without it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,10 +7,8 @@ import tensorflow as tf
 import keras_qat
 from benchmarks import operations
 from keras_qat.arithmetic import plain_operations
-from keras_qat.keras2.backend import keras
-from tests.helpers import rng
+from tests.helpers import keras, layers, rng
 
-layers = keras.layers
 X = rng(3).uniform(-1.0, 1.0, (8, 6, 6, 2)).astype(np.float32)
 Y = rng(4).normal(size=(8, 3)).astype(np.float32)
 

@@ -1,15 +1,12 @@
 """Distillation: the student comes nearer to its teacher, with labels and without."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.keras2.backend import keras
 from keras_qat.training.distillation import DISTANCES
-from tests.helpers import images, rng, scramble
+from tests.helpers import images, keras, rng, scramble
 from tests.networks.small import functional, layers, tiny_net
 
 pytestmark = pytest.mark.legacy

@@ -1,7 +1,5 @@
 """Numbers far outside of all others, as -1e9 for what is masked, take a range for themselves."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -9,11 +7,9 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.training.calibration.lost_values import find_outliers
-from tests.helpers import rng
+from tests.helpers import keras, layers, rng
 
-layers = keras.layers
 X = {
     "x": rng(0).normal(size=(64, 10, 8)).astype(np.float32),
     "mask": (rng(1).uniform(size=(64, 10, 1)) > 0.3).astype(np.float32),

@@ -1,7 +1,5 @@
 """`predict`, `evaluate` and `TFLiteModel` say once that data lie far outside of the range."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -10,10 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.io.inputs import describe_excess
-from keras_qat.keras2.backend import keras
-from tests.helpers import rng
-
-layers = keras.layers
+from tests.helpers import keras, layers, rng
 
 X = rng().uniform(0, 1, (64, 6, 6, 1)).astype(np.float32)
 Y = np.zeros((64, 3), np.float32)

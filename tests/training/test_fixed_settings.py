@@ -1,13 +1,10 @@
 """Settings of layers that are changed after the model was quantized."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images
+from tests.helpers import images, keras
 from tests.networks.small import functional, layers
 
 X = images(16, (6, 6, 2))

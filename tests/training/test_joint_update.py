@@ -1,7 +1,5 @@
 """Vectors that an optimizer updates side by side, against each by itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

@@ -1,16 +1,13 @@
 """What is logged to TensorBoard is what the quantizers are and do."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
 from keras_qat.callbacks import LogQuantization
-from keras_qat.keras2.backend import keras
 from keras_qat.training.quantizer_statistics import compute_statistics
-from tests.helpers import images, train
+from tests.helpers import images, keras, train
 from tests.networks.small import tiny_net
 
 X = images(24, (6, 6, 2))

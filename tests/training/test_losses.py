@@ -1,15 +1,12 @@
 """What a model adds to its loss and its metrics, besides what it is compiled with."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import images, observe, rng, train
+from tests.helpers import images, keras, observe, rng, train
 from tests.networks.small import functional, layers, tiny_net
 
 

@@ -1,7 +1,5 @@
 """Features and joined tensors that share a range with far larger ones are named where it shows."""
 
-from __future__ import annotations
-
 import re
 import warnings
 
@@ -10,10 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import rng
+from tests.helpers import keras, layers, rng
 
-layers = keras.layers
 SCALES = np.float32([4e4, 0.4, 7e3])
 ROWS = (rng(0).uniform(0, 1, (256, 3)) * SCALES).astype(np.float32)
 SMALL_DECIDES = (ROWS[:, 1:2] > 0.2).astype(np.float32)

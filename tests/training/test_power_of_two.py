@@ -1,7 +1,5 @@
 """`recipes.power_of_two()`: in training, at inference and in files, scales are powers of two."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,9 +7,8 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes, specs
 from keras_qat.arithmetic import fake_quant
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, keras, observe, scramble
 from tests.networks.small import functional, layers
 
 X = images(16, (8, 8, 3))

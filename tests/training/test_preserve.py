@@ -1,14 +1,11 @@
 """Zeros stay zeros and clusters stay clusters: in training and in the file."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, rng, scramble, train
+from tests.helpers import images, keras, rng, scramble, train
 from tests.networks.small import residual_net
 
 pytestmark = pytest.mark.legacy

@@ -1,7 +1,5 @@
 """Pruning and clustering of float models, and what quantization keeps of it."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np
@@ -9,9 +7,8 @@ import pytest
 
 import keras_qat
 from keras_qat import callbacks, recipes
-from keras_qat.keras2.backend import keras
 from keras_qat.training.compression import list_weights
-from tests.helpers import images, rng, scramble
+from tests.helpers import images, keras, rng, scramble
 from tests.networks.small import functional, layers, residual_net
 
 X = images(64, (8, 8, 1))

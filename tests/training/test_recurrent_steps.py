@@ -1,17 +1,12 @@
 """All steps of a recurrent layer together have the gradients and ranges of a plain loop."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.training import recurrent
-from tests.helpers import rng
-
-layers = keras.layers
+from tests.helpers import keras, layers, rng
 
 
 def run_in_plain_loop(step, multiply, weights, values, states, unroll):

@@ -1,19 +1,15 @@
 """What quantizers compute together in a step is what each would compute by itself."""
 
-from __future__ import annotations
-
 import numpy as np
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 from keras_qat.training.steps.step_tensors import compute_together, current
-from tests.helpers import rng
+from tests.helpers import keras, layers, rng
 
-layers = keras.layers
 X = rng(3).uniform(-1.0, 1.0, (8, 4, 4, 6)).astype(np.float32)
 Y = rng(4).normal(size=(8, 3)).astype(np.float32)
 

@@ -1,14 +1,11 @@
 """However a model is trained - compiled, eagerly, by hand, in part - its file computes the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, rng, train, values
+from tests.helpers import images, keras, rng, train, values
 from tests.networks.small import tiny_net
 
 X = images(shape=(6, 6, 2))

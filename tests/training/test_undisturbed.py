@@ -3,8 +3,6 @@
 A wrong phase would train wrongly and say nothing, so each test compares with reading each step.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -14,11 +12,10 @@ import tensorflow as tf
 import keras_qat
 from benchmarks.operations import numpy_calls
 from keras_qat.callbacks import FreezeBatchNorm, FreezeOscillations, FreezeRanges, QuantDelay
-from keras_qat.keras2.backend import keras
 from keras_qat.training import phase_graphs
 from keras_qat.training.phase_graphs import PhaseFinder
 from keras_qat.training.schedule import list_scheduled_layers, schedule
-from tests.helpers import images, rng
+from tests.helpers import images, keras, rng
 from tests.networks.small import functional, layers, tiny_net
 
 X, Y = images(48, (6, 6, 2)), rng(5).normal(size=(48, 3)).astype(np.float32)

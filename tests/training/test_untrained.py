@@ -1,7 +1,5 @@
 """Files of models in which quantization never began, and files of another model: they are told."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -10,9 +8,8 @@ import pytest
 import keras_qat
 from keras_qat import recipes
 from keras_qat.callbacks import QuantDelay
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.metadata import compress
-from tests.helpers import images, moved, observe, scramble, train
+from tests.helpers import images, keras, moved, observe, scramble, train
 from tests.networks.small import tiny_net
 
 X = images(64, (6, 6, 2))

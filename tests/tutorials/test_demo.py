@@ -1,7 +1,5 @@
 """The demo, in a short form: it does the whole job and measures something sensible."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 from pathlib import Path

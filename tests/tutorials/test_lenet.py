@@ -1,7 +1,5 @@
 """The LeNet tutorial, in its short form: it trains, exports and compares in 8 and in 4 bits."""
 
-from __future__ import annotations
-
 import demo_data
 import lenet_4bit
 import numpy as np

@@ -1,7 +1,5 @@
 """Pictures of models and of quantizers: what is drawn is what there is."""
 
-from __future__ import annotations
-
 import re
 import sys
 from xml.etree import ElementTree

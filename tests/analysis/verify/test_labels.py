@@ -1,7 +1,5 @@
 """Labels decide the verdict of `verify`: by accuracy or by error, as the output is used."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,15 +8,13 @@ import pytest
 import keras_qat
 from keras_qat.analysis.verify.labels import interpret_labels
 from keras_qat.analysis.verify.scores import score_output
-from keras_qat.keras2.backend import keras
 from keras_qat.keras2.losses import find_losses
-from tests.helpers import rng
+from tests.helpers import keras, layers, rng
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(The data for i|I)nput", "ignore:.*outside its range", "ignore:The output of"
 )
 
-layers = keras.layers
 X = rng(0).normal(size=(300, 6)).astype(np.float32)
 
 

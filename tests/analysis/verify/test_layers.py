@@ -1,7 +1,5 @@
 """Verification layer by layer names the layer that differs, and counts right."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -11,10 +9,9 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import KERNELS, FileInterpreter
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, keras, observe, scramble
 from tests.networks.small import functional, layers, tiny_net
 
 HERE = [kernels for kernels in KERNELS if kernels != "xnnpack_arm64"]

@@ -1,15 +1,12 @@
 """Files for targets that TFLite Micro stands for, with operators that it lacks."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, observe
+from tests.helpers import images, keras, observe
 
 pytest.importorskip("tflite_micro")
 

@@ -1,7 +1,5 @@
 """Models that `quantize_model` understands otherwise than their float models compute."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -9,13 +7,11 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.lowering.expand_call import make_symbol, trace_in_place
 from keras_qat.lowering.expansions import OF_FLOATS
 from keras_qat.lowering.split_layers import LOWERINGS
-from tests.helpers import rng
+from tests.helpers import keras, layers, rng
 
-layers = keras.layers
 X = rng().normal(size=(64, 4, 3)).astype(np.float32)
 SAID = "does not compute what its float model does"
 

@@ -1,7 +1,5 @@
 """A report's figures on the nodes of Model Explorer."""
 
-from __future__ import annotations
-
 import json
 import sys
 

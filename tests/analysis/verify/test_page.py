@@ -1,7 +1,5 @@
 """The report as a page: complete, of one file, sorted in a browser where there is one."""
 
-from __future__ import annotations
-
 import dataclasses
 from html.parser import HTMLParser
 

@@ -4,16 +4,13 @@ Outputs inside, a first axis that is not the batch, several results, layers that
 training.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from tests.analysis.verify.test_layers import row
-from tests.helpers import images, observe, rng, scramble
+from tests.helpers import images, keras, observe, rng, scramble
 from tests.networks.small import functional, layers
 
 

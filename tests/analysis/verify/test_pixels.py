@@ -1,17 +1,12 @@
 """Files that take pixels are verified with values between two pixels, as resizing gives them."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import rng
-
-layers = keras.layers
+from tests.helpers import keras, layers, rng
 
 PIXELS = rng(1).uniform(0, 250, (64, 6, 6, 3)).astype(np.float32)
 MEAN, DEVIATION = np.float32([120, 110, 100]), np.float32([60, 50, 70])

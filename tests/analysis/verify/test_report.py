@@ -1,7 +1,5 @@
 """Verification finds what is there and says so."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

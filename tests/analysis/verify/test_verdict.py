@@ -3,8 +3,6 @@
 `benchmarks.verdicts` asks the same of networks that were trained.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable
@@ -19,15 +17,13 @@ import keras_qat
 from keras_qat import recipes
 from keras_qat.analysis.verify.results import SignalToNoise
 from keras_qat.analysis.verify.verdict import grade_figures, rules_table
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, rng
+from tests.helpers import images, keras, layers, rng
 
 # What `calibrate` says of such data is not the question here.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(The data for i|I)nput", "ignore:.*outside its range", "ignore:The output of"
 )
 
-layers = keras.layers
 X = rng().uniform(0, 1, (256, 6, 6, 1)).astype(np.float32)
 
 

@@ -1,7 +1,5 @@
 """What makes training fast changes no number."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -10,12 +8,11 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.arithmetic import fake_quant, plain_operations
-from keras_qat.keras2.backend import keras
 from keras_qat.layers import QuantizeWrapper
 from keras_qat.training.batch_norm import contrib_correction
 from keras_qat.training.fake_quantization import activation_quantizer
 from keras_qat.training.steps import recompute
-from tests.helpers import rng
+from tests.helpers import keras, rng
 
 pytestmark = pytest.mark.legacy
 

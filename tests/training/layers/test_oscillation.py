@@ -1,17 +1,14 @@
 """Weights that jump between two levels come to rest, as Nagel et al. 2022 have it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import keras_qat
 from keras_qat import recipes
 from keras_qat.callbacks import FreezeOscillations
-from keras_qat.keras2.backend import keras
 from keras_qat.training.callbacks import Oscillations
 from keras_qat.training.weight_limits import list_channel_weights
-from tests.helpers import images, train
+from tests.helpers import images, keras, train
 from tests.networks.small import functional, layers, residual_net
 
 pytestmark = pytest.mark.legacy

@@ -1,7 +1,5 @@
 """The wrapper, against the same computation with plain layers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf

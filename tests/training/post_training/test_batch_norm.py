@@ -1,13 +1,10 @@
 """BatchNormalization's statistics, taken anew: those of the batches, and nothing else changes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
-from tests.helpers import images, scramble
+from tests.helpers import images, keras, scramble
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy

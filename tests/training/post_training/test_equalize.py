@@ -1,14 +1,11 @@
 """Cross-layer equalization: outputs stay to the last bit, ranges become alike."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
 from keras_qat.training.post_training.equalize import _INPUTS, _equalize, _Layer, _pairs
-from tests.helpers import images, rng, scramble
+from tests.helpers import images, keras, rng, scramble
 from tests.networks.small import functional, layers, residual_net
 
 pytestmark = pytest.mark.legacy

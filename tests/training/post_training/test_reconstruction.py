@@ -1,7 +1,5 @@
 """Rounding that is learned block by block: what a block is, and what comes of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

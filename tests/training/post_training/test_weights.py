@@ -1,7 +1,5 @@
 """Weights that change after training: what is computed, and that models and files follow."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -10,12 +8,11 @@ import pytest
 import keras_qat
 from keras_qat import recipes
 from keras_qat.arithmetic import fake_quant
-from keras_qat.keras2.backend import keras
 from keras_qat.training.weight_limits import (
     find_least_squares_limits,
     round_weights,
 )
-from tests.helpers import images, rng, scramble
+from tests.helpers import images, keras, rng, scramble
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy

@@ -1,19 +1,16 @@
 """Ranges that training learns: gradients as the papers have them, files as always."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.keras2.backend import keras
 from keras_qat.training.fake_quantization.learned import (
     fake_quantize_learned,
     fake_quantize_weights_learned,
 )
-from tests.helpers import images, rng, scramble, train
+from tests.helpers import images, keras, rng, scramble, train
 from tests.networks.small import functional, layers, residual_net
 
 pytestmark = pytest.mark.legacy

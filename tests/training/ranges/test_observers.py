@@ -1,7 +1,5 @@
 """Ranges, against a plain computation in numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tensorflow as tf
