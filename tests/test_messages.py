@@ -196,10 +196,7 @@ def test_training_data_with_nan():
 
 
 ODD = {
-    "function": (
-        lambda: keras_qat.quantize_model(tiny_net),
-        "the function tiny_net: pass its",
-    ),
+    "function": (lambda: keras_qat.quantize_model(tiny_net), "the function tiny_net: pass its"),
     "several": (lambda: recipes.int8().override(["a", "b"], quantize=False), "once for each"),
     "file": (lambda: keras_qat.diagnose(b"file", X), "Expected a Keras model, got bytes"),
     "not a file": (lambda: keras_qat.TFLiteModel(tiny_net()), "got the model 'tiny': pass what"),

@@ -8,10 +8,7 @@ import pytest
 import keras_qat
 from keras_qat.analysis.search_bits import choose_bits
 from keras_qat.analysis.sensitivity import LayerSensitivity, noise
-from keras_qat.training.weight_limits import (
-    find_least_squares_limits,
-    round_weights,
-)
+from keras_qat.training.weight_limits import find_least_squares_limits, round_weights
 from tests.helpers import images, rng, scramble
 from tests.networks.small import functional, layers, residual_net
 

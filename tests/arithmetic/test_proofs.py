@@ -99,9 +99,7 @@ def upper_half(product: Any) -> Any:
 @pytest.mark.parametrize("exponent", range(32))
 def test_dividing_by_a_power_of_two(code, exponent):
     x, bits = int32("x"), vector(exponent)
-    prove(
-        code.divide(x, bits) == rounding_divide_by_power_of_two(x, bits),
-    )
+    prove(code.divide(x, bits) == rounding_divide_by_power_of_two(x, bits))
 
 
 def test_upper_half_of_a_product():
@@ -150,8 +148,7 @@ def test_a_number_in_fixed_point(code):
     ours, our_shift = code.to_fixed_point(bits)
     prove(
         z3.And(
-            ours == z3.If(too_small, vector(0), multiplier),
-            z3.Or(our_shift == shift, too_small),
+            ours == z3.If(too_small, vector(0), multiplier), z3.Or(our_shift == shift, too_small)
         ),
         is_between(bits >> 52, 1, 2046),
         logic="QF_BVFP",

@@ -19,10 +19,7 @@ MISTAKES = {
     "running a file": (["run", "m.tflite", "x.npy"], "There is no command 'run': use simulate"),
     "another command": (["quantize", "float.keras"], "There is no command 'quantize': use convert"),
     "help as a command": (["help", "convert"], "use keras-qat COMMAND --help"),
-    "an option in front": (
-        ["--recipe", "int8", "plan", "a"],
-        "Put --recipe after the command",
-    ),
+    "an option in front": (["--recipe", "int8", "plan", "a"], "Put --recipe after the command"),
 }
 
 

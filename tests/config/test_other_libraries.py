@@ -29,10 +29,7 @@ def test_arguments_of_other_libraries(name):
 @pytest.mark.parametrize(
     ("call", "answer"),
     [
-        (
-            lambda: recipes.int8(bits=4),
-            "int8() has no argument 'bits': pass weight_bits=4, or use",
-        ),
+        (lambda: recipes.int8(bits=4), "int8() has no argument 'bits': pass weight_bits=4, or use"),
         (lambda: recipes.low_bits(bits=4), "pass low_bits(4, 4)"),
         (lambda: recipes.low_bits(weight_bits=4), "Did you mean 'weights'?"),
         (lambda: recipes.contrib(bits=4), "pass weight_bits=4, activation_bits=4."),
@@ -63,10 +60,7 @@ def test_arguments_of_other_libraries(name):
         (lambda: keras_qat.simulate(None, None, kernel="tflm"), "Did you mean 'kernels'?"),
         (lambda: recipes.int8().override(weight_bits=4), "Call it as Recipe.override(layers, *"),
         (lambda: keras_qat.verify(None, "file"), "verify: missing a required argument: 'x'. Call"),
-        (
-            lambda: keras_qat.search_bits(None, None),
-            "measure=noise, known=None, verbose=0). A",
-        ),
+        (lambda: keras_qat.search_bits(None, None), "measure=noise, known=None, verbose=0). A"),
         (lambda: keras_qat.bias_correction(None), "Call it as bias_correction(model, data, steps="),
         (lambda: keras_qat.Distiller(None), "'teacher'. Call it as Distiller(student, teacher, *"),
         (

@@ -230,10 +230,7 @@ def test_quantize_folded_weights_use_ema(use_ema):
 def test_delay_weights(delay_weights, use_ema):
     """Before the delay: weights are quantized only without `delay_weights` and not by average."""
     recipe = contrib(
-        2,
-        quant_delay=1000,
-        delay_weights=delay_weights,
-        quantize_folded_weights_use_ema=use_ema,
+        2, quant_delay=1000, delay_weights=delay_weights, quantize_folded_weights_use_ema=use_ema
     )
     model = keras_qat.quantize_model(network(), recipe)
     x = images(4, (6, 6, 4))

@@ -225,12 +225,7 @@ def shares_the_rounding(index: int, ports: list[int], folder: Path) -> None:
 
 
 def worker(
-    index: int,
-    ports: list[int],
-    recipe: str,
-    folder: Path,
-    dies: bool = False,
-    devices: int = 1,
+    index: int, ports: list[int], recipe: str, folder: Path, dies: bool = False, devices: int = 1
 ) -> None:
     """One of several workers of a cluster; the second may be killed in the last epoch."""
     strategy = in_cluster(index, ports, devices)

@@ -25,11 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:pack_int4=True. kernels sum packed weights:UserWarning"),
 ]
 _Op = schema.BuiltinOperator
-KERNELS = {
-    _Op.CONV_2D,
-    _Op.DEPTHWISE_CONV_2D,
-    _Op.FULLY_CONNECTED,
-}
+KERNELS = {_Op.CONV_2D, _Op.DEPTHWISE_CONV_2D, _Op.FULLY_CONNECTED}
 X = images(96, (8, 8, 1))
 
 

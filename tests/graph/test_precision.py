@@ -168,11 +168,7 @@ def test_layers_keep_their_own_policies():
     computes = {
         layer.name: layer.layer.compute_dtype for layer in qat.layers if "layer" in vars(layer)
     }
-    assert computes == {
-        "quant_full": "float32",
-        "quant_half": "bfloat16",
-        "quant_head": "float32",
-    }
+    assert computes == {"quant_full": "float32", "quant_half": "bfloat16", "quant_head": "float32"}
     assert qat.get_layer("quant_half_activation_sigmoid").compute_dtype == "bfloat16"
     x = helpers.images(shape=(8, 8, 1))
     train(qat, x, 2)

@@ -35,8 +35,7 @@ CUBE = any_of(operation("pow")(X, 3.0), X * X * X, X * operation("square")(X))
 TANH = tanh((X + CUBE * 0.044715) * math.sqrt(2 / math.pi)) + 1.0
 GATE = any_of(ERF, TANH)
 GELU = Rule(
-    any_of(X * 0.5 * GATE, X * (GATE * 0.5), X * GATE * 0.5),
-    lambda x: layers.Activation("gelu")(x),
+    any_of(X * 0.5 * GATE, X * (GATE * 0.5), X * GATE * 0.5), lambda x: layers.Activation("gelu")(x)
 )
 # --------------------------------------------------------------------------------------------------
 
@@ -122,8 +121,7 @@ def test_results_that_others_read_stay():
 
 def test_calls_that_only_a_match_reads_go():
     rule = Rule(
-        operation("where")(argument("mask"), X, constant("end")),
-        lambda x, **_: layers.ReLU()(x),
+        operation("where")(argument("mask"), X, constant("end")), lambda x, **_: layers.ReLU()(x)
     )
     model = functional(SHAPE, build=lambda x: tf.where(tf.cos(x) > 0.5, x, 2 * tf.ones_like(x)))
     graph = apply_rules(read_model(model), LoweringContext(), [rule])

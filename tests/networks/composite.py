@@ -120,9 +120,7 @@ VOLUMES = {
     "conv_norm": chain(partial(layers.Conv3D, 3, (1, 2, 3)), layers.BatchNormalization),
 }
 
-FLOAT_VOLUMES = {
-    "transposed": chain(partial(layers.Conv3DTranspose, 3, 3, strides=(2, 1, 2))),
-}
+FLOAT_VOLUMES = {"transposed": chain(partial(layers.Conv3DTranspose, 3, 3, strides=(2, 1, 2)))}
 
 _first = {"data_format": "channels_first"}
 
@@ -211,9 +209,7 @@ FIXED_RANGES = {
     "fixed_operation": lambda x, z: tf.concat([tf.sigmoid(x), z], axis=1),
 }
 
-FIXED_ONLY = {
-    "sigmoid_and_tanh": lambda x, z: _join()([_sigmoid(x), layers.Activation("tanh")(z)]),
-}
+FIXED_ONLY = {"sigmoid_and_tanh": lambda x, z: _join()([_sigmoid(x), layers.Activation("tanh")(z)])}
 
 _SEQUENCE: list[Shape] = [(6, 4)]
 _IMAGE: list[Shape] = [(6, 6, 4)]

@@ -131,9 +131,7 @@ CONCATENATIONS = {
     "tree": lambda x, z: _join(_join(x, _relu(z)), layers.MaxPooling2D(1)(x), z),
 }
 
-FIXED_CONCATENATION = {
-    "sigmoid_and_input": lambda x, z: _join(layers.Activation("sigmoid")(x), z),
-}
+FIXED_CONCATENATION = {"sigmoid_and_input": lambda x, z: _join(layers.Activation("sigmoid")(x), z)}
 """Kernels for concatenation take one range: the sigmoid's fixed one has to be converted."""
 
 

@@ -384,10 +384,7 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "Lambda, depth to space": lambda x: layers.Lambda(lambda t: tf.nn.depth_to_space(t, 2))(x),
     "Lambda, mean and maximum": lambda x: layers.Lambda(
         lambda t: tf.concat(
-            [
-                tf.reduce_mean(t, axis=-1, keepdims=True),
-                tf.reduce_max(t, axis=-1, keepdims=True),
-            ],
+            [tf.reduce_mean(t, axis=-1, keepdims=True), tf.reduce_max(t, axis=-1, keepdims=True)],
             axis=-1,
         )
     )(conv(x)),

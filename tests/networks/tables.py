@@ -6,18 +6,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tests.end_to_end import (
-    test_cells,
-    test_given_states,
-    test_integer_tensors,
-)
+from tests.end_to_end import test_cells, test_given_states, test_integer_tensors
 from tests.end_to_end.exact import inputs_of, model_of
 from tests.helpers import images, keras, layers, scramble
-from tests.lowering import (
-    test_masking,
-    test_masks,
-    test_recurrent_masks,
-)
+from tests.lowering import test_masking, test_masks, test_recurrent_masks
 from tests.networks import lent_weights
 from tests.networks.custom import OPENED
 from tests.networks.forms import (

@@ -16,13 +16,7 @@ from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import op_named
 from tests.comparison import KERNELS, RUNNABLE
 from tests.ops.examples.example import BATCH
-from tests.ops.harness import (
-    assert_same,
-    in_integers,
-    in_integers_as_tensors,
-    make_node,
-    node_of,
-)
+from tests.ops.harness import assert_same, in_integers, in_integers_as_tensors, make_node, node_of
 from tests.ops.test_contracts import CASES
 from tests.ops.test_movement import calls_of
 

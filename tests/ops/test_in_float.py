@@ -74,8 +74,7 @@ def test_results_are_the_real_ones_rounded(op, family):
 
 
 @pytest.mark.parametrize(
-    ("family", "rounded"),
-    [("onnxruntime", np.rint), ("esp_dl", lambda x: np.floor(x + 0.5))],
+    ("family", "rounded"), [("onnxruntime", np.rint), ("esp_dl", lambda x: np.floor(x + 0.5))]
 )
 def test_another_scale_rounds_once(family, rounded):
     """Of half the steps every second value is a half."""

@@ -23,13 +23,7 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import unpack
 from tests.comparison import KERNELS, RUNNABLE
-from tests.ops.harness import (
-    BATCH,
-    assert_same,
-    file_of,
-    make_node,
-    random_inputs,
-)
+from tests.ops.harness import BATCH, assert_same, file_of, make_node, random_inputs
 
 layers = keras.layers
 

@@ -107,11 +107,7 @@ OPTIONS = {
         (lambda x: tf.cast(x, tf.float32), [TRUTH], {}),
     ],
     "one_hot": [
-        (
-            lambda x: tf.one_hot(x, 4),
-            [INDICES],
-            {"depth": 4, "on": 1.0, "off": 0.0, "axis": 2},
-        ),
+        (lambda x: tf.one_hot(x, 4), [INDICES], {"depth": 4, "on": 1.0, "off": 0.0, "axis": 2}),
         (lambda x: tf.one_hot(x, 4, 2.0, 3.5, 1), [INDICES], {"on": 2.0, "off": 3.5, "axis": 1}),
         (lambda x: tf.one_hot(x, 4, off_value=-1.0, axis=-1), [INDICES], {"off": -1.0, "axis": 2}),
         (lambda x: tf.one_hot(x, 4, on_value=0.5, axis=0), [INDICES], {"on": 0.5, "axis": 0}),
@@ -249,11 +245,7 @@ OPTIONS = {
         (
             lambda x: x[:, 0, None, ..., -1],
             [IMAGE],
-            {
-                "parts": (ALL, (0, None, 1), ALL, (-1, None, 1)),
-                "dropped": (1, 3),
-                "added": (1,),
-            },
+            {"parts": (ALL, (0, None, 1), ALL, (-1, None, 1)), "dropped": (1, 3), "added": (1,)},
         ),
         (lambda x: x[..., None], [ROW], {"parts": (ALL, ALL), "dropped": (), "added": (2,)}),
         (layers.Cropping1D((0, 2)), [STEPS], {"parts": (ALL, (None, -2, 1), ALL)}),

@@ -176,7 +176,7 @@ KINDS = {
     },
     "folds_batch_norm": {"conv", "depthwise_conv", "transpose_conv", "dense"},
     "supports_int4": {
-        *("conv", "dense", "einsum_dense", "einsum_dense_heads", "einsum_dense_per_tensor"),
+        *("conv", "dense", "einsum_dense", "einsum_dense_heads", "einsum_dense_per_tensor")
     },
     "onnx_kernel": {"add", "multiply", "maximum", "minimum", "softmax", "mean"},
     "multiplies_tensors": {"matmul", "contract"},

@@ -24,7 +24,7 @@ NO_LAYERS = {
 """Base classes, parts of layers and what is no layer."""
 
 BEFORE_THE_MODEL = {
-    *("Hashing", "HashedCrossing", "IntegerLookup", "StringLookup", "TextVectorization"),
+    *("Hashing", "HashedCrossing", "IntegerLookup", "StringLookup", "TextVectorization")
 }
 """What has no operation in TFLite."""
 

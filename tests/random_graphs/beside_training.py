@@ -36,10 +36,7 @@ from keras_qat.training.batch_norm import fold_modes
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.fake_quantization.phase import QUANTIZED
 from keras_qat.training.fake_quantization.weight_quantizer import get_weight
-from keras_qat.training.layers import (
-    Quantize,
-    QuantizeWrapper,
-)
+from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 __all__ = ["assert_alike_in_training", "quantizer_of"]

@@ -68,10 +68,7 @@ NEUTRON = {
         lambda x: layers.Softmax()(layers.Dense(10)(layers.Flatten()(x))),
         {"SOFTMAX": "channels in multiples of 8 only, not 10"},
     ),
-    "all well": (
-        lambda x: layers.Dense(8)(layers.GlobalAveragePooling2D()(layers.ReLU()(x))),
-        {},
-    ),
+    "all well": (lambda x: layers.Dense(8)(layers.GlobalAveragePooling2D()(layers.ReLU()(x))), {}),
 }
 
 
@@ -102,8 +99,7 @@ def test_operators_that_the_npu_s_host_lacks_too():
     }
     assert "TFLite Micro lacks too, so files with them do not run" in str(planned)
     qat = observe(
-        keras_qat.quantize_model(functional((8,), build=build), target="ethos_u55"),
-        images(8, (8,)),
+        keras_qat.quantize_model(functional((8,), build=build), target="ethos_u55"), images(8, (8,))
     )
     with pytest.warns(UserWarning, match="TFLite Micro lacks too"):
         keras_qat.export_tflite(qat)

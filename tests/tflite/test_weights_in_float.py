@@ -13,11 +13,7 @@ from keras_qat.specs import QuantSpec
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import TYPES, new, unpack
 from keras_qat.tflite.weight_packing import pack_weights
-from tests.tflite.islands import (
-    check,
-    layers,
-    made,
-)
+from tests.tflite.islands import check, layers, made
 
 WEIGHTS = QuantSpec(
     symmetric=True, narrow_range=True, per_channel=True, observer="current_value", delayed=False

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat.analysis.drawing.model_graph import (
-    FLOAT_ROW,
-    OWN,
-    SHARED,
-    UNSET,
-)
+from keras_qat.analysis.drawing.model_graph import FLOAT_ROW, OWN, SHARED, UNSET
 from keras_qat.training.quantizer_statistics import compute_statistics
 from tests.browser import data_after, in_browser
 from tests.helpers import images

@@ -25,8 +25,7 @@ def quantized(function, target="ethos_u55"):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("function", "operator"),
-    [(tf.nn.gelu, "GELU"), (lambda x: tf.math.top_k(x, 3)[0], "TOPK_V2")],
+    ("function", "operator"), [(tf.nn.gelu, "GELU"), (lambda x: tf.math.top_k(x, 3)[0], "TOPK_V2")]
 )
 def test_another_runtime_runs_them(function, operator):
     qat, contents = quantized(function)

@@ -163,7 +163,4 @@ CONV_LSTM = {
         kernels=("xnnpack", "tflm"),
     ),
 }
-FORMS = {
-    "cells": CELLS,
-    "conv lstm": CONV_LSTM,
-}
+FORMS = {"cells": CELLS, "conv lstm": CONV_LSTM}

@@ -311,6 +311,4 @@ EQUIVALENTS = forms(
     # Quotients by next to nothing, and rows that another order of nearly equal values chooses.
     sqnr={"": 16, "math.divide_no_nan 0": -1, "argsort 1": 13},
 )
-FORMS = {
-    "equivalents": EQUIVALENTS,
-}
+FORMS = {"equivalents": EQUIVALENTS}

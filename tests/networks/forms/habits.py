@@ -173,6 +173,4 @@ HABITS = {
     **forms({k.__name__: lambda x, k=k: k()(x)[0] for k in (WithNone, WithNoneInside)}, X, sqnr=39),
     "Reduced": Form(lambda x: Reduced()(*Patches()(x)), (images(8, (8, 8, 3)),)),
 }
-FORMS = {
-    "habits": HABITS,
-}
+FORMS = {"habits": HABITS}

@@ -119,11 +119,7 @@ LONG = (40, 4)
 IMAGES = (3, 6, 5, 2)
 ROWS = {
     "LSTM, relu": ("its activations are not tanh and sigmoid", lstm(activation="relu"), LONG),
-    "LSTM, states": (
-        "its states are read or given",
-        lambda x: lstm(return_state=True)(x)[1],
-        LONG,
-    ),
+    "LSTM, states": ("its states are read or given", lambda x: lstm(return_state=True)(x)[1], LONG),
     "Bidirectional, relu": (
         "Bidirectional.*its activations are not tanh and sigmoid",
         both_ways(activation="relu"),
@@ -144,11 +140,7 @@ ROWS = {
         lambda x: layers.SimpleRNN(3, activation="selu")(x),
         LONG,
     ),
-    "a long cell": (
-        "it has more than 32 steps",
-        lambda x: layers.RNN(layers.GRUCell(3))(x),
-        LONG,
-    ),
+    "a long cell": ("it has more than 32 steps", lambda x: layers.RNN(layers.GRUCell(3))(x), LONG),
     "a long GRU": (
         f"more than {MOST_STEPS} steps",
         lambda x: layers.GRU(3)(x),
@@ -170,11 +162,7 @@ ROWS = {
         conv_lstm(data_format="channels_first"),
         IMAGES,
     ),
-    "ConvLSTM of volumes": (
-        "along three axes",
-        lambda x: layers.ConvLSTM3D(2, 2)(x),
-        (*IMAGES, 1),
-    ),
+    "ConvLSTM of volumes": ("along three axes", lambda x: layers.ConvLSTM3D(2, 2)(x), (*IMAGES, 1)),
     "a long ConvLSTM": (f"more than {MOST_STEPS} steps", conv_lstm(), (MOST_STEPS + 1, 3, 3, 2)),
     "a ConvLSTM of any length": ("its number of steps is not known", tiny, (None, 6, 5, 2)),
     "a ConvLSTM of any size": ("its images are of any size", tiny, (3, None, None, 2)),

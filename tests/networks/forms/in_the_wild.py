@@ -146,6 +146,4 @@ IN_THE_WILD = {
     for name, (build, shape) in FUNCTIONS.items()
     if name != "a mean of all of them"
 }
-FORMS = {
-    "in the wild": IN_THE_WILD,
-}
+FORMS = {"in the wild": IN_THE_WILD}

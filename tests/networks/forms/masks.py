@@ -231,9 +231,7 @@ SEEN = rng(2).random((32, STEPS)) < 0.6
 SEEN[:, 0] = True
 ATTENTION_OPTIONS = {
     name: Form(
-        build,
-        (images(32, (STEPS, 4)), SEEN),
-        is_random=name not in ("causal", "constant of heads"),
+        build, (images(32, (STEPS, 4)), SEEN), is_random=name not in ("causal", "constant of heads")
     )
     for name, build in OPTIONS.items()
 }

@@ -94,10 +94,7 @@ OF_SHARES = {
 }
 FORMULAS = {
     **forms(FUNCTIONS, 6 * images(16, SHAPE) - 3.0, sqnr={"": 30, "a quotient": 25}),
-    **forms(
-        {f"of shares, {name}": f for name, f in OF_SHARES.items()},
-        6 * images(16, SHAPE),
-    ),
+    **forms({f"of shares, {name}": f for name, f in OF_SHARES.items()}, 6 * images(16, SHAPE)),
     **forms(
         {
             f"behind {name}": lambda x, name=name: log(layers.Dense(5, name)(x) + 1e-7)
@@ -143,8 +140,4 @@ SHARED_PATTERNS = {
     for kind in (HardSwish, Softmax, Causal)
     for steps in ((4, 4, 4), (4, 2, 4))
 }
-FORMS = {
-    "softmax": SOFTMAX,
-    "formulas": FORMULAS,
-    "shared patterns": SHARED_PATTERNS,
-}
+FORMS = {"softmax": SOFTMAX, "formulas": FORMULAS, "shared patterns": SHARED_PATTERNS}

@@ -195,6 +195,4 @@ PYTHON_ON_SIZES = forms(
     images(32, (3, 2)),
     sqnr={"": 31, "while_loop_of_few_steps": 27},
 )
-FORMS = {
-    "python on sizes": PYTHON_ON_SIZES,
-}
+FORMS = {"python on sizes": PYTHON_ON_SIZES}

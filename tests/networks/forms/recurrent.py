@@ -252,9 +252,7 @@ SUBCLASSES = {
 PADDED = images(32, (2, 3))
 PADDED[::2, 1:] = 0.0
 OWN_RECURRENT = forms(
-    {name: lambda x, f=f: layers.Dense(2)(f(x)) for name, f in SUBCLASSES.items()},
-    PADDED,
-    sqnr=37,
+    {name: lambda x, f=f: layers.Dense(2)(f(x)) for name, f in SUBCLASSES.items()}, PADDED, sqnr=37
 )
 
 

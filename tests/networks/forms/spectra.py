@@ -45,7 +45,6 @@ SPECTRA = {
 
 FORMS = {
     "spectra": forms(
-        {name: lambda x, f=f: layers.Lambda(f)(x) for name, f in SPECTRA.items()},
-        images(32, SHAPE),
+        {name: lambda x, f=f: layers.Lambda(f)(x) for name, f in SPECTRA.items()}, images(32, SHAPE)
     )
 }

@@ -33,6 +33,4 @@ WRITTEN_OUT = {
     **forms({name: lambda x, f=f: f()(x) for name, f in OTHERS.items()}, images(16, (4, 6, 3))),
     "center crop": Form(lambda x: layers.CenterCrop(3, 4)(x), (images(8, (6, 7, 2)),)),
 }
-FORMS = {
-    "written out": WRITTEN_OUT,
-}
+FORMS = {"written out": WRITTEN_OUT}

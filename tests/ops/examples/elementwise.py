@@ -93,10 +93,7 @@ class LayerNorm(_layers.LayerNormalization):
 keras_qat.register_op(
     LayerNorm,
     "layer_norm",
-    attributes=lambda layer: {
-        "epsilon": layer.epsilon,
-        "axes": np.size(layer.axis),
-    },
+    attributes=lambda layer: {"epsilon": layer.epsilon, "axes": np.size(layer.axis)},
 )
 
 

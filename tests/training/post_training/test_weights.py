@@ -8,10 +8,7 @@ import pytest
 import keras_qat
 from keras_qat import recipes
 from keras_qat.arithmetic import fake_quant
-from keras_qat.training.weight_limits import (
-    find_least_squares_limits,
-    round_weights,
-)
+from keras_qat.training.weight_limits import find_least_squares_limits, round_weights
 from tests.helpers import images, keras, rng, scramble
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
