@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
+from keras_qat.export.float_subgraphs import explain_refusal
 from keras_qat.export.target_problems import (
     count_channel_bytes,
     find_file_problems,
     write_planned_file,
 )
+from keras_qat.graph.facts import describe_arguments
+from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.graph.precision import use_float32
 from keras_qat.imports.keras3 import as_keras_2
 from keras_qat.imports.read_float import read_float
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.passes import showing_passes
+from keras_qat.ops.registry import is_listed
 from keras_qat.placement import place
 from keras_qat.placement.plan import Plan
-from keras_qat.placement.settings import Scope
+from keras_qat.placement.settings import NOT_IN_FILE, Scope
 from keras_qat.rewriting.rewrite import explain_missing_config, rewrite
 from keras_qat.training.fake_quantization.observers import LastValue
 from keras_qat.training.schedule import check_quantized, is_quantized, list_quantizers
@@ -76,7 +80,7 @@ def plan(
     with showing_passes(show_passes):
         planned = place(graph, recipe, scope, family, outputs, has_float, has_int16)
     if device is None:
-        return _add_missing_configs(planned)
+        return _add_obstacles(planned)
     with use_float32():
         qat = rewrite(planned, model)
         check_quantized(qat)
@@ -93,10 +97,19 @@ def plan(
     )
 
 
-def _add_missing_configs(planned: Plan) -> Plan:
-    """Add to the reasons of float layers that `quantize_model` will not be able to copy them."""
-    reasons = dict(planned.float_layers)
+def _add_obstacles(planned: Plan) -> Plan:
+    """Add to the reasons of float layers that no model can copy them, or no file hold them."""
+    reasons, refusals = dict(planned.float_layers), dict[Hashable, str]()
     for call in planned.graph.calls:
-        if call.name in reasons and (problem := explain_missing_config(call.layer)):
+        if reasons.get(call.name, NOT_IN_FILE) == NOT_IN_FILE:
+            continue
+        if problem := explain_missing_config(call.layer):
             reasons[call.name] += f"; quantize_model cannot copy it either, as {problem}"
+        elif is_operation(call.layer) or (call.layer.built and not is_listed(call.layer)):
+            arguments = describe_arguments(call, lambda value: (value.shape, value.dtype))
+            key = name_in_tensorflow(call.layer) or id(call.layer), arguments
+            if key not in refusals:
+                refusals[key] = explain_refusal(call)
+            if refusals[key]:
+                reasons[call.name] += f"; no file can hold it: {refusals[key]}"
     return dataclasses.replace(planned, float_layers=reasons)

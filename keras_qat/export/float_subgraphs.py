@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 from tensorflow.lite.python.convert_phase import ConverterError
 
+from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.graph.keras_masks import KerasMasks
 from keras_qat.graph.operations import is_operation, name_in_tensorflow
 from keras_qat.integer_graph.float_nodes import (
@@ -21,6 +22,7 @@ from keras_qat.integer_graph.float_nodes import (
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import use_attribute_names
+from keras_qat.keras2.readability import get_first_line
 from keras_qat.messages import pluralize
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.tflite.builder import Builder
@@ -54,7 +56,7 @@ def write_float_subgraph(
     """
     inputs = _find_inputs(graph, nodes)
     try:
-        model = unpack(_convert(graph, nodes, inputs, ends))
+        model = unpack(_convert(graph.tensors, nodes, inputs, ends))
     except ConverterError as error:
         raise ValueError(_explain(error, graph)) from error
     _rename(model, nodes)
@@ -156,13 +158,16 @@ class _Converter(tf.lite.TFLiteConverter):
 
 
 def _convert(
-    graph: ResolvedGraph, nodes: Sequence[Node], inputs: Sequence[Tensor], ends: Sequence[Tensor]
+    tensors: Mapping[Value, Tensor],
+    nodes: Sequence[Node],
+    inputs: Sequence[Tensor],
+    ends: Sequence[Tensor],
 ) -> bytes:
     """Convert nodes to a separate TFLite file with float inputs and outputs."""
 
     def serve(*args: tf.Tensor) -> list[tf.Tensor]:
         values = dict(zip(inputs, args, strict=True))
-        _compute(graph, nodes, values)
+        _compute(tensors, nodes, values)
         return [_cast(values[end], end.dtype) for end in ends]
 
     signature = [
@@ -177,9 +182,11 @@ def _convert(
     return converter.convert()
 
 
-def _compute(graph: ResolvedGraph, nodes: Sequence[Node], values: dict[Tensor, tf.Tensor]) -> None:
-    """Compute nodes, with operations named after them, and add their outputs to `values`."""
-    masks = KerasMasks(lambda value: values.get(graph.tensors.get(value)))  # type: ignore[arg-type]
+def _compute(
+    tensors: Mapping[Value, Tensor], nodes: Sequence[Node], values: dict[Tensor, tf.Tensor]
+) -> None:
+    """Compute nodes, with operations named after them, and adds their outputs to `values`."""
+    masks = KerasMasks(lambda value: values.get(tensors.get(value)))  # type: ignore[arg-type]
     for node in nodes:
         layer = _unwrap(node.call.layer)
         with tf.name_scope(f"{SCOPE}/{node.name}/"), use_attribute_names(layer):
@@ -204,7 +211,7 @@ def _explain(error: Exception, graph: ResolvedGraph) -> str:
     for node in graph.nodes:
         if node.op is None:
             try:
-                _convert(graph, [node], _find_inputs(graph, [node]), node.outputs)
+                _convert(graph.tensors, [node], _find_inputs(graph, [node]), node.outputs)
             except ConverterError as alone:
                 causes.setdefault(_describe_layer(node), _find_reason(alone))
     if not causes:
@@ -216,6 +223,25 @@ def _explain(error: Exception, graph: ResolvedGraph) -> str:
         f"keras_qat.quantize_model(model, outputs=[...]) with names that keras_qat.plan(model) "
         f"lists."
     )
+
+
+def explain_refusal(call: Call) -> str:
+    """Returns why no file can hold a call that computes in float; "" if files can."""
+    values = dict.fromkeys([*call.inputs, *flatten_values(call.outputs)])
+    tensors = {
+        value: Tensor(str(index), value.shape, value.inference_dtype, None)
+        for index, value in enumerate(values)
+    }
+    inputs = tuple(tensors[value] for value in call.inputs)
+    outputs = tuple(tensors[value] for value in flatten_values(call.outputs))
+    node = Node("call", None, {}, call, inputs, outputs)
+    try:
+        _convert(tensors, [node], list(dict.fromkeys(inputs)), outputs)
+    except ConverterError as error:
+        return _find_reason(error)
+    except ValueError as error:
+        return get_first_line(error)
+    return ""
 
 
 def _unwrap(layer: keras.layers.Layer) -> keras.layers.Layer:

@@ -69,7 +69,7 @@ class _Reader:
         for node in list_nodes(model):
             given = node.call_args, dict(node.call_kwargs)
             args, kwargs = tf.nest.map_structure(self._find_value, given)
-            args = tuple(map(_as_one_array, args))
+            args = tuple(map(_restore_constants, args))
             layer, name = node.layer, path + node.layer.name
             args, kwargs = bind_options(layer, args, kwargs)
             if isinstance(layer, keras.layers.InputLayer):
@@ -150,13 +150,17 @@ def _compute_output_masks(
     return tf.nest.flatten(layer.compute_mask(map_values(make_like, first), read))
 
 
-def _as_one_array(argument: Any) -> Any:
-    """Convert a list of scalar tensors, which Keras loads for a saved array, back to an array."""
+def _restore_constants(argument: Any) -> Any:
+    """Convert a list of scalar tensors, which Keras makes of a list of numbers, back to that.
+
+    Keras also makes it of an array that it loads. An array with several axes becomes one again.
+    """
     is_list = isinstance(argument, (list, tuple)) and len(argument) > 0
     leaves = tf.nest.flatten(argument) if is_list else [None]
     if not all(isinstance(leaf, tf.__internal__.EagerTensor) and not leaf.ndim for leaf in leaves):
         return argument
-    return np.asarray(tf.nest.map_structure(lambda leaf: leaf.numpy(), argument))
+    array = np.asarray(tf.nest.map_structure(lambda leaf: leaf.numpy(), argument))
+    return array.tolist() if array.ndim == 1 else array
 
 
 def _is_none(symbol: KerasTensor) -> bool:

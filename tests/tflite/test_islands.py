@@ -276,6 +276,13 @@ def test_names_the_layers_that_the_converter_refuses():
     assert "sin" not in str(info.value)
 
 
+def test_plan_reports_what_no_file_can_hold():
+    model = made(lambda x: tf.math.digamma(layers.LayerNormalization()(x)), SEQUENCE)
+    reasons = keras_qat.plan(model).float_layers
+    assert [name for name, why in reasons.items() if "no file" in why] == ["tf.math.digamma"]
+    assert reasons["tf.math.digamma"].endswith("TFLite has no operation for tf.Digamma")
+
+
 def test_layers_that_tflite_has_not():
     with pytest.raises(ValueError, match="TFLite has no operation for Hashing"):
         file_of(in_float(made(lambda x: layers.Hashing(3)(x), (4,), dtype="int32")))
