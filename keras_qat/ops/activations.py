@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic import fixed_point, sigmoid_and_tanh
-from keras_qat.arithmetic.control_flow import Choice, cond, trace_once
+from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.fixed_point import divide, high_product, saturate, shift, shift_back
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams, single
@@ -22,7 +22,7 @@ from keras_qat.helper_layers.operations import HardSwish
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.ops import lookup
 from keras_qat.ops.emission import Emission
-from keras_qat.ops.lookup import Entries, Kernel, accept_float, compute_in_float32, lookup_row
+from keras_qat.ops.lookup import Kernel, accept_float, compute_in_float32, lookup_row
 from keras_qat.ops.op import Arguments, FixedRange, Op, Prepare, SharedRange
 from keras_qat.ops.requantize import prepare_requantization, requantize
 
@@ -82,36 +82,19 @@ def _hard_swish_table(a: Arguments, up: bool = False) -> tf.Tensor:
     return tf.cast(divide_rounded(product, tf.maximum(-exponent, 0)), tf.float64)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Direct:
-    """The prepared parameters of an 8-bit curve.
-
-    Args:
-        is_clear: whether no entry of the table is so close to a half that the last bits of float32
-            matter.
-        before, after: the factors of inputs and results.
-        entries: the table.
-        ends: the largest input that matters, and the ends of the output; None if all inputs do.
-    """
-
-    is_clear: tf.Tensor | Choice
-    before: tf.Tensor
-    after: tf.Tensor
-    entries: Entries
-    ends: tuple[tf.Tensor, ...] | None
-
-
-def _prepare_directly(
+def _prepare_bounded(
     function: Callable[[tf.Tensor], tf.Tensor],
     of_tflite: Callable[[tf.Tensor], tf.Tensor],
     of_micro: Callable[[tf.Tensor, int], tf.Tensor],
 ) -> Prepare:
-    """Prepare a float function with a fixed output range.
+    """Prepare the table of a float function with a fixed output range.
 
     Args:
         function: the function.
         of_tflite: the same in the operations of TFLite's table.
-        of_micro: the same in fixed point, as in TFLite Micro, with 4 integer bits.
+        of_micro: the same in fixed point, as in TFLite Micro, with 4 integer bits. Larger inputs
+            than 15 divided by the power of two above a step, rounded down, become the ends of the
+            range. It is 0 for steps of 8 and more, for which 0 is at the lower end too.
     """
     float32 = compute_in_float32(of_tflite, xnnpack=function)
 
@@ -122,83 +105,13 @@ def _prepare_directly(
         scale = fixed_point.to_fixed_point(tf.cast(x.scale, tf.float64) * 2.0**27)
         values = of_micro(fixed_point.multiply(tf.cast(q, tf.int64), scale), 4)
         steps = fixed_point.get_exponent(tf.cast(1 / output.scale, tf.float64))
-        return tf.cast(divide(values, 31 - steps), tf.float64)
+        results = tf.cast(divide(values, 31 - steps), tf.float64)
+        exponent = tf.cast(fixed_point.get_exponent(tf.cast(x.scale, tf.float64)) + 1, tf.float64)
+        reach = tf.floor(15.0 / tf.pow(tf.constant(2.0, tf.float64), exponent))
+        lowest, highest = (end - output.zero_point for end in (output.lowest, output.highest))
+        return tf.where(q <= -reach, lowest, tf.where(q >= reach, highest, results))
 
-    entries = lookup.prepare_table(table)
-
-    @trace_once
-    def is_clear(lowest: tf.Tensor, scale: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
-        scaled = function((tf.range(256, dtype=tf.float64) + lowest) * scale) / output
-        return tf.reduce_all(tf.abs(scaled - tf.floor(scaled) - 0.5) > 1e-4)
-
-    def prepare(a: Arguments) -> _Direct:
-        (x,), output = a.params, a.output
-        return _Direct(
-            is_clear(x.lowest - x.zero_point, x.scale, output.scale),
-            tf.cast(x.scale, tf.float32),
-            tf.cast(1 / output.scale, tf.float32),
-            entries(a),
-            _find_ends(x, output, a.q[0].dtype) if a.family.int8_curves == "fixed_point" else None,
-        )
-
-    return prepare
-
-
-def _compute_directly(scaled: Callable[..., tf.Tensor]) -> Callable[[tf.Tensor, _Direct], Any]:
-    """Compute each value, in a third of the time of a table look-up, if all are clear.
-
-    Args:
-        scaled: the function in few fast operations. Its arguments are x, the factor of x and the
-            factor of the result, which is an integer.
-
-    Returns:
-        A function of quantized values relative to the zero point, and prepared parameters.
-    """
-    scalar = tf.TensorSpec([])
-    signature = [tf.TensorSpec([], tf.bool), tf.TensorSpec(None), scalar, scalar]
-
-    # Training changes the condition of every other table, so a traced branch would not last.
-    @partial(trace_once, signature=[*signature, tf.TensorSpec([256]), scalar], in_line=True)
-    def choose(
-        is_clear: tf.Tensor,
-        q: tf.Tensor,
-        before: tf.Tensor,
-        after: tf.Tensor,
-        values: tf.Tensor,
-        first: tf.Tensor,
-    ) -> tf.Tensor:
-        entries = Entries(values, first)
-        return tf.cond(
-            is_clear, lambda: scaled(q, before, after), lambda: lookup.look_up(q, entries)
-        )
-
-    def compute(q: tf.Tensor, prepared: _Direct) -> tf.Tensor:
-        clear, entries = prepared.is_clear, prepared.entries
-        clear = clear.tensor if isinstance(clear, Choice) else clear
-        result = choose(clear, q, prepared.before, prepared.after, entries.values, entries.first)
-        result = tf.ensure_shape(result, q.shape)
-        if prepared.ends is None:
-            return result
-        reach, lowest, highest = prepared.ends
-        return tf.where(q <= -reach, lowest, tf.where(q >= reach, highest, result))
-
-    return compute
-
-
-def _find_ends(x: QuantParams, output: QuantParams, dtype: tf.DType) -> tuple[tf.Tensor, ...]:
-    """Return the largest input that TFLite Micro's kernels use, and the ends of the output.
-
-    Larger inputs become the end of the range. The limit is 15 divided by the power of two above a
-    step, rounded down. It is 0 for steps of 8 and more, for which 0 is at the lower end too.
-    """
-    exponent = tf.cast(fixed_point.get_exponent(tf.cast(x.scale, tf.float64)) + 1, tf.float64)
-    reach = tf.floor(15.0 / tf.pow(tf.constant(2.0, tf.float64), exponent))
-    ends = reach, output.lowest - output.zero_point, output.highest - output.zero_point
-    return tuple(tf.cast(end, dtype) for end in ends)
-
-
-def _compute_scaled_tanh(q: tf.Tensor, before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-    return tf.round(tf.tanh(q * before) * after)
+    return lookup.prepare_table(table)
 
 
 FARTHEST = 4.0
@@ -209,7 +122,6 @@ def _make_bounded(
     name: str,
     code: str,
     prepare_int8: Prepare,
-    compute_int8: Callable[[tf.Tensor, _Direct], Any],
     prepare_curve: Callable[[KernelFamily, tf.Tensor], Curve],
     compute_int16: Callable[[tf.Tensor, Curve], tf.Tensor],
     **fields: Any,
@@ -227,7 +139,7 @@ def _make_bounded(
     def compute(a: Arguments) -> tf.Tensor:
         (q,), highest = a.q, float(a.params[0].highest)
         if not a.wide:
-            return compute_int8(q, a.prepared)
+            return lookup.look_up(q, a.prepared)
         is_far, conversion, curve = a.prepared
 
         def reduce_scale() -> tf.Tensor:
@@ -292,13 +204,10 @@ ACTIVATIONS: tuple[Op, ...] = (
     _make_bounded(
         "sigmoid",
         "LOGISTIC",
-        _prepare_directly(
+        _prepare_bounded(
             tf.sigmoid,
             lambda x: 1.0 / single(1.0 + single(tf.exp(-x))),
             sigmoid_and_tanh.compute_sigmoid,
-        ),
-        _compute_directly(  # By tanh, twice as fast as TensorFlow's sigmoid.
-            lambda q, x, y: _compute_scaled_tanh(q, x * 0.5, y * 0.5) + y * 0.5
         ),
         sigmoid_and_tanh.prepare_sigmoid,
         sigmoid_and_tanh.compute_int16_sigmoid,
@@ -310,8 +219,7 @@ ACTIVATIONS: tuple[Op, ...] = (
     _make_bounded(
         "tanh",
         "TANH",
-        _prepare_directly(tf.tanh, tf.tanh, sigmoid_and_tanh.compute_tanh),
-        _compute_directly(_compute_scaled_tanh),
+        _prepare_bounded(tf.tanh, tf.tanh, sigmoid_and_tanh.compute_tanh),
         sigmoid_and_tanh.prepare_tanh,
         sigmoid_and_tanh.compute_int16_tanh,
         output=FixedRange(-1.0, 127 / 128, is_bound=True),
