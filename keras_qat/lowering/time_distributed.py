@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import tensorflow as tf
+from collections.abc import Sequence
 
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
-from keras_qat.graph.operations import get_operation_class
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import layers
@@ -25,12 +21,14 @@ _SPLIT_LATER = (layers.SeparableConv1D, layers.SeparableConv2D, layers.TimeDistr
 def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
     """Replace TimeDistributed(layer) by FlattenTime, layer and RestoreTime, or by Dense alone.
 
-    It stays unchanged if the layer has no row.
+    It stays unchanged if the layer has no row, or if a size is known only at run time.
     """
     inner, parts = call.layer.layer, PartsBuilder(call, context)
     weights = context.weights.get(call.layer)  # A copy has initial weights, and is not built.
+    (sequence,), sizes = call.inputs, call.output.shape[1:]
+    is_open = None in (*sequence.shape[1:], *sizes)
     if is_graph_model(inner):
-        return [] if weights else _split_model_per_step(parts)
+        return [] if weights or is_open else _split_model_per_step(parts)
     trainable = call.layer.trainable and inner.trainable
     layer = parts.new("", clone, inner, trainable=trainable, weights=weights or inner.weights)
     if type(inner) is layers.Dense:
@@ -40,59 +38,22 @@ def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
         not isinstance(inner, layers.RNN) or _has_integer_operator(call, inner)
     )
     is_first = getattr(inner, "data_format", None) == "channels_first"
-    if not is_known or is_first or call.inputs[0].masked:
+    if not is_known or is_first or is_open or sequence.masked:
         return []
-    folded = _fold(parts, (None, *call.inputs[0].shape[2:]))
-    shape = (None, *call.output.shape[2:])
-    return _restore(parts, parts.add(layer, folded, kwargs=call.kwargs, shape=shape))
+    folded = _fold(parts, (None, *sequence.shape[2:]))
+    return _restore(parts, parts.add(layer, folded, kwargs=call.kwargs, shape=(None, *sizes[1:])))
 
 
 def _fold(parts: PartsBuilder, shape: Sequence[int | None]) -> Value:
     """Merge the steps of a call's input into the batch. Integers stay integers."""
-    (sequence,) = parts.call.inputs
-    if None not in sequence.shape[2:]:
-        fold = parts.new("fold", FlattenTime)
-        output = dataclasses.replace(parts.between(fold, shape), dtype=sequence.dtype)
-        return parts.add(fold, sequence, output=output)
-    output = Value(f"{parts.call.name}_fold", tuple(shape), sequence.dtype)
-    _reshape(parts, "fold", sequence, output, [(sequence, axis + 1) for axis in range(len(shape))])
-    return output
+    (sequence,), fold = parts.call.inputs, parts.new("fold", FlattenTime)
+    output = dataclasses.replace(parts.between(fold, shape), dtype=sequence.dtype)
+    return parts.add(fold, sequence, output=output)
 
 
 def _restore(parts: PartsBuilder, folded: Value) -> list[Call]:
-    """Split the steps off the batch again, as many as the call reads, and return all calls."""
-    (sequence,), output = parts.call.inputs, parts.call.output
-    if None not in (sequence.shape[1], *output.shape[2:]):
-        return parts.end(parts.new("unfold", RestoreTime, sequence.shape[1]), folded)
-    of_example = [(folded, axis - 1) for axis in range(2, len(output.shape))]
-    _reshape(parts, "unfold", folded, output, [(sequence, 0), (sequence, 1), *of_example])
-    return parts.calls
-
-
-def _reshape(
-    parts: PartsBuilder, name: str, value: Value, output: Value, sizes: list[tuple[Value, int]]
-) -> None:
-    """Add operations that reshape a tensor to sizes that are known only at run time.
-
-    `sizes` lists for each axis of the output a tensor, and its axis of the same size.
-    """
-    operation, shapes = get_operation_class(), dict[Value, Value]()
-
-    def integers(part: str, function: Callable[..., tf.Tensor], count: int, *args: Any) -> Value:
-        layer = parts.new(f"{name}_{part}", operation, function, dtype="int32")
-        output = dataclasses.replace(parts.between(layer, (count,)), dtype="int32")
-        return parts.add(layer, *args, output=output)
-
-    known: list[Any] = [[-1]]
-    for size, (source, axis) in list(zip(output.shape, sizes, strict=True))[1:]:
-        if size is None and source not in shapes:
-            rank = len(source.shape)
-            shapes[source] = integers(f"shape_{len(shapes)}", tf.shape, rank, source)
-        ends = shapes.get(source), [axis], [axis + 1]
-        part = f"size_{len(known)}"
-        known.append([size] if size else integers(part, tf.strided_slice, 1, *ends))
-    shape = integers("sizes", tf.concat, len(known), known, 0)
-    parts.add(parts.new(name, operation, tf.reshape), value, shape, output=output)
+    """Split the steps off the batch again, and return all calls."""
+    return parts.end(parts.new("unfold", RestoreTime, parts.call.inputs[0].shape[1]), folded)
 
 
 def _has_integer_operator(call: Call, layer: layers.RNN) -> bool:

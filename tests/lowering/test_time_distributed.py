@@ -1,7 +1,7 @@
-"""TimeDistributed of open length is in integers, and computes what it does for a known length."""
+"""TimeDistributed of open length computes in float."""
+
 
 import numpy as np
-import pytest
 
 import keras_qat
 from tests.helpers import keras, layers, quantize_on
@@ -34,39 +34,11 @@ def model_of(shape, names):
     return keras.Model(x, [layers.TimeDistributed(LAYERS[name](), name=name)(x) for name in names])
 
 
-def calibrated(model):
+def test_layers_of_any_length_compute_in_float():
+    model = model_of((None, 8, 8, 3), LAYERS)
+    assert {"max_pooling", "convolution", "model"} <= keras_qat.plan(model).float_layers.keys()
     qat = quantize_on(model, X)
-    return qat
-
-
-def test_layers_of_any_length_are_planned_in_integers():
-    assert not keras_qat.plan(model_of((None, 8, 8, 3), LAYERS)).float_layers
-
-
-SOME = ["max_pooling", "batch_norm", "model"]
-
-
-@pytest.mark.parametrize(
-    "names", [SOME, pytest.param(sorted(LAYERS.keys() - SOME), marks=pytest.mark.slow)]
-)
-def test_any_length_computes_as_a_known_one(names):
-    known, open_ = (model_of((steps, 8, 8, 3), names) for steps in (5, None))
-    open_.set_weights(known.get_weights())
-    qat = calibrated(open_)
-    expected = calibrated(known).predict(X, verbose=0)
     file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
-    for name, y, z in zip(names, expected, file.predict(X), strict=True):
-        np.testing.assert_array_equal(y, z, err_msg=name)
-    for y, z in zip(qat.predict(X[:, :3], verbose=0), file.predict(X[:, :3]), strict=True):
-        np.testing.assert_array_equal(y, z)
-
-
-@pytest.mark.slow
-def test_open_images_of_open_length():
-    model = model_of((None, None, None, 3), ["max_pooling", "convolution", "activation"])
-    assert not keras_qat.plan(model).float_layers
-    qat = calibrated(model)
-    file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
-    for x in (X, X[:, :2, :6]):
+    for x in (X, X[:, :3]):
         for y, z in zip(qat.predict(x, verbose=0), file.predict(x), strict=True):
-            np.testing.assert_array_equal(y, z)
+            np.testing.assert_allclose(y, z, atol=0.05)
