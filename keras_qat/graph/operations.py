@@ -32,11 +32,10 @@ FUNCTIONS = {
     "debugging": "check_numerics",
     "dtypes": "complex",
     "image": """
-        adjust_brightness adjust_contrast adjust_gamma adjust_hue adjust_saturation central_crop
-        convert_image_dtype crop_to_bounding_box extract_patches flip_left_right flip_up_down
-        grayscale_to_rgb hsv_to_rgb pad_to_bounding_box per_image_standardization resize
-        resize_with_crop_or_pad resize_with_pad rgb_to_grayscale rgb_to_hsv rgb_to_yiq rgb_to_yuv
-        rot90 transpose yiq_to_rgb yuv_to_rgb
+        adjust_brightness adjust_contrast central_crop convert_image_dtype crop_to_bounding_box
+        extract_patches flip_left_right flip_up_down grayscale_to_rgb pad_to_bounding_box
+        per_image_standardization resize resize_with_crop_or_pad resize_with_pad rgb_to_grayscale
+        rgb_to_yiq rgb_to_yuv rot90 transpose yiq_to_rgb yuv_to_rgb
         """,
     "keras.backend": "batch_flatten cast_to_floatx",
     "linalg": """

@@ -188,58 +188,6 @@ def _standardize(image: tf.Tensor) -> tf.Tensor:
     return centered / tf.maximum(deviation, least)
 
 
-def _find_hue(images: tf.Tensor) -> tuple[Any, Any, Any]:
-    """Return the hue from 0 to 6, the largest color, and its distance to the smallest color."""
-    red, green, blue = tf.split(images, 3, axis=-1)
-    value = tf.reduce_max(images, -1, keepdims=True)
-    span = value - tf.reduce_min(images, -1, keepdims=True)
-    of_green, of_blue = (
-        tf.math.divide_no_nan(x, span) + y for x, y in ((blue - red, 2.0), (red - green, 4.0))
-    )
-    of_red = tf.math.divide_no_nan(green - blue, span)
-    of_red = tf.where(of_red < 0.0, of_red + 6.0, of_red)
-    hue = tf.where(value <= green, of_green, of_blue)
-    return tf.where(value <= red, of_red, hue), value, span
-
-
-def _add_color(hue: tf.Tensor, value: tf.Tensor, span: tf.Tensor) -> tf.Tensor:
-    red = tf.abs(hue - 3.0) - 1.0
-    green, blue = (2.0 - tf.abs(hue - center) for center in (2.0, 4.0))
-    colors = tf.concat([tf.clip_by_value(x, 0.0, 1.0) for x in (red, green, blue)], -1)
-    return value + (colors - 1.0) * span
-
-
-def _convert_to_hsv(images: tf.Tensor) -> tf.Tensor:
-    hue, value, span = _find_hue(images)
-    saturation = tf.math.divide_no_nan(span, tf.nn.relu(value))
-    return tf.concat([hue * (1.0 / 6.0), saturation, value], -1)
-
-
-def _convert_from_hsv(images: tf.Tensor) -> tf.Tensor:
-    hue, saturation, value = tf.split(images, 3, axis=-1)
-    return _add_color(hue * 6.0, value, saturation * value)
-
-
-def _adjust_hue(image: tf.Tensor, delta: float) -> tf.Tensor:
-    require(isinstance(delta, float))
-    hue, value, span = _find_hue(image)
-    hue = hue + delta % 1.0 * 6.0
-    return _add_color(tf.where(hue >= 6.0, hue - 6.0, hue), value, span)
-
-
-def _adjust_saturation(image: tf.Tensor, saturation_factor: float) -> tf.Tensor:
-    """Move all colors away from the largest one, until the smallest is 0."""
-    require(isinstance(saturation_factor, (int, float)) and saturation_factor >= 0.0)
-    value = tf.reduce_max(image, -1, keepdims=True)
-    span = value - tf.reduce_min(image, -1, keepdims=True)
-    most = tf.math.divide_no_nan(tf.nn.relu(value), span)  # 0 where all are negative.
-    return value + (image - value) * tf.minimum(most, float(saturation_factor))
-
-
-def _adjust_gamma(image: tf.Tensor, gamma: float = 1, gain: float = 1) -> tf.Tensor:
-    return tf.pow(image, float(gamma)) * float(gain)
-
-
 def _normalize_by_near_channels(
     input: tf.Tensor,
     depth_radius: int = 5,
@@ -259,11 +207,6 @@ EARLY: dict[str, Expansion] = {
     "resize_with_pad": _resize_and_pad,
     "adjust_contrast": _adjust_contrast,
     "adjust_brightness": lambda image, delta: image + delta,
-    "adjust_gamma": _adjust_gamma,
-    "adjust_hue": _adjust_hue,
-    "adjust_saturation": _adjust_saturation,
-    "rgb_to_hsv": _convert_to_hsv,
-    "hsv_to_rgb": _convert_from_hsv,
     "grayscale_to_rgb": lambda images: tf.concat([images] * 3, -1),
     "rot90": _rotate,
     "transpose_image": lambda image: tf.transpose(image, (0, 2, 1, 3)),

@@ -197,17 +197,6 @@ FUNCTIONS = {
     ),
     "image.adjust_contrast": (lambda x: tf.image.adjust_contrast(x[..., None], 1.5),),
     "image.adjust_brightness": (lambda x: tf.image.adjust_brightness(x[..., None], 0.3),),
-    "image.adjust_gamma": (lambda x: tf.image.adjust_gamma(tf.sigmoid(x)[..., None], 0.8, 1.1),),
-    "image.adjust_hue": (
-        lambda x: tf.image.adjust_hue(x[:, None, :, :3], -0.4),
-        lambda x: tf.image.adjust_hue(tf.sigmoid(x[:, None, :, :3]), 0.3),
-    ),
-    "image.adjust_saturation": (
-        lambda x: tf.image.adjust_saturation(tf.sigmoid(x[:, None, :, :3]), 0.4),
-        lambda x: tf.image.adjust_saturation(tf.sigmoid(x[:, None, :, :3]), 2.0),
-    ),
-    "image.rgb_to_hsv": (lambda x: tf.image.rgb_to_hsv(tf.sigmoid(x[:, None, :, :3])),),
-    "image.hsv_to_rgb": (lambda x: tf.image.hsv_to_rgb(tf.sigmoid(x[:, None, :, :3])),),
     "image.grayscale_to_rgb": (lambda x: tf.image.grayscale_to_rgb(x[..., None]),),
     "linalg.normalize": (lambda x: tf.linalg.normalize(x, axis=-1),),
     "sort": (lambda x: tf.sort(x, axis=1, direction="DESCENDING"), lambda x: tf.sort(x, 1)),
