@@ -295,7 +295,7 @@ class Indices(SameShape):
 
 @register
 class Positions(SameShape):
-    """Rounds float values, such as positions in an image, to int32.
+    """Rounds float values, such as positions in an image, to int32, in models saved by 0.3.0.
 
     Args:
         rounding: "floor", "ceil", "round" (halves to even) or "truncate".

@@ -1,15 +1,14 @@
-"""Computes token ids, indices and constants as int32 if a model has other types.
+"""Computes token ids and constants as int32 if a model has other types.
 
-An `Input` without a type reads token ids as floats. `floor`, `ceil` and `round` return floats that
-the model casts to indices later. NumPy makes constants of int64.
+An `Input` without a type reads token ids as floats. NumPy makes constants of int64.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Generator, Mapping
-from typing import Any, Literal
+from collections.abc import Generator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +16,6 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.facts import Facts, reach
 from keras_qat.graph.operations import (
-    MOVES,
     get_argument,
     get_kind,
     get_operands,
@@ -26,17 +24,15 @@ from keras_qat.graph.operations import (
     read_array,
     read_scalar,
 )
-from keras_qat.helper_layers.operations import Indices, Positions, WeightTensor
+from keras_qat.helper_layers.operations import Indices, WeightTensor
 from keras_qat.keras2.backend import layers
-from keras_qat.lowering.builder import LoweringContext, PartsBuilder, get_suffix, rewrite_calls
+from keras_qat.lowering.builder import LoweringContext, PartsBuilder, rewrite_calls
 from keras_qat.lowering.expand_call import (
     Expansion,
     expand_call,
     get_value,
     is_tensor,
-    make_symbol,
     require,
-    trace_in_place,
     unwrap,
 )
 from keras_qat.lowering.expansions.movement import slice_axis
@@ -45,15 +41,6 @@ COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "less", "less_e
 SHIFTS = ("add", "subtract", "multiply")
 CUTS = ("slice", "split", "unstack", "getitem")
 _RESHAPES = ("squeeze", "reshape", "expand_dims", "identity")
-
-ROUNDS = ("floor", "ceil", "round")
-"""Operations that return integers for any floats."""
-
-KEEPS_INTEGERS = MOVES.union(("add", "subtract", "multiply", "maximum", "minimum", "clip_by_value"))
-"""Operations that return integers for integers."""
-
-Values = Literal["integers", "fractions", "moved inputs", "inputs"]
-"""The contents of a float tensor; "inputs" if it holds values of the model's inputs, too."""
 
 TYPED = {
     **dict.fromkeys(("tile", "repeat", "broadcast_to"), ("input",)),
@@ -204,104 +191,6 @@ def _reads_one_integer(call: Call) -> bool:
     given = [x for x in [*call.args, *call.kwargs.values()] if not isinstance(x, Value)]
     constants = [x for x in map(read_scalar, given) if x is not None]
     return len(call.inputs) == len(constants) == 1 and constants[0].is_integer()
-
-
-def find_values(value: Value) -> Generator[Value, Any, Values]:
-    """Find out whether a float tensor only holds integers."""
-    call = value.producer
-    if call is None:
-        return "moved inputs"
-    kind = get_kind(call)
-    if kind == "cast":
-        return "fractions" if call.inputs[0].is_float else "integers"
-    if kind not in ROUNDS and kind not in KEEPS_INTEGERS:
-        return "fractions"
-    read: dict[Value, Values] = {}
-    for x in call.inputs:
-        read[x] = yield x
-    is_moved = all(values == "moved inputs" for values in read.values())
-    if kind in ROUNDS:
-        return "inputs" if is_moved else "integers"
-    if kind in MOVES and is_moved:
-        return "moved inputs"
-    if not value.is_float or _has_fractions(call):
-        return "fractions"
-    known = {values for x, values in read.items() if x.is_float}
-    if not known.isdisjoint(("moved inputs", "inputs")):
-        return "inputs"
-    return "fractions" if "fractions" in known else "integers"
-
-
-def round_indices(graph: Graph, context: LoweringContext) -> Graph:
-    """Round to int32 at once if an integer-valued float tensor is cast to integers later.
-
-    For example, the sum in `tf.cast(tf.floor(x) + 1, tf.int32)` is quantized in steps that are not
-    integers, so the cast of 2.98 would return 2. Values of the model's inputs are not rounded,
-    because the model does not know their steps.
-    """
-    facts, integers, calls = Facts(), dict[Value, Value](), list[Call]()
-    casts = {
-        call: found
-        for call in graph.calls
-        if get_kind(call) == "cast" and call.inputs[0].is_float
-        if call.output.dtype in ("int32", "int64")
-        if (found := facts.find(find_values, call.inputs[0])) in ("integers", "fractions")
-    }
-    of_integers = [call.inputs[0] for call, found in casts.items() if found == "integers"]
-    needed = {value.producer for value in reach(of_integers, _read_integers)}
-    for call in graph.calls:
-        compute = functools.partial(_cast, call, integers)
-        new = trace_in_place(call, compute, context) if call in casts else []
-        calls += new or [call]
-        calls += _compute_in_integers(call, integers, context) if call in needed else []
-    return dataclasses.replace(graph, calls=calls)
-
-
-def _read_integers(value: Value) -> list[Value]:
-    """Return the tensors that have to become integers for a tensor to become integers."""
-    call = value.producer
-    is_start = call is None or get_kind(call) in (*ROUNDS, "cast")
-    return [] if call is None or is_start else [x for x in call.inputs if x.is_float]
-
-
-def _cast(call: Call, integers: Mapping[Value, Value]) -> tf.Tensor:
-    """Compute a cast of a float tensor, or of the same tensor in integers."""
-    (x,) = call.inputs
-    if x in integers:
-        return tf.cast(make_symbol(integers[x]), call.output.dtype)
-    if call.output.dtype == "int32":
-        return Positions("truncate")(make_symbol(x))
-    truncated = Positions("truncate", name="truncate")(make_symbol(x))
-    return tf.cast(truncated, call.output.dtype)
-
-
-def _compute_in_integers(
-    call: Call, integers: dict[Value, Value], context: LoweringContext
-) -> list[Call]:
-    """Return the calls that compute the outputs of a call as int32, which `integers` gets."""
-    parts, kind = PartsBuilder(call, context), get_kind(call)
-    args: Any = tuple(call.inputs)
-    kwargs: Any = {}
-    if kind in ROUNDS:
-        layer = parts.new(kind, Positions, kind)
-    elif kind == "cast":
-        kwargs = {"dtype": "int32"}
-        layer = parts.new("integers", type(call.layer), tf.cast, dtype="int32")
-    else:
-        arguments = map_values(lambda x: integers.get(x, x), (call.args, call.kwargs))
-        args, kwargs = tf.nest.map_structure(_to_integer, arguments)
-        layer = parts.new("whole", type(call.layer), call.layer.function, dtype="int32")
-    for value in flatten_values(call.outputs):
-        name = parts.path(layer) + get_suffix(value.name, call.name)
-        integers[value] = Value(name, value.shape, "int32", rows=value.rows)
-    parts.add(layer, *args, kwargs=kwargs, output=map_values(integers.get, call.outputs))
-    return [part.as_part_of(call) for part in parts.calls]
-
-
-def _has_fractions(call: Call) -> bool:
-    """Return whether a constant among the arguments of a call is not an integer."""
-    known = map(read_array, tf.nest.flatten((call.args, call.kwargs)))
-    return any(np.any(values != np.round(values)) for values in known if values is not None)
 
 
 def _to_integer(leaf: object) -> object:

@@ -25,7 +25,7 @@ from keras_qat.lowering.clean_up import (
 )
 from keras_qat.lowering.concatenations import scale_tensors, skip_concatenations
 from keras_qat.lowering.elementwise_chains import recognize_chains
-from keras_qat.lowering.integer_types import cast_token_ids, round_indices, slice_token_ids
+from keras_qat.lowering.integer_types import cast_token_ids, slice_token_ids
 from keras_qat.lowering.masked_scores import MISSING_VALUES, recognize_masks
 from keras_qat.lowering.patterns import apply_rules
 from keras_qat.lowering.split_layers import split_layers
@@ -134,7 +134,6 @@ PASSES = (
     Pass("mark missing values", mark_missing_values, "calls that replace NaN are marked as float"),
     Pass("cast token ids", cast_token_ids, "inputs that are token ids are int32"),
     Pass("slice token ids", slice_token_ids, "no split returns both token ids and floats"),
-    Pass("round indices", round_indices, "floats that become indices are rounded once"),
     Pass("skip concatenations", skip_concatenations, "no slice reads one part of a concatenation"),
     Pass(
         "apply rules", partial(apply_rules, rules=RULES), "calls that a rule matches are one call"

@@ -18,7 +18,7 @@ from keras_qat.ops import (
 from keras_qat.ops.activations import ACTIVATIONS
 from keras_qat.ops.conv import AFFINE, CONV, DEPTHWISE_CONV, TRANSPOSE_CONV
 from keras_qat.ops.dense import DENSE, EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR
-from keras_qat.ops.functions import LOOKUPS, MATH_FUNCTIONS, POSITIONS
+from keras_qat.ops.functions import LOOKUPS, MATH_FUNCTIONS
 from keras_qat.ops.mean import MEAN
 from keras_qat.ops.normalization import GROUP_NORM, LAYER_NORM
 from keras_qat.ops.op import Op
@@ -38,7 +38,7 @@ ROWS: list[Op] = [
     *(EINSUM_DENSE, EINSUM_DENSE_HEADS, EINSUM_DENSE_PER_TENSOR, EMBEDDING, AFFINE),
     *(LSTM, MASKED_LSTM, GRU, SIMPLE_RNN, SIMPLE_RNN_RELU, CONV_LSTM),
     WEIGHT_TENSOR,
-    *(INDICES_OF_REALS, POSITIONS, ON_GRID),
+    *(INDICES_OF_REALS, ON_GRID),
     *(elementwise.ADD, elementwise.SUBTRACT, elementwise.MULTIPLY),
     *(elementwise.MAXIMUM, elementwise.MINIMUM),
     *(relu.RELU, relu.LEAKY_RELU, relu.PRELU, *ACTIVATIONS, *LOOKUPS),

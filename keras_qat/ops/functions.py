@@ -6,10 +6,8 @@ import json
 import math
 from functools import partial
 
-import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.graph.calls import Call, Value
 from keras_qat.graph.operations import get_kind, get_operands, read_scalar
 from keras_qat.helper_layers.elementwise_functions import (
@@ -20,12 +18,9 @@ from keras_qat.helper_layers.elementwise_functions import (
     SquareRoot,
     evaluate_formula,
 )
-from keras_qat.helper_layers.operations import ROUNDINGS, Positions
 from keras_qat.keras2.backend import keras, layers
-from keras_qat.ops import lookup
-from keras_qat.ops.emission import Emission
 from keras_qat.ops.lookup import Kernel, accept_float, compute_in_float32, lookup_row
-from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange
+from keras_qat.ops.op import Attributes, Op, OwnRange
 
 _activations = keras.activations
 
@@ -215,62 +210,4 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
         defaults={"numerator": 1.0},
         accepts=lambda call, a: "" if math.isnan(a["numerator"]) else accept_float(call),
     ),
-)
-
-
-# Integers of float values, such as the pixels beside a coordinate.
-
-_LARGEST = 2.0**23 - 1
-"""The largest integer: float32 holds all integers, and three bytes hold all differences."""
-
-
-def _tabulate_integers(x: QuantParams, rounding: str) -> tf.Tensor:
-    """Return the integer of each quantized value, the lowest first, as training computes it."""
-    x = x.as_tensors()
-    values = ROUNDINGS[rounding](single((lookup.list_values(x) - x.zero_point) * x.scale))
-    return tf.clip_by_value(values, -_LARGEST, _LARGEST)
-
-
-def _prepare_positions(a: Arguments) -> lookup.Entries:
-    (x,) = a.params
-    return lookup.make_entries(x, a.q[0].dtype, _tabulate_integers(x, a.attributes["rounding"]))
-
-
-def _emit_positions(e: Emission) -> None:
-    """Add a table for each byte of the integers, the largest entries of TFLite Micro's GATHER."""
-    (target,), shape = e.outputs, e.shape(e.inputs[0])
-    entries = _tabulate_integers(e.input_params, e.attributes["rounding"]).numpy().astype(np.int32)
-    lowest = int(entries.min())
-    digits = max(1, -(-int(entries.max() - lowest).bit_length() // 8))
-    positions = lookup.emit_positions(e, entries.size)
-    # Bytes are signed, so each is 128 too low.
-    total = e.constant("lowest", lowest + sum(128 << 8 * digit for digit in range(digits)))
-    for digit in range(digits):
-        values = ((entries - lowest) >> 8 * digit) % 256 - 128
-        byte, integer, scaled, added = (
-            e.temporary(f"{name}_{digit}", shape, "int32" if index else "int8")
-            for index, name in enumerate(("byte", "number", "scaled", "sum"))
-        )
-        table = e.constant(f"table_{digit}", values.astype(np.int8))
-        e.add("GATHER", [table, positions], [byte], axis=0)
-        e.cast(byte, integer)
-        if digit:
-            e.add("MUL", [integer, e.constant(f"unit_{digit}", 256**digit)], [scaled])
-            integer = scaled
-        added = added if digit + 1 < digits else target
-        e.add("ADD", [integer, total], [added])
-        total = added
-
-
-POSITIONS = Op(
-    "positions",
-    lambda a: tf.cast(lookup.look_up(a.q[0], a.prepared), tf.int32),
-    _emit_positions,
-    prepare=_prepare_positions,
-    doc="integers from floats, such as `tf.cast` of a position",
-    layers=(Positions,),
-    attributes=lambda call: {"rounding": call.layer.rounding},
-    needs=("rounding",),
-    on_request=True,
-    elementwise=True,
 )

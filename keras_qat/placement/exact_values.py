@@ -10,7 +10,7 @@ from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.facts import reach
 from keras_qat.lowering.mask_tensors import masks_nonzero
 from keras_qat.ops.op import Op
-from keras_qat.ops.registry import find_op, find_row, is_on_request
+from keras_qat.ops.registry import find_op, find_row
 
 COMPUTES_INDICES = "computes indices, which rounding would move"
 
@@ -62,9 +62,7 @@ def find_index_calls(
 
 def converts_in_float(call: Call, op: Op | None) -> bool:
     """Returns whether a call converts float values to integers; `op` is None for a float call."""
-    return (
-        makes_integers(call) and op is None and (find_op(call) is None or is_on_request(call.layer))
-    )
+    return makes_integers(call) and op is None and find_op(call) is None
 
 
 def makes_integers(call: Call) -> bool:

@@ -10,7 +10,6 @@ from keras_qat.graph.operations import MOVES
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.sizes import evaluate, find_sizes
 from keras_qat.keras2.backend import keras
-from keras_qat.lowering.integer_types import find_values
 from keras_qat.lowering.read_operations import Uniform, find_uniform, read_operation
 
 KEEPS_SIGN = MOVES.union(("add", "multiply", "maximum", "minimum", "sqrt"))
@@ -93,13 +92,3 @@ def test_uniform_constants():
     facts, values = Facts(), outputs_of(constants)
     expected = [Uniform(3.0), Uniform(0.0), Uniform(-1e9, is_exact=False), None]
     assert [facts.find(find_uniform, value) for value in values] == expected
-
-
-def test_integer_valued_tensors():
-    def tensors(x):
-        whole = tf.floor(tf.sin(x))
-        return [tf.maximum(whole + 1.0, 0.0), whole * 0.5, x[:, 1:], whole + x, tf.floor(x)]
-
-    values, facts = outputs_of(tensors), Facts()
-    expected = ["integers", "fractions", "moved inputs", "inputs", "inputs"]
-    assert [facts.find(find_values, value) for value in values] == expected

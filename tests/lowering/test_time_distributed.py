@@ -1,6 +1,5 @@
 """TimeDistributed of open length computes in float."""
 
-
 import numpy as np
 
 import keras_qat

@@ -185,7 +185,7 @@ KINDS = {
     "is_table": {"embedding", "indices"},
     "is_constant": {"on_grid"},
     "reads_only_weights": {"weight"},
-    "on_request": {"layer_norm", "group_norm", "positions"},
+    "on_request": {"layer_norm", "group_norm"},
     "falls_back_to_input_range": {"mean"},
     "quantizes_constants": {
         *("add", "subtract", "multiply", "divide", "maximum", "minimum", "select"),

@@ -42,48 +42,6 @@ OF_TOKENS = {
 }
 
 
-INTEGER = tf.int32
-
-
-TABLE = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
-
-
-def rows(positions):
-    """Entries of a table of 12."""
-    return layers.Dense(2)(tf.gather(tf.constant(TABLE), positions))
-
-
-OF_POSITIONS = {
-    "floor": lambda x: tf.cast(tf.floor(x), INTEGER),
-    "ceil": lambda x: tf.cast(tf.math.ceil(x), INTEGER),
-    "rounded": lambda x: tf.cast(tf.round(x), INTEGER),
-    "cut off": lambda x: tf.cast(x, INTEGER),
-    "the next one": lambda x: tf.cast(tf.minimum(tf.floor(x) + 1.0, 11.0), INTEGER),
-    "clipped": lambda x: tf.cast(tf.clip_by_value(tf.floor(x * 3) - 9, 0, 11), INTEGER),
-    "of 64 bits": lambda x: tf.cast(tf.floor(x), tf.int64),
-    "moved": lambda x: tf.cast(tf.reshape(tf.stack([tf.floor(x)] * 2, 1), (-1, 8)), INTEGER),
-    "a slice": lambda x: tf.cast(tf.slice(tf.floor(x) + 1.0, [0, 0], [-1, 2]), INTEGER) - 1,
-    "parts": lambda x: tf.cast(tf.split(tf.floor(x) + 1.0, 2, -1)[1], INTEGER) - 1,
-    "each": lambda x: (
-        tf.stack([tf.cast(part, INTEGER) for part in tf.unstack(tf.floor(x) + 1.0, axis=-1)], 1) - 1
-    ),
-    "differences": lambda x: tf.cast(tf.abs(x - tf.floor(x)) * 11.99, INTEGER),
-    "and a sum of both": lambda x: tf.cast(tf.floor(x / 2) + tf.math.ceil(x / 2), INTEGER),
-    "of truth values": lambda x: tf.cast(tf.floor(x / 2) + tf.cast(x > 4.0, "float32"), INTEGER),
-}
-
-
-def looked_up(form):
-    """Rows of 12 that numbers from 0 to 11 choose."""
-
-    def build(x):
-        dense = layers.Dense(4, use_bias=False, kernel_initializer="identity")
-        return rows(OF_POSITIONS[form](dense(x) * 11.0))
-
-    return build
-
-
-NUMBERS = np.random.default_rng(1).uniform(0, 1, (64, 4)).astype(np.float32)
 FORMS = {
     "float tokens": {
         **forms(OF_TOKENS, TOKENS, target="ethos_u55"),
@@ -93,12 +51,4 @@ FORMS = {
             target="ethos_u55",
         ),
     },
-    # A number within a step of a border may be on its other side.
-    "float positions": forms(
-        {form: looked_up(form) for form in OF_POSITIONS},
-        NUMBERS,
-        target="ethos_u55",
-        sqnr={"": 8, "differences": 2},
-        scrambles=False,
-    ),
 }

@@ -1,7 +1,7 @@
 """Operators with weights."""
 
 from keras_qat.helper_layers.keras_variants import WITH_MASK_INPUT
-from keras_qat.helper_layers.operations import ROUNDINGS, Indices, OnGrid, Positions, WeightTensor
+from keras_qat.helper_layers.operations import Indices, OnGrid, WeightTensor
 from keras_qat.keras2.backend import keras
 from tests.ops.examples.example import Example, chosen, sizes
 
@@ -134,11 +134,6 @@ def _indices(numbers):
     return Example(Indices(), (shape,), ("int32",))
 
 
-def _positions(numbers):
-    shape = sizes(numbers, 1, 6, numbers.integers(1, 4))
-    return Example(Positions(chosen(numbers, *ROUNDINGS)), (shape,))
-
-
 def _lstm(numbers):
     options = {
         name: bool(numbers.random() < 0.5)
@@ -211,7 +206,6 @@ EXAMPLES = {
     "simple_rnn_relu": _unrolled(_layers.SimpleRNN, activation=("relu",)),
     "weight": _weight,
     "indices": _indices,
-    "positions": _positions,
     "on_grid": _on_grid,
     "conv": _conv,
     "depthwise_conv": _depthwise_conv,
