@@ -185,7 +185,7 @@ def _convert(
 def _compute(
     tensors: Mapping[Value, Tensor], nodes: Sequence[Node], values: dict[Tensor, tf.Tensor]
 ) -> None:
-    """Compute nodes, with operations named after them, and adds their outputs to `values`."""
+    """Compute nodes, with operations named after them, and add their outputs to `values`."""
     masks = KerasMasks(lambda value: values.get(tensors.get(value)))  # type: ignore[arg-type]
     for node in nodes:
         layer = _unwrap(node.call.layer)
@@ -226,7 +226,7 @@ def _explain(error: Exception, graph: ResolvedGraph) -> str:
 
 
 def explain_refusal(call: Call) -> str:
-    """Returns why no file can hold a call that computes in float; "" if files can."""
+    """Return why no file can hold a call that computes in float; "" if files can."""
     values = dict.fromkeys([*call.inputs, *flatten_values(call.outputs)])
     tensors = {
         value: Tensor(str(index), value.shape, value.inference_dtype, None)
