@@ -16,7 +16,7 @@ import numpy as np
 from keras_qat.analysis.tune.build import Builder, Data, read_data
 from keras_qat.analysis.tune.rungs import Settings
 from keras_qat.analysis.tune.score import Judge, Metric
-from keras_qat.analysis.tune.search import Attempt, Search, climb, format_attempts, shrink
+from keras_qat.analysis.tune.search import Attempt, Search, climb, shrink
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
@@ -68,13 +68,10 @@ class TuneResult:
     @property
     def smallest(self) -> tuple[Attempt, ...]:
         """The attempts that no other one beats in drop, size and arena, the smallest file first."""
-        first: dict[tuple[float, ...], Attempt] = {}
-        for a in self.attempts:
-            if a.drop is not None:
-                first.setdefault((a.size or 0, a.drop, a.arena or 0), a)
-        costs = sorted(first)
-        is_beaten = [any(o != cost and all(map(le, o, cost)) for o in costs) for cost in costs]
-        return tuple(first[costs[i]] for i, beaten in enumerate(is_beaten) if not beaten)
+        made = [a for a in reversed(self.attempts) if a.drop is not None]
+        by_cost = {(a.size or 0, a.drop or 0.0, a.arena or 0): a for a in made}
+        beaten = [a for a in by_cost for b in by_cost if a != b and all(map(le, b, a))]
+        return tuple(by_cost[cost] for cost in sorted(by_cost.keys() - beaten))
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> bytes:
         """Writes the best model to a TFLite file, as `export_tflite` does."""
@@ -96,7 +93,7 @@ class TuneResult:
         budget = f"at most {self.max_drop:g} points less"
         lines = [f"{self.metric}: {self.describe(self.float_value)} in float, {budget}"]
         lines.append(f"{'value':>9}{'drop':>8}{'±':>6}{'bytes':>10}{'s':>6}  step")
-        lines += format_attempts(list(self.attempts), self.describe)
+        lines += [attempt.format(self.describe) for attempt in self.attempts]
         verdict = "within the budget" if self.is_met else "NOT within the budget"
         lines.append(f"Best: {self.best.settings}, {self.best.drop:.2f} points less, {verdict}.")
         return "\n".join(lines)
@@ -163,7 +160,16 @@ def tune(
         >>> print(result)
         >>> result.export("model.tflite")
     """
-    _check_arguments(model, max_drop, minutes, max_size, min_bits)
+    if is_quantized(model):
+        raise ValueError(f"'{model.name}' is quantized already: pass the float model to tune.")
+    if not max_drop >= 0:
+        raise ValueError(f"max_drop={max_drop}: pass 0 or more points, such as 0.5.")
+    if not minutes > 0:
+        raise ValueError(f"minutes={minutes}: give a time above 0, such as 10.")
+    if max_size is not None and max_size <= 0:
+        raise ValueError(f"max_size={max_size}: give the bytes that the file may have.")
+    if min_bits is not None and not 2 <= min_bits <= 8:
+        raise ValueError(f"min_bits={min_bits}: give 2 to 8.")
     train_data, held_out = read_data(model, train), read_data(model, validation)
     _check_held_out(train_data, held_out)
     chosen, _, known_target = read_settings(recipe, None, target)
@@ -189,30 +195,10 @@ def tune(
     )  # fmt: skip
 
 
-def _check_arguments(
-    model: keras.Model,
-    max_drop: float,
-    minutes: float,
-    max_size: int | None,
-    min_bits: int | None,
-) -> None:
-    if is_quantized(model):
-        raise ValueError(f"'{model.name}' is quantized already: pass the float model to tune.")
-    if not max_drop >= 0:
-        raise ValueError(f"max_drop={max_drop}: pass 0 or more points, such as 0.5.")
-    if not minutes > 0:
-        raise ValueError(f"minutes={minutes}: give a time above 0, such as 10.")
-    if max_size is not None and max_size <= 0:
-        raise ValueError(f"max_size={max_size}: give the bytes that the file may have.")
-    if min_bits is not None and not 2 <= min_bits <= 8:
-        raise ValueError(f"min_bits={min_bits}: give 2 to 8.")
-
-
 def _check_held_out(train: Data, held_out: Data) -> None:
     """Raise an error if most of the validation examples are training examples."""
-    seen = set(_hash_examples(train))
-    known = [example in seen for example in _hash_examples(held_out)]
-    same, count = sum(known), len(known)
+    seen, examples = set(_hash_examples(train)), _hash_examples(held_out)
+    same, count = sum(example in seen for example in examples), len(examples)
     if 2 * same > count:
         raise ValueError(
             f"{same} of {count} validation examples are also in the training data, so they cannot "

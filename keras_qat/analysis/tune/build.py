@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from keras_qat.analysis.tune.rungs import Settings
-from keras_qat.analysis.tune.score import Arrays, Judge
+from keras_qat.analysis.tune.score import Arrays, Judge, unwrap
 from keras_qat.config.targets import Target
 from keras_qat.io.data import read_arrays
 from keras_qat.keras2.backend import keras
@@ -46,11 +46,10 @@ class Data(NamedTuple):
     def take(self, count: int) -> Arrays | np.ndarray:
         """Return the inputs of some examples, spread evenly, as `predict` takes them."""
         every = max(1, len(self.x[0]) // count)
-        few = [x[::every][:count] for x in self.x]
-        return few if len(few) > 1 else few[0]
+        return unwrap([x[::every][:count] for x in self.x])
 
 
-def read_data(model: keras.Model, data: object) -> Data:
+def read_data(model: keras.Model, data: Any) -> Data:
     """Read all examples and their labels, each once.
 
     Args:
@@ -60,33 +59,29 @@ def read_data(model: keras.Model, data: object) -> Data:
     Raises:
         ValueError: if the data does not fit the model, or is empty.
     """
-    if isinstance(data, tuple):
-        x, y = (*data, None)[:2]
-        labels = None if y is None else [np.asarray(part) for part in tf.nest.flatten(y)]
-        return _check(model, Data(read_arrays(model, x), labels))
-    if isinstance(data, (tf.data.Dataset, keras.utils.Sequence)):
-        if isinstance(data, tf.data.Dataset) and data.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise ValueError("The dataset never ends. Limit it, for example with data.take(100).")
-        items = data if isinstance(data, tf.data.Dataset) else (data[i] for i in range(len(data)))
+    is_dataset = isinstance(data, tf.data.Dataset)
+    if is_dataset and data.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError("The dataset never ends. Limit it, for example with data.take(100).")
+    if is_dataset or isinstance(data, keras.utils.Sequence):
+        items = data if is_dataset else (data[i] for i in range(len(data)))
         read = [keras.utils.unpack_x_y_sample_weight(item)[:2] for item in items]
         x = read_arrays(model, [(batch, None) for batch, _ in read])
-        if any(y is None for _, y in read):
-            return _check(model, Data(x, None))
-        columns = zip(*(tf.nest.flatten(y) for _, y in read), strict=True)
-        return _check(model, Data(x, [np.concatenate(list(map(np.asarray, c))) for c in columns]))
-    return _check(model, Data(read_arrays(model, data), None))
-
-
-def _check(model: keras.Model, data: Data) -> Data:
-    count = len(data.x[0])
-    if data.y is not None and any(len(y) != count for y in data.y):
-        raise ValueError(f"There are {count} examples and {len(data.y[0])} labels.")
-    if data.y is not None and len(data.y) != len(model.outputs):
+        labels = [y for _, y in read]
+    else:
+        inputs, *rest = data if isinstance(data, tuple) else (data,)
+        x, labels = read_arrays(model, inputs), rest[:1] or [None]
+    if any(part is None for part in labels):
+        return Data(x, None)
+    columns = zip(*map(tf.nest.flatten, labels), strict=True)
+    y = [np.concatenate([np.asarray(part) for part in column]) for column in columns]
+    if any(len(column) != len(x[0]) for column in y):
+        raise ValueError(f"There are {len(x[0])} examples and {len(y[0])} labels.")
+    if len(y) != len(model.outputs):
         raise ValueError(
-            f"'{model.name}' has {len(model.outputs)} outputs, and there are labels for "
-            f"{len(data.y)}. Pass labels for all outputs, or none."
+            f"'{model.name}' has {len(model.outputs)} outputs, and there are labels for {len(y)}. "
+            f"Pass labels for all outputs, or none."
         )
-    return data
+    return Data(x, y)
 
 
 @dataclasses.dataclass
@@ -139,30 +134,28 @@ class Builder:
         optimizer = self._make_optimizer(epochs * batches)
         best = KeepBest(qat, self.judge, self.deadline)
         callbacks = [FreezeBatchNorm(epochs * batches // 2, model=qat), best]
-        inputs = x if len(x) > 1 else x[0]
         if y is not None and getattr(self.model, "_is_compiled", False):
             config = self.model.get_compile_config()
             qat.compile_from_config({**config, "optimizer": keras.optimizers.serialize(optimizer)})
-            labels = y if len(y) > 1 else y[0]
-            qat.fit(inputs, labels, BATCH, epochs, verbose=0, callbacks=callbacks)
+            qat.fit(unwrap(x), unwrap(y), BATCH, epochs, verbose=0, callbacks=callbacks)
         else:
             distance = "probabilities" if self.judge.has_probabilities else "squared"
             distiller = Distiller(qat, self.model, distance=distance)
             distiller.compile(optimizer)
-            distiller.fit(inputs, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=callbacks)
-        best.restore()
+            distiller.fit(unwrap(x), None, BATCH, epochs, verbose=0, callbacks=callbacks)
+        qat.set_weights(best.weights)
         self.is_cut_short = best.is_cut_short
 
     def _make_optimizer(self, steps: int) -> keras.optimizers.Optimizer:
         """Return a fresh optimizer like the float model's, with a smaller learning rate."""
         used = getattr(self.model, "optimizer", None)
-        if not isinstance(used, keras.optimizers.Optimizer):
-            schedule = keras.optimizers.schedules.CosineDecay(RATE, steps)
-            return keras.optimizers.Adam(schedule)
-        rate = used.get_config()["learning_rate"]
-        rate = RATE / SLOWER if isinstance(rate, dict) else float(rate)
-        schedule = keras.optimizers.schedules.CosineDecay(SLOWER * rate, steps)
-        return type(used).from_config({**used.get_config(), "learning_rate": schedule})
+        kind, config = keras.optimizers.Adam, {}
+        if isinstance(used, keras.optimizers.Optimizer):
+            kind, config = type(used), used.get_config()
+        rate = config.get("learning_rate", {})
+        rate = RATE if isinstance(rate, dict) else SLOWER * float(rate)
+        schedule = keras.optimizers.schedules.CosineDecay(rate, steps)
+        return kind.from_config({**config, "learning_rate": schedule})
 
 
 class KeepBest(keras.callbacks.Callback):
@@ -184,7 +177,3 @@ class KeepBest(keras.callbacks.Callback):
         drop = self.judge.score(self.qat).drop
         if drop < self.drop:
             self.drop, self.weights = drop, self.qat.get_weights()
-
-    def restore(self) -> None:
-        """Set the best weights."""
-        self.qat.set_weights(self.weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -72,14 +72,14 @@ class Judge:
         self._labels = self._exact if y is None else y
         self._metric = self._make_metric(model, y, metric)
         self.name, self.float_value = self._metric(self._labels, self._exact)
-        self._is_error = metric is None and y is not None and not _grows(self.name)
+        grows = any(word in self.name.lower() for word in LARGER_IS_BETTER)
+        self._is_error = metric is None and y is not None and not grows
         self._is_share = not self._is_error and 0 <= self.float_value <= 1
         self._float_blocks = self._measure_blocks(self._exact)
 
     def predict(self, model: keras.Model) -> Arrays:
         """Return the outputs of a model for the validation data."""
-        x = self._x if len(self._x) > 1 else self._x[0]
-        return tf.nest.flatten(model.predict(x, verbose=0))
+        return tf.nest.flatten(model.predict(unwrap(self._x), verbose=0))
 
     def score(self, model: keras.Model) -> Score:
         """Return the score of a quantized model, whose `predict` computes its file's integers."""
@@ -104,12 +104,9 @@ class Judge:
     def _measure_blocks(self, outputs: Arrays) -> list[float]:
         """Return the metric for each block of examples; none if there are too few examples."""
         count = len(self._x[0])
-        if count < 2 * BLOCKS:
-            return []
-        blocks = np.array_split(np.arange(count), BLOCKS)
-        labels = self._labels
+        blocks = np.array_split(np.arange(count), BLOCKS) if count >= 2 * BLOCKS else []
         return [
-            self._metric([y[block] for y in labels], [z[block] for z in outputs])[1]
+            self._metric([y[block] for y in self._labels], [z[block] for z in outputs])[1]
             for block in blocks
         ]
 
@@ -128,7 +125,7 @@ class Judge:
             return lambda exact, outputs: measure_agreement(exact, outputs, classes)
         if metric is not None:
             name = getattr(metric, "__name__", "metric")
-            return lambda labels, outputs: (name, float(metric(_unwrap(labels), _unwrap(outputs))))
+            return lambda labels, outputs: (name, float(metric(unwrap(labels), unwrap(outputs))))
         if not getattr(model, "_is_compiled", False):
             raise ValueError(
                 f"'{model.name}' is not compiled, so there is no metric to tune for. Compile it "
@@ -160,18 +157,15 @@ def _make_compiled_metric(
 
     A model of identities, compiled as the model, computes it from outputs.
     """
-    names = list(model.output_names)
     inputs = [keras.Input(y.shape[1:], dtype=y.dtype.name) for y in outputs]
-    ends = [
-        keras.layers.Activation("linear", name=name)(x)
-        for name, x in zip(names, inputs, strict=True)
-    ]
-    evaluator = keras.Model(inputs, ends if len(ends) > 1 else ends[0])
+    identities = [keras.layers.Activation("linear", name=name) for name in model.output_names]
+    ends = [identity(x) for identity, x in zip(identities, inputs, strict=True)]
+    evaluator = keras.Model(inputs, unwrap(ends))
     evaluator.compile_from_config(model.get_compile_config())
 
     def compute(labels: Arrays, outputs: Arrays) -> tuple[str, float]:
         values = evaluator.evaluate(
-            _unwrap(outputs), _unwrap(labels), batch_size=1024, verbose=0, return_dict=True
+            unwrap(outputs), unwrap(labels), batch_size=1024, verbose=0, return_dict=True
         )
         metrics = [name for name in values if not name.endswith("loss")]
         name = (metrics or ["loss"])[0]
@@ -180,9 +174,6 @@ def _make_compiled_metric(
     return compute
 
 
-def _unwrap(arrays: Arrays) -> Arrays | np.ndarray:
+def unwrap(arrays: list[Any]) -> Any:
+    """Return the only item of a list, or the list, as Keras takes one or several arrays."""
     return arrays if len(arrays) > 1 else arrays[0]
-
-
-def _grows(name: str) -> bool:
-    return any(word in name.lower() for word in LARGER_IS_BETTER)

@@ -12,7 +12,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from keras_qat.analysis.plan import plan
 from keras_qat.analysis.search_bits import search_bits
 from keras_qat.analysis.sensitivity import Sensitivity
 from keras_qat.analysis.tune.build import Builder
-from keras_qat.analysis.tune.rungs import EPOCHS, LADDER, Settings
+from keras_qat.analysis.tune.rungs import EPOCHS, LADDER, ROUNDED, Settings
 from keras_qat.analysis.tune.score import Arrays, Score
 from keras_qat.export import export_tflite
 from keras_qat.io.atomic_files import replacing
@@ -32,6 +34,8 @@ from keras_qat.tflite.micro_interpreter import MicroInterpreter
 
 SHARES = (0.85, 0.75, 0.65, 0.5)
 """Shares of the bytes of 8-bit weights that a search for smaller files tries."""
+
+DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
 NOTABLE = 0.5
 """Least difference in dB that counts if the metric cannot tell two attempts apart."""
@@ -63,20 +67,15 @@ class Attempt:
     seconds: float = 0.0
     outcome: str = ""
 
-
-def format_attempts(attempts: list[Attempt], show: Callable[[float], str]) -> list[str]:
-    """Return the lines of a table of attempts."""
-    lines = []
-    for attempt in attempts:
-        if attempt.value is None or attempt.drop is None:
-            lines.append(f"{'-':>9}{'':>30}  {attempt.step}: skipped: {attempt.outcome}")
-            continue
-        margin = "" if attempt.margin is None else f"{attempt.margin:.2f}"
-        lines.append(
-            f"{show(attempt.value):>9}{attempt.drop:8.2f}{margin:>6}{attempt.size:10}"
-            f"{attempt.seconds:6.0f}  {attempt.step}: {attempt.settings} ({attempt.outcome})"
+    def format(self, show: Callable[[float], str]) -> str:
+        """Return the line of the table. `show` returns a value of the metric as text."""
+        if self.value is None:
+            return f"{'-':>9}{'':>30}  {self.step}: skipped: {self.outcome}"
+        margin = "" if self.margin is None else f"{self.margin:.2f}"
+        return (
+            f"{show(self.value):>9}{self.drop:8.2f}{margin:>6}{self.size:10}{self.seconds:6.0f}  "
+            f"{self.step}: {self.settings} ({self.outcome})"
         )
-    return lines
 
 
 class Search:
@@ -100,13 +99,9 @@ class Search:
         self.attempts: list[Attempt] = []
         self.best = first
         self.best_score: Score | None = None
+        self.best_attempt: Any = None
+        """The attempt with the best settings so far."""
         self._saved: dict[Attempt, Path] = {}
-        self._best_path = Path()
-
-    @property
-    def best_model(self) -> QuantizedModel:
-        """The model of the best settings so far."""
-        return keras.models.load_model(self._best_path, compile=False)
 
     @functools.cached_property
     def concatenated_tensors(self) -> tuple[str, ...]:
@@ -177,7 +172,7 @@ class Search:
         )
         self._saved[attempt] = model_path
         if outcome.startswith("kept"):
-            self.best, self.best_score, self._best_path = settings, score, model_path
+            self.best, self.best_score, self.best_attempt = settings, score, attempt
         self._record(attempt)
         return attempt
 
@@ -188,14 +183,14 @@ class Search:
             max_size: bytes that the file may have, or None.
             smallest: whether the smallest file within the budget is the best.
         """
-        attempts = list(self._saved)
+        attempts: list[Any] = list(self._saved)
         if max_size is not None:
-            fitting = [a for a in attempts if a.size is not None and a.size <= max_size]
-            return min(fitting, key=_drop) if fitting else min(attempts, key=_size)
-        within = [a for a in attempts if _drop(a) <= self.max_drop]
-        if smallest and within:
-            return min(within, key=_size)
-        return within[0] if within else min(attempts, key=_drop)
+            fitting = [a for a in attempts if a.size <= max_size]
+            return min(fitting, key=DROP) if fitting else min(attempts, key=SIZE)
+        within = [a for a in attempts if a.drop <= self.max_drop]
+        if not within:
+            return min(attempts, key=DROP)
+        return min(within, key=SIZE) if smallest else within[0]
 
     def _compare(self, score: Score, settings: Settings) -> str:
         """Return whether a score is kept. Within the noise, outputs nearer to float are better."""
@@ -213,21 +208,19 @@ class Search:
 
     def _show_progress(self, step: str, settings: Settings) -> None:
         """Show the time used, the current attempt and the best one on a terminal."""
-        if not self.shows_progress:
-            return
         builder, score = self.builder, self.best_score
         used = 1 - (builder.deadline - time.monotonic()) / (60 * builder.minutes)
-        bar = "=" * min(10, round(10 * used))
         best = "" if score is None else f", best {builder.judge.describe(score.value)}"
-        line = f"[{bar:10}] {step}: {settings.describe()}{best}"
-        print(line[: shutil.get_terminal_size().columns - 1], end="", flush=True)
+        line = f"[{'=' * min(10, round(10 * used)):10}] {step}: {settings.describe()}{best}"
+        if self.shows_progress:
+            print(line[: shutil.get_terminal_size().columns - 1], end="", flush=True)
 
     def _record(self, attempt: Attempt) -> None:
         self.attempts.append(attempt)
         if self.shows_progress:
             print("\r\033[K", end="")
         if self.verbose:
-            print(*format_attempts([attempt], self.builder.judge.describe), flush=True)
+            print(attempt.format(self.builder.judge.describe), flush=True)
 
 
 def _measure_arena(qat: QuantizedModel, contents: bytes) -> int | None:
@@ -239,24 +232,15 @@ def _measure_arena(qat: QuantizedModel, contents: bytes) -> int | None:
     return None
 
 
-def _drop(attempt: Attempt) -> float:
-    return float("inf") if attempt.drop is None else attempt.drop
-
-
-def _size(attempt: Attempt) -> int:
-    return attempt.size or 0
-
-
 def climb(search: Search) -> None:
     """Try the steps of the ladder until one meets the budget."""
     for rung in LADDER:
         if search.is_met:
             return
         reason = "no time is left" if search.is_late else rung.find_obstacle(search)
-        if reason is not None:
+        if reason:
             search.skip(rung.name, reason)
-            continue
-        for settings in rung.propose(search):
+        for settings in () if reason else rung.propose(search):
             search.attempt(rung.name, settings)
             if search.is_met or search.is_late:
                 break
@@ -270,7 +254,8 @@ def shrink(search: Search, max_size: int | None, min_bits: int) -> None:
     for share in SHARES:
         step = f"{share:.0%} of the weights' bytes"
         if search.is_late:
-            return search.skip(step, "no time is left")
+            search.skip(step, "no time is left")
+            return
         bits = sorted({min_bits, 4, 8} - set(range(min_bits)))
         with warnings.catch_warnings():  # About recipes that are not used.
             warnings.simplefilter("ignore", UserWarning)
@@ -278,19 +263,10 @@ def shrink(search: Search, max_size: int | None, min_bits: int) -> None:
         if known is not None and found.recipe == smaller.recipe:
             continue
         known = found.sensitivity
-        smaller = dataclasses.replace(
-            base,
-            recipe=found.recipe,
-            method="mse",
-            learns_rounding=True,
-            corrects_bias=False,
-            packs=True,
-            epochs=0,
-        )
-        attempt = search.attempt(step, smaller, "smaller")
-        if _drop(attempt) > search.max_drop and search.trains and not search.is_late:
+        changes: dict[str, Any] = {**ROUNDED, "packs": True, "epochs": 0}
+        smaller = dataclasses.replace(base, recipe=found.recipe, **changes)
+        attempt: Any = search.attempt(step, smaller, "smaller")
+        if attempt.drop > search.max_drop and search.trains and not search.is_late:
             attempt = search.attempt(step, dataclasses.replace(smaller, epochs=EPOCHS), "smaller")
-        fits = max_size is not None and _size(attempt) <= max_size
-        if fits or (max_size is None and _drop(attempt) > search.max_drop):
-            return None
-    return None
+        if attempt.drop > search.max_drop if max_size is None else attempt.size <= max_size:
+            return
