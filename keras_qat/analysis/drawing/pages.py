@@ -100,7 +100,7 @@ def shorten(text: str, length: int) -> str:
     """Leaves out the middle of a text that is longer than `length` letters."""
     if len(text) <= length:
         return text
-    return f"{text[: length // 2]}…{text[len(text) - (length - 1) // 2 :]}"
+    return f"{text[: (length - 1) // 2]}…{text[len(text) - length // 2 :]}"
 
 
 class Cell(NamedTuple):

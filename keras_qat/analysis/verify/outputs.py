@@ -171,8 +171,7 @@ def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[N
     elif not is_worker and not defines(type(model), *PREDICTION):
         if verbose:
             print("The model")
-        # Inputs were checked before. The interpreter would compare the file with itself.
-        with swap_attributes(model, looks=ALL_LOOKS, _runtime="tensorflow"):
+        with swap_attributes(model, looks=ALL_LOOKS):  # Inputs were checked before.
             return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
     outputs = []
     starts = range(0, len(tf.nest.flatten(x)[0]), batch_size)

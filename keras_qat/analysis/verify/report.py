@@ -11,13 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from keras_qat.analysis.drawing.pages import shorten
 from keras_qat.analysis.verify import pages
-from keras_qat.analysis.verify.results import (
-    OutputReport,
-    TensorReport,
-    format_share,
-    join_names,
-)
+from keras_qat.analysis.verify.results import OutputReport, TensorReport, format_share, join_names
 from keras_qat.analysis.verify.verdict import Verdict
 from keras_qat.io.atomic_files import saving_to, write_contents
 
@@ -90,8 +86,7 @@ class Report:
     @property
     def accuracy(self) -> float | None:
         """The lowest accuracy of all outputs, 0 to 1; None without labels."""
-        shares = [output.accuracy for output in self.outputs]
-        return min((share for share in shares if share is not None), default=None)
+        return _find_least(output.accuracy for output in self.outputs)
 
     @property
     def max_difference(self) -> float:
@@ -104,8 +99,7 @@ class Report:
 
         None if no output has more than one class.
         """
-        shares = [output.float_argmax_agreement for output in self.outputs]
-        return min((share for share in shares if share is not None), default=None)
+        return _find_least(output.float_argmax_agreement for output in self.outputs)
 
     @property
     def differing(self) -> tuple[TensorReport, ...]:
@@ -265,7 +259,7 @@ class Report:
         for output in self.outputs:
             argmax = "-" if output.argmax_agreement is None else f"{output.argmax_agreement:.2%}"
             lines.append(
-                f"{_fit(output.name, 18):<18} {output.identical:>18.3%} "
+                f"{shorten(output.name, 18):<18} {output.identical:>18.3%} "
                 f"{output.max_difference:>10.3g} LSB {output.mean_difference:>8.2g} LSB "
                 f"{argmax:>12}"
             )
@@ -298,14 +292,11 @@ def _format_tensors(tensors: Iterable[TensorReport], width: int) -> Iterable[str
         off = "" if tensor.fed is None else f"{tensor.fed.max_difference:.0f}"
         sqnr = "-" if tensor.sqnr is None else f"{tensor.sqnr:.1f}"
         yield (
-            f"{_fit(tensor.name, width):<{width}} {_fit(tensor.kernel_names, 17):<17} "
+            f"{shorten(tensor.name, width):<{width}} {shorten(tensor.kernel_names, 17):<17} "
             f"{fed:>8} {off:>4} {format_share(tensor.run.identical):>8} "
             f"{tensor.run.max_difference:>4.0f} {tensor.at_ends:>5.1%} {sqnr:>5}"
         )
 
 
-def _fit(name: str, width: int) -> str:
-    """Leave out the middle of a name that is too long."""
-    if len(name) <= width:
-        return name
-    return f"{name[: (width - 1) // 2]}…{name[len(name) - width // 2 :]}"
+def _find_least(shares: Iterable[float | None]) -> float | None:
+    return min((share for share in shares if share is not None), default=None)

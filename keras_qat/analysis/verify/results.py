@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -27,14 +26,13 @@ MOST = 150.0
 ROUNDING = 1e-12
 """Share of a constant tensor's power that float32 rounding turns into variance."""
 
-BLOCK = 1 << 8
-"""Edge of a square of values that fits into a cache."""
-
 ALIKE = 0.01
 """Inputs are alike if they vary over examples by at most this share of their total variance."""
 
 FEW_STEPS = 2.0
 """An output hardly differs if it varies over examples by at most this many steps of its range."""
+
+Dequantize = Callable[[NDArray], NDArray]
 
 
 def compute_sqnr(exact: NDArray, values: NDArray) -> float | None:
@@ -77,12 +75,7 @@ class SignalToNoise:
         self._sums: NDArray = np.zeros(0)
         self._power = self._noise = 0.0
 
-    def add(
-        self,
-        exact: NDArray,
-        values: NDArray,
-        dequantize: Callable[[NDArray], NDArray] = np.asarray,
-    ) -> None:
+    def add(self, exact: NDArray, values: NDArray, dequantize: Dequantize = np.asarray) -> None:
         """Adds a batch of float values and the same values with quantization.
 
         A smaller batch of a tensor whose first axis is not the batch is ignored, because its
@@ -95,21 +88,13 @@ class SignalToNoise:
         self._size += exact.size
         if self._examples == len(exact):
             self._sums = np.zeros(exact.shape[1:])
-        sums = self._sums.reshape(-1)
-        exact = exact.reshape(len(exact), -1)
         values = values.reshape(exact.shape)
-        rows = min(len(exact), BLOCK)
-        columns = BLOCK * BLOCK // max(rows, 1)
         with np.errstate(all="ignore"):  # A float model may compute infinity.
-            for row, column in itertools.product(
-                range(0, len(exact), rows or 1), range(0, sums.size, columns)
-            ):
-                at = slice(row, row + rows), slice(column, column + columns)
-                block = exact[at].astype(np.float64)
-                noise = dequantize(values[at]) - block
-                sums[at[1]] += block.sum(0)
-                self._power += float(np.einsum("ij,ij->", block, block))
-                self._noise += float(np.einsum("ij,ij->", noise, noise))
+            for rows in split_rows(exact):
+                block = exact[rows].astype(np.float64)
+                self._sums += block.sum(0)
+                self._power += float(np.sum(np.square(block)))
+                self._noise += float(np.sum(np.square(dequantize(values[rows]) - block)))
 
     @property
     def _signal(self) -> float:

@@ -26,6 +26,8 @@ possible gain."""
 DEVIATIONS = 2.0
 """Standard deviations of a mean over the examples that chance explains."""
 
+MSE = "mean squared error"
+
 Errors = Callable[[NDArray, NDArray], NDArray | None]
 """Computes an error for each example from labels and predictions, or None if it cannot."""
 
@@ -190,17 +192,10 @@ def _score_answers(
         measure = f"balanced {measure}"
     in_file, in_float = (y.reshape(len(y), -1).mean(-1) for y in (in_file, in_float))
     return Score(
-        measure,
-        float(in_file.mean()),
-        float(in_float.mean()),
-        float(guess),
-        1.0,
-        _bound_chance(in_float - in_file),
-        len(in_file),
-        _bound_chance(in_float),
-        None,
-        accuracy,
-        float_accuracy,
+        *(measure, float(in_file.mean()), float(in_float.mean()), float(guess), 1.0),
+        *(_bound_chance(in_float - in_file), len(in_file), _bound_chance(in_float)),
+        accuracy=accuracy,
+        float_accuracy=float_accuracy,
     )
 
 
@@ -216,7 +211,7 @@ def _score_values(
 ) -> Score | None:
     truth = labels.values
     errors: Errors = _compute_squared_errors
-    measure = "mean squared error"
+    measure = MSE
     if labels.loss is not None and labels.loss.kind in ("values", "custom"):
         compiled = labels.loss.per_example
         if compiled(truth, exact) is not None:
@@ -227,16 +222,9 @@ def _score_values(
         return overall
     scores = []
     for channel in range(channels):
-        truth_c, exact_c, values_c = (y[..., channel] for y in (truth, exact, values))
+        arrays = [y[..., channel] for y in (truth, exact, values)]
         channel_inputs = [x[..., channel] for x in inputs if x.shape == truth.shape]
-        score = _score_errors(
-            "mean squared error",
-            _compute_squared_errors,
-            truth_c,
-            exact_c,
-            values_c,
-            channel_inputs,
-        )
+        score = _score_errors(MSE, _compute_squared_errors, *arrays, channel_inputs)
         if score is not None:
             scores.append(dataclasses.replace(score, channel=channel))
     worst = max(scores, key=lambda score: score.lost_points or 0.0, default=overall)
@@ -272,20 +260,19 @@ def _score_errors(
         unchanged = errors(truth, x.astype(np.float32)) if x.shape == truth.shape else None
         if unchanged is not None and in_float.mean() < unchanged.mean() < guess:
             guess = float(unchanged.mean())
-    chance = _bound_chance(in_file - in_float)
+    score = _compare_errors(measure, in_file, in_float, guessed)
+    score = dataclasses.replace(score, guess=guess, perfect=float(perfect.mean()))
     if count == 1 and truth.size > 1:  # The entries of a single example stand for many examples.
         squares = np.square(values - truth).ravel() - np.square(exact - truth).ravel()
-        chance = _bound_chance(squares)
-    return Score(
-        measure,
-        float(in_file.mean()),
-        float(in_float.mean()),
-        guess,
-        float(perfect.mean()),
-        chance,
-        count,
-        _bound_chance(guessed - in_float),
-    )
+        score = dataclasses.replace(score, chance=_bound_chance(squares))
+    return score
+
+
+def _compare_errors(measure: str, in_file: NDArray, in_float: NDArray, guessed: NDArray) -> Score:
+    """Scores errors of the file, the float model and a guess, with perfect answers unknown."""
+    means = (float(errors.mean()) for errors in (in_file, in_float, guessed))
+    chance, by_chance = _bound_chance(in_file - in_float), _bound_chance(guessed - in_float)
+    return Score(measure, *means, None, chance, len(in_file), by_chance)
 
 
 def _score_custom_loss(labels: Labels, exact: NDArray, values: NDArray) -> Score | None:
@@ -296,14 +283,4 @@ def _score_custom_loss(labels: Labels, exact: NDArray, values: NDArray) -> Score
     computed = [labels.loss.per_example(labels.values, y) for y in (values, exact, others)]
     if any(error is None for error in computed):
         return None
-    in_file, in_float, guessed = (np.asarray(error) for error in computed)
-    return Score(
-        labels.loss.name.replace("_", " "),
-        float(in_file.mean()),
-        float(in_float.mean()),
-        float(guessed.mean()),
-        None,
-        _bound_chance(in_file - in_float),
-        len(in_file),
-        _bound_chance(guessed - in_float),
-    )
+    return _compare_errors(labels.loss.name.replace("_", " "), *map(np.asarray, computed))
