@@ -224,7 +224,7 @@ def _score_values(
     for channel in range(channels):
         arrays = [y[..., channel] for y in (truth, exact, values)]
         channel_inputs = [x[..., channel] for x in inputs if x.shape == truth.shape]
-        score = _score_errors(MSE, _compute_squared_errors, *arrays, channel_inputs)
+        score = _score_errors(MSE, _compute_squared_errors, *arrays, inputs=channel_inputs)
         if score is not None:
             scores.append(dataclasses.replace(score, channel=channel))
     worst = max(scores, key=lambda score: score.lost_points or 0.0, default=overall)
@@ -269,8 +269,8 @@ def _score_errors(
 
 
 def _compare_errors(measure: str, in_file: NDArray, in_float: NDArray, guessed: NDArray) -> Score:
-    """Scores errors of the file, the float model and a guess, with perfect answers unknown."""
-    means = (float(errors.mean()) for errors in (in_file, in_float, guessed))
+    """Score errors of the file, the float model and a guess, with perfect answers unknown."""
+    means = float(in_file.mean()), float(in_float.mean()), float(guessed.mean())
     chance, by_chance = _bound_chance(in_file - in_float), _bound_chance(guessed - in_float)
     return Score(measure, *means, None, chance, len(in_file), by_chance)
 
