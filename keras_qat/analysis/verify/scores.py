@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,15 +216,15 @@ def _score_values(
         compiled = labels.loss.per_example
         if compiled(truth, exact) is not None:
             errors, measure = compiled, labels.loss.name.replace("_", " ")
-    overall = _score_errors(measure, errors, truth, exact, values, inputs)
+    overall = _score_errors(measure, errors, [truth, exact, values], inputs)
     channels = truth.shape[-1] if truth.ndim > 1 else 1
     if overall is None or not 1 < channels <= MOST_CHANNELS:
         return overall
     scores = []
     for channel in range(channels):
-        arrays = [y[..., channel] for y in (truth, exact, values)]
-        channel_inputs = [x[..., channel] for x in inputs if x.shape == truth.shape]
-        score = _score_errors(MSE, _compute_squared_errors, *arrays, inputs=channel_inputs)
+        of_channel = [y[..., channel] for y in (truth, exact, values)]
+        own_inputs = [x[..., channel] for x in inputs if x.shape == truth.shape]
+        score = _score_errors(MSE, _compute_squared_errors, of_channel, own_inputs)
         if score is not None:
             scores.append(dataclasses.replace(score, channel=channel))
     worst = max(scores, key=lambda score: score.lost_points or 0.0, default=overall)
@@ -239,13 +239,10 @@ def _compute_squared_errors(truth: NDArray, values: NDArray) -> NDArray:
 
 
 def _score_errors(
-    measure: str,
-    errors: Errors,
-    truth: NDArray,
-    exact: NDArray,
-    values: NDArray,
-    inputs: list[NDArray],
+    measure: str, errors: Errors, arrays: Sequence[NDArray], inputs: list[NDArray]
 ) -> Score | None:
+    """Score errors. `arrays` are the targets, the float values and the file's values."""
+    truth, exact, values = arrays
     count = len(truth)
     mean = truth.mean(0, keepdims=True) if count > 1 else truth.mean()
     answers = [values.reshape(truth.shape), exact, np.broadcast_to(mean, truth.shape), truth]
