@@ -225,8 +225,8 @@ class Likeness(NamedTuple):
 def of_file(contents: bytes, images: np.ndarray) -> np.ndarray:
     """The logits of a file."""
     file = FileInterpreter(contents)
-    ((name, _),), ((output, detail),) = file.inputs.items(), file.outputs.items()
-    return dequantize(file.run({name: images}, 20)[output], detail)
+    ((name, _),), ((output, end),) = file.inputs.items(), file.outputs.items()
+    return dequantize(file.run({name: images}, 20)[output], end.scale, end.zero_point)
 
 
 def weights_rounded(model: Any) -> Any:

@@ -124,9 +124,9 @@ def measure(make: Callable[[], Any], weights: Any, data: Data, policy: str, seed
         keras.mixed_precision.set_global_policy("float32")
     file = FileInterpreter(keras_qat.export_tflite(qat))
     (codes,) = file.run({"image": data.x_test}).values()
-    scale, zero_point = file.outputs["logits"]["quantization"]
+    logits = file.outputs["logits"]
     first = codes[:SIMULATED].astype(np.int32)
-    trained = np.rint(simulated(qat, data.x_test[:SIMULATED]) / scale) + zero_point
+    trained = np.rint(simulated(qat, data.x_test[:SIMULATED]) / logits.scale) + logits.zero_point
     return (
         100 * np.mean(codes.argmax(-1) == data.y_test),
         100 * np.mean(trained.argmax(-1) == first.argmax(-1)),

@@ -119,8 +119,7 @@ def row_of_tfmot(name: str, data: Data, epochs: int) -> str:
     (input_name,), (output,) = file.inputs, file.outputs.values()
     (codes,) = file.run({input_name: data.x_test}, 64).values()
     real = qat.predict(data.x_test, verbose=0)
-    scale, zero_point = output["quantization"]
-    expected = np.clip(np.rint(real / scale) + zero_point, -128, 127)
+    expected = np.clip(np.rint(real / output.scale) + output.zero_point, -128, 127)
     apart = np.abs(codes.astype(int) - expected)
     same = np.mean(codes.argmax(-1) == real.argmax(-1))
     return (

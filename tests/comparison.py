@@ -106,8 +106,8 @@ def assert_identical(
         if isinstance(output, np.ndarray):  # Integers, of which nothing is quantized.
             np.testing.assert_array_equal(output, codes)
             continue
-        scale, zero_point = file.outputs[name]["quantization"]
-        assert (output.scale, output.zero_point) == (np.float32(scale), zero_point), name
+        end = file.outputs[name]
+        assert (output.scale, output.zero_point) == (np.float32(end.scale), end.zero_point), name
         differing = np.count_nonzero(output.codes != codes)
         assert differing == 0, f"{name}: {differing} of {codes.size} codes differ"
     return simulated

@@ -180,8 +180,8 @@ class FileInference:
                 except (ValueError, RuntimeError) as error:  # Shapes that it cannot be resized to.
                     self._give_up(str(error))
                 else:
-                    details = self._file.outputs
-                    results = [dequantize(raw[name], details[name]) for name in self._outputs]
+                    ends = [(raw[name], self._file.outputs[name]) for name in self._outputs]
+                    results = [dequantize(q, end.scale, end.zero_point) for q, end in ends]
                     outputs = list(map(np.asarray, results, self._types))
                     seconds = perf_counter() - start
                     self._saved += self._saving

@@ -34,12 +34,11 @@ class SoftmaxCheck:
     512. XNNPACK, which has no such limit, computes the scores of longer rows first.
 
     Args:
-        contents: the contents of the file.
+        graph: the file.
         open_file: opens the file in an interpreter with XNNPACK that keeps all tensors.
     """
 
-    def __init__(self, contents: bytes, open_file: Callable[[], FileInterpreter]) -> None:
-        graph = FileGraph(contents)
+    def __init__(self, graph: FileGraph, open_file: Callable[[], FileInterpreter]) -> None:
         self.scores: list[Tensor] = [
             tensor
             for operation in graph.operations
@@ -74,8 +73,7 @@ class TokenIdCheck:
     LiteRT's error for them names no input, and TFLite Micro reads the memory after the table.
     """
 
-    def __init__(self, contents: bytes) -> None:
-        graph = FileGraph(contents)
+    def __init__(self, graph: FileGraph) -> None:
         names = {tensor.index: name for name, tensor in graph.inputs.items()}
         self.rows: dict[str, int] = {}
         """Name of each input that indexes a table -> the rows of its smallest table."""

@@ -8,18 +8,18 @@ import importlib.metadata
 import os
 import platform
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from keras_qat.arithmetic.kernel_families import FAMILIES, XNNPACK
 from keras_qat.io.data import show_progress
-from keras_qat.tflite.checks import read_file
 from keras_qat.tflite.input_checks import SoftmaxCheck, TokenIdCheck
-from keras_qat.tflite.schema import describe_damage, read_contents, report_damage
+from keras_qat.tflite.reader import FileGraph
+from keras_qat.tflite.schema import describe_damage, read_contents, unpack
 
 Kernels = Literal["xnnpack", "xnnpack_arm64", "optimized", "reference", "tflm"]
 
@@ -98,8 +98,9 @@ class FileInterpreter:
                 f"computes their quantized values."
             )
         contents = read_contents(file)
-        if not is_checked:
-            read_file(contents)
+        graph = FileGraph(unpack(contents) if is_checked else contents)
+        self.inputs, self.outputs = graph.inputs, graph.outputs
+        """Name in the file's signature -> tensor."""
         module, self.runtime = _import_interpreter(runtime)
         resolvers = getattr(module, "OpResolverType", None) or module.experimental.OpResolverType
         with warnings.catch_warnings():
@@ -119,15 +120,11 @@ class FileInterpreter:
                     ) from error
                 raise ValueError(describe_damage(error)) from error
         self.kernels = kernels
-        self._checks: list[SoftmaxCheck | TokenIdCheck] = []
+        self._checks: list[SoftmaxCheck | TokenIdCheck] = [TokenIdCheck(graph)]
         if family.softmax == "fixed_point":
-            self._checks.append(create_softmax_check(contents))
-        with report_damage():
-            if any(name == "GATHER" for name, *_ in self.operations()):
-                self._checks.append(TokenIdCheck(contents))
-            signatures = [d["shape_signature"] for d in self.interpreter.get_input_details()]
+            self._checks.append(create_softmax_check(graph, contents))
         # Files store 1 for unknown sizes, and kernels may refuse that.
-        if not any(-1 in signature[1:] for signature in signatures):
+        if not any(-1 in tensor.shape[1:] for tensor in self.inputs.values()):
             with self._explain_refusals():
                 self.interpreter.allocate_tensors()
         self.size = len(contents)
@@ -144,25 +141,6 @@ class FileInterpreter:
                 f"kernel for. If the file was damaged or changed, export it again. "
                 f"The interpreter's error: {str(error).strip()}"
             ) from error
-
-    @property
-    def inputs(self) -> dict[str, dict[str, Any]]:
-        """Name of each input in the file's signature -> the interpreter's details."""
-        return self._get_details("inputs", self.interpreter.get_input_details())
-
-    @property
-    def outputs(self) -> dict[str, dict[str, Any]]:
-        """Name of each output in the file's signature -> the interpreter's details."""
-        return self._get_details("outputs", self.interpreter.get_output_details())
-
-    def _get_details(self, side: str, details: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        with report_damage():
-            signatures = self.interpreter._get_full_signature_list()
-        if not signatures:
-            return {detail["name"]: detail for detail in details}
-        by_index = {detail["index"]: detail for detail in details}
-        (signature, *_) = signatures.values()
-        return {name: by_index[index] for name, index in signature[side].items()}
 
     def operations(self) -> list[tuple[str, list[np.dtype], list[np.dtype]]]:
         """Lists the operations: name, types of the inputs, types of the outputs."""
@@ -181,7 +159,7 @@ class FileInterpreter:
     @property
     def batch_size(self) -> int | None:
         """Number of examples in each run of the file; None for any number."""
-        sizes = [int(detail["shape_signature"][0]) for detail in self.inputs.values()]
+        sizes = [tensor.shape[0] for tensor in self.inputs.values()]
         return max((size for size in sizes if size > 0), default=None)
 
     def run(
@@ -203,30 +181,27 @@ class FileInterpreter:
 
     def run_once(self, inputs: dict[str, NDArray]) -> dict[str, NDArray]:
         """Runs the file once, with a batch of all examples."""
-        details = self.inputs
         for check in self._checks:
             check.check(inputs)
         for name, values in inputs.items():
-            index = details[name]["index"]
             if self._shapes.get(name) != values.shape:
-                self.interpreter.resize_tensor_input(index, values.shape)
+                self.interpreter.resize_tensor_input(self.inputs[name].index, values.shape)
                 self._shapes[name] = values.shape
         with self._explain_refusals():
             self.interpreter.allocate_tensors()
             for name, values in inputs.items():
-                detail = details[name]
-                q = quantize(values, np.dtype(detail["dtype"]), *detail["quantization"])
-                self.interpreter.set_tensor(detail["index"], q)
+                tensor = self.inputs[name]
+                q = quantize(values, tensor.dtype, tensor.scale, tensor.zero_point)
+                self.interpreter.set_tensor(tensor.index, q)
             self.interpreter.invoke()
         return {
-            name: self.interpreter.get_tensor(detail["index"])
-            for name, detail in self.outputs.items()
+            name: self.interpreter.get_tensor(tensor.index) for name, tensor in self.outputs.items()
         }
 
 
-def create_softmax_check(contents: bytes) -> SoftmaxCheck:
+def create_softmax_check(graph: FileGraph, contents: bytes) -> SoftmaxCheck:
     """Creates a check of scores, which another interpreter computes."""
-    return SoftmaxCheck(contents, lambda: FileInterpreter(contents, keeps_tensors=True))
+    return SoftmaxCheck(graph, lambda: FileInterpreter(contents, keeps_tensors=True))
 
 
 def quantize(values: NDArray, dtype: np.dtype, scale: float, zero_point: int) -> NDArray:
@@ -247,9 +222,8 @@ def to_pixels(values: NDArray, scale: ArrayLike, offset: ArrayLike) -> NDArray[n
     return np.clip(np.floor(pixels + 0.5), 0, 255).astype(np.uint8)
 
 
-def dequantize(q: NDArray, detail: Mapping[str, Any]) -> NDArray:
-    """Returns the float values of a tensor's quantized values."""
-    scale, zero_point = detail["quantization"]
-    if np.dtype(detail["dtype"]).kind not in "iu" or scale == 0:
+def dequantize(q: NDArray, scale: float, zero_point: int) -> NDArray:
+    """Returns the float values of a tensor's quantized values. Other values are unchanged."""
+    if q.dtype.kind not in "iu" or scale == 0:
         return q
     return (q.astype(np.float32) - zero_point) * np.float32(scale)

@@ -28,7 +28,7 @@ from keras_qat.tflite.interpreter import (
     create_softmax_check,
     quantize,
 )
-from keras_qat.tflite.reader import FileGraph, Tensor
+from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import read_contents
 
 ARENA = 64
@@ -53,26 +53,26 @@ class MicroInterpreter(FileInterpreter):
     def __init__(self, file: str | os.PathLike[str] | bytes) -> None:
         self.contents = read_contents(file)
         graph = FileGraph(self.contents)
-        self._inputs, self._outputs = graph.inputs, graph.outputs
+        self.inputs, self.outputs = graph.inputs, graph.outputs
         self.size = len(self.contents)
-        is_open = [name for name, tensor in self._inputs.items() if -1 in tensor.shape]
+        is_open = [name for name, tensor in self.inputs.items() if -1 in tensor.shape]
         if is_open:
             raise ValueError(
                 f"TFLite Micro needs fixed sizes, but the input '{is_open[0]}' has the shape "
-                f"{list(self._inputs[is_open[0]].shape)}. Export with batch_size=1, and "
+                f"{list(self.inputs[is_open[0]].shape)}. Export with batch_size=1, and "
                 f"quantize keras.Model(x, model(x)), where x is a keras.Input that has all other "
                 f"sizes."
             )
         positions = {index: i for i, index in enumerate(graph.ends("inputs"))}
-        self._input_positions = {name: positions[t.index] for name, t in self._inputs.items()}
+        self._input_positions = {name: positions[t.index] for name, t in self.inputs.items()}
         positions = {index: i for i, index in enumerate(graph.ends("outputs"))}
-        self._output_positions = {name: positions[t.index] for name, t in self._outputs.items()}
+        self._output_positions = {name: positions[t.index] for name, t in self.outputs.items()}
         tensors = sum(abs(math.prod(t.shape)) * t.dtype.itemsize for t in graph.tensors)
         self._interpreter = self._load(min(max(SMALLEST, ARENA * self.size) + tensors, LARGEST))
-        self._checks = [create_softmax_check(self.contents), TokenIdCheck(self.contents)]
+        self._checks = [create_softmax_check(graph, self.contents), TokenIdCheck(graph)]
         with contextlib.suppress(EndsProcess):
             # Some operators are refused only when they run, such as LOG of integers.
-            self.run_once({name: np.zeros(t.shape, t.dtype) for name, t in self._inputs.items()})
+            self.run_once({name: np.zeros(t.shape, t.dtype) for name, t in self.inputs.items()})
         self.reset_states()
         self.runtime = f"tflite-micro {importlib.metadata.version('tflite-micro')}"
 
@@ -97,16 +97,6 @@ class MicroInterpreter(FileInterpreter):
         (size,) = re.findall(r"Arena allocation total (\d+) bytes", "\n".join(lines))
         return int(size)
 
-    @property
-    def inputs(self) -> dict[str, dict[str, Any]]:
-        """Name of each input in the file's signature -> details, as in `FileInterpreter`."""
-        return {name: _get_details(tensor) for name, tensor in self._inputs.items()}
-
-    @property
-    def outputs(self) -> dict[str, dict[str, Any]]:
-        """Name of each output in the file's signature -> details."""
-        return {name: _get_details(tensor) for name, tensor in self._outputs.items()}
-
     def reset_states(self) -> None:
         """Resets the states that operators keep between runs to zeros."""
         self._interpreter.reset()
@@ -114,7 +104,7 @@ class MicroInterpreter(FileInterpreter):
     def run_once(self, inputs: dict[str, NDArray]) -> dict[str, NDArray]:
         """Runs the file without showing progress, on a multiple of its batch size."""
         # The first axis of a segment's input may be something other than the batch.
-        if any(np.shape(inputs[name]) != tensor.shape for name, tensor in self._inputs.items()):
+        if any(np.shape(inputs[name]) != tensor.shape for name, tensor in self.inputs.items()):
             count, size = len(next(iter(inputs.values()))), self.batch_size
             assert size is not None
             if count % size:
@@ -124,7 +114,7 @@ class MicroInterpreter(FileInterpreter):
                 return self.run(inputs)
         for check in self._checks:
             check.check(inputs)
-        for name, tensor in self._inputs.items():
+        for name, tensor in self.inputs.items():
             q = quantize(inputs[name], tensor.dtype, tensor.scale, tensor.zero_point)
             self._interpreter.set_input(np.asarray(q, order="C"), self._input_positions[name])
         with _explain_refusals():
@@ -163,15 +153,6 @@ def _capture_stderr() -> Iterator[list[str]]:
             os.close(saved)
             file.seek(0)
             lines += file.read().decode(errors="replace").splitlines()
-
-
-def _get_details(tensor: Tensor) -> dict[str, Any]:
-    return {
-        "index": tensor.index,
-        "dtype": tensor.dtype.type,
-        "shape_signature": np.array(tensor.shape),
-        "quantization": (tensor.scale, tensor.zero_point),
-    }
 
 
 def open_file(

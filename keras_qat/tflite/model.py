@@ -62,8 +62,7 @@ class TensorInfo:
 
     def dequantize(self, codes: ArrayLike) -> NDArray:
         """Returns the float values `scale * (codes - zero_point)` in float32."""
-        detail = {"dtype": self.dtype, "quantization": (self.scale, self.zero_point)}
-        return dequantize(np.asarray(codes), detail)
+        return dequantize(np.asarray(codes), self.scale, self.zero_point)
 
 
 INSTEAD = {

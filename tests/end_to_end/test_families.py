@@ -132,8 +132,8 @@ def test_types_of_all_operations(family, recipe):
     if recipe == "int16x8":
         unread = {np.float32} if family == "add_same_twice" else set()
         assert not computing
-        assert {array["dtype"] for array in file.inputs.values()} == {np.int16} | unread
-        assert {output["dtype"] for output in file.outputs.values()} == {np.int16}
+        assert {array.dtype.type for array in file.inputs.values()} == {np.int16} | unread
+        assert {output.dtype.type for output in file.outputs.values()} == {np.int16}
     elif family not in composite.FAMILIES and recipe == "int8":
         # int32: biases, and the operands of reshapes.
         assert types <= {np.dtype(np.int8), np.dtype(np.int32)}
@@ -280,10 +280,10 @@ def test_channels_that_batch_norm_switches_off_give_its_offset():
     name = result.model.output_names[place]
     layer = result.model.outputs[place]._keras_history.layer.name.removeprefix("quant_")
     codes = result.file.run({result.model.input_names[0]: result.x[:4]})[name][..., 0]
-    scale, zero_point = result.file.outputs[name]["quantization"]
+    end = result.file.outputs[name]
     beta = result.model.get_layer(f"quant_{layer}").batch_norm.beta.numpy()[0]
     assert np.unique(codes).size == 1
-    assert (codes.flat[0] - zero_point) * scale == pytest.approx(beta, abs=scale / 2 + 1e-6)
+    assert end.dequantize(codes.flat[0]) == pytest.approx(beta, abs=end.scale / 2 + 1e-6)
 
 
 def test_hard_swish_is_one_operation_in_every_spelling():

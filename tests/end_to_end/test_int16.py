@@ -96,7 +96,7 @@ def test_channels_without_weights(bits):
     assert report.identical >= 0.999
     assert report.max_difference <= 1
     (codes,) = FileInterpreter(contents).run({qat.input_names[0]: x}).values()
-    scale = FileInterpreter(contents).outputs[qat.output_names[0]]["quantization"][0]
+    scale = FileInterpreter(contents).outputs[qat.output_names[0]].scale
     np.testing.assert_allclose(codes[..., 1] * scale, 1.5, atol=scale)
     np.testing.assert_allclose(codes[..., 2] * scale, -2.5, atol=scale)
 
@@ -114,7 +114,7 @@ def test_finer_than_int8():
         qat, file, _ = export_as_is(model, x, recipe)
         (detail,) = file.outputs.values()
         (codes,) = file.run({qat.input_names[0]: x}).values()
-        values = (codes.astype(np.float64) - detail["quantization"][1]) * detail["quantization"][0]
+        values = detail.dequantize(codes)
         errors[recipe] = np.sqrt(np.mean((values - model.predict(x, verbose=0)) ** 2))
     assert errors["int16x8"] < errors["int8"] / 50
 
@@ -134,7 +134,7 @@ def test_sums_that_need_64_bits():
     (codes,) = file.run({qat.input_names[0]: x}).values()
     (detail,) = file.outputs.values()
     expected = 9 * 256 + np.array([3.0, -2.0])
-    np.testing.assert_allclose(codes[0, 0, 0] * detail["quantization"][0], expected, rtol=1e-4)
+    np.testing.assert_allclose(codes[0, 0, 0] * detail.scale, expected, rtol=1e-4)
 
 
 @pytest.mark.sample(2)
@@ -146,8 +146,8 @@ def test_types_of_the_ends(input_dtype, output_dtype):
     qat = observe(keras_qat.quantize_model(model, "int16x8"), x)
     contents = keras_qat.export_tflite(qat, input_dtype=input_dtype, output_dtype=output_dtype)
     file = FileInterpreter(contents)
-    assert [array["dtype"] for array in file.inputs.values()] == [np.dtype(input_dtype)]
-    assert [output["dtype"] for output in file.outputs.values()] == [np.dtype(output_dtype)]
+    assert [array.dtype for array in file.inputs.values()] == [np.dtype(input_dtype)]
+    assert [output.dtype for output in file.outputs.values()] == [np.dtype(output_dtype)]
     assert keras_qat.verify(qat, contents, x).max_difference <= 1.01
     for wrong in ("int8", "uint8"):
         with pytest.raises(ValueError, match=f"input_dtype='{wrong}': use 'int16' or 'float32'"):

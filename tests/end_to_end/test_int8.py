@@ -54,7 +54,7 @@ def test_embedding_reads_integers():
     plan = keras_qat.plan(model)
     assert plan.rows[0].spec is None and "int32" in plan.rows[0].reason
     result = export(model, tokens, strict=True)
-    assert result.file.inputs["tokens"]["dtype"] == np.int32
+    assert result.file.inputs["tokens"].dtype == np.int32
     assert "GATHER" in result.operations
     assert all(np.float32 not in reads + writes for _, reads, writes in result.file.operations())
     assert (result.report.identical, result.report.max_difference) == (1, 0)

@@ -52,12 +52,13 @@ def test_types_of_inputs_and_outputs(input_dtype, output_dtype):
     contents = keras_qat.export_tflite(qat, input_dtype=input_dtype, output_dtype=output_dtype)
     file = FileInterpreter(contents)
     ((_, taken),), ((name, given),) = file.inputs.items(), file.outputs.items()
-    assert taken["dtype"] == np.dtype(input_dtype)
-    assert given["dtype"] == np.dtype(output_dtype)
+    assert taken.dtype == np.dtype(input_dtype)
+    assert given.dtype == np.dtype(output_dtype)
     # The same values, whatever type they come in.
-    values = dequantize(file.run({qat.input_names[0]: x})[name], given)
+    values = dequantize(file.run({qat.input_names[0]: x})[name], given.scale, given.zero_point)
     int8 = FileInterpreter(keras_qat.export_tflite(qat))
-    expected = dequantize(int8.run({qat.input_names[0]: x})[name], int8.outputs[name])
+    end = int8.outputs[name]
+    expected = dequantize(int8.run({qat.input_names[0]: x})[name], end.scale, end.zero_point)
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
     report = keras_qat.verify(qat, contents, x)
     assert report.identical >= 0.99
@@ -127,11 +128,13 @@ def test_outputs_that_are_inputs_or_the_same():
     observe(qat, data)
     contents = keras_qat.export_tflite(qat)
     interpreter = FileInterpreter(contents)
-    codes, details = interpreter.run({"x": data}), interpreter.outputs
+    codes = interpreter.run({"x": data})
     expected = dict(zip(qat.output_names, qat.predict(data, verbose=0), strict=True))
     assert codes.keys() == expected.keys()
     for name, values in expected.items():
-        np.testing.assert_allclose(dequantize(codes[name], details[name]), values, atol=0.05)
+        end = interpreter.outputs[name]
+        real = dequantize(codes[name], end.scale, end.zero_point)
+        np.testing.assert_allclose(real, values, atol=0.05)
 
 
 def test_metadata(exported, tmp_path):

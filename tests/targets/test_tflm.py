@@ -96,7 +96,7 @@ def refusal(contents):
     pytest.importorskip("tflite_micro")
     try:
         file = MicroInterpreter(contents)
-        file.run({name: np.zeros(array["shape_signature"]) for name, array in file.inputs.items()})
+        file.run({name: np.zeros(array.shape) for name, array in file.inputs.items()})
     except ValueError as error:
         return str(error)
     return None

@@ -28,11 +28,12 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.pixel_inputs import Rescaling
 from keras_qat.integer_graph.simulate import QuantizedArray, run_examples
 from keras_qat.io.data import show_progress
-from keras_qat.io.inputs import split_rows
+from keras_qat.io.inputs import get_range, split_rows
 from keras_qat.keras2.backend import keras, make_tf_function
 from keras_qat.keras2.losses import CompiledLoss
 from keras_qat.ops.op import FixedRange
 from keras_qat.tflite.interpreter import FileInterpreter, dequantize, to_pixels
+from keras_qat.tflite.reader import Tensor as FileTensor
 from keras_qat.training.recurrent import Stream
 
 Rows = NDArray | slice
@@ -57,11 +58,8 @@ SAME_PIXEL = 1e-3
 def check_signature(file: FileInterpreter, graph: ResolvedGraph) -> None:
     """Raises a `ValueError` if the inputs or outputs of file and model differ."""
     ends = {"inputs": (file.inputs, graph.inputs), "outputs": (file.outputs, graph.outputs)}
-    for end, (details, tensors) in ends.items():
-        in_file = {
-            name: tuple(int(size) for size in detail["shape_signature"][1:])
-            for name, detail in details.items()
-        }
+    for end, (tensors_of_file, tensors) in ends.items():
+        in_file = {name: tensor.shape[1:] for name, tensor in tensors_of_file.items()}
         in_model = {
             name: tuple(-1 if size is None else size for size in tensor.shape[1:])
             for name, tensor in tensors.items()
@@ -98,10 +96,9 @@ def check_rows(
 def find_input_range(graph: ResolvedGraph, file: FileInterpreter) -> tuple[float, float] | None:
     """Returns the file's range for an input that has no quantizer in the model, or None."""
     for name, tensor in graph.inputs.items():
-        scale, zero_point = file.inputs[name]["quantization"]
-        if tensor.params is None and tensor.is_float and scale:
-            limits = np.iinfo(file.inputs[name]["dtype"])
-            return (limits.min - zero_point) * scale, (limits.max - zero_point) * scale
+        in_file = file.inputs[name]
+        if tensor.params is None and tensor.is_float and in_file.scale:
+            return get_range(in_file.dtype, in_file.scale, in_file.zero_point)
     return None
 
 
@@ -118,10 +115,10 @@ def round_to_pixels(
         input that was changed.
     """
     file_inputs, model_inputs, notes = dict(inputs), dict(inputs), []
-    for name, detail in file.inputs.items():
+    for name, tensor in file.inputs.items():
         x, rescaling = inputs[name], rescaled.get(name)
         if rescaling is None:
-            rescaling = _find_rescaling(graph.inputs[name].params, detail)
+            rescaling = _find_rescaling(graph.inputs[name].params, tensor)
         if rescaling is None or (x.dtype == np.uint8 and name not in rescaled):
             continue
         scale, offset = (np.asarray(values, np.float64) for values in rescaling)
@@ -144,13 +141,12 @@ def round_to_pixels(
     return file_inputs, model_inputs, notes
 
 
-def _find_rescaling(params: QuantParams | None, detail: Mapping[str, Any]) -> Rescaling | None:
+def _find_rescaling(params: QuantParams | None, tensor: FileTensor) -> Rescaling | None:
     """Return scale and offset of a uint8 input whose scale differs from the model's, or None."""
-    scale, zero_point = detail["quantization"]
-    if np.dtype(detail["dtype"]) != np.uint8 or not scale or params is None:
+    if tensor.dtype != np.uint8 or not tensor.scale or params is None:
         return None
-    is_same = np.float32(params.scale) == np.float32(scale)
-    return None if is_same else (scale, -zero_point * scale)
+    is_same = np.float32(params.scale) == np.float32(tensor.scale)
+    return None if is_same else (tensor.scale, -tensor.zero_point * tensor.scale)
 
 
 def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
@@ -264,12 +260,12 @@ class OutputComparison:
         self, index: int, name: str, use: Use, exact: NDArray, rows: Rows
     ) -> OutputReport:
         expected, exact = self.expected[index][: self.examples], exact[: self.examples]
-        quantized, detail = self.quantized[name][: self.examples], self.file.outputs[name]
+        quantized, in_file = self.quantized[name][: self.examples], self.file.outputs[name]
         tensor, labels = self.graph.outputs[name], self.labels[index]
         step = None if tensor.params is None else float(tensor.params.scale)
-        if step is None and np.dtype(detail["dtype"]).kind in "iu":
-            step = float(detail["quantization"][0]) or 1.0
-        values = dequantize(quantized, detail)
+        if step is None and in_file.dtype.kind in "iu":
+            step = in_file.scale or 1.0
+        values = dequantize(quantized, in_file.scale, in_file.zero_point)
         agreement = float_agreement = None
         if expected.ndim > 1 and expected.shape[-1] > 1:
             classes = np.argmax(quantized, -1)

@@ -114,8 +114,8 @@ def test_a_fed_layer_is_what_numpy_computes_from_the_models_codes(exported):
 
 
 def test_saturation_and_noise_are_what_numpy_counts(exported, report):
-    scale, zero_point = FileInterpreter(exported.tflite).outputs["logits"]["quantization"]
-    codes = FileInterpreter(exported.tflite).run({"image": exported.x})["logits"]
+    file = FileInterpreter(exported.tflite)
+    codes = file.run({"image": exported.x})["logits"]
     logits = row(report, "logits")
     assert logits.at_highest == np.mean(codes == 127)
     assert logits.at_lowest == np.mean(codes == -128)
@@ -126,7 +126,7 @@ def test_saturation_and_noise_are_what_numpy_counts(exported, report):
         if layer.weights:
             layer.set_weights(inner[layer.name].get_weights())
     exact = plain.predict(exported.x, verbose=0).astype(np.float64)
-    noise = (codes.astype(np.float64) - zero_point) * scale - exact
+    noise = file.outputs["logits"].dequantize(codes) - exact
     assert logits.sqnr == pytest.approx(
         10 * np.log10(((exact - exact.mean(0)) ** 2).sum() / (noise**2).sum()), abs=0.01
     )

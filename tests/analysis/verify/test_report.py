@@ -15,9 +15,9 @@ from tests.networks.small import functional, layers
 def test_reports_what_numpy_counts(exported):
     file = FileInterpreter(exported.tflite)
     codes = file.run({"image": exported.x})["logits"]
-    scale, zero_point = file.outputs["logits"]["quantization"]
+    end = file.outputs["logits"]
     expected = exported.model.predict(exported.x, verbose=0)
-    differences = np.abs(codes - (np.round(expected / scale) + zero_point))
+    differences = np.abs(codes - (np.round(expected / end.scale) + end.zero_point))
     (report,) = keras_qat.verify(exported.model, exported.tflite, exported.x).outputs
     assert report.identical == np.mean(differences == 0)
     assert report.max_difference == differences.max()
