@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -76,14 +76,14 @@ class Watch:
 
         def watch(*arguments: tf.Tensor) -> tuple[list[tf.Tensor], ...]:
             *inputs, sampled = arguments
-            seen, outputs = self._compute(inputs)
+            seen = self._compute(inputs)
             known = [extremes_and_sample(tf.cast(x, tf.float32), sampled) for x in seen]
-            return known, [count_bins(x) for x in seen if counts], tf.nest.flatten(outputs)
+            return known, [count_bins(x) for x in seen if counts]
 
         self._trace = functools.cache(lambda: trace_for_any_batch(watch, self.specs))
 
-    def _compute(self, inputs: list[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
-        """Return the tensors before the quantizers, and the model's outputs."""
+    def _compute(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the tensors before the quantizers."""
         seen: list[tf.Tensor] = []
         self.tensors.clear()
 
@@ -96,32 +96,20 @@ class Watch:
                 watched = functools.partial(note, quantizer)
                 stack.enter_context(swap_attributes(quantizer, watched=watched))
             stack.enter_context(assuming(IN_FLOAT, self.layers))
-            outputs = evaluate_graph(self.graph, inputs, infer)
-        return seen, outputs
-
-    def _run(self, batch: Sequence[np.ndarray], sampled: int) -> tuple[list[tf.Tensor], ...]:
-        inputs = map(tf.constant, [*batch, sampled], [spec.dtype for spec in self.specs])
-        with explain_batch_size(self.graph.name, self.specs[0].shape[0], len(batch[0])):
-            return self._trace()(*inputs)
-
-    def outputs(self, batch: Sequence[np.ndarray]) -> list[tf.Tensor]:
-        """Returns the model's outputs in float, in their order."""
-        return list(self._run(batch, sampled=0)[2])
+            evaluate_graph(self.graph, inputs, infer)
+        return seen
 
     def __call__(
         self, batch: list[np.ndarray], sampled: int
     ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
         """Returns extremes, a sample of that size, and counts (if wanted) of each tensor."""
-        known, counts, _ = self._run(batch, sampled)
+        inputs = map(tf.constant, [*batch, sampled], [spec.dtype for spec in self.specs])
+        with explain_batch_size(self.graph.name, self.specs[0].shape[0], len(batch[0])):
+            known, counts = self._trace()(*inputs)
         vectors = [vector.numpy() for vector in known]
         extremes = np.array([vector[:2] for vector in vectors]).reshape(-1, 2)
         samples = [vector[2:] for vector in vectors]
         return extremes, samples, [sort_bins(bins.numpy()) for bins in counts]
-
-
-def get_watch(model: keras.Model) -> Watch | None:
-    """Returns the `Watch` that calibration without histograms has traced, or None."""
-    return getattr(model, "_watches", {}).get((False, False))
 
 
 class Observed:
