@@ -39,11 +39,7 @@ from keras_qat.training.post_training.bias_correction import bias_correction
 from keras_qat.training.post_training.equalize import equalize
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.recurrent import list_states
-from keras_qat.training.schedule import (
-    check_quantized,
-    get_float_reason,
-    get_recipe,
-)
+from keras_qat.training.schedule import check_quantized, get_float_reason, get_recipe
 
 FITTED = 256
 """Maximum number of examples for the ranges and biases of remedies."""
@@ -173,6 +169,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
     simulation = run_examples(graph, tested, graph.origin.file_family)
     falls = _find_falls(model, graph, simulation, inside)
     problems = [*_find_unfit_ranges(graph, arrays), *explain_losses(graph.origin.calls, arrays)]
+    subjects = {problem.split(",")[0] for problem in problems}
     if is_constant(exact):
         problems.append(
             "The output of the float model is the same for all examples, as if units were dead or "
@@ -189,11 +186,9 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
                     run_examples(treated, tested, graph.origin.file_family), exact
                 )
         if code == CALIBRATE:  # It checks the data.
-            subjects = {problem.split(",")[0] for problem in problems}
-            for warning in map(str, (caught_one.message for caught_one in caught)):
-                if warning.split(",")[0] not in subjects:
-                    problems.append(warning)
-                    subjects.add(warning.split(",")[0])
+            for text in (str(one.message) for one in caught):
+                problems += [text] * (text.split(",")[0] not in subjects)
+                subjects.add(text.split(",")[0])
     now = _measure(simulation, exact)
     remedies = _select_remedies(now, by_remedy)
     return Diagnosis(model.name, len(exact[0]), now, tuple(problems), falls, remedies)

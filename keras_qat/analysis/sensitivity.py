@@ -27,11 +27,9 @@ from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.training.distribution import gather_workers, get_worker
 from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.quantizers import PREFIX
+from keras_qat.training.recurrent import restore_states
 from keras_qat.training.schedule import is_quantized
-from keras_qat.training.weight_limits import (
-    find_least_squares_limits,
-    round_weights,
-)
+from keras_qat.training.weight_limits import find_least_squares_limits, round_weights
 
 Measure = Callable[[list[NDArray], list[NDArray]], float]
 """Computes a cost from the float outputs and the outputs with a layer quantized: lists with an
@@ -191,29 +189,26 @@ def sensitivity(
         return [np.concatenate(output, dtype=np.float32) for output in zip(*by_batch, strict=True)]
 
     exact = compute_outputs()
-    costs: dict[str, dict[int, float]] = {name: {} for name in layers}
-    sizes = dict.fromkeys(layers, 0)
+    table = np.zeros((len(layers), 1 + len(tried)))
+    """A row for each layer: the number of its weights, and its costs."""
     index, workers = get_worker(qat.distribute_strategy)
-    own = list(layers)[index::workers]
-    for name in show_progress(own, "Sensitivity", verbose, len(own), unit="layer"):
-        wrappers = [qat.get_layer(PREFIX + part) for part in layers[name]]
+    own = list(zip(table, layers.values(), strict=True))[index::workers]
+    for row, parts in show_progress(own, "Sensitivity", verbose, unit="layer"):
+        wrappers = [qat.get_layer(PREFIX + part) for part in parts]
         kernels = [
             (get_weight(wrapper.layer, weight), quantizer.channel_axes)
             for wrapper in wrappers
             for weight, quantizer in wrapper.weight_quantizers.items()
         ]
-        before = [kernel.numpy() for kernel, _ in kernels]
-        sizes[name] = sum(weight.size for weight in before)
-        for count in tried:
-            for value, (kernel, axes) in zip(before, kernels, strict=True):
-                kernel.assign(
-                    round_weights(value, find_least_squares_limits(value, axes, count), count)
-                )
-            costs[name][count] = measure(exact, compute_outputs())
-        for value, (kernel, _) in zip(before, kernels, strict=True):
-            kernel.assign(value)
-    table = [[sizes[name], *(costs[name].get(count, 0.0) for count in tried)] for name in layers]
-    total = gather_workers(qat, np.array(table, np.float64)).sum(0)
+        row[0] = sum(kernel.shape.num_elements() for kernel, _ in kernels)
+        with restore_states([kernel for kernel, _ in kernels]):
+            before = [(kernel.numpy(), kernel, axes) for kernel, axes in kernels]
+            for column, count in enumerate(tried, 1):
+                for value, kernel, axes in before:
+                    limits = find_least_squares_limits(value, axes, count)
+                    kernel.assign(round_weights(value, limits, count))
+                row[column] = measure(exact, compute_outputs())
+    total = gather_workers(qat, table).sum(0)
     return Sensitivity(
         tuple(
             LayerSensitivity(name, int(size), dict(zip(tried, map(float, measured), strict=True)))

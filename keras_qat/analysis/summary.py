@@ -191,9 +191,8 @@ def summary(model: keras.Model, *, input_range: tuple[float, float] | None = Non
     layers = summarize_nodes(graph)
     peak, at = _find_peak(graph, _count_bytes)
     float_peak, _ = _find_peak(graph, _count_float_bytes)
-    target = graph.origin.target
-    name = None if target is None else target.name
-    return Summary(graph.name, layers, peak, at, float_peak, name)
+    target = getattr(graph.origin.target, "name", None)
+    return Summary(graph.name, layers, peak, at, float_peak, target)
 
 
 def summarize_nodes(graph: ResolvedGraph) -> tuple[LayerSummary, ...]:

@@ -305,19 +305,16 @@ def list_weights(
             f"'{model.name}' is quantized already. Prune and cluster the float model, then "
             f"quantize it with a recipe that keeps this: recipes.int8().preserve('zeros')."
         )
-    layers = {layer for layer in list_layers(model) if names is None or layer.name in names}
-    weights = []
-    for layer in list_layers(model):
-        if layer in layers:
-            axes_of = _weight_axes(layer)
-            weights += [(get_weight(layer, name), axes) for name, axes in axes_of.items()]
-    unknown = sorted({*(names or ())} - {layer.name for layer in layers})
-    if unknown or not weights:
-        raise ValueError(
-            f"'{model.name}' has no layer {' or '.join(map(repr, unknown))}."
-            if unknown
-            else f"'{model.name}' has no such layers with weights that are quantized."
-        )
+    layers = [layer for layer in list_layers(model) if names is None or layer.name in names]
+    if unknown := sorted({*(names or ())} - {layer.name for layer in layers}):
+        raise ValueError(f"'{model.name}' has no layer {' or '.join(map(repr, unknown))}.")
+    weights = [
+        (get_weight(layer, name), axes)
+        for layer in layers
+        for name, axes in _weight_axes(layer).items()
+    ]
+    if not weights:
+        raise ValueError(f"'{model.name}' has no such layers with weights that are quantized.")
     return weights
 
 
