@@ -79,7 +79,7 @@ def test_names_and_order_of_several_inputs_and_outputs():
     file = FileInterpreter(contents)
     for end, names in ((file.inputs, ["right", "left"]), (file.outputs, ["zebra", "apple"])):
         assert end.keys() == set(names)
-        assert all(detail["name"] == name for name, detail in end.items())
+        assert all(tensor.name == name for name, tensor in end.items())
     interpreter = file.interpreter
     assert [tensor["name"] for tensor in interpreter.get_input_details()] == ["right", "left"]
     assert [tensor["name"] for tensor in interpreter.get_output_details()] == ["zebra", "apple"]
