@@ -34,23 +34,11 @@ FEW_RARER = 8
 """Fewer rarer decisions than this do not show how many of them stay the same."""
 
 
-def find_uses(
-    graph: ResolvedGraph,
-    inputs: Sequence[NDArray],
-    exact: Sequence[NDArray],
-    losses: Sequence[CompiledLoss | None],
-) -> list[Use]:
-    """Returns the purpose of each output, by its last operator, its float values and its loss."""
-    image_shapes = {x.shape[1:] for x in inputs if x.ndim > 2}
-    return [
-        _find_use(y, loss, is_sigmoid(graph, tensor), y.shape[1:] in image_shapes)
-        for tensor, y, loss in zip(graph.outputs.values(), exact, losses, strict=True)
-    ]
-
-
-def _find_use(
-    exact: NDArray, loss: CompiledLoss | None, has_sigmoid: bool, is_like_input: bool
+def find_use(
+    exact: NDArray, loss: CompiledLoss | None, has_sigmoid: bool, inputs: Sequence[NDArray]
 ) -> Use:
+    """Returns the purpose of an output, by its last operator, its float values and its loss."""
+    is_like_input = exact.shape[1:] in {x.shape[1:] for x in inputs if x.ndim > 2}
     has_entries = exact.ndim > 1 and exact.shape[-1] > 1
     is_finite = has_entries and bool(np.isfinite(exact).all())
     if exact.dtype.kind in "iub" or are_probabilities(exact):

@@ -15,7 +15,7 @@ from keras_qat.analysis.verify.causes import find_float_faults, find_small_chann
 from keras_qat.analysis.verify.labels import (
     Use,
     compare_decisions,
-    find_uses,
+    find_use,
     interpret_labels,
     is_sigmoid,
 )
@@ -31,6 +31,7 @@ from keras_qat.io.data import show_progress
 from keras_qat.io.inputs import get_range, split_rows
 from keras_qat.keras2.backend import keras, make_tf_function
 from keras_qat.keras2.losses import CompiledLoss
+from keras_qat.ops.node import Tensor
 from keras_qat.ops.op import FixedRange
 from keras_qat.tflite.interpreter import FileInterpreter, dequantize, to_pixels
 from keras_qat.tflite.reader import Tensor as FileTensor
@@ -241,27 +242,26 @@ class OutputComparison:
 
     def _compare_rows(self, exact: list[NDArray], rows: Rows) -> OutputFigures:
         """Compare with the outputs of the float model for some of the examples."""
-        graph = self.graph
-        inputs = [x[rows] for x in self.inputs]
-        uses = find_uses(graph, inputs, exact, self.losses)
-        outputs, candidates = [], []
-        for index, name in enumerate(graph.outputs):
-            y = exact[index]
-            output = self._compare_output(index, name, uses[index], y, rows)
-            if not self._is_telling(index, y, inputs):
-                output = dataclasses.replace(output, float_sqnr=None)
-            outputs.append(output)
-            if output.score is None and output.use in UNEQUAL:
-                candidates.append((name, y, self.expected[index][rows]))
+        graph, inputs = self.graph, [x[rows] for x in self.inputs]
+        outputs = [
+            self._compare_output(i, name, exact[i], rows) for i, name in enumerate(graph.outputs)
+        ]
+        values = zip(graph.outputs, exact, self.expected, outputs, strict=True)
+        candidates = [
+            (name, y, expected[rows])
+            for name, y, expected, output in values
+            if output.score is None and output.use in UNEQUAL
+        ]
         faults = find_float_faults(graph.origin.calls, inputs, exact)
         return OutputFigures(tuple(outputs), faults, find_small_channels(candidates))
 
-    def _compare_output(
-        self, index: int, name: str, use: Use, exact: NDArray, rows: Rows
-    ) -> OutputReport:
+    def _compare_output(self, index: int, name: str, exact: NDArray, rows: Rows) -> OutputReport:
+        tensor, in_file = self.graph.outputs[name], self.file.outputs[name]
+        has_sigmoid, inputs = is_sigmoid(self.graph, tensor), [x[rows] for x in self.inputs]
+        use = find_use(exact, self.losses[index], has_sigmoid, inputs)
+        is_telling = self._is_telling(tensor, exact, inputs)
         expected, exact = self.expected[index][: self.examples], exact[: self.examples]
-        quantized, in_file = self.quantized[name][: self.examples], self.file.outputs[name]
-        tensor, labels = self.graph.outputs[name], self.labels[index]
+        quantized, labels = self.quantized[name][: self.examples], self.labels[index]
         step = None if tensor.params is None else float(tensor.params.scale)
         if step is None and in_file.dtype.kind in "iu":
             step = in_file.scale or 1.0
@@ -271,16 +271,16 @@ class OutputComparison:
             classes = np.argmax(quantized, -1)
             agreement = float(np.mean(classes == np.argmax(expected, -1)))
             float_agreement = float(np.mean(classes[rows] == np.argmax(exact, -1)))
-        has_sigmoid, score = is_sigmoid(self.graph, tensor), None
+        score = None
         if labels is not None:
             meaning = interpret_labels(labels, exact, use, self.losses[index])
-            inputs = [x[: self.examples] for x in self.inputs]
-            score = score_output(name, meaning, exact, values, has_sigmoid, inputs)
+            all_inputs = [x[: self.examples] for x in self.inputs]
+            score = score_output(name, meaning, exact, values, has_sigmoid, all_inputs)
         return OutputReport(
             *_compare_values(values, expected, step),
             name,
             agreement,
-            compute_sqnr(exact, values[rows]),
+            compute_sqnr(exact, values[rows]) if is_telling else None,
             float_agreement,
             None if score is None else score.accuracy,
             None if score is None else score.float_accuracy,
@@ -291,20 +291,16 @@ class OutputComparison:
             score,
         )
 
-    def _is_telling(self, index: int, exact: NDArray, inputs: list[NDArray]) -> bool:
+    def _is_telling(self, tensor: Tensor, exact: NDArray, inputs: list[NDArray]) -> bool:
         """Return whether the examples show the cost of quantization.
 
         Examples that are alike do not, nor do examples with nearly the same probabilities, as for
         rare events. An output may also hardly differ because its range is wrong.
         """
-        tensor = list(self.graph.outputs.values())[index]
         if tensor.params is None or not hardly_differs(exact, float(tensor.params.scale)):
             return True
-        has_fixed_range = any(
-            node.op is not None and isinstance(node.op.output, FixedRange)
-            for node in self.graph.nodes
-            if tensor in node.outputs
-        )
+        makers = [node.op for node in self.graph.nodes if tensor in node.outputs]
+        has_fixed_range = any(op is not None and isinstance(op.output, FixedRange) for op in makers)
         return not has_fixed_range and not are_alike(inputs)
 
 
