@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -160,25 +159,20 @@ def _convert(tensor: Tensor, values: NDArray) -> NDArray:
     return (values.astype(np.int32) + offset).astype(tensor.dtype)
 
 
-@dataclasses.dataclass
-class _Difference:
-    """Sums over the differences of one tensor's quantized values."""
+Figures = tuple[int, int, int, int]
+"""The number of a batch's values, of identical ones, and sum and maximum of the differences."""
 
-    count: int = 0
-    same: int = 0
-    total: float = 0.0
-    largest: int = 0
 
-    def add(self, expected: NDArray, q: NDArray) -> None:
-        differences = np.abs(q.astype(np.int32).ravel() - expected.astype(np.int32).ravel())
-        self.count += differences.size
-        self.same += int(np.count_nonzero(differences == 0))
-        self.total += float(differences.sum())
-        self.largest = max(self.largest, int(differences.max(initial=0)))
+def _compare(expected: NDArray, q: NDArray) -> Figures:
+    differences = np.abs(q.astype(np.int32).ravel() - expected.astype(np.int32).ravel())
+    same = differences.size - np.count_nonzero(differences)
+    return differences.size, same, int(differences.sum()), int(differences.max(initial=0))
 
-    def agreement(self) -> Agreement:
-        count = self.count or 1
-        return Agreement(self.same / count, float(self.largest), self.total / count)
+
+def _summarize(batches: list[Figures]) -> Agreement:
+    count, same, total, _ = np.sum([(0, 0, 0, 0), *batches], 0).tolist()
+    largest = max((figures[3] for figures in batches), default=0)
+    return Agreement(same / (count or 1), float(largest), total / (count or 1))
 
 
 class _Sums:
@@ -186,7 +180,8 @@ class _Sums:
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        self.fed, self.run = _Difference(), _Difference()
+        self.fed: list[Figures] = []
+        self.run: list[Figures] = []
         self.count = self.lowest = self.highest = self.clipped = 0
         self.float_range = np.inf, -np.inf
         self.noise = SignalToNoise()
@@ -216,8 +211,8 @@ class _Sums:
     def compare(self, expected: NDArray, fed: NDArray | None, run: NDArray) -> None:
         """Compares a batch of the piece and of the free run with the model's values."""
         if fed is not None:
-            self.fed.add(expected, fed)
-        self.run.add(expected, run)
+            self.fed.append(_compare(expected, fed))
+        self.run.append(_compare(expected, run))
 
     def compare_with_simulation(self, simulated: NDArray, run: NDArray) -> None:
         """Compares the first examples with the resolved graph, rounded like the file's kernels."""
@@ -235,8 +230,8 @@ class _Sums:
             name=pair.name,
             layers=pair.layers,
             kernels=tuple(operation.kernel for operation in operations),
-            fed=self.fed.agreement() if self.fed.count else None,
-            run=self.run.agreement(),
+            fed=_summarize(self.fed) if self.fed else None,
+            run=_summarize(self.run),
             simulated=self.simulated,
             scale=None if pair.params is None else float(pair.params.scale),
             zero_point=None if pair.params is None else int(pair.params.zero_point),
