@@ -196,11 +196,7 @@ def int4_weights(
 
 @answers_unknown(bits="low_bits(4, 4): bits of weights, then of activations")
 def low_bits(
-    weights: int = 4,
-    activations: int = 4,
-    *,
-    ranges: Ranges = "learned",
-    end_bits: int | None = 8,
+    weights: int = 4, activations: int = 4, *, ranges: Ranges = "learned", end_bits: int | None = 8
 ) -> Recipe:
     """Returns a recipe for few bits, as in research: learned ranges, and 8 bits at both ends.
 

@@ -255,11 +255,7 @@ def _read_series(
 
 
 def show_progress(
-    items: Iterable[_Item],
-    title: str,
-    verbose: int,
-    total: int | None = None,
-    unit: str = "batch",
+    items: Iterable[_Item], title: str, verbose: int, total: int | None = None, unit: str = "batch"
 ) -> Iterator[_Item]:
     """Yields the items; with `verbose`, shows a progress bar.
 

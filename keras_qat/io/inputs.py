@@ -166,11 +166,7 @@ def as_batch(array: NDArray, shape: Shape) -> NDArray | None:
 
 
 def check_batch(
-    inputs: Inputs,
-    arrays: list[NDArray],
-    shaped: list[NDArray | None],
-    finite: bool,
-    item: str,
+    inputs: Inputs, arrays: list[NDArray], shaped: list[NDArray | None], finite: bool, item: str
 ) -> list[NDArray]:
     """Checks that arrays match the inputs and contain numbers, and returns the batch.
 

@@ -114,10 +114,7 @@ def _check_tensor(model: schema.ModelT, tensor: schema.TensorT, name: str) -> No
     dtype = TYPE_NAMES.get(tensor.type, "")
     _check(min(shape, default=0) >= 0, f"{name} has the shape {shape}")
     if tensor.shapeSignature is not None and len(tensor.shapeSignature):
-        _check(
-            len(tensor.shapeSignature) == len(shape),
-            f"{name} has two ranks",
-        )
+        _check(len(tensor.shapeSignature) == len(shape), f"{name} has two ranks")
     item = np.dtype(dtype if dtype not in ("", "int4") else "int8").itemsize
     count = int(np.prod(shape, dtype=object))
     _check(count * item <= LARGEST, f"{name} has the shape {shape}")

@@ -130,11 +130,7 @@ def _make_simulation(
 
 
 def _round_like_file(
-    resolved: ResolvedGraph,
-    file: FileGraph,
-    pairs: list[Pair],
-    kernels: str,
-    arrays: list[NDArray],
+    resolved: ResolvedGraph, file: FileGraph, pairs: list[Pair], kernels: str, arrays: list[NDArray]
 ) -> dict[str, NDArray]:
     """Compute some examples with the rounding of the file's kernels, if that is known.
 

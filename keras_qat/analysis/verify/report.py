@@ -189,9 +189,7 @@ class Report:
         return write_contents(page, path)
 
     def to_model_explorer(
-        self,
-        folder: str | os.PathLike[str],
-        show: str | os.PathLike[str] | None = None,
+        self, folder: str | os.PathLike[str], show: str | os.PathLike[str] | None = None
     ) -> list[Path]:
         """Writes files with which Model Explorer shows each layer's figures on the TFLite graph.
 

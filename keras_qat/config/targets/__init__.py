@@ -5,15 +5,7 @@ from keras_qat.config.targets.documented import EDGETPU, MEDIATEK, STM32_NPU, ST
 from keras_qat.config.targets.ethos_u import ETHOS_U55, ETHOS_U65, ETHOS_U85
 from keras_qat.config.targets.litert import XNNPACK
 from keras_qat.config.targets.neutron import NEUTRON
-from keras_qat.config.targets.target import (
-    Fault,
-    Kernel,
-    Problem,
-    Target,
-    get,
-    known,
-    register,
-)
+from keras_qat.config.targets.target import Fault, Kernel, Problem, Target, get, known, register
 from keras_qat.config.targets.tflm import CORAL_NPU, ESP_NN, TFLM
 from keras_qat.tflite.reader import Site
 

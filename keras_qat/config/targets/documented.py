@@ -10,7 +10,7 @@ from keras_qat.tflite.reader import Site
 _INTEGERS = Kernel(("int8", "uint8", "int32"))
 _INTEGERS_AND_BOOL = Kernel((*_INTEGERS.types, "bool"))
 _MOST_TYPES = Kernel(
-    ("int4", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "bool"),
+    ("int4", "int8", "uint8", "int16", "int32", "int64", "float16", "float32", "bool")
 )
 
 

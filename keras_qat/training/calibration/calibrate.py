@@ -39,12 +39,7 @@ from keras_qat.training.fake_quantization.observers import LastValue, Observer
 from keras_qat.training.fake_quantization.phase import NEVER
 from keras_qat.training.readiness import EXAMPLES_PER_BATCH
 from keras_qat.training.recurrent import kept_batch, list_states, restore_states
-from keras_qat.training.schedule import (
-    check_process,
-    check_quantized,
-    list_quantizers,
-    schedule,
-)
+from keras_qat.training.schedule import check_process, check_quantized, list_quantizers, schedule
 from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.weight_limits import clip_weights
 
