@@ -261,12 +261,11 @@ def _find_differences(graph: ResolvedGraph, file: Any) -> Iterator[str]:
         ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in theirs}
         if list(ranks.items()) != [(name, len(tensor.shape)) for name, tensor in ours.items()]:
             yield f"its {end} have other names or ranks"
-    quantized = {
-        (arrays[node.input[1]].item(), _shift_zero_point(arrays[node.input[2]]))
-        for node in nodes
-        if node.op_type == "QuantizeLinear"
-    }
-    expected = set(map(_get_stored_params, _list_params(graph)))
+    ends = [node.input[1:3] for node in nodes if node.op_type == "QuantizeLinear"]
+    params = [[arrays[name] for name in names] for names in ends]
+    quantized = {(scale.item(), int(z.item()) - np.iinfo(z.dtype).min) for scale, z in params}
+    # Zero points are distances from the lowest quantized value, for int8 and uint8 alike.
+    expected = {(float(x.scale), x.zero_point - x.lowest) for x in _list_params(graph)}
     # Recurrent layers contain further quantizers.
     has_others = not quantized <= expected and not any(
         node.weights is not None and node.weights.recurrent for node in graph.nodes
@@ -321,12 +320,3 @@ def _list_params(graph: ResolvedGraph) -> Iterable[QuantParams]:
             yield from (node.weights.inner or {}).values()
         if node.op is not None and node.op.output != SharedRange():
             yield from (tensor.params for tensor in node.outputs if tensor.params is not None)
-
-
-def _shift_zero_point(zero_point: NDArray) -> int:
-    return int(zero_point.item()) - np.iinfo(zero_point.dtype).min
-
-
-def _get_stored_params(params: QuantParams) -> tuple[float, int]:
-    """Return the scale, and the zero point as a distance from the lowest quantized value."""
-    return float(params.scale), params.zero_point - params.lowest

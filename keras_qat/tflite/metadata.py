@@ -69,7 +69,9 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         for index in range(model.MetadataLength()):
             entry = model.Metadata(index)
             if entry.Name() == b"keras_qat":
-                return _decompress(model.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
+                data = model.Buffers(entry.Buffer()).DataAsNumpy().tobytes()
+                # Earlier versions did not compress.
+                return json.loads(data if data.startswith(b"{") else zlib.decompress(data))
     except (
         *(struct.error, zlib.error),
         *(LookupError, TypeError, AttributeError, ValueError),
@@ -84,11 +86,6 @@ def compress(entry: object) -> bytes:
     """Compresses an entry. JSON would be a large share of a small network's file."""
     text = json.dumps(entry, sort_keys=True, separators=(",", ":"))
     return zlib.compress(text.encode(), 9)
-
-
-def _decompress(data: bytes) -> Any:
-    # Earlier versions did not compress.
-    return json.loads(data if data.startswith(b"{") else zlib.decompress(data))
 
 
 def _read_entry(contents: bytes, name: str) -> Any:

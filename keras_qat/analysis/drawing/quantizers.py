@@ -106,7 +106,8 @@ def _draw_panel(
     facts = f"{quantizer.spec}, range not set"
     if quantizer.calibrated:
         facts = f"{quantizer.spec.bits} bits, {low:.3g} to {high:.3g}"
-        facts += _format_clipped(panel.saturation)
+        share = panel.saturation
+        facts += f" · {'< 0.01%' if share < 1e-4 else f'{share:.2%}'} cut off" if share else ""
         facts += f" · {panel.sqnr:.1f} dB" if panel.sqnr is not None else ""
     else:
         low = high = 0.0
@@ -164,7 +165,3 @@ def _compute_heights(panel: QuantizerStatistics, edges: NDArray) -> NDArray:
         float(np.sort(heights)[-2]), 1e-12
     )  # There are too many zeros after a ReLU.
     return np.minimum(heights / min(highest, float(heights.max())), 1.0)
-
-
-def _format_clipped(share: float) -> str:
-    return f" · {'< 0.01%' if share < 1e-4 else f'{share:.2%}'} cut off" if share else ""

@@ -63,14 +63,6 @@ class Figures(NamedTuple):
     same: float | None = None
     rows: int = 0
 
-    def describe(self, decisions: str, prefix: str = "") -> str:
-        """Describes the figures for a page, such as "15 dB and 98 % of the classes"."""
-        text = f"{prefix}{self.sqnr:g} dB"
-        if self.same is None:
-            return text
-        rows = f" (of {self.rows} or more)" if self.rows else ""
-        return f"{text} and {100 * self.same:g} % of the {decisions}{rows}"
-
 
 class Rule(NamedTuple):
     """When an output without labels is good or poor. In between, verify asks for labels.
@@ -338,16 +330,3 @@ def judge(
 
 def _first(sentences: Sequence[str]) -> str:
     return next(iter(sentences), "")
-
-
-def rules_table() -> str:
-    """Returns `RULES` as a table in Markdown."""
-    lines = [
-        "| the output holds | recognized by | good if | poor if |",
-        "| --- | --- | --- | --- |",
-    ]
-    for use, rule in RULES.items():
-        good = ", or ".join(figures.describe(rule.decisions) for figures in rule.good)
-        poor = ", or ".join(figures.describe(rule.decisions, "below ") for figures in rule.poor)
-        lines.append(f"| {use} | {rule.recognized} | {good} | {poor} |")
-    return "\n".join(lines)
