@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_qat.analysis.tune.build import Builder, Data, read_data
-from keras_qat.analysis.tune.rungs import Settings
+from keras_qat.analysis.tune.build import Builder, Data, Settings, read_data
 from keras_qat.analysis.tune.score import Judge, Metric
 from keras_qat.analysis.tune.search import Attempt, Search, climb, shrink
 from keras_qat.config.arguments import answers_unknown

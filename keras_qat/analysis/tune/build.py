@@ -1,22 +1,24 @@
-"""Makes a quantized model from settings, and trains it."""
+"""Makes quantized models of a float model from settings, and trains them."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.analysis.tune.rungs import Settings
 from keras_qat.analysis.tune.score import Arrays, Judge, unwrap
+from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.io.data import read_arrays
 from keras_qat.keras2.backend import keras
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.training.calibration.calibrate import calibrate
+from keras_qat.training.calibration.histogram import Method
 from keras_qat.training.callbacks import FreezeBatchNorm
 from keras_qat.training.distillation import Distiller
 from keras_qat.training.post_training import bias_correction, learn_rounding
@@ -30,6 +32,43 @@ SLOWER = 0.1
 
 RATE = 1e-4
 """The learning rate for models that were not compiled."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What makes a quantized model of a float one.
+
+    Args:
+        recipe: the recipe, with overrides for single layers.
+        method: the method of `calibrate`.
+        corrects_bias: whether `bias_correction` follows.
+        learns_rounding: whether `learn_rounding` follows, which corrects biases itself.
+        outputs: tensors at which the file ends; none for the model's outputs.
+        packs: whether files hold two weights of 4 bits in a byte.
+        epochs: epochs of training after that.
+    """
+
+    recipe: Recipe
+    method: Method = "minmax"
+    corrects_bias: bool = False
+    learns_rounding: bool = False
+    outputs: tuple[str, ...] = ()
+    packs: bool = False
+    epochs: int = 0
+
+    def describe(self) -> str:
+        """Return the settings as calls."""
+        steps = [] if self.recipe.name == "int8" else [self.recipe.name]
+        overrides = self.recipe.overrides
+        steps += [f"{one.layers} in float" for one in overrides if one.quantize is False]
+        bits = Counter(one.weight_bits for one in overrides if one.weight_bits is not None)
+        steps += [f"{count} layers with {b}-bit weights" for b, count in sorted(bits.items())]
+        steps += [f"outputs={list(self.outputs)}"] if self.outputs else []
+        steps.append("calibrate" if self.method == "minmax" else f"calibrate({self.method!r})")
+        steps += ["bias_correction"] * self.corrects_bias
+        steps += ["learn_rounding"] * self.learns_rounding
+        steps += [f"fit, {self.epochs} epochs"] if self.epochs else []
+        return ", ".join(steps)
 
 
 class Data(NamedTuple):

@@ -1,4 +1,4 @@
-"""Tries settings one after another, and keeps what was measured."""
+"""The ladder of `tune`: tries settings one after another, and keeps what was measured."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from keras_qat.analysis.diagnose import diagnose
 from keras_qat.analysis.plan import plan
 from keras_qat.analysis.search_bits import search_bits
 from keras_qat.analysis.sensitivity import Sensitivity
-from keras_qat.analysis.tune.build import Builder
-from keras_qat.analysis.tune.rungs import EPOCHS, LADDER, ROUNDED, Settings
+from keras_qat.analysis.tune.build import Builder, Settings
 from keras_qat.analysis.tune.score import Arrays, Score
+from keras_qat.config import recipes
 from keras_qat.export import export_tflite
 from keras_qat.io.atomic_files import replacing
 from keras_qat.keras2.backend import keras
@@ -31,6 +32,10 @@ from keras_qat.messages import silent
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.tflite.interpreter import Refusal
 from keras_qat.tflite.micro_interpreter import MicroInterpreter
+
+EPOCHS = 5
+"""Epochs of training."""
+
 
 SHARES = (0.85, 0.75, 0.65, 0.5)
 """Shares of the bytes of 8-bit weights that a search for smaller files tries."""
@@ -230,6 +235,94 @@ def _measure_arena(qat: QuantizedModel, contents: bytes) -> int | None:
     with contextlib.suppress(ImportError, Refusal, ValueError):
         return MicroInterpreter(contents).arena_size()
     return None
+
+
+Propose = Callable[[Search], Iterable[Settings]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """One step of the ladder.
+
+    Args:
+        name: its name in the table.
+        propose: returns the settings to try, given the best ones so far.
+        find_obstacle: returns why it cannot help, or "".
+    """
+
+    name: str
+    propose: Propose
+    find_obstacle: Callable[[Search], str] = lambda _: ""
+
+
+def _change(*changes: dict[str, Any]) -> Propose:
+    """Return a function that proposes the best settings with each of the changes."""
+    return lambda search: [dataclasses.replace(search.best, **change) for change in changes]
+
+
+def _explain_rounding(search: Search) -> str:
+    recipe = search.best.recipe
+    bits = [recipe.weights.bits, *(override.weight_bits or 8 for override in recipe.overrides)]
+    return "" if min(bits) < 8 else "weights have 8 bits, which rounding cannot improve much"
+
+
+def _explain_float(search: Search) -> str:
+    target = search.target
+    return f"{target.title} cannot compute in float" if target and not target.has_float else ""
+
+
+def _explain_16_bits(search: Search) -> str:
+    target, name = search.target, search.best.recipe.name
+    if name != "int8":
+        return f"there is no {name} recipe with 16-bit activations"
+    return f"{target.title} has no 16-bit activations" if target and not target.has_int16 else ""
+
+
+def _end_before_outputs(search: Search) -> list[Settings]:
+    return [dataclasses.replace(search.best, outputs=search.concatenated_tensors)]
+
+
+def _spare_layers(search: Search) -> Iterator[Settings]:
+    """Leave the layers in float after which the signal falls most: the first one, then all."""
+    layers = list(diagnose(search.load(search.best_attempt), search.x_few).layers)
+    for count in sorted({1, len(layers)}) if layers else ():
+        recipe = search.best.recipe
+        for name in layers[:count]:
+            recipe = recipe.override(name, quantize=False)
+        yield dataclasses.replace(search.best, recipe=recipe)
+
+
+def _use_16_bits(search: Search) -> list[Settings]:
+    recipe = dataclasses.replace(recipes.int16x8(), overrides=search.first.recipe.overrides)
+    return [dataclasses.replace(search.first, recipe=recipe)]
+
+
+ROUNDED = {"method": "mse", "learns_rounding": True, "corrects_bias": False}
+"""Changes of settings for learned rounding."""
+
+LADDER = (
+    Rung("ranges from data", _change({})),
+    Rung("corrected biases", _change({"corrects_bias": True})),
+    Rung("other ranges", _change({"method": "mse"}, {"method": "percentile"})),
+    Rung(
+        "file ends before concatenated outputs",
+        _end_before_outputs,
+        lambda search: (
+            "no output is concatenated from different tensors"
+            if not search.concatenated_tensors
+            else ""
+        ),
+    ),
+    Rung("learned rounding", _change(ROUNDED), _explain_rounding),
+    Rung("sensitive layers in float", _spare_layers, _explain_float),
+    Rung(
+        "training",
+        _change({"epochs": EPOCHS}),
+        lambda search: "" if search.trains else "train holds neither labels nor enough examples",
+    ),
+    Rung("16-bit activations", _use_16_bits, _explain_16_bits),
+)
+"""Steps towards accuracy. The last one costs speed on the device, so it comes after training."""
 
 
 def climb(search: Search) -> None:
